@@ -1,0 +1,50 @@
+"""What blockconv raises and warns of.
+
+Every error names the operation, the offending argument, its value, the rule
+that it breaks and, where there is one, the remedy. It is raised at the public
+boundary, before anything is written.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ArgumentError", "BlockconvError", "DtypeError", "LayoutError", "SlowPathWarning", "UnsupportedError"]
+
+
+class BlockconvError(Exception):
+    """Base class of all errors that blockconv raises on purpose."""
+
+
+class ArgumentError(BlockconvError, ValueError):
+    """An argument breaks a rule of the operation that it was given to."""
+
+    def __init__(self, op: str, argument: str, value: object, rule: str, remedy: str = "") -> None:
+        self.op, self.argument, self.value, self.rule, self.remedy = op, argument, value, rule, remedy
+        text = f"{op}: {argument}={_short(value)}: {rule}"
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.op, self.argument, self.value, self.rule, self.remedy)
+
+
+class LayoutError(ArgumentError):
+    """A name is no layout, or a layout does not fit the array or the operation."""
+
+
+class DtypeError(ArgumentError, TypeError):
+    """An element type that the operation does not take."""
+
+
+class UnsupportedError(BlockconvError, NotImplementedError):
+    """The operation exists, but no kernel, not even the reference, covers this problem."""
+
+
+class SlowPathWarning(UserWarning):
+    """The call works, but by a slow path; the text says what was missing. Given once per cause."""
+
+
+def _short(value: object, limit: int = 120) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, str):
+        return f"<{type(value).__name__} of shape {tuple(shape)}, dtype {getattr(value, 'dtype', '?')}>"
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
