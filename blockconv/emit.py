@@ -1,0 +1,200 @@
+"""LLVM IR building blocks for kernels, as Numba intrinsics over plain addresses.
+
+Kernels see memory as int64 addresses: no arrays, no reference counts, nothing that could
+allocate, raise or need the GIL. Parameters named ``*_lit`` are compile-time integers.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I64 = types.int64
+
+
+def const(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
+
+
+def pointer(builder: Any, address: Any, to: Any) -> Any:
+    """`address` (i64) as a pointer to the LLVM type `to`."""
+    return builder.inttoptr(address, to.as_pointer())
+
+
+def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    """Call an LLVM intrinsic or C function by name (`declare_intrinsic` knows no vector types)."""
+    signature = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
+
+
+# ---------------------------------------------------------------- scalars
+
+
+@intrinsic
+def load_i64(typingctx, address, index):  # type: ignore[no-untyped-def]
+    """The int64 at ``address + 8 * index``."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        base = pointer(builder, args[0], I64)
+        return builder.load(builder.gep(base, [args[1]]), align=8)
+
+    return _I64(_I64, _I64), codegen
+
+
+@intrinsic
+def store_i64(typingctx, address, index, value):  # type: ignore[no-untyped-def]
+    """Write the int64 at ``address + 8 * index``."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        base = pointer(builder, args[0], I64)
+        builder.store(args[2], builder.gep(base, [args[1]]), align=8)
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, _I64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def load_bits(typingctx, address, bytes_lit):  # type: ignore[no-untyped-def]
+    """The `bytes_lit` bytes at `address`, zero-extended to an int64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        kind = ir.IntType(8 * bytes_lit.literal_value)
+        value = builder.load(pointer(builder, args[0], kind), align=1)
+        return value if kind == I64 else builder.zext(value, I64)
+
+    return _I64(_I64, bytes_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_bits(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped-def]
+    """Write the low `bytes_lit` bytes of `value` at `address`."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        kind = ir.IntType(8 * bytes_lit.literal_value)
+        value = args[1] if kind == I64 else builder.trunc(args[1], kind)
+        builder.store(value, pointer(builder, args[0], kind), align=1)
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, bytes_lit), codegen
+
+
+# ---------------------------------------------------------------- threads
+
+
+@intrinsic
+def fetch_add(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Atomically add to the int64 at `address`; the old value (acquire-release)."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.atomic_rmw("add", pointer(builder, args[0], I64), args[1], "acq_rel")
+
+    return _I64(_I64, _I64), codegen
+
+
+@intrinsic
+def load_acquire(typingctx, address):  # type: ignore[no-untyped-def]
+    """The int64 at `address`, and all that was released before it was written."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.load_atomic(pointer(builder, args[0], I64), "acquire", 8)
+
+    return _I64(_I64), codegen
+
+
+@intrinsic
+def spin_pause(typingctx):  # type: ignore[no-untyped-def]
+    """The processor's hint for a spinning loop."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        machine = platform.machine().lower()
+        if machine in ("x86_64", "amd64"):
+            call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        elif machine in ("aarch64", "arm64"):
+            call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def yield_processor(typingctx):  # type: ignore[no-untyped-def]
+    """Let the operating system run another thread."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        call_llvm(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", I32, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def call_kernel(typingctx, address, args, first, last, scratch):  # type: ignore[no-untyped-def]
+    """Call the kernel at `address`."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        function = ir.FunctionType(ir.VoidType(), [I64] * 4)
+        builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[_I64] * 5), codegen
+
+
+# ---------------------------------------------------------------- vectors of integers (bits are moved, never rounded)
+
+
+def vector(itemsize: int, lanes: int) -> Any:
+    return ir.VectorType(ir.IntType(8 * itemsize), lanes)
+
+
+def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+    return builder.shuffle_vector(a, b, mask)
+
+
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    kind = ir.VectorType(value.type, lanes)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    return shuffle(builder, one, one, [0] * lanes)
+
+
+def store_vector(builder: Any, value: Any, address: Any, streaming: bool = False) -> None:
+    """Store; `streaming` needs an address that is a multiple of the vector, and passes the caches by."""
+    align = value.type.count * value.type.element.width // 8 if streaming else 1
+    store = builder.store(value, pointer(builder, address, value.type), align=align)
+    if streaming:
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
+
+
+def join(builder: Any, pieces: list[Any]) -> Any:
+    """One vector of the lanes of all `pieces` (a power of two of them) in order."""
+    while len(pieces) > 1:
+        lanes = list(range(2 * pieces[0].type.count))
+        pieces = [shuffle(builder, a, b, lanes) for a, b in zip(pieces[::2], pieces[1::2], strict=True)]
+    return pieces[0]
+
+
+def transpose(builder: Any, vectors: list[Any], rows: int, columns: int) -> list[Any]:
+    """The rows x columns matrix that `vectors` hold in row-major order, transposed, held in the same way.
+
+    A perfect shuffle (zip the first half with the second) rotates the bits of an element's
+    position by one to the left, so log2(rows) zips transpose, as do log2(columns) unzips.
+    """
+    half, lanes = len(vectors) // 2, vectors[0].type.count
+    if rows <= columns:
+        low = [k // 2 + lanes * (k % 2) for k in range(lanes)]
+        high = [k + lanes // 2 for k in low]
+        for _ in range(rows.bit_length() - 1):
+            pairs = list(zip(vectors[:half], vectors[half:], strict=True))
+            vectors = [shuffle(builder, a, b, mask) for a, b in pairs for mask in (low, high)]
+    else:
+        even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
+        for _ in range(columns.bit_length() - 1):
+            pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
+            vectors = [shuffle(builder, a, b, mask) for mask in (even, odd) for a, b in pairs]
+    return vectors

@@ -1,0 +1,370 @@
+"""The one place with Numba policy: what is compiled for, where it is kept, which threads run it.
+
+A *kernel family* is a function of plain integers that returns the Python body of one
+specialisation; ``@kernel`` makes it a callable that gives the compiled `Kernel` for those
+integers. A kernel is a C function ``void (int64, int64, int64, int64)``, known by its address.
+
+Compiled code is kept by this module and not by Numba's own cache, for three reasons: Numba's
+index files race between processes (numba#8085), its keys do not see edits in a helper module,
+and reading one entry costs the set-up of the whole type system (0.1 s). Here an entry is one
+file of object code, written under a temporary name and renamed, in a directory whose name is a
+hash of everything that the code depends on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numba
+from numba.core import config, types
+from numba.core.registry import cpu_target
+
+from blockconv.errors import SlowPathWarning
+
+__all__ = ["Isa", "Kernel", "cache_directory", "default_threads", "isa", "kernel", "parallel_for", "threading_layer"]
+
+_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+_lock = threading.RLock()  # Numba's compiler and the layer's start are entered by one thread at a time.
+
+
+# ---------------------------------------------------------------- the machine that Numba targets
+
+
+@dataclass(frozen=True)
+class Isa:
+    """What the generated code may use: vector width and the number of vector registers.
+
+    Taken from the features that Numba targets (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``),
+    which need not be the machine's.
+    """
+
+    name: str
+    vector_bytes: int
+    registers: int
+    fma: bool
+
+
+@functools.cache
+def target_features() -> frozenset[str]:
+    """The CPU features that Numba compiles for, by LLVM's names."""
+    text = cpu_target.target_context.codegen()._tm_features or ""
+    return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
+
+
+@functools.cache
+def target_cpu() -> str:
+    return str(config.CPU_NAME or llvm.get_host_cpu_name())
+
+
+@functools.cache
+def isa() -> Isa:
+    """The widest vector unit among `target_features`."""
+    features = target_features()
+    if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
+        return Isa("avx512", 64, 32, True)
+    if {"avx2", "fma"} <= features:
+        return Isa("avx2", 32, 16, True)
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return Isa("neon", 16, 32, True)
+    return Isa("sse", 16, 16, "fma" in features)
+
+
+def affinity() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def container_quota() -> float | None:
+    """The container's CPU quota in processors (cgroup v2, else v1); None if there is none."""
+    for quota, period in _cgroup_files():
+        try:
+            words = quota.read_text().split()
+            per = float(words[1] if len(words) > 1 else period.read_text())
+            if words[0] not in ("max", "-1"):
+                return float(words[0]) / per
+        except (OSError, ValueError, IndexError):
+            continue
+    return None
+
+
+def _cgroup_files() -> Iterator[tuple[Path, Path]]:
+    root = Path("/sys/fs/cgroup")
+    try:
+        groups = [line.rsplit(":", 1)[1] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        groups = []
+    for group in [*groups, "/"]:
+        here = root / group.lstrip("/")
+        yield here / "cpu.max", here / "cpu.max"
+    v1 = root / "cpu"
+    yield v1 / "cpu.cfs_quota_us", v1 / "cpu.cfs_period_us"
+
+
+@functools.cache
+def default_threads() -> int:
+    """min(affinity, container quota, Numba's own limit)."""
+    quota = container_quota()
+    whole = affinity() if quota is None else min(affinity(), max(1, int(quota + 0.5)))
+    return max(1, min(whole, config.NUMBA_NUM_THREADS))
+
+
+# ---------------------------------------------------------------- the on-disk cache
+
+
+def _sources() -> list[Path]:
+    """Every file whose text can change the code of a kernel."""
+    here = Path(__file__).parent
+    return [*sorted((here / "kernels").glob("*.py")), here / "emit.py", here / "jit.py", here / "runtime.py"]
+
+
+@functools.cache
+def _fingerprint() -> str:
+    digest = hashlib.sha256()
+    versions = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, llvm.get_process_triple())
+    for text in (*versions, target_cpu(), *sorted(target_features())):
+        digest.update(str(text).encode() + b"\0")
+    for path in _sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+@functools.cache
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: ``BLOCKCONV_CACHE_DIR``, else the user's cache, else a temporary one."""
+    import platformdirs
+
+    asked = os.environ.get("BLOCKCONV_CACHE_DIR")
+    base = Path(asked) if asked else Path(platformdirs.user_cache_dir("blockconv"))
+    for parent in (base, Path(tempfile.gettempdir()) / f"blockconv-{_user()}"):
+        directory = parent / f"kernels-{_fingerprint()}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Code from this directory is run: it must be ours alone to write.
+            if os.access(directory, os.W_OK) and _is_ours(directory):
+                return directory
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix="blockconv-"))
+
+
+def _user() -> str:
+    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+
+
+def _is_ours(directory: Path) -> bool:
+    if not hasattr(os, "getuid"):
+        return True
+    status = directory.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _read_entry(path: Path) -> tuple[str, bytes, bytes] | None:
+    """(symbol, object code, bitcode) of an entry; None if there is none or it is damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    head, _, body = data.partition(b"\n")
+    try:
+        symbol, size, digest = head.decode().split(" ")
+        if hashlib.sha256(body).hexdigest() != digest:
+            return None
+        return symbol, body[: int(size)], body[int(size) :]
+    except ValueError:
+        return None
+
+
+def _write_entry(path: Path, symbol: str, code: bytes, bitcode: bytes) -> None:
+    body = code + bitcode
+    head = f"{symbol} {len(code)} {hashlib.sha256(body).hexdigest()}\n".encode()
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(head + body)
+        os.replace(name, path)
+    except OSError:
+        return  # A full or read-only disk costs the next process a compile, and nothing else.
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: its name, its address, and Numba's library, which keeps the code alive."""
+
+    name: str
+    address: int
+    compiled: bool = field(compare=False)  # False: read from the disk cache
+    _library: Any = field(repr=False, compare=False)
+
+    def asm(self) -> str:
+        """The machine code as assembly; only of a kernel compiled in this process."""
+        return str(self._library.get_asm_str())
+
+    def llvm(self) -> str:
+        """The optimised LLVM IR; only of a kernel compiled in this process."""
+        return str(self._library.get_llvm_str())
+
+
+class KernelFamily:
+    """What ``@kernel`` makes of a builder: ``family(*ints)`` is the kernel specialised on them."""
+
+    def __init__(self, build: Callable[..., Callable[[int, int, int, int], None]]) -> None:
+        functools.update_wrapper(self, build)
+        self._build = build
+        self._kernels: dict[tuple[int, ...], Kernel] = {}
+
+    def __call__(self, *params: int) -> Kernel:
+        found = self._kernels.get(params)
+        if found is None:
+            with _lock:
+                found = self._kernels.get(params) or self._load(params) or self.compile(*params)
+                self._kernels[params] = found
+        return found
+
+    def name(self, *params: int) -> str:
+        return "__".join([self._build.__name__, "_".join(str(int(p)) for p in params)]).rstrip("_")
+
+    def compile(self, *params: int) -> Kernel:
+        """Compile now, past every cache, and keep the result on disk."""
+        name = self.name(*params)
+        body = self._build(*params)
+        body.__name__ = body.__qualname__ = name
+        with _lock:
+            compiled = numba.cfunc(_SIGNATURE, nopython=True, error_model="numpy")(body)
+            library = compiled._library
+            _, kind, (code, bitcode) = library.serialize_using_object_code()
+            assert kind == "object"
+        _write_entry(self._path(name), compiled.native_name, code, bitcode)
+        return Kernel(name, compiled.address, True, library)
+
+    def _path(self, name: str) -> Path:
+        return cache_directory() / f"{self._build.__module__.rsplit('.', 1)[-1]}.{name}"
+
+    def _load(self, params: tuple[int, ...]) -> Kernel | None:
+        name = self.name(*params)
+        entry = _read_entry(self._path(name))
+        if entry is None:
+            return None
+        symbol, code, bitcode = entry
+        codegen = cpu_target.target_context.codegen()
+        library = codegen.unserialize_library((name, "object", (code, bitcode)))
+        return Kernel(name, library.get_pointer_to_function(symbol), False, library)
+
+
+def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> KernelFamily:
+    """Decorator: ``build(*ints)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
+
+    The body may close over the integers only: they are the specialisation and the cache key.
+    """
+    return KernelFamily(build)
+
+
+# ---------------------------------------------------------------- threads
+
+# void (*)(void *fn, char **args, size_t *dims, size_t *steps, void *data, size_t inner, size_t arrays, int threads)
+_PARALLEL_FOR = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_int,
+)
+
+
+@dataclass(frozen=True)
+class ThreadingLayer:
+    """Numba's running layer: its name, its entry point and whether calls may overlap."""
+
+    name: str
+    parallel_for: Callable[..., None]
+    concurrent: bool
+
+
+@functools.cache
+def threading_layer() -> ThreadingLayer:
+    """Start Numba's threading layer (tbb, else omp, else workqueue) and give its entry point.
+
+    A layer that the user asked for, or that runs already, is left as it is.
+    """
+    from numba.np.ufunc import parallel
+
+    with _lock:
+        if parallel._threading_layer is None and config.THREADING_LAYER == "default":
+            _load_tbb()
+        parallel._launch_threads()
+    name = parallel.threading_layer()
+    if name == "workqueue":
+        warnings.warn(
+            "blockconv: neither TBB nor OpenMP was found, so threads run on Numba's workqueue layer, "
+            "which starts them about 80 times slower and one call at a time; 'pip install tbb' where a wheel exists",
+            SlowPathWarning,
+            stacklevel=2,
+        )
+    entry = _PARALLEL_FOR(llvm.address_of_symbol("numba_parallel_for"))
+    return ThreadingLayer(name, entry, concurrent=name != "workqueue")
+
+
+def parallel_for(worker: int, data: int, threads: int) -> None:
+    """Run ``worker(_, dims, _, data)`` on up to `threads` threads of the layer, without the GIL."""
+    layer = threading_layer()
+    dims = (ctypes.c_int64 * 1)(threads)
+    if layer.concurrent:
+        layer.parallel_for(worker, None, dims, None, data, 0, 0, threads)
+    else:
+        with _workqueue:
+            layer.parallel_for(worker, None, dims, None, data, 0, 0, threads)
+
+
+_workqueue = threading.Lock()
+
+
+def _load_tbb() -> str | None:
+    """Load pip's TBB, which Numba does not find by itself; the path loaded, or None."""
+    names = {"linux": "libtbb.so.12", "darwin": "libtbb.12.dylib", "win32": "tbb12.dll"}
+    name = names.get(sys.platform)
+    for directory in _tbb_directories() if name else ():
+        path = os.path.join(directory, str(name))
+        if os.path.exists(path):
+            try:
+                ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+                return path
+            except OSError:
+                continue
+    return None
+
+
+def _tbb_directories() -> Iterator[str]:
+    import site
+
+    for prefix in dict.fromkeys((sys.prefix, sys.base_prefix, site.getuserbase())):
+        yield os.path.join(prefix, "lib")
+        yield os.path.join(prefix, "Library", "bin")
+
+
+def _after_fork() -> None:
+    global _lock, _workqueue
+    _lock, _workqueue = threading.RLock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,241 @@
+"""The launcher: a program (a list of kernels with their arguments and tasks) run in one native call.
+
+A program's ops run one after the other; the tasks of one op run on all threads. Workers take
+chunks of tasks from the op's counter and wait until every task of the op is done before they
+go on, so a worker that never starts holds nobody up: the others take its chunks.
+
+What a run needs (argument blocks, counters) is an *instance*, checked out for the call, so that
+any number of threads may run one program at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv import jit
+from blockconv.emit import (
+    call_kernel,
+    fetch_add,
+    load_acquire,
+    load_i64,
+    spin_pause,
+    yield_processor,
+)
+from blockconv.errors import ArgumentError
+
+__all__ = ["Buffer", "Op", "Program", "address_of", "aligned_empty", "get_num_threads", "set_num_threads"]
+
+LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
+OP_WORDS = 5  # kernel, arguments, tasks, chunk, counters
+SPINS = 2000  # polls before a waiting worker yields its processor; about 50 µs
+
+Block = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An argument that is an address, known only when the program runs: buffer number `index`, plus bytes."""
+
+    index: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Op:
+    """One kernel over `tasks` independent tasks.
+
+    args: the kernel's argument block, int64s or `Buffer`s. chunk: tasks taken at a time.
+    scratch: bytes a worker needs.
+    """
+
+    kernel: jit.Kernel
+    args: tuple[int | Buffer, ...]
+    tasks: int
+    chunk: int = 1
+    scratch: int = 0
+
+
+@jit.kernel
+def launch_worker():  # type: ignore[no-untyped-def]
+    """One worker of a run. Called by Numba's threading layer, so the fourth argument is the run's record.
+
+    record: ops, address of the op table, worker counter, scratch, scratch bytes a worker.
+    """
+
+    def worker(unused_args, unused_dims, unused_steps, record):  # type: ignore[no-untyped-def]
+        ops = load_i64(record, 0)
+        table = load_i64(record, 1)
+        me = fetch_add(record + 8 * 2, 1)
+        scratch = load_i64(record, 3) + me * load_i64(record, 4)
+        for i in range(ops):
+            op = table + i * (8 * OP_WORDS)
+            tasks = load_i64(op, 2)
+            chunk = load_i64(op, 3)
+            taken = load_i64(op, 4)
+            done = taken + 8 * LINE
+            first = fetch_add(taken, chunk)
+            while first < tasks:
+                last = min(first + chunk, tasks)
+                call_kernel(load_i64(op, 0), load_i64(op, 1), first, last, scratch)
+                fetch_add(done, last - first)
+                first = fetch_add(taken, chunk)
+            spins = 0
+            while load_acquire(done) < tasks:
+                spins += 1
+                if spins < SPINS:
+                    spin_pause()
+                else:
+                    yield_processor()
+
+    return worker
+
+
+@jit.kernel
+def launch_alone():  # type: ignore[no-untyped-def]
+    """The same run by the calling thread alone: no counters."""
+
+    def alone(unused_args, unused_dims, unused_steps, record):  # type: ignore[no-untyped-def]
+        table = load_i64(record, 1)
+        scratch = load_i64(record, 3)
+        for i in range(load_i64(record, 0)):
+            op = table + i * (8 * OP_WORDS)
+            call_kernel(load_i64(op, 0), load_i64(op, 1), 0, load_i64(op, 2), scratch)
+
+    return alone
+
+
+_CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_RECORD_WORDS = LINE
+
+
+class _Instance:
+    """The memory of one run: record, counters, op table, argument blocks, in one aligned block."""
+
+    def __init__(self, program: Program) -> None:
+        ops = program.ops
+        counters = _RECORD_WORDS
+        table = counters + 2 * LINE * len(ops)
+        block = aligned_empty(8 * (table + OP_WORDS * len(ops) + sum(len(op.args) for op in ops))).view(np.int64)
+        block[:] = 0
+        self.block: Block = block
+        self.address = base = address_of(block)
+        self.counters = block[counters:table]
+        block[0], block[1] = len(ops), base + 8 * table
+        self.patches: list[tuple[int, int, int]] = []  # (word, buffer, offset)
+        at = table + OP_WORDS * len(ops)
+        for i, op in enumerate(ops):
+            row = table + OP_WORDS * i
+            block[row : row + OP_WORDS] = (
+                op.kernel.address,
+                base + 8 * at,
+                op.tasks,
+                op.chunk,
+                base + 8 * (counters + 2 * LINE * i),
+            )
+            for word, value in enumerate(op.args, start=at):
+                if isinstance(value, Buffer):
+                    self.patches.append((word, value.index, value.offset))
+                else:
+                    block[word] = value
+            at += len(op.args)
+
+
+class Program:
+    """An immutable list of ops, ready to run on any buffers.
+
+    ``run(buffers)`` takes the addresses that the ops' `Buffer`s stand for. It is safe from any
+    number of threads at once, and releases the GIL.
+    """
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.ops = tuple(op for op in ops if op.tasks > 0)
+        self.width = max((-(-op.tasks // op.chunk) for op in self.ops), default=0)
+        self.scratch = max((op.scratch for op in self.ops), default=0)
+        self._idle: list[_Instance] = []
+
+    def run(self, buffers: Sequence[int], threads: int | None = None) -> None:
+        if not self.ops:
+            return
+        threads = min(get_num_threads() if threads is None else threads, self.width)
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = _Instance(self)
+        block = instance.block
+        for word, index, offset in instance.patches:
+            block[word] = buffers[index] + offset
+        scratch, stride = _scratch(self.scratch, threads)
+        block[3], block[4] = scratch, stride
+        if threads == 1:
+            _entry_alone()(0, 0, 0, instance.address)
+        else:
+            block[2] = 0
+            instance.counters[:] = 0
+            jit.parallel_for(launch_worker().address, instance.address, threads)
+        self._idle.append(instance)
+
+
+def _entry_alone():  # type: ignore[no-untyped-def]
+    entry = _entries.get("alone")
+    if entry is None:
+        entry = _entries["alone"] = _CALL(launch_alone().address)
+    return entry
+
+
+_entries: dict[str, object] = {}
+_local = threading.local()
+
+
+def _scratch(size: int, threads: int) -> tuple[int, int]:
+    """(address, bytes a worker) of the calling thread's scratch, which grows and is kept."""
+    if size == 0:
+        return 0, 0
+    stride = -(-size // 128) * 128
+    held = getattr(_local, "scratch", None)
+    if held is None or held.nbytes < stride * threads:
+        held = _local.scratch = aligned_empty(stride * threads)
+    return address_of(held), stride
+
+
+def aligned_empty(nbytes: int, align: int = 128) -> npt.NDArray[np.uint8]:
+    """`nbytes` uninitialised bytes, the first at a multiple of `align`."""
+    raw = np.empty(nbytes + align, np.uint8)
+    start = -address_of(raw) % align
+    return raw[start : start + nbytes]
+
+
+def address_of(array: npt.NDArray[np.generic]) -> int:
+    """The address of an array's first element, read-only or not."""
+    return int(array.__array_interface__["data"][0])
+
+
+# ---------------------------------------------------------------- threads
+
+_threads: int | None = None
+
+
+def get_num_threads() -> int:
+    """The most threads that a call uses: as set, else min(affinity, container quota, Numba's limit)."""
+    return jit.default_threads() if _threads is None else _threads
+
+
+def set_num_threads(n: int | None) -> None:
+    """Set the most threads that a call uses; None goes back to the default.
+
+    Raises ArgumentError if `n` is not a positive int, or more than Numba's pool holds
+    (NUMBA_NUM_THREADS, by default the number of processors).
+    """
+    from numba.core import config
+
+    global _threads
+    most = int(config.NUMBA_NUM_THREADS)
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most):
+        rule = f"has to be an int from 1 to {most} (the size of Numba's thread pool)"
+        raise ArgumentError("set_num_threads", "n", n, rule, "set NUMBA_NUM_THREADS before the first import for more")
+    _threads = n
