@@ -1,1 +1,61 @@
-"""blockconv."""
+"""blockconv: convolution, depthwise and pooling kernels that run natively in every blocked memory layout.
+
+>>> import numpy as np, blockconv as bc
+>>> x = bc.to_layout(np.ones((1, 3, 2, 2), np.float32), "NCHW16")
+>>> x
+BlockedArray(NCHW16, shape=(1, 3, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 16))
+
+Importing compiles nothing: a kernel is compiled when a problem first asks for it, and kept on disk.
+"""
+
+from blockconv._version import __version__
+from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
+from blockconv.errors import (
+    ArgumentError,
+    BlockconvError,
+    DtypeError,
+    LayoutError,
+    SlowPathWarning,
+    UnsupportedError,
+)
+from blockconv.layout import (
+    NATIVE,
+    Axis,
+    ConvolutionMode,
+    KnownLayout,
+    Layout,
+    convolution_mode,
+    known_layouts,
+    register_layout,
+    weights_for,
+)
+from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.runtime import get_num_threads, set_num_threads
+
+__all__ = [
+    "NATIVE",
+    "ArgumentError",
+    "Axis",
+    "BlockconvError",
+    "BlockedArray",
+    "Conv2dProblem",
+    "ConvolutionMode",
+    "DtypeError",
+    "KnownLayout",
+    "Layout",
+    "LayoutError",
+    "Pool2dProblem",
+    "ReorderProblem",
+    "SlowPathWarning",
+    "UnsupportedError",
+    "__version__",
+    "convolution_mode",
+    "empty",
+    "get_num_threads",
+    "is_channels_last",
+    "known_layouts",
+    "register_layout",
+    "set_num_threads",
+    "to_layout",
+    "weights_for",
+]

@@ -7,7 +7,14 @@ boundary, before anything is written.
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "BlockconvError", "DtypeError", "LayoutError", "SlowPathWarning", "UnsupportedError"]
+__all__ = [
+    "ArgumentError",
+    "BlockconvError",
+    "DtypeError",
+    "LayoutError",
+    "SlowPathWarning",
+    "UnsupportedError",
+]
 
 
 class BlockconvError(Exception):

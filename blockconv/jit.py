@@ -35,7 +35,16 @@ from numba.core.registry import cpu_target
 
 from blockconv.errors import SlowPathWarning
 
-__all__ = ["Isa", "Kernel", "cache_directory", "default_threads", "isa", "kernel", "parallel_for", "threading_layer"]
+__all__ = [
+    "Isa",
+    "Kernel",
+    "cache_directory",
+    "default_threads",
+    "isa",
+    "kernel",
+    "parallel_for",
+    "threading_layer",
+]
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 _lock = threading.RLock()  # Numba's compiler and the layer's start are entered by one thread at a time.
@@ -122,6 +131,16 @@ def default_threads() -> int:
     return max(1, min(whole, config.NUMBA_NUM_THREADS))
 
 
+@functools.cache
+def second_level_cache() -> int:
+    """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        return 1 << 20
+
+
 # ---------------------------------------------------------------- the on-disk cache
 
 
@@ -134,7 +153,12 @@ def _sources() -> list[Path]:
 @functools.cache
 def _fingerprint() -> str:
     digest = hashlib.sha256()
-    versions = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, llvm.get_process_triple())
+    versions = (
+        numba.__version__,
+        llvmlite.__version__,
+        sys.implementation.cache_tag,
+        llvm.get_process_triple(),
+    )
     for text in (*versions, target_cpu(), *sorted(target_features())):
         digest.update(str(text).encode() + b"\0")
     for path in _sources():

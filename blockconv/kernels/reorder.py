@@ -30,11 +30,13 @@ from blockconv.emit import (
     transpose,
     vector,
 )
-from blockconv.kernels.nest import Loop, Nest
+from blockconv.kernels.nest import Loop, Nest, nest
+from blockconv.kernels.table import Row
 from blockconv.layout import Layout
+from blockconv.problem import ReorderProblem
 from blockconv.runtime import Buffer, Op
 
-__all__ = ["copy_op", "elements_op", "transpose_op"]
+__all__ = ["ROWS"]
 
 SRC, DST = Buffer(0), Buffer(1)
 LINE = 64  # bytes of one line of fill values, and of one line that takes what must not be written
@@ -49,7 +51,7 @@ LOOP_WORDS = 7  # size, source bytes, destination bytes, and what a step adds to
 
 
 @numba.njit(error_model="numpy")
-def _outer(args, task):  # type: ignore[no-untyped-def]
+def _outer(args, task):
     """The outer loops' position: (source offset, destination offset, four limited indices)."""
     src, dst, i0, i1, i2, i3 = 0, 0, 0, 0, 0, 0
     loop = args + 8 * A_TABLE
@@ -72,10 +74,10 @@ def _outer(args, task):  # type: ignore[no-untyped-def]
 
 
 @intrinsic(prefer_literal=True)
-def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped-def]
+def move(typingctx, dst, src, bytes_lit, stream_lit):
     """Copy `bytes_lit` (a power of two up to 64) bytes."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         kind = vector(1, bytes_lit.literal_value)
         value = builder.load(pointer(builder, args[1], kind), align=1)
         store_vector(builder, value, args[0], bool(stream_lit.literal_value))
@@ -85,14 +87,14 @@ def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped
 
 
 @jit.kernel
-def reorder_copy(itemsize, vector_bytes, one_vector, stream):  # type: ignore[no-untyped-def]
+def reorder_copy(itemsize, vector_bytes, one_vector, stream):
     """Runs that are contiguous on both sides, moved by vectors of `vector_bytes` (one of them, or more).
 
     own words: elements in a run; of each inner loop x and y: size, source bytes, destination bytes,
     what a step adds to the run's index, strip (steps in a task).
     """
 
-    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, first, last, scratch):
         fill, run = load_i64(args, A_FILL), load_i64(args, A_OWN)
         own = args + 8 * (A_OWN + 1)
         xs, x_src, x_dst, x_index, x_strip = (
@@ -157,7 +159,9 @@ def copy_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> Op | 
     slots = _slots(nest, run.dim, run.dim)
     if slots is None:
         return "more than four dimensions have tails"
-    inner = [loop for loop in nest.loops if loop is not run and (loop.dim == run.dim or not nest.partial(loop))]
+    inner = [
+        loop for loop in nest.loops if loop is not run and (loop.dim == run.dim or not nest.partial(loop))
+    ]
     limits = dict(nest.limits)
     if run.size * itemsize > TASK_BYTES:
         # A long run is cut: pieces are steps of a loop, and the run's end is the limit of the last.
@@ -187,7 +191,7 @@ def copy_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> Op | 
     return _op(kernel, limits, slots, outer, own, tasks, itemsize, fill)
 
 
-def _slots(nest: Nest, u_dim: int, v_dim: int) -> tuple[int, int, int, int] | None:
+def _slots(nest: Nest, u_dim: int, v_dim: int) -> tuple[int, ...] | None:
     """Which dimensions the four limited indices follow: u's, v's, and two others with tails."""
     others = [dim for dim in nest.limits if dim not in (u_dim, v_dim)]
     return (u_dim, v_dim, *(others + [-1, -1])[:2]) if len(others) <= 2 else None
@@ -196,7 +200,7 @@ def _slots(nest: Nest, u_dim: int, v_dim: int) -> tuple[int, int, int, int] | No
 def _op(
     kernel: jit.Kernel,
     limits: dict[int, tuple[int, int]],
-    slots: tuple[int, int, int, int],
+    slots: tuple[int, ...],
     outer: list[Loop],
     own: list[int],
     inner_tasks: int,
@@ -219,8 +223,24 @@ def _op(
 
 
 @intrinsic(prefer_literal=True)
-def transpose_tile(  # type: ignore[no-untyped-def]
-    typingctx, itemsize_lit, a_lit, b_lit, va_lit, ub_lit, flags_lit, src, s1, s0, valid, dst, d1, d0, copied, written, lines
+def transpose_tile(
+    typingctx,
+    itemsize_lit,
+    a_lit,
+    b_lit,
+    va_lit,
+    ub_lit,
+    flags_lit,
+    src,
+    s1,
+    s0,
+    valid,
+    dst,
+    d1,
+    d0,
+    copied,
+    written,
+    lines,
 ):
     """Transpose one tile of a x b elements: `a` rows of `b` contiguous ones become `b` rows of `a`.
 
@@ -231,7 +251,7 @@ def transpose_tile(  # type: ignore[no-untyped-def]
     """
     i64 = types.int64
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         itemsize, a, b, va, ub, flags = (t.literal_value for t in signature.args[:6])
         src, s1, s0, valid, dst, d1, d0, copied, written, lines = args[6:]
         lanes = max(a, b)
@@ -245,7 +265,9 @@ def transpose_tile(  # type: ignore[no-untyped-def]
         vectors = transpose(builder, vectors, a, b)
         if flags & DENSE_DST:
             for i, value in enumerate(vectors):
-                store_vector(builder, value, builder.add(dst, const(i * lanes * itemsize)), bool(flags & STREAM))
+                store_vector(
+                    builder, value, builder.add(dst, const(i * lanes * itemsize)), bool(flags & STREAM)
+                )
             return context.get_dummy_value()
         trash = builder.add(lines, const(LINE))
         addresses = _row_addresses(builder, dst, d1, d0, ub, b, written, trash)
@@ -271,7 +293,9 @@ def _load(builder: Any, address: Any, itemsize: int, lanes: int) -> Any:
     return builder.load(pointer(builder, address, vector(itemsize, lanes)), align=1)
 
 
-def _row_addresses(builder: Any, base: Any, far: Any, near: Any, inner: int, rows: int, limit: Any, other: Any) -> list[Any]:
+def _row_addresses(
+    builder: Any, base: Any, far: Any, near: Any, inner: int, rows: int, limit: Any, other: Any
+) -> list[Any]:
     """The addresses of `rows` rows, two strides apart; of those past the limit, `other`."""
     addresses = []
     for r in range(rows):
@@ -283,15 +307,18 @@ def _row_addresses(builder: Any, base: Any, far: Any, near: Any, inner: int, row
 
 
 @jit.kernel
-def reorder_transpose(itemsize, a, b, va, ub, flags):  # type: ignore[no-untyped-def]
+def reorder_transpose(itemsize, a, b, va, ub, flags):
     """Tiles of a x b elements. u runs along contiguous source elements, v along contiguous destination ones.
 
     own words: of u then of v: elements, strip (elements in a task), far stride, near stride on the
     other side, what an element adds to the limited index.
     """
-    whole_u, whole_v = int(ub == b), int(va == a)  # a loop of its own, not an inner block and the loop around it
+    whole_u, whole_v = (
+        int(ub == b),
+        int(va == a),
+    )  # a loop of its own, not an inner block and the loop around it
 
-    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, first, last, scratch):
         for at in range(0, LINE, itemsize):
             store_bits(scratch + at, load_i64(args, A_FILL), itemsize)
         own, limits = args + 8 * A_OWN, args + 8 * A_LIMITS
@@ -367,11 +394,24 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
         flags |= DENSE_DST
     if nest.partial(u) and nest.limits[u.dim][0] != nest.limits[u.dim][1]:
         flags |= FILLED
-    aligned = all(loop.dst * itemsize % 64 == 0 for loop in (*outer, *([u_far] if u_far else []))) and vs % a == 0
+    aligned = (
+        all(loop.dst * itemsize % 64 == 0 for loop in (*outer, *([u_far] if u_far else []))) and vs % a == 0
+    )
     if stream and aligned and (flags & DENSE_DST or (a * itemsize == 64 and d0 * itemsize % 64 == 0)):
         flags |= STREAM
     u_strip, v_strip = _strips(us, vs, a, b, itemsize)
-    own = [us, u_strip, d1 * itemsize, d0 * itemsize, u.step, vs, v_strip, s1 * itemsize, s0 * itemsize, v.step]
+    own = [
+        us,
+        u_strip,
+        d1 * itemsize,
+        d0 * itemsize,
+        u.step,
+        vs,
+        v_strip,
+        s1 * itemsize,
+        s0 * itemsize,
+        v.step,
+    ]
     tasks = -(-us // u_strip) * -(-vs // v_strip)
     kernel = reorder_transpose(itemsize, a, b, va, ub, flags)
     return _op(kernel, nest.limits, slots, outer, own, tasks, itemsize, fill)
@@ -397,7 +437,7 @@ def _strips(us: int, vs: int, a: int, b: int, itemsize: int) -> tuple[int, int]:
 
 
 @jit.kernel
-def reorder_elements(itemsize):  # type: ignore[no-untyped-def]
+def reorder_elements(itemsize):
     """Any two layouts, element by element; a task is `chunk` elements of the destination's storage.
 
     own words from A_LOOPS on: chunk, elements, axes of the destination, of the source, dimensions; then
@@ -405,7 +445,7 @@ def reorder_elements(itemsize):  # type: ignore[no-untyped-def]
     stride; for each dimension: extent. The scratch holds the logical index.
     """
 
-    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, first, last, scratch):
         src, dst, fill = load_i64(args, A_SRC), load_i64(args, A_DST), load_i64(args, A_FILL)
         chunk, elements = load_i64(args, 3), load_i64(args, 4)
         dst_axes, src_axes, dims = load_i64(args, 5), load_i64(args, 6), load_i64(args, 7)
@@ -455,10 +495,10 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int,
 
 
 @jit.kernel
-def unpack_nibbles():  # type: ignore[no-untyped-def]
+def unpack_nibbles():
     """Two values a byte, low nibble first, to one a byte. args: packed, bytes out, packed bytes, bytes a task."""
 
-    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, first, last, scratch):
         src, dst, size, per = load_i64(args, 0), load_i64(args, 1), load_i64(args, 2), load_i64(args, 3)
         for at in range(first * per, min(last * per, size)):
             byte = load_bits(src + at, 1)
@@ -468,10 +508,10 @@ def unpack_nibbles():  # type: ignore[no-untyped-def]
 
 
 @jit.kernel
-def pack_nibbles():  # type: ignore[no-untyped-def]
+def pack_nibbles():
     """The inverse of `unpack_nibbles`. args: bytes in, packed, packed bytes, packed bytes a task."""
 
-    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    def kernel(args, first, last, scratch):
         src, dst, size, per = load_i64(args, 0), load_i64(args, 1), load_i64(args, 2), load_i64(args, 3)
         for at in range(first * per, min(last * per, size)):
             pair = load_bits(src + 2 * at, 2)
@@ -484,3 +524,74 @@ def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int) -
     """An op of `unpack_nibbles` or `pack_nibbles` over `packed_bytes` bytes."""
     per = 16 * 1024
     return Op(kernel, (src, dst, packed_bytes, per), -(-packed_bytes // per))
+
+
+# ---------------------------------------------------------------- rows of the kernel table
+
+
+def _nested(problem: ReorderProblem, src: Layout, dst: Layout, make: Callable[..., Op | str]) -> Op | str:
+    loops = nest(src, dst, problem.shape)
+    if loops is None:
+        return "the blocks of the two layouts do not nest: neither size divides the other"
+    return make(loops, problem.itemsize, 0)
+
+
+def _why_not(make: Callable[..., Op | str]) -> Callable[[ReorderProblem, Layout, Layout], str | None]:
+    def why_not(problem: ReorderProblem, src: Layout, dst: Layout) -> str | None:
+        op = _nested(problem, src, dst, make)
+        return op if isinstance(op, str) else None
+
+    return why_not
+
+
+def _bind(make: Callable[..., Op | str]) -> Callable[..., list[Op]]:
+    def bind(
+        problem: ReorderProblem, src: Layout, dst: Layout, fill: int = 0, stream: bool = False
+    ) -> list[Op]:
+        loops = nest(src, dst, problem.shape)
+        assert loops is not None
+        op = make(loops, problem.itemsize, fill, stream)
+        assert isinstance(op, Op), op
+        return [op]
+
+    return bind
+
+
+def _bind_elements(
+    problem: ReorderProblem, src: Layout, dst: Layout, fill: int = 0, stream: bool = False
+) -> list[Op]:
+    return [elements_op(src, dst, problem.shape, problem.itemsize, fill)]
+
+
+def _cost(seconds_per_byte: float) -> Callable[[ReorderProblem, Layout, Layout, int], float]:
+    def cost(problem: ReorderProblem, src: Layout, dst: Layout, threads: int) -> float:
+        moved = problem.itemsize * (src.size(problem.shape) + dst.size(problem.shape))
+        return 2e-6 + moved * seconds_per_byte / threads
+
+    return cost
+
+
+ROWS = (
+    Row(
+        "reorder_transpose",
+        "reorder",
+        None,
+        None,
+        None,
+        _why_not(transpose_op),
+        _cost(1 / 25e9),
+        _bind(transpose_op),
+    ),
+    Row("reorder_copy", "reorder", None, None, None, _why_not(copy_op), _cost(1 / 27e9), _bind(copy_op)),
+    Row(
+        "reorder_elements",
+        "reorder",
+        None,
+        None,
+        None,
+        lambda problem, src, dst: None,
+        _cost(10e-9),
+        _bind_elements,
+        reference=True,
+    ),
+)

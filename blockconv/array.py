@@ -1,0 +1,378 @@
+"""Arrays that carry their layout, and the reorder from any layout to any other."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import os
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv import dispatch, jit
+from blockconv.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.kernels import reorder
+from blockconv.layout import Layout
+from blockconv.problem import ReorderProblem
+from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
+
+__all__ = ["BlockedArray", "empty", "is_channels_last", "to_layout"]
+
+Array: TypeAlias = npt.NDArray[Any]
+PACKED = {
+    "int4": np.dtype(np.int8),
+    "uint4": np.dtype(np.uint8),
+}  # two values a byte, and what they unpack to
+
+
+class BlockedArray:
+    """An array of a logical shape whose storage is in some layout.
+
+    storage: C-contiguous ndarray of shape ``layout.storage_shape(shape)``, taken as it is, not copied.
+    shape: the logical shape, (N, C, H, W) for activations. dtype: needed for packed 4-bit values only,
+    "int4" or "uint4": two a byte, low nibble first, in a flat uint8 storage of ceil(size / 2) bytes.
+    zero_point: what the padding of a quantized array holds.
+
+    The storage's padding has to hold the zero point; what this library writes does.
+    Raises LayoutError, DtypeError or ArgumentError for storage that does not fit.
+    """
+
+    __slots__ = ("dtype", "layout", "shape", "storage", "zero_point")
+
+    def __init__(
+        self,
+        storage: Array,
+        layout: Layout | str,
+        shape: Sequence[int],
+        *,
+        dtype: npt.DTypeLike | str | None = None,
+        zero_point: int = 0,
+    ) -> None:
+        self.layout = Layout(layout)
+        self.shape = _shape("BlockedArray", shape)
+        wanted = self.layout.storage_shape(self.shape)
+        if not isinstance(storage, np.ndarray):
+            rule = "has to be a NumPy array"
+            raise ArgumentError("BlockedArray", "storage", type(storage).__name__, rule, "see to_layout")
+        self.dtype: np.dtype[Any] | str = dtype if dtype in PACKED else storage.dtype  # type: ignore[assignment]
+        if self.dtype in PACKED:
+            wanted = (-(-math.prod(wanted) // 2),)
+            _require_dtype("BlockedArray", "storage", storage.dtype, np.dtype(np.uint8))
+        elif dtype is not None:
+            _require_dtype("BlockedArray", "storage", storage.dtype, np.dtype(dtype))
+        _require_movable("BlockedArray", "storage", storage.dtype)
+        if storage.shape != wanted:
+            rule = f"has to be of shape {wanted} to hold a logical {self.shape} in {self.layout}"
+            raise LayoutError(
+                "BlockedArray", "storage", storage, rule, "to_layout puts an array into a layout"
+            )
+        if not storage.flags.c_contiguous:
+            rule = "has to be C-contiguous: the layout alone says where an element is"
+            raise LayoutError("BlockedArray", "storage", storage, rule, "give np.ascontiguousarray(storage)")
+        self.storage = storage
+        self.zero_point = _zero_point(zero_point, self.dtype)
+
+    @classmethod
+    def from_numpy(
+        cls,
+        array: npt.ArrayLike,
+        layout: Layout | str | None = None,
+        *,
+        dtype: str | None = None,
+        zero_point: int = 0,
+    ) -> BlockedArray:
+        """`array`, of logical shape, in `layout`; without one, in the layout that its strides have, uncopied.
+
+        4-D strides are read by PyTorch's rule (`is_channels_last`); an array of other strides is copied
+        once. dtype: "int4" or "uint4" packs an array of small integers.
+        """
+        entered = _enter(np.asarray(array), zero_point)
+        if dtype in PACKED:
+            entered = _pack(entered, str(dtype))
+        elif dtype is not None:
+            raise DtypeError(
+                "BlockedArray.from_numpy", "dtype", dtype, f"has to be one of {', '.join(PACKED)}"
+            )
+        return entered if layout is None else to_layout(entered, layout)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the storage, padding included."""
+        return int(self.storage.nbytes)
+
+    def numpy(self) -> Array:
+        """The logical array: a view where the layout only permutes dimensions, else a new array."""
+        if self.dtype in PACKED:
+            return _unpack(self).numpy()
+        if not self.layout.is_blocked:
+            return self.storage.transpose(np.argsort(self.layout.outer))
+        return to_layout(self, _plain(self.ndim)).storage
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        array = self.numpy()
+        if copy is False and (not np.shares_memory(array, self.storage) or dtype not in (None, array.dtype)):
+            raise ValueError(f"{self.layout} is no view of NumPy's: copy=False cannot be had")
+        return np.array(array, dtype=dtype, copy=bool(copy) or None)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """The storage (not the logical array), by the array API's protocol."""
+        return self.storage.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.storage.__dlpack_device__()
+
+    def image(self) -> Array:
+        """The storage as MACE's image, [height][width][4], without a copy; LayoutError if it is none."""
+        height, width = self.layout.image_shape(self.shape)
+        return self.storage.reshape(height, width, 4)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write storage, layout, shape, dtype and zero point to an .npz file."""
+        with open(path, "wb") as file:
+            np.savez(
+                file,
+                storage=self.storage,
+                tag=self.layout.tag,
+                shape=np.array(self.shape, np.int64),
+                dtype=str(self.dtype),
+                zero_point=self.zero_point,
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BlockedArray:
+        """Read what `save` wrote; ArgumentError for any other file."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                dtype = str(file["dtype"])
+                return cls(
+                    file["storage"],
+                    str(file["tag"]),
+                    tuple(int(n) for n in file["shape"]),
+                    dtype=dtype if dtype in PACKED else None,
+                    zero_point=int(file["zero_point"]),
+                )
+        except (KeyError, EOFError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(
+                "BlockedArray.load", "path", str(path), "is no file of BlockedArray.save"
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        dtype = self.dtype if self.dtype in PACKED else None
+        return _rebuild, (self.storage, self.layout.tag, self.shape, dtype, self.zero_point)
+
+    def __repr__(self) -> str:
+        zero = f", zero_point={self.zero_point}" if self.zero_point else ""
+        return f"BlockedArray({self.layout}, shape={self.shape}, dtype={self.dtype}, storage={self.storage.shape}{zero})"
+
+
+def _rebuild(
+    storage: Array, tag: str, shape: tuple[int, ...], dtype: str | None, zero_point: int
+) -> BlockedArray:
+    return BlockedArray(storage, tag, shape, dtype=dtype, zero_point=zero_point)
+
+
+def empty(
+    shape: Sequence[int], layout: Layout | str, dtype: npt.DTypeLike | str = np.float32, zero_point: int = 0
+) -> BlockedArray:
+    """A BlockedArray of uninitialised storage (aligned to 128 bytes), to be written by ``out=``."""
+    layout, shape = Layout(layout), _shape("empty", shape)
+    if dtype in PACKED:
+        storage = aligned_empty(-(-layout.size(shape) // 2))
+        return BlockedArray(storage, layout, shape, dtype=str(dtype), zero_point=zero_point)
+    element = np.dtype(dtype)  # type: ignore[arg-type]
+    _require_movable("empty", "dtype", element)
+    storage = aligned_empty(layout.size(shape) * element.itemsize).view(element)
+    return BlockedArray(storage.reshape(layout.storage_shape(shape)), layout, shape, zero_point=zero_point)
+
+
+def to_layout(
+    x: BlockedArray | npt.ArrayLike, layout: Layout | str, *, out: BlockedArray | None = None
+) -> BlockedArray:
+    """`x` in `layout`: the reorder.
+
+    x: a BlockedArray, or an array of logical shape, whose strides say its layout (`is_channels_last`).
+    Elements of 1, 2, 4 or 8 bytes, or packed 4-bit. out: a BlockedArray of this shape, dtype and layout
+    to write, which must not overlap `x`; its padding is written too. Without `out`, an `x` that is in
+    `layout` already comes back as it is.
+
+    Raises LayoutError, DtypeError or ArgumentError, with nothing written.
+    """
+    target = Layout(layout)
+    src = x if isinstance(x, BlockedArray) else _enter(np.asarray(x), 0 if out is None else out.zero_point)
+    if src.ndim != target.ndim:
+        rule = f"is of {target.ndim} dimensions, and the array has {src.ndim}"
+        raise LayoutError("to_layout", "layout", str(target), rule)
+    if out is None:
+        if src.layout == target:
+            return src
+        out = empty(src.shape, target, src.dtype, src.zero_point)
+    else:
+        _check_out(src, target, out)
+    _reorder(src, out)
+    return out
+
+
+def _reorder(src: BlockedArray, out: BlockedArray) -> None:
+    packed = src.dtype in PACKED
+    nbytes = src.nbytes + out.nbytes
+    addresses = [address_of(src.storage), address_of(out.storage)]
+    # Past the caches, lines that are written whole need not be read first.
+    stream = nbytes > 2 * jit.second_level_cache() and addresses[1] % 64 == 0
+    itemsize = 0 if packed else src.storage.itemsize
+    program = _program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
+    if packed:
+        # One byte an element in between; an odd last nibble is zero.
+        wide = [np.zeros(2 * a.nbytes, np.uint8) for a in (src, out)]
+        addresses += [address_of(a) for a in wide]
+    program.run(addresses, get_num_threads())
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(
+    shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int, fill: int, stream: bool
+) -> Program:
+    """The program of a reorder; itemsize 0 is packed 4-bit."""
+    problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
+    row = dispatch.choose("reorder", problem, src, dst, f"{problem.itemsize} bytes", 1)
+    ops = row.bind(problem, src, dst, fill, stream)
+    if itemsize:
+        return Program(ops)
+    src_bytes, dst_bytes = -(-src.size(shape) // 2), -(-dst.size(shape) // 2)
+    inner = [Op(op.kernel, _moved(op.args, 2), op.tasks, op.chunk, op.scratch) for op in ops]
+    return Program(
+        [
+            reorder.nibble_op(reorder.unpack_nibbles(), Buffer(0), Buffer(2), src_bytes),
+            *inner,
+            reorder.nibble_op(reorder.pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
+        ]
+    )
+
+
+def _moved(args: tuple[int | Buffer, ...], by: int) -> tuple[int | Buffer, ...]:
+    return tuple(Buffer(a.index + by, a.offset) if isinstance(a, Buffer) else a for a in args)
+
+
+# ---------------------------------------------------------------- the boundary with NumPy
+
+
+def is_channels_last(array: Array) -> bool:
+    """Whether PyTorch would call a 4-D array channels_last (``suggest_memory_format``), by its strides.
+
+    Ambiguous arrays (C=1, or H=W=1) are decided as PyTorch decides them (c10/core/MemoryFormat.h).
+    """
+    if array.ndim != 4 or array.strides[1] == 0:
+        return False
+    least = 0
+    for d in (1, 3, 2, 0):
+        size, stride = array.shape[d], array.strides[d]
+        if size == 0 or stride < least or (d == 0 and least == array.strides[1]):
+            return False
+        least = stride * max(size, 1)
+    return True
+
+
+def _enter(array: Array, zero_point: int) -> BlockedArray:
+    """An array of logical shape as a BlockedArray, uncopied if its strides are dense NCHW or NHWC."""
+    _require_movable("to_layout", "x", array.dtype)
+    if array.ndim == 0 or array.ndim > 6:
+        raise ArgumentError("to_layout", "x", array, "has to be of 1 to 6 dimensions")
+    layout = Layout("NHWC") if is_channels_last(array) else _plain(array.ndim)
+    storage = array.transpose(layout.outer)
+    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
+        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
+    return BlockedArray(storage, layout, array.shape, zero_point=zero_point)
+
+
+def _plain(ndim: int) -> Layout:
+    """The layout of a C-contiguous array."""
+    return Layout("abcdef"[:ndim])
+
+
+def _pack(x: BlockedArray, dtype: str) -> BlockedArray:
+    low, high = (-8, 7) if dtype == "int4" else (0, 15)
+    if x.storage.dtype.kind not in "iu" or (
+        x.storage.size and not low <= x.storage.min() <= x.storage.max() <= high
+    ):
+        raise DtypeError(
+            "BlockedArray.from_numpy", "array", x.storage, f"{dtype} holds integers from {low} to {high}"
+        )
+    values = np.zeros(-(-x.storage.size // 2) * 2, np.uint8)
+    values[: x.storage.size] = x.storage.reshape(-1) & 15
+    return BlockedArray(
+        values[::2] | values[1::2] << 4, x.layout, x.shape, dtype=dtype, zero_point=x.zero_point
+    )
+
+
+def _unpack(x: BlockedArray) -> BlockedArray:
+    """One element a byte, sign-extended for int4."""
+    plain = to_layout(x, _plain(x.ndim))
+    pairs = np.stack([plain.storage & 15, plain.storage >> 4], axis=-1).reshape(-1)
+    values = pairs[: math.prod(x.shape)].astype(np.int8)
+    if x.dtype == "int4":
+        values = (values ^ 8) - 8
+    return BlockedArray(values.astype(PACKED[str(x.dtype)]).reshape(x.shape), plain.layout, x.shape)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints") from None
+    return sizes
+
+
+def _require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject or dtype.itemsize not in (1, 2, 4, 8):
+        raise DtypeError(op, argument, str(dtype), "elements have to be numbers of 1, 2, 4 or 8 bytes")
+
+
+def _require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np.dtype[Any] | str) -> None:
+    if found != wanted:
+        raise DtypeError(op, argument, str(found), f"has to be of dtype {wanted}")
+
+
+def _zero_point(zero_point: int, dtype: np.dtype[Any] | str) -> int:
+    low, high = {"int4": (-8, 7), "uint4": (0, 15)}.get(str(dtype), (0, 0))
+    if isinstance(dtype, np.dtype) and dtype.kind in "iu":
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if not low <= operator.index(zero_point) <= high:
+        raise ArgumentError(
+            "BlockedArray", "zero_point", zero_point, f"has to be from {low} to {high} for {dtype}"
+        )
+    return operator.index(zero_point)
+
+
+def _fill(array: BlockedArray) -> int:
+    """The bits that the padding of `array` holds, as an int64."""
+    bits = 4 if array.dtype in PACKED else 8 * array.storage.itemsize
+    return array.zero_point & ((1 << min(bits, 63)) - 1) if bits < 64 else array.zero_point
+
+
+def _check_out(src: BlockedArray, target: Layout, out: BlockedArray) -> None:
+    if not isinstance(out, BlockedArray):
+        raise ArgumentError(
+            "to_layout", "out", type(out).__name__, "has to be a BlockedArray", "see blockconv.empty"
+        )
+    if out.layout != target:
+        raise LayoutError("to_layout", "out", out, f"has to be in {target}")
+    if out.shape != src.shape:
+        raise ArgumentError("to_layout", "out", out, f"has to be of the source's shape, {src.shape}")
+    _require_dtype("to_layout", "out", out.dtype, src.dtype)
+    if out.zero_point != src.zero_point:
+        raise ArgumentError("to_layout", "out", out, f"has to have the source's zero point, {src.zero_point}")
+    if not out.storage.flags.writeable:
+        raise ArgumentError("to_layout", "out", out, "has to be writeable")
+    if np.may_share_memory(src.storage, out.storage):
+        raise ArgumentError("to_layout", "out", out, "must not overlap the source", "give another array")

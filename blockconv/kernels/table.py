@@ -1,0 +1,34 @@
+"""What a row of the kernel table is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockconv.layout import Layout
+from blockconv.runtime import Op
+
+__all__ = ["Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel, as tests, benchmarks, the dispatcher and `explain` see it.
+
+    op: "reorder", "conv2d", "pool2d". srcs, dsts: the layouts it takes and gives; None is any.
+    why_not(problem, src, dst): None if the kernel solves the problem from and to these layouts,
+    else a sentence. cost(problem, src, dst, threads): predicted seconds.
+    bind(problem, src, dst, **options): the ops to run; what the options and buffers are belongs to
+    the op and stands in its family's module. reference: covers everything, and is slow.
+    """
+
+    name: str
+    op: str
+    srcs: frozenset[Layout] | None
+    dsts: frozenset[Layout] | None
+    dtypes: frozenset[str] | None
+    why_not: Callable[[Any, Layout, Layout], str | None]
+    cost: Callable[[Any, Layout, Layout, int], float]
+    bind: Callable[..., Sequence[Op]]
+    reference: bool = False
