@@ -198,3 +198,16 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int) -> list
             pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
             vectors = [shuffle(builder, a, b, mask) for mask in (even, odd) for a, b in pairs]
     return vectors
+
+
+@intrinsic(prefer_literal=True)
+def move(typingctx, dst, src, bytes_lit, stream_lit):
+    """Copy `bytes_lit` (a power of two up to 64) bytes."""
+
+    def codegen(context, builder, signature, args):
+        kind = vector(1, bytes_lit.literal_value)
+        value = builder.load(pointer(builder, args[1], kind), align=1)
+        store_vector(builder, value, args[0], bool(stream_lit.literal_value))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, bytes_lit, stream_lit), codegen

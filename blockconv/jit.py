@@ -270,7 +270,8 @@ class KernelFamily:
         body = self._build(*params)
         body.__name__ = body.__qualname__ = name
         with _lock:
-            compiled = numba.cfunc(_SIGNATURE, nopython=True, error_model="numpy")(body)
+            # Inlined into its C wrapper, the body is seen never to fail, and the path that takes the GIL goes.
+            compiled = numba.cfunc(_SIGNATURE, nopython=True, error_model="numpy", forceinline=True)(body)
             library = compiled._library
             _, kind, (code, bitcode) = library.serialize_using_object_code()
             assert kind == "object"

@@ -46,12 +46,15 @@ class Buffer:
     offset: int = 0
 
 
+OWN_TAIL = Buffer(-1)  # in an op's arguments: the address of their own last `Op.tail` words, a table
+
+
 @dataclass(frozen=True)
 class Op:
     """One kernel over `tasks` independent tasks.
 
     args: the kernel's argument block, int64s or `Buffer`s. chunk: tasks taken at a time.
-    scratch: bytes a worker needs.
+    scratch: bytes a worker needs. tail: words at the arguments' end that `OWN_TAIL` points to.
     """
 
     kernel: jit.Kernel
@@ -59,6 +62,7 @@ class Op:
     tasks: int
     chunk: int = 1
     scratch: int = 0
+    tail: int = 0
 
 
 @jit.kernel
@@ -141,7 +145,9 @@ class _Instance:
                 base + 8 * (counters + 2 * LINE * i),
             )
             for word, value in enumerate(op.args, start=at):
-                if isinstance(value, Buffer):
+                if value is OWN_TAIL:
+                    block[word] = base + 8 * (at + len(op.args) - op.tail)
+                elif isinstance(value, Buffer):
                     self.patches.append((word, value.index, value.offset))
                 else:
                     block[word] = value

@@ -22,6 +22,7 @@ from blockconv.emit import (
     join,
     load_bits,
     load_i64,
+    move,
     pointer,
     shuffle,
     store_bits,
@@ -50,7 +51,7 @@ ALL = 1 << 40  # the limit of a dimension that is walked whole
 LOOP_WORDS = 7  # size, source bytes, destination bytes, and what a step adds to each limited index
 
 
-@numba.njit(error_model="numpy")
+@numba.njit(error_model="numpy", forceinline=True)
 def _outer(args, task):
     """The outer loops' position: (source offset, destination offset, four limited indices)."""
     src, dst, i0, i1, i2, i3 = 0, 0, 0, 0, 0, 0
@@ -71,19 +72,6 @@ def _outer(args, task):
 
 
 # ---------------------------------------------------------------- copies
-
-
-@intrinsic(prefer_literal=True)
-def move(typingctx, dst, src, bytes_lit, stream_lit):
-    """Copy `bytes_lit` (a power of two up to 64) bytes."""
-
-    def codegen(context, builder, signature, args):
-        kind = vector(1, bytes_lit.literal_value)
-        value = builder.load(pointer(builder, args[1], kind), align=1)
-        store_vector(builder, value, args[0], bool(stream_lit.literal_value))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, bytes_lit, stream_lit), codegen
 
 
 @jit.kernel

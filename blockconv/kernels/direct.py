@@ -1,0 +1,424 @@
+"""Direct convolution from any native layout to any other: windows packed into scratch, tiles by the microkernel.
+
+A task is a group of output pixels (rows x columns of one image, of one group) and a range of output
+channel blocks. Its source window is packed once into the worker's scratch, zeros where the image
+ends, in the order [channel block][row][column][channels]: as it lies in the source, only closer
+together, so that borders, strides between pixels and cache conflicts are gone, and what is copied
+is never more than a window. Then each tile of pixels runs the microkernel for each block of output
+channels. Groups at the image's end are moved back to be whole, as are tiles at a group's end: they
+recompute a few pixels, to the same bits, and no tail code exists.
+
+`options` of the row's bind: `Epilogue` and threads. Buffers: source, packed weights, bias
+([groups][blocks * channels of a tile], zero-padded), destination, residual (or the destination),
+activation parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numba
+
+from blockconv import jit
+from blockconv.emit import load_bits, load_i64, move, store_bits
+from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER, conv_tile
+from blockconv.kernels.table import Row
+from blockconv.layout import NATIVE, Layout
+from blockconv.problem import Conv2dProblem
+from blockconv.runtime import OWN_TAIL, Buffer, Op
+
+__all__ = ["ROWS", "Blocking", "blocking"]
+
+SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
+ITEMSIZE = {"float32": 4, "float64": 8}
+
+# Argument words. s_: source, d_: destination, w_: window in the scratch; all strides in bytes.
+(
+    A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_TAPS_AT,
+    A_IC, A_OC, A_BLOCKS, A_TAPS, A_IH, A_IW, A_PH, A_PW,
+    A_ROW_STEP, A_COL_STEP, A_SH, A_SW, A_OUT_SH, A_OUT_SW,
+    A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
+    A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
+    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_TILE_AT,
+    A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
+) = range(52)  # fmt: skip
+
+
+# ---------------------------------------------------------------- packing a window
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _copy(dst, src, size):
+    """Copy `size` bytes, a multiple of 4."""
+    if size >= 64:
+        for at in range(0, size - 63, 64):
+            move(dst + at, src + at, 64, 0)
+        move(dst + size - 64, src + size - 64, 64, 0)
+    elif size >= 16:
+        for at in range(0, size - 15, 16):
+            move(dst + at, src + at, 16, 0)
+        move(dst + size - 16, src + size - 16, 16, 0)
+    else:
+        for at in range(0, size, 4):
+            move(dst + at, src + at, 4, 0)
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _zero(dst, size):
+    """Zero `size` bytes, a multiple of 4."""
+    for at in range(0, size, 4):
+        store_bits(dst + at, 0, 4)
+
+
+@functools.cache
+def _packer(cb, itemsize):
+    """pack_window for blocks of `cb` channels."""
+    chunk = cb * itemsize
+
+    @numba.njit(error_model="numpy", forceinline=True)
+    def pack_window(args, window, image, channel, ih, iw):
+        """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][row][column][channel]."""
+        cols, row_bytes = load_i64(args, A_WCOLS), load_i64(args, A_WROW)
+        col_step, s_col = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL)
+        step = col_step * s_col
+        # Columns of the window that lie in the image.
+        left = min(cols, max(0, (-iw + col_step - 1) // col_step))
+        right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
+        for block in range(load_i64(args, A_BLOCKS)):
+            c = channel + block * cb
+            s_len = load_i64(args, A_SLEN)
+            there = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
+            channels = min(cb, load_i64(args, A_IC) - block * cb)
+            # A channel tail is read whole where the source pads it, else just as far as it goes.
+            size = chunk if c % s_len + cb <= s_len and (channels == cb or s_len < (1 << 30)) else channels * itemsize
+            for r in range(load_i64(args, A_WROWS)):
+                out = window + block * load_i64(args, A_WBLOCK) + r * row_bytes
+                h = ih + r * load_i64(args, A_ROW_STEP)
+                if h < 0 or h >= load_i64(args, A_IH):
+                    _zero(out, row_bytes)
+                    continue
+                _zero(out, left * chunk)
+                _zero(out + right * chunk, (cols - right) * chunk)
+                src = there + h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
+                out += left * chunk
+                if step == chunk and size == chunk:
+                    _copy(out, src, (right - left) * chunk)
+                elif size == chunk:
+                    for _ in range(right - left):
+                        move(out, src, chunk, 0)
+                        src, out = src + step, out + chunk
+                else:
+                    for _ in range(right - left):
+                        _copy(out, src, size)
+                        src, out = src + step, out + chunk
+
+    return pack_window
+
+
+# ---------------------------------------------------------------- destinations whose blocks groups share
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _channel_offset(args, c):
+    d_len = load_i64(args, A_DLEN)
+    return (c // d_len) * load_i64(args, A_DBLOCK) + (c % d_len) * load_i64(args, A_DCHAN)
+
+
+@functools.cache
+def _scatterer(itemsize):
+    """scatter for elements of `itemsize` bytes."""
+
+    @numba.njit(error_model="numpy", forceinline=True)
+    def scatter(args, tile, base, first, rows, pixels, width, valid, written, gather):
+        """Move a tile [pixel][width channels] to its places in memory, channel by channel; `gather` moves it here."""
+        for c in range(written):
+            at = base + _channel_offset(args, first + c)
+            for r in range(rows):
+                for p in range(pixels):
+                    here = tile + ((r * pixels + p) * width + c) * itemsize
+                    there = at + r * load_i64(args, A_DROW) + p * load_i64(args, A_DCOL)
+                    if gather:
+                        store_bits(here, load_bits(there, itemsize), itemsize)
+                    else:
+                        store_bits(there, load_bits(here, itemsize) if c < valid else 0, itemsize)
+
+    return scatter
+
+
+# ---------------------------------------------------------------- the kernel
+
+
+@jit.kernel
+def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act):
+    """Tiles of rows x pixels x (vectors * lanes) channels; piece 0 scatters each tile channel by channel."""
+    width = vectors * lanes
+    scatters = int(piece == 0)
+    stored_piece = lanes if piece == 0 else piece
+    tile_bytes = rows * pixels * width * itemsize
+    pack_window, scatter = _packer(cb, itemsize), _scatterer(itemsize)
+
+    def kernel(args, first, last, scratch):
+        window, spare = scratch, scratch + load_i64(args, A_TILE_AT)
+        tile, other = spare + tile_bytes, spare + 2 * tile_bytes
+        packed = -1
+        for task in range(first, last):
+            split, rest = task % load_i64(args, A_SPLITS), task // load_i64(args, A_SPLITS)
+            col_group, above = rest % load_i64(args, A_COL_GROUPS), rest // load_i64(args, A_COL_GROUPS)
+            row_group, above = above % load_i64(args, A_ROW_GROUPS), above // load_i64(args, A_ROW_GROUPS)
+            group, n = above % load_i64(args, A_GROUPS), above // load_i64(args, A_GROUPS)
+            g_rows, g_cols = load_i64(args, A_GROW), load_i64(args, A_GCOL)
+            oh0 = min(row_group * g_rows, load_i64(args, A_OH) - g_rows)
+            ow0 = min(col_group * g_cols, load_i64(args, A_OW) - g_cols)
+            if rest != packed:
+                ih, iw = oh0 * load_i64(args, A_SH) - load_i64(args, A_PH), ow0 * load_i64(args, A_SW) - load_i64(args, A_PW)
+                image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
+                pack_window(args, window, image, group * load_i64(args, A_IC), ih, iw)
+                packed = rest
+            oc, blocks, ocbs = load_i64(args, A_OC), load_i64(args, A_BLOCKS), load_i64(args, A_OCB)
+            tail = load_i64(args, A_IC) - (blocks - 1) * cb
+            w_row, w_block = load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
+            row_bytes, col_bytes = load_i64(args, A_OUT_SH) * w_row, load_i64(args, A_OUT_SW) * (cb * itemsize)
+            d_row, d_col = load_i64(args, A_DROW), load_i64(args, A_DCOL)
+            base = load_i64(args, A_DST) + n * load_i64(args, A_DN)
+            to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
+            ocb_last = ocbs * (split + 1) // load_i64(args, A_SPLITS)
+            for ocb in range(ocbs * split // load_i64(args, A_SPLITS), ocb_last):
+                oc0 = group * oc + ocb * width
+                valid = oc - ocb * width
+                written = min(width, valid)
+                if group == load_i64(args, A_GROUPS) - 1:
+                    # The last group writes the padding, its last tile all that is left of it.
+                    padding = load_i64(args, A_PADDED) - oc0
+                    written = padding if ocb == ocbs - 1 else min(width, padding)
+                wei = load_i64(args, A_WEI) + (group * load_i64(args, A_WEI_BLOCKS) + ocb) * load_i64(args, A_WEI_OCB)
+                bias = load_i64(args, A_BIA) + (group * ocbs + ocb) * (width * itemsize)
+                for r_at in range(0, g_rows, rows):
+                    r = min(r_at, g_rows - rows)
+                    for c_at in range(0, g_cols, pixels):
+                        c = min(c_at, g_cols - pixels)
+                        src = window + r * row_bytes + c * col_bytes
+                        place = base + (oh0 + r) * d_row + (ow0 + c) * d_col
+                        if scatters:
+                            if to_residual:
+                                scatter(args, other, place + to_residual, oc0, rows, pixels, width, valid, min(width, valid), 1)
+                            conv_tile(
+                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, stored_piece, act,
+                                src, row_bytes, w_block, blocks, cb, tail, load_i64(args, A_TAPS_AT), load_i64(args, A_TAPS),
+                                wei, bias, tile, pixels * width * itemsize, width * itemsize, lanes * itemsize,
+                                tile_bytes if to_residual else 0, width, width, load_i64(args, A_ACT), spare,
+                            )  # fmt: skip
+                            scatter(args, tile, place, oc0, rows, pixels, width, valid, written, 0)
+                        else:
+                            conv_tile(
+                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, stored_piece, act,
+                                src, row_bytes, w_block, blocks if valid > 0 else 0, cb, tail,
+                                load_i64(args, A_TAPS_AT), load_i64(args, A_TAPS),
+                                wei, bias, place + _channel_offset(args, oc0), d_row, d_col, load_i64(args, A_DPIECE),
+                                to_residual, valid, written, load_i64(args, A_ACT), spare,
+                            )  # fmt: skip
+                            if written > width:
+                                scatter(args, tile, place, oc0 + width, rows, pixels, width, 0, written - width, 0)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- how a problem is cut
+
+
+class Geometry(NamedTuple):
+    """Where the elements of an activation lie: bytes, and the channels in a block (1 << 30 for all of them)."""
+
+    n: int
+    block: int
+    length: int
+    channel: int
+    row: int
+    col: int
+
+
+def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
+    """Of a native layout."""
+    strides: dict[tuple[int, int], int] = {}
+    for axis in layout.axes(shape):
+        strides[axis.dim, axis.step] = axis.stride * itemsize
+    length = layout.blocks[1]
+    channel = strides[1, 1]
+    block = strides[1, length]
+    if layout == Layout("NHWC"):
+        length = 1 << 30
+    return Geometry(strides[0, 1], block, length, channel, strides[2, 1], strides[3, 1])
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How `conv_direct` cuts a problem: the tile, the source's channel block, groups of pixels, splits of oc.
+
+    flat: the image is one row (1x1, unit stride, no padding). scratch: bytes a worker needs.
+    """
+
+    rows: int
+    pixels: int
+    vectors: int
+    lanes: int
+    cb: int
+    piece: int
+    flat: bool
+    group_rows: int
+    group_cols: int
+    splits: int
+    ocbs: int
+    window_rows: int
+    window_cols: int
+    scratch: int
+
+    @property
+    def width(self) -> int:
+        return self.vectors * self.lanes
+
+
+def weight_layout(cut: Blocking) -> Layout:
+    """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
+    inner = f"{cut.cb}c{cut.width}b" if cut.cb > 1 else f"{cut.width}b"
+    return Layout(f"aB{'C' if cut.cb > 1 else 'c'}de{inner}")
+
+
+def _source_block(problem: Conv2dProblem, src: Layout) -> int:
+    """Channels that are packed together: they are contiguous in the source, and no group begins within."""
+    ic, length = problem.ic // problem.g, (1 << 30 if src == Layout("NHWC") else src.blocks[1])
+    if length == 1:
+        return 1
+    cb = min(16, length) if ic > 4 else 4
+    if length < 1 << 30 and problem.g > 1:
+        while cb > 1 and ic % cb:
+            cb //= 2
+    return 1 if cb == 2 else cb
+
+
+def _destination_piece(problem: Conv2dProblem, dst: Layout, lanes: int) -> int:
+    """Contiguous channels that a tile stores at once; 0 where groups begin or end inside a block."""
+    if dst == Layout("NHWC"):
+        return lanes
+    piece = min(dst.blocks[1], lanes)
+    return 0 if problem.g > 1 and (problem.oc // problem.g) % piece else piece
+
+
+_REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
+
+
+def _tile(oc: int, oh: int, ow: int, dst: Layout, piece: int, lanes: int, registers: int) -> tuple[int, int, int]:
+    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, or latency, whichever binds."""
+    best: tuple[float, int, tuple[int, int, int]] | None = None
+    for vectors, most in _REGISTERS_OF_TILE[registers]:
+        width = vectors * lanes
+        # A tile does not straddle two of the destination's blocks unless it covers whole ones.
+        if piece > 1 and dst.is_blocked and dst.blocks[1] > lanes and dst.blocks[1] % width:
+            continue
+        for count in range(-(-ow // most), -(-ow // most) + 3):
+            pixels = -(-ow // count)
+            rows = min(oh, most // pixels)
+            for r in {rows, 1}:
+                tiles = -(-oh // r) * -(-ow // pixels) * -(-oc // width)
+                cycles = max(r * pixels * vectors / 2, (r * pixels + vectors) / 2, 4.0) + 0.25
+                score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
+                if best is None or score < best:
+                    best = score
+    assert best is not None
+    return best[2]
+
+
+@functools.lru_cache(maxsize=4096)
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Blocking:
+    """How a problem is cut on this machine."""
+    isa, itemsize = jit.isa(), ITEMSIZE[dtype]
+    p, lanes = problem, isa.vector_bytes // itemsize
+    flat = (p.kh, p.kw, p.sh, p.sw, p.ph, p.pw, p.ph_r, p.pw_r) == (1, 1, 1, 1, 0, 0, 0, 0)
+    oh, ow = (1, p.oh * p.ow) if flat else (p.oh, p.ow)
+    ic, oc = p.ic // p.g, p.oc // p.g
+    cb, piece = _source_block(p, src), _destination_piece(p, dst, lanes)
+    rows, pixels, vectors = _tile(oc, oh, ow, dst, piece, lanes, 32 if isa.registers == 32 else 16)
+    width = vectors * lanes
+    padded = dst.padded_shape(p.dst_shape)[1]
+    ocbs = -(-oc // width) if piece == 0 or p.g > 1 else -(-padded // width)
+    blocks = -(-ic // cb)
+
+    def window(g_rows: int, g_cols: int) -> tuple[int, int]:
+        w_rows = g_rows if p.kh == 1 else (g_rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
+        w_cols = g_cols if p.kw == 1 else (g_cols - 1) * p.sw + (p.kw - 1) * p.dw + 1
+        return w_rows, w_cols
+
+    def nbytes(g_rows: int, g_cols: int) -> int:
+        w_rows, w_cols = window(g_rows, g_cols)
+        return blocks * cb * itemsize * w_rows * w_cols
+
+    room = jit.second_level_cache() // 4
+    wanted = 3 * threads  # tasks, so that threads finish together
+    g_cols = ow
+    while g_cols > pixels and nbytes(rows, g_cols) > room:
+        g_cols = max(pixels, -(-g_cols // 2))
+    g_rows = rows
+    while g_rows < oh and nbytes(g_rows + rows, g_cols) <= room:
+        g_rows += rows
+    images = max(1, p.n * p.g)
+    least_rows, least_cols = min(oh, max(rows, 4 * p.sh)), min(ow, 4 * pixels)
+    while images * -(-oh // g_rows) * -(-ow // g_cols) < wanted and (g_rows > least_rows or (oh == 1 and g_cols > least_cols)):
+        if oh == 1:
+            g_cols = max(least_cols, g_cols - pixels)
+        else:
+            g_rows = max(least_rows, g_rows - rows)
+    # Even groups: as many as there have to be, each as small as that allows.
+    g_rows = min(oh, -(-(-(-oh // -(-oh // g_rows))) // rows) * rows)
+    g_cols = min(ow, -(-(-(-ow // -(-ow // g_cols))) // pixels) * pixels)
+    tasks = images * -(-oh // g_rows) * -(-ow // g_cols)
+    splits = min(ocbs, max(1, -(-wanted // tasks))) if tasks < wanted and threads > 1 else 1
+    w_rows, w_cols = window(g_rows, g_cols)
+    tile_bytes = rows * pixels * width * itemsize
+    scratch = -(-nbytes(g_rows, g_cols) // 128) * 128 + 256 + 3 * tile_bytes
+    return Blocking(
+        rows, pixels, vectors, lanes, cb, piece, flat, g_rows, g_cols, splits, ocbs, w_rows, w_cols, scratch
+    )  # fmt: skip
+
+
+def bind(
+    problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool
+) -> list[Op]:
+    """The op. act: `ACT_NONE`, `ACT_CLIP` or `ACT_OTHER`. The residual lies in memory as the destination does."""
+    p, cut, itemsize = problem, blocking(problem, src, dst, dtype, threads), ITEMSIZE[dtype]
+    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    ic, oc, chunk = p.ic // p.g, p.oc // p.g, cut.cb * itemsize
+    blocks, w_row = -(-ic // cut.cb), cut.window_cols * chunk
+    w_block = cut.window_rows * w_row
+    # A stride of one tap only is taken out when the window is packed.
+    out_sh, row_step = (1, p.sh) if p.kh == 1 else (p.sh, 1)
+    out_sw, col_step = (1, p.sw) if p.kw == 1 else (p.sw, 1)
+    taps = [h * p.dh * w_row + w * p.dw * chunk for h in range(p.kh) for w in range(p.kw)]
+    ih, iw, oh, ow = (1, p.ih * p.iw, 1, p.oh * p.ow) if cut.flat else (p.ih, p.iw, p.oh, p.ow)
+    row_groups, col_groups = -(-oh // cut.group_rows), -(-ow // cut.group_cols)
+    d_piece = d.block if d.length <= cut.lanes else cut.lanes * itemsize
+    padded = dst.padded_shape(p.dst_shape)[1]
+    wei_ocb = blocks * cut.cb * len(taps) * cut.width * itemsize
+    words: dict[int, int | Buffer] = {
+        A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
+        A_TAPS_AT: OWN_TAIL, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAPS: len(taps),
+        A_IH: ih, A_IW: iw, A_PH: p.ph, A_PW: p.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
+        A_SH: p.sh, A_SW: p.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
+        A_SN: s.n, A_SBLOCK: s.block, A_SLEN: s.length, A_SROW: s.row, A_SCOL: s.col, A_SCHAN: s.channel,
+        A_DN: d.n, A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.row, A_DCOL: d.col, A_DCHAN: d.channel,
+        A_DPIECE: d_piece, A_PADDED: padded, A_GROUPS: p.g,
+        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block,
+        A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
+        A_OH: oh, A_OW: ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
+        A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,
+        A_WEI_OCB: wei_ocb, A_WEI_BLOCKS: -(-oc // cut.width),
+    }  # fmt: skip
+    args = tuple(words[k] for k in range(A_END)) + tuple(taps)
+    kernel = conv_direct(
+        itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
+        out_sw * chunk, cut.cb, cut.piece, act,
+    )  # fmt: skip
+    tasks = p.n * p.g * row_groups * col_groups * cut.splits
+    return [Op(kernel, args, tasks, 1, cut.scratch, len(taps))]
+
+
+__all__ += ["ACT_CLIP", "ACT_NONE", "ACT_OTHER", "bind", "geometry", "weight_layout"]
