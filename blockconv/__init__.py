@@ -18,6 +18,7 @@ from blockconv.errors import (
     SlowPathWarning,
     UnsupportedError,
 )
+from blockconv.functional import Conv2d, conv1d, conv2d, explain
 from blockconv.layout import (
     NATIVE,
     Axis,
@@ -38,6 +39,7 @@ __all__ = [
     "Axis",
     "BlockconvError",
     "BlockedArray",
+    "Conv2d",
     "Conv2dProblem",
     "ConvolutionMode",
     "DtypeError",
@@ -49,8 +51,11 @@ __all__ = [
     "SlowPathWarning",
     "UnsupportedError",
     "__version__",
+    "conv1d",
+    "conv2d",
     "convolution_mode",
     "empty",
+    "explain",
     "get_num_threads",
     "is_channels_last",
     "known_layouts",

@@ -10,7 +10,7 @@ from blockconv.errors import SlowPathWarning, UnsupportedError
 from blockconv.kernels import TABLE, Row
 from blockconv.layout import Layout
 
-__all__ = ["Candidate", "candidates", "choose", "explain"]
+__all__ = ["Candidate", "candidates", "choose", "explain", "named"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ def choose(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads:
             return row
         rejected.append(f"{row.name}: {why_not}")
     raise UnsupportedError(f"{op} from {src} to {dst}, {dtype}: no kernel takes it. " + "; ".join(rejected))
+
+
+def named(op: str, name: str) -> Row:
+    """The row of `op` with this name."""
+    return next(row for row in TABLE if row.op == op and row.name == name)
 
 
 def explain(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int) -> str:

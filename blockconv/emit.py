@@ -84,6 +84,30 @@ def store_bits(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped
     return types.void(_I64, _I64, bytes_lit), codegen
 
 
+@intrinsic(prefer_literal=True)
+def load_f(typingctx, address, bytes_lit):  # type: ignore[no-untyped-def]
+    """The float of `bytes_lit` (4 or 8) bytes at `address`, as a float of that size."""
+    kind = types.float32 if bytes_lit.literal_value == 4 else types.float64
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.load(pointer(builder, args[0], context.get_value_type(kind)), align=4)
+
+    return kind(_I64, bytes_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_f(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped-def]
+    """Write `value` as a float of `bytes_lit` (4 or 8) bytes."""
+    kind = types.float32 if bytes_lit.literal_value == 4 else types.float64
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        value = context.cast(builder, args[1], signature.args[1], kind)
+        builder.store(value, pointer(builder, args[0], value.type), align=4)
+        return context.get_dummy_value()
+
+    return types.void(_I64, value, bytes_lit), codegen
+
+
 # ---------------------------------------------------------------- threads
 
 

@@ -24,7 +24,7 @@ import numba
 from blockconv import jit
 from blockconv.emit import load_bits, load_i64, move, store_bits
 from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER, conv_tile
-from blockconv.kernels.table import Row
+from blockconv.kernels.table import Row, WeightForm
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
 from blockconv.runtime import OWN_TAIL, Buffer, Op
@@ -172,7 +172,10 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
             oh0 = min(row_group * g_rows, load_i64(args, A_OH) - g_rows)
             ow0 = min(col_group * g_cols, load_i64(args, A_OW) - g_cols)
             if rest != packed:
-                ih, iw = oh0 * load_i64(args, A_SH) - load_i64(args, A_PH), ow0 * load_i64(args, A_SW) - load_i64(args, A_PW)
+                ih, iw = (
+                    oh0 * load_i64(args, A_SH) - load_i64(args, A_PH),
+                    ow0 * load_i64(args, A_SW) - load_i64(args, A_PW),
+                )
                 image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
                 pack_window(args, window, image, group * load_i64(args, A_IC), ih, iw)
                 packed = rest
@@ -202,7 +205,18 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
                         place = base + (oh0 + r) * d_row + (ow0 + c) * d_col
                         if scatters:
                             if to_residual:
-                                scatter(args, other, place + to_residual, oc0, rows, pixels, width, valid, min(width, valid), 1)
+                                scatter(
+                                    args,
+                                    other,
+                                    place + to_residual,
+                                    oc0,
+                                    rows,
+                                    pixels,
+                                    width,
+                                    valid,
+                                    min(width, valid),
+                                    1,
+                                )
                             conv_tile(
                                 itemsize, fma, rows, pixels, vectors, lanes, px_bytes, stored_piece, act,
                                 src, row_bytes, w_block, blocks, cb, tail, load_i64(args, A_TAPS_AT), load_i64(args, A_TAPS),
@@ -362,7 +376,9 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
         g_rows += rows
     images = max(1, p.n * p.g)
     least_rows, least_cols = min(oh, max(rows, 4 * p.sh)), min(ow, 4 * pixels)
-    while images * -(-oh // g_rows) * -(-ow // g_cols) < wanted and (g_rows > least_rows or (oh == 1 and g_cols > least_cols)):
+    while images * -(-oh // g_rows) * -(-ow // g_cols) < wanted and (
+        g_rows > least_rows or (oh == 1 and g_cols > least_cols)
+    ):
         if oh == 1:
             g_cols = max(least_cols, g_cols - pixels)
         else:
@@ -420,5 +436,34 @@ def bind(
     tasks = p.n * p.g * row_groups * col_groups * cut.splits
     return [Op(kernel, args, tasks, 1, cut.scratch, len(taps))]
 
+
+def _weights(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> WeightForm:
+    cut = blocking(problem, src, dst, dtype, 1)
+    return WeightForm(weight_layout(cut), cut.ocbs * cut.width)
+
+
+def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> float:
+    """Arithmetic in whole tiles at the rate of the machine's vectors, or the bytes moved, whichever is more."""
+    p, cut = problem, blocking(problem, src, dst, "float32", threads)
+    oh, ow = (1, p.oh * p.ow) if cut.flat else (p.oh, p.ow)
+    tiles = p.n * p.g * -(-oh // cut.rows) * -(-ow // cut.pixels) * -(-(p.oc // p.g) // cut.width)
+    flops = 2 * tiles * cut.rows * cut.pixels * cut.width * (p.ic // p.g) * p.kh * p.kw
+    moved = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape) + p.oc * (p.ic // p.g) * p.kh * p.kw)
+    return 2e-6 + max(flops / (cut.lanes * 10e9), moved / 25e9) / threads
+
+
+ROWS = (
+    Row(
+        "conv_direct",
+        "conv2d",
+        frozenset(NATIVE),
+        frozenset(NATIVE),
+        frozenset(ITEMSIZE),
+        lambda problem, src, dst: None,
+        _cost,
+        bind,
+        _weights,
+    ),
+)
 
 __all__ += ["ACT_CLIP", "ACT_NONE", "ACT_OTHER", "bind", "geometry", "weight_layout"]

@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 from blockconv.emit import I32, I64, call_llvm, const, pointer, shuffle, splat, transpose
 from blockconv.kernels.activation import activate_vector
 
-__all__ = ["ACT_CLIP", "ACT_NONE", "ACT_OTHER", "conv_tile"]
+__all__ = ["ACT_CLIP", "ACT_NONE", "ACT_OTHER", "activate_scalar", "conv_tile"]
 
 ACT_NONE, ACT_CLIP, ACT_OTHER = 0, 1, 2
 
@@ -165,7 +165,9 @@ def _finish(builder: Any, tile: _Tile, piece: int, act: int, run: _Arguments, ac
     rows = tile.pixels * tile.vectors
     for row in range(tile.rows):
         base = builder.add(run.dst, builder.mul(const(row), run.d_row))
-        _store_row(builder, tile, piece, run, [builder.load(s) for s in accs[row * rows : (row + 1) * rows]], base, masked)
+        _store_row(
+            builder, tile, piece, run, [builder.load(s) for s in accs[row * rows : (row + 1) * rows]], base, masked
+        )
 
 
 def _param(builder: Any, tile: _Tile, run: _Arguments, index: int) -> Any:
@@ -208,7 +210,9 @@ def _valid_lanes(builder: Any, tile: _Tile, value: Any, v: int, run: _Arguments)
     return builder.select(mask, value, ir.Constant(tile.vector, None))
 
 
-def _store_row(builder: Any, tile: _Tile, piece: int, run: _Arguments, values: list[Any], base: Any, masked: bool) -> None:
+def _store_row(
+    builder: Any, tile: _Tile, piece: int, run: _Arguments, values: list[Any], base: Any, masked: bool
+) -> None:
     if masked:
         values = [_valid_lanes(builder, tile, x, i % tile.vectors, run) for i, x in enumerate(values)]
     if piece == 1:
@@ -267,7 +271,9 @@ def _pixel_mask(tile: _Tile, pixels: int, builder: Any, there: Any | None) -> An
     return mask if there is None else builder.select(there, mask, ir.Constant(bools, None))
 
 
-def _store_planes(builder: Any, tile: _Tile, run: _Arguments, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
+def _store_planes(
+    builder: Any, tile: _Tile, run: _Arguments, pixels: list[Any], base: Any, limit: Any | None
+) -> list[Any]:
     padded = pixels + [ir.Constant(tile.vector, ir.Undefined)] * (tile.lanes - len(pixels))
     for c, plane in enumerate(transpose(builder, padded, tile.lanes, tile.lanes)):
         at = pointer(builder, builder.add(base, builder.mul(const(c), run.d_piece)), tile.vector)
@@ -276,7 +282,9 @@ def _store_planes(builder: Any, tile: _Tile, run: _Arguments, pixels: list[Any],
     return pixels
 
 
-def _load_planes(builder: Any, tile: _Tile, run: _Arguments, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
+def _load_planes(
+    builder: Any, tile: _Tile, run: _Arguments, pixels: list[Any], base: Any, limit: Any | None
+) -> list[Any]:
     planes = []
     for c in range(tile.lanes):
         at = pointer(builder, builder.add(base, builder.mul(const(c), run.d_piece)), tile.vector)
@@ -321,3 +329,25 @@ def _load_pixel(builder: Any, tile: _Tile, piece: int, run: _Arguments, base: An
         both = list(range(2 * parts[0].type.count))
         parts = [shuffle(builder, a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+@intrinsic
+def activate_scalar(typingctx, x, params, act):
+    """The activation of one float: `params` as `conv_tile` has them, `act` its kind at run time."""
+
+    def codegen(context, builder, signature, args):
+        value, address, act = args
+        lane = ir.VectorType(value.type, 1)
+        tile = _Tile(4 if isinstance(value.type, ir.FloatType) else 8, 0, 1, 1, 1, 1)
+        run = _Arguments(*[address] * 19)
+        low, high = (_param(builder, tile, run, k) for k in (1, 2))
+        number = builder.load(pointer(builder, address, I64))
+        number = builder.select(builder.icmp_signed("==", act, const(ACT_OTHER)), number, const(0))
+        vector = splat(builder, value, 1)
+        assert vector.type == lane
+        other = builder.extract_element(activate_vector(builder, vector, number, [low, high]), ir.Constant(I32, 0))
+        clipped = builder.select(builder.fcmp_ordered("<", value, low), low, value)
+        clipped = builder.select(builder.fcmp_ordered(">", clipped, high), high, clipped)
+        return builder.select(builder.icmp_signed("==", act, const(ACT_CLIP)), clipped, other)
+
+    return x(x, types.int64, types.int64), codegen

@@ -33,10 +33,12 @@ class Nest:
 
     Of a dimension in `limits`, indices below the first number are copied, from there to the
     second filled, and from there on left alone. Every other dimension is walked whole.
+    Of a dimension in `unread`, the source has no place for what is filled: it must not be read.
     """
 
     loops: tuple[Loop, ...]
     limits: dict[int, tuple[int, int]]
+    unread: frozenset[int]
 
     def partial(self, loop: Loop) -> bool:
         return loop.dim in self.limits
@@ -47,7 +49,7 @@ def nest(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Nest | None:
     """The loop nest of a reorder; None where the layouts' blocks do not nest (sizes 4 and 6, say)."""
     loops: list[Loop] = []
     limits: dict[int, tuple[int, int]] = {}
-    padded = dst.padded_shape(shape)
+    padded, there = dst.padded_shape(shape), src.padded_shape(shape)
     for dim, extent in enumerate(shape):
         digits = _digits(dim, padded[dim], _of(dim, src.axes(shape)), _of(dim, dst.axes(shape)))
         if digits is None:
@@ -56,7 +58,8 @@ def nest(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Nest | None:
             limits[dim] = (extent, padded[dim])
         loops += digits
     loops = sorted((loop for loop in loops if loop.size > 1), key=lambda loop: (-loop.dst, -loop.src))
-    return Nest(tuple(_fused(loops, limits)), limits)
+    unread = frozenset(dim for dim in limits if there[dim] < padded[dim])
+    return Nest(tuple(_fused(loops, limits)), limits, unread)
 
 
 def _of(dim: int, axes: tuple[Axis, ...]) -> list[Axis]:

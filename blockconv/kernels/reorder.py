@@ -147,9 +147,7 @@ def copy_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> Op | 
     slots = _slots(nest, run.dim, run.dim)
     if slots is None:
         return "more than four dimensions have tails"
-    inner = [
-        loop for loop in nest.loops if loop is not run and (loop.dim == run.dim or not nest.partial(loop))
-    ]
+    inner = [loop for loop in nest.loops if loop is not run and (loop.dim == run.dim or not nest.partial(loop))]
     limits = dict(nest.limits)
     if run.size * itemsize > TASK_BYTES:
         # A long run is cut: pieces are steps of a loop, and the run's end is the limit of the last.
@@ -194,6 +192,7 @@ def _op(
     inner_tasks: int,
     itemsize: int,
     fill: int,
+    scratch: int = SCRATCH,
 ) -> Op:
     words: list[int | Buffer] = [SRC, DST, fill, len(outer)]
     for dim in slots:
@@ -204,7 +203,7 @@ def _op(
         tasks *= loop.size
         words += [loop.size, loop.src * itemsize, loop.dst * itemsize]
         words += [loop.step * (loop.dim == dim) for dim in slots]
-    return Op(kernel, tuple(words), tasks, scratch=SCRATCH)
+    return Op(kernel, tuple(words), tasks, scratch=scratch)
 
 
 # ---------------------------------------------------------------- transposes
@@ -253,9 +252,7 @@ def transpose_tile(
         vectors = transpose(builder, vectors, a, b)
         if flags & DENSE_DST:
             for i, value in enumerate(vectors):
-                store_vector(
-                    builder, value, builder.add(dst, const(i * lanes * itemsize)), bool(flags & STREAM)
-                )
+                store_vector(builder, value, builder.add(dst, const(i * lanes * itemsize)), bool(flags & STREAM))
             return context.get_dummy_value()
         trash = builder.add(lines, const(LINE))
         addresses = _row_addresses(builder, dst, d1, d0, ub, b, written, trash)
@@ -275,6 +272,7 @@ def transpose_tile(
 
 
 DENSE_SRC, DENSE_DST, FILLED, STREAM = 1, 2, 4, 8
+BOUNCE = 16  # a tile whose rows are longer than the source is goes through the scratch
 
 
 def _load(builder: Any, address: Any, itemsize: int, lanes: int) -> Any:
@@ -305,6 +303,7 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
         int(ub == b),
         int(va == a),
     )  # a loop of its own, not an inner block and the loop around it
+    bounce = int(bool(flags & BOUNCE))
 
     def kernel(args, first, last, scratch):
         for at in range(0, LINE, itemsize):
@@ -344,9 +343,19 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
                 for v_at in range(v_first, min(vs, v_first + v_strip), a):
                     v = min(v_at, vs - a)
                     v_src, v_left = u_src + (v // va) * s1 + (v % va) * s0, v_valid - v * whole_v
+                    far, near = s1, s0
+                    if bounce and copied < ub:
+                        held = scratch + SCRATCH
+                        for r in range(a):
+                            row = v_src + (r // va) * s1 + (r % va) * s0
+                            for q in range(b):
+                                if r % va < v_left and q % ub < copied:
+                                    bits = load_bits(row + q * itemsize, itemsize)
+                                    store_bits(held + (r * b + q) * itemsize, bits, itemsize)
+                        v_src, far, near = held, va * b * itemsize, b * itemsize
                     transpose_tile(
                         itemsize, a, b, va, ub, flags,
-                        v_src, s1, s0, v_left, u_dst + v * itemsize, d1, d0, copied, written, scratch,
+                        v_src, far, near, v_left, u_dst + v * itemsize, d1, d0, copied, written, scratch,
                     )  # fmt: skip
 
     return kernel
@@ -382,10 +391,11 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
         flags |= DENSE_DST
     if nest.partial(u) and nest.limits[u.dim][0] != nest.limits[u.dim][1]:
         flags |= FILLED
-    aligned = (
-        all(loop.dst * itemsize % 64 == 0 for loop in (*outer, *([u_far] if u_far else []))) and vs % a == 0
-    )
-    if stream and aligned and (flags & DENSE_DST or (a * itemsize == 64 and d0 * itemsize % 64 == 0)):
+    if u.dim in nest.unread:
+        flags |= BOUNCE
+    aligned = all(loop.dst * itemsize % 64 == 0 for loop in (*outer, *([u_far] if u_far else []))) and vs % a == 0
+    lines = a * itemsize == 64 and d0 * itemsize % 64 == 0
+    if stream and aligned and (lines or (flags & DENSE_DST and us % b == 0)):
         flags |= STREAM
     u_strip, v_strip = _strips(us, vs, a, b, itemsize)
     own = [
@@ -402,7 +412,8 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
     ]
     tasks = -(-us // u_strip) * -(-vs // v_strip)
     kernel = reorder_transpose(itemsize, a, b, va, ub, flags)
-    return _op(kernel, nest.limits, slots, outer, own, tasks, itemsize, fill)
+    scratch = SCRATCH + a * b * itemsize * bool(flags & BOUNCE)
+    return _op(kernel, nest.limits, slots, outer, own, tasks, itemsize, fill, scratch)
 
 
 def _around(nest: Nest, loop: Loop, other: Loop, stride: Callable[[Loop], int]) -> Loop | None:
@@ -533,9 +544,7 @@ def _why_not(make: Callable[..., Op | str]) -> Callable[[ReorderProblem, Layout,
 
 
 def _bind(make: Callable[..., Op | str]) -> Callable[..., list[Op]]:
-    def bind(
-        problem: ReorderProblem, src: Layout, dst: Layout, fill: int = 0, stream: bool = False
-    ) -> list[Op]:
+    def bind(problem: ReorderProblem, src: Layout, dst: Layout, fill: int = 0, stream: bool = False) -> list[Op]:
         loops = nest(src, dst, problem.shape)
         assert loops is not None
         op = make(loops, problem.itemsize, fill, stream)
@@ -545,9 +554,7 @@ def _bind(make: Callable[..., Op | str]) -> Callable[..., list[Op]]:
     return bind
 
 
-def _bind_elements(
-    problem: ReorderProblem, src: Layout, dst: Layout, fill: int = 0, stream: bool = False
-) -> list[Op]:
+def _bind_elements(problem: ReorderProblem, src: Layout, dst: Layout, fill: int = 0, stream: bool = False) -> list[Op]:
     return [elements_op(src, dst, problem.shape, problem.itemsize, fill)]
 
 

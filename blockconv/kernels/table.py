@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockconv.layout import Layout
 from blockconv.runtime import Op
 
-__all__ = ["Row"]
+__all__ = ["Row", "WeightForm"]
+
+
+class WeightForm(NamedTuple):
+    """How a kernel wants weights and bias.
+
+    layout: of the weights, over (G, O/G, I/G, H, W). bias: elements a group, the end zero-padded.
+    """
+
+    layout: Layout
+    bias: int
 
 
 @dataclass(frozen=True)
@@ -20,7 +30,8 @@ class Row:
     why_not(problem, src, dst): None if the kernel solves the problem from and to these layouts,
     else a sentence. cost(problem, src, dst, threads): predicted seconds.
     bind(problem, src, dst, **options): the ops to run; what the options and buffers are belongs to
-    the op and stands in its family's module. reference: covers everything, and is slow.
+    the op and stands in its family's module. weights(problem, src, dst, dtype): what to pack, for
+    an op that has weights. reference: covers everything, and is slow.
     """
 
     name: str
@@ -31,4 +42,5 @@ class Row:
     why_not: Callable[[Any, Layout, Layout], str | None]
     cost: Callable[[Any, Layout, Layout, int], float]
     bind: Callable[..., Sequence[Op]]
+    weights: Callable[[Any, Layout, Layout, str], WeightForm] | None = None
     reference: bool = False

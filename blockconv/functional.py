@@ -1,0 +1,422 @@
+"""The drop-in functions: torch.nn.functional's semantics on NumPy arrays, torch CPU tensors and BlockedArrays.
+
+What goes in comes out: an array in PyTorch's memory format for the inputs, a tensor without a
+copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv import dispatch
+from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
+from blockconv.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
+from blockconv.kernels import Row
+from blockconv.kernels.activation import Activation, activation
+from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER
+from blockconv.layout import NATIVE, Layout
+from blockconv.packing import pack_bias, pack_weights
+from blockconv.problem import Conv2dProblem
+from blockconv.runtime import Program, address_of, get_num_threads
+
+__all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
+
+Array: TypeAlias = npt.NDArray[Any]
+Padding: TypeAlias = "int | str | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
+ALGORITHMS = ("auto", "direct", "reference")
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_NATIVE = frozenset(NATIVE)
+_NCHW, _NHWC = Layout("NCHW"), Layout("NHWC")
+
+
+class Conv2d:
+    """A convolution whose weights are packed once for each layout that it meets.
+
+    weight: (O, I/groups, KH, KW), float32 or float64, kept by reference. bias: (O,) or None.
+    stride, dilation: an int or a pair. padding: an int, a pair, 'same', 'valid', or ((top, bottom), (left,
+    right)). activation: a name or (name, *parameters), see `blockconv.kernels.activation`.
+    layout: the source layout; inputs in another are reordered to it, with a warning; "auto" takes each as it
+    comes. out_layout: the destination's, by default the source's (for arrays: PyTorch's memory format).
+    algorithm: "auto", "direct" or "reference".
+
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError and its kinds, before anything is written.
+    """
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any = None,
+        stride: int | tuple[int, int] = 1,
+        padding: Padding = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        *,
+        layout: Layout | str = "auto",
+        out_layout: Layout | str | None = None,
+        activation: Any = None,
+        algorithm: str = "auto",
+        op: str = "Conv2d",
+    ) -> None:
+        self._op = op
+        self.weight = _numpy(weight, op, "weight")
+        self.bias = None if bias is None else _numpy(bias, op, "bias")
+        self._check_parameters(groups)
+        self.stride, self.dilation = _pair(op, "stride", stride), _pair(op, "dilation", dilation)
+        self.groups, self.padding = groups, padding
+        kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
+        self._pads = _pads(op, padding, kernel, self.stride, self.dilation)
+        self.activation = _activation(activation, op)
+        self.layout = None if layout == "auto" else _native(layout, op, "layout")
+        self.out_layout = None if out_layout is None else _native(out_layout, op, "out_layout")
+        if algorithm not in ALGORITHMS:
+            raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
+        self.algorithm = algorithm
+        self._act, self._params = _act_block(self.activation)
+        self._weight_is_channels_last = is_channels_last(self.weight)
+        self._packed: dict[Any, tuple[BlockedArray, Array]] = {}
+        self._bound: dict[Any, _Bound] = {}
+
+    def __call__(self, input: Any, *, residual: Any = None, out: Any = None) -> Any:
+        """The convolution of `input`, (N, C, H, W) or (C, H, W): activation(conv + bias + residual).
+
+        residual: of the output's shape. out: to write, of the output's kind, shape and dtype; it overlaps no input.
+        """
+        if isinstance(input, BlockedArray):
+            return self._on_blocked(input, residual, out)
+        return self._on_array(input, residual, out)
+
+    # -- the kinds of input
+
+    def _on_blocked(self, x: BlockedArray, residual: Any, out: Any) -> BlockedArray:
+        src, layout = x, x.layout
+        if self.layout is not None and layout != self.layout:
+            src = _reordered(self._op, x, self.layout)
+        elif layout not in _NATIVE:
+            src = _reordered(self._op, x, _NCHW)
+        # A layout that no kernel gives is reordered to at the end.
+        dst_layout = self.out_layout or (out.layout if isinstance(out, BlockedArray) else layout)
+        native = dst_layout if dst_layout in _NATIVE else _NCHW
+        bound = self._bind(src.shape, src.layout, native, src.storage.dtype, residual is not None)
+        if out is not None:
+            _check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
+        res = None if residual is None else self._residual(residual, bound)
+        dst = out if out is not None and native == dst_layout else empty(bound.problem.dst_shape, native, src.dtype)
+        bound.run(self._op, src.storage, dst.storage, res)
+        if native != dst_layout:
+            return to_layout(dst, dst_layout, out=out)
+        return dst
+
+    def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
+        x = _numpy(input, self._op, "input")
+        unbatched = x.ndim == 3
+        if unbatched:
+            x = x[None]
+        if x.ndim != 4:
+            raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+        src_last = is_channels_last(x)
+        storage, layout = _storage(x, src_last)
+        if self.layout is not None and layout != self.layout:
+            entered = _reordered(self._op, BlockedArray(storage, layout, x.shape), self.layout)
+            storage, layout = entered.storage, entered.layout
+        written = None if out is None else _numpy(out, self._op, "out", write=True)
+        if written is not None and unbatched:
+            written = written[None]
+        dst = self._array_layout(written, src_last)
+        bound = self._bind(x.shape, layout, dst, x.dtype, residual is not None)
+        shape = bound.problem.dst_shape
+        if written is None:
+            target = np.empty(dst.storage_shape(shape), x.dtype)
+        else:
+            _check_out(self._op, written, np.ndarray, shape, x.dtype, None)
+            target = written.transpose(dst.outer)
+        res = None if residual is None else self._residual(residual, bound)
+        bound.run(self._op, storage, target, res)
+        if out is not None:
+            return out
+        result = target.transpose(np.argsort(dst.outer))
+        return _like(input, result[0] if unbatched else result)
+
+    def _array_layout(self, out: Array | None, src_last: bool) -> Layout:
+        if out is not None:
+            for layout in (_NHWC, _NCHW) if is_channels_last(out) else (_NCHW, _NHWC):
+                if out.ndim == 4 and out.transpose(layout.outer).flags.c_contiguous:
+                    return layout
+            raise LayoutError(self._op, "out", out, "has to be dense in NCHW or NHWC order")
+        if self.out_layout is not None:
+            if self.out_layout.is_blocked:
+                rule = "an array's output can be NCHW or NHWC"
+                raise LayoutError(self._op, "out_layout", str(self.out_layout), rule, "give a BlockedArray as input")
+            return self.out_layout
+        return _NHWC if src_last or self._weight_is_channels_last else _NCHW
+
+    def _residual(self, residual: Any, bound: _Bound) -> Array:
+        shape, dst = bound.problem.dst_shape, bound.dst
+        if not isinstance(residual, BlockedArray):
+            x = _numpy(residual, self._op, "residual")
+            x = x[None] if x.ndim == 3 else x
+            if x.ndim != 4:
+                raise ArgumentError(self._op, "residual", x, f"has to be of the output's shape, {shape}")
+            residual = BlockedArray(*_storage(x, is_channels_last(x)), x.shape)
+        if residual.shape != shape:
+            raise ArgumentError(self._op, "residual", residual, f"has to be of the output's shape, {shape}")
+        if residual.storage.dtype != self.weight.dtype:
+            raise DtypeError(self._op, "residual", str(residual.dtype), f"has to be {self.weight.dtype}")
+        return to_layout(residual, dst).storage
+
+    # -- binding
+
+    def _bind(self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: np.dtype[Any], residual: bool) -> _Bound:
+        threads = get_num_threads()
+        key = (shape, src, dst, dtype, residual, threads)
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = self._make(shape, src, dst, dtype, residual, threads)
+        return bound
+
+    def _make(
+        self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: np.dtype[Any], residual: bool, threads: int
+    ) -> _Bound:
+        problem = self._problem(shape, dtype)
+        if problem.n == 0:
+            return _Bound(problem, dst, Program(()), (0, 0, 0), threads)
+        row = self._row(problem, src, dst, str(dtype), threads)
+        assert row.weights is not None
+        form = row.weights(problem, src, dst, str(dtype))
+        packed = self._packed.get((row.name, form))
+        if packed is None:
+            bias = pack_bias(problem, self.bias, form, str(dtype))
+            packed = self._packed[row.name, form] = (pack_weights(problem, self.weight, form), bias)
+        ops = row.bind(problem, src, dst, str(dtype), threads, self._act, residual)
+        constant = (address_of(packed[0].storage), address_of(packed[1]), address_of(self._params))
+        return _Bound(problem, dst, Program(ops), constant, threads)
+
+    def _row(self, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Row:
+        if self.algorithm == "auto":
+            return dispatch.choose("conv2d", problem, src, dst, dtype, threads)
+        rows = {"direct": "conv_direct", "reference": "conv_reference"}
+        return dispatch.named("conv2d", rows[self.algorithm])
+
+    def _problem(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Conv2dProblem:
+        if dtype != self.weight.dtype:
+            raise DtypeError(self._op, "input", str(dtype), f"has to be of the weight's dtype, {self.weight.dtype}")
+        oc, per_group, kh, kw = self.weight.shape
+        if len(shape) != 4 or shape[1] != per_group * self.groups:
+            rule = f"has to be (N, C, H, W) with C = {per_group * self.groups}, as weight and groups say"
+            raise ArgumentError(self._op, "input", shape, rule)
+        (top, bottom), (left, right) = self._pads
+        n, ic, ih, iw = (int(k) for k in shape)
+        return Conv2dProblem(
+            n, ic, ih, iw, int(oc), int(kh), int(kw), *self.stride, top, left, bottom, right, *self.dilation, self.groups
+        )  # fmt: skip
+
+    def _check_parameters(self, groups: int) -> None:
+        weight, bias = self.weight, self.bias
+        if weight.ndim != 4:
+            raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)")
+        if weight.dtype not in _FLOATS:
+            raise DtypeError(self._op, "weight", str(weight.dtype), "has to be float32 or float64")
+        if not isinstance(groups, int) or groups < 1 or weight.shape[0] % groups:
+            rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"
+            raise ArgumentError(self._op, "groups", groups, rule)
+        if bias is not None and bias.shape != (weight.shape[0],):
+            raise ArgumentError(self._op, "bias", bias, f"has to be of shape ({weight.shape[0]},)")
+        if bias is not None and bias.dtype != weight.dtype:
+            raise DtypeError(self._op, "bias", str(bias.dtype), f"has to be of the weight's dtype, {weight.dtype}")
+
+
+class _Bound:
+    """A problem with its program and packed parameters, ready for the addresses of a call."""
+
+    __slots__ = ("constant", "dst", "problem", "program", "threads")
+
+    def __init__(
+        self, problem: Conv2dProblem, dst: Layout, program: Program, constant: tuple[int, int, int], threads: int
+    ) -> None:
+        self.problem, self.dst, self.program = problem, dst, program
+        self.constant, self.threads = constant, threads
+
+    def run(self, op: str, src: Array, dst: Array, residual: Array | None) -> None:
+        if np.may_share_memory(src, dst) or (residual is not None and np.may_share_memory(residual, dst)):
+            raise ArgumentError(op, "out", dst, "must not overlap the input or the residual", "give another array")
+        wei, bias, params = self.constant
+        to = address_of(dst)
+        added = to if residual is None else address_of(residual)
+        self.program.run((address_of(src), wei, bias, to, added, params), self.threads)
+
+
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: int | tuple[int, int] = 1,
+    padding: Padding = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    *,
+    activation: Any = None,
+    residual: Any = None,
+    out: Any = None,
+    out_layout: Layout | str | None = None,
+    algorithm: str = "auto",
+) -> Any:
+    """torch.nn.functional.conv2d, with a fused residual and activation. See `Conv2d`, which packs weights once.
+
+    input: (N, C, H, W) or (C, H, W), float32 or float64: a NumPy array, a torch CPU tensor, or a BlockedArray.
+    """
+    conv = Conv2d(
+        weight, bias, stride, padding, dilation, groups,
+        out_layout=out_layout, activation=activation, algorithm=algorithm, op="conv2d",
+    )  # fmt: skip
+    return conv(input, residual=residual, out=out)
+
+
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: int = 1,
+    padding: int | str = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    *,
+    activation: Any = None,
+    algorithm: str = "auto",
+) -> Any:
+    """torch.nn.functional.conv1d: `conv2d` over (N, C, 1, L). input: (N, C, L) or (C, L); weight: (O, I/groups, K)."""
+    x, w = _numpy(input, "conv1d", "input"), _numpy(weight, "conv1d", "weight")
+    if x.ndim not in (2, 3) or w.ndim != 3:
+        raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L), with a weight of (O, I/groups, K)")
+    wide = padding if isinstance(padding, str) else (0, padding)
+    conv = Conv2d(
+        w[:, :, None], bias, (1, stride), wide, (1, dilation), groups,
+        out_layout="NCHW", activation=activation, algorithm=algorithm, op="conv1d",
+    )  # fmt: skip
+    return _like(input, conv(x[..., None, :])[..., 0, :])
+
+
+def explain(problem: Conv2dProblem, src: Layout | str | None = None, dst: Layout | str | None = None) -> str:
+    """Every kernel for a problem in float32, a line each: its predicted cost, or why it was rejected.
+
+    src, dst: layouts; by default each of the eight native layouts to itself.
+    """
+    if not isinstance(problem, Conv2dProblem):
+        raise ArgumentError("explain", "problem", problem, "has to be a Conv2dProblem")
+    pairs = [(lay, lay) for lay in NATIVE] if src is None else [(Layout(src), Layout(dst or src))]
+    threads = get_num_threads()
+    return "\n".join(dispatch.explain("conv2d", problem, s, d, "float32", threads) for s, d in pairs)
+
+
+# ---------------------------------------------------------------- the boundary
+
+
+def _numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
+    """An array or a torch CPU tensor as an array, without a copy."""
+    if isinstance(x, np.ndarray):
+        array = x
+    elif type(x).__module__.split(".")[0] == "torch":
+        if getattr(x, "requires_grad", False):
+            rule = "requires a gradient, and this library computes none"
+            raise ArgumentError(op, argument, x, rule, "give x.detach()")
+        if x.device.type != "cpu":
+            raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
+        array = x.numpy()
+    elif write or isinstance(x, (str, bytes)) or x is None:
+        raise ArgumentError(op, argument, x, "has to be an array")
+    else:
+        array = np.asarray(x)
+    if write and not array.flags.writeable:
+        raise ArgumentError(op, argument, array, "has to be writeable")
+    return array
+
+
+def _like(input: Any, result: Array) -> Any:
+    if type(input).__module__.split(".")[0] == "torch":
+        import torch
+
+        return torch.from_numpy(result)
+    return result
+
+
+def _storage(x: Array, channels_last: bool) -> tuple[Array, Layout]:
+    """A 4-D array's storage and layout; strides that are dense in neither order are copied once."""
+    layout = _NHWC if channels_last else _NCHW
+    storage = x.transpose(layout.outer)
+    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
+        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
+    return storage, layout
+
+
+def _reordered(op: str, x: BlockedArray, layout: Layout) -> BlockedArray:
+    text = f"blockconv: {op} reorders its input from {x.layout} to {layout} at every call"
+    warnings.warn(text + "; give it in that layout", SlowPathWarning, stacklevel=4)
+    return to_layout(x, layout)
+
+
+def _check_out(
+    op: str, out: Any, kind: type, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None
+) -> None:
+    if not isinstance(out, kind):
+        raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, as the input is")
+    if tuple(out.shape) != shape:
+        raise ArgumentError(op, "out", out, f"has to be of shape {shape}")
+    if out.dtype != dtype:
+        raise DtypeError(op, "out", str(out.dtype), f"has to be of dtype {dtype}")
+    if layout is not None and out.layout != layout:
+        raise LayoutError(op, "out", out, f"has to be in {layout}")
+    storage = out.storage if isinstance(out, BlockedArray) else out
+    if not storage.flags.writeable:
+        raise ArgumentError(op, "out", out, "has to be writeable")
+
+
+def _pair(op: str, argument: str, value: Any) -> tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) for v in pair) or min(pair) < 1:
+        raise ArgumentError(op, argument, value, "has to be a positive int or a pair of them")
+    return pair
+
+
+def _pads(
+    op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((top, bottom), (left, right))."""
+    if padding == "valid":
+        return (0, 0), (0, 0)
+    if padding == "same":
+        if stride != (1, 1):
+            raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
+    pads = (
+        (padding, padding) if isinstance(padding, int) else tuple(padding) if isinstance(padding, (tuple, list)) else ()
+    )
+    both = [(p, p) if isinstance(p, int) else tuple(p) if isinstance(p, (tuple, list)) else () for p in pads]
+    if len(both) != 2 or any(len(p) != 2 or not all(isinstance(v, int) and v >= 0 for v in p) for p in both):
+        rule = "has to be an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))"
+        raise ArgumentError(op, "padding", padding, rule)
+    return both[0], both[1]
+
+
+def _native(layout: Layout | str, op: str, argument: str) -> Layout:
+    found = Layout(layout)
+    if found not in _NATIVE:
+        names = ", ".join(str(n) for n in NATIVE)
+        raise LayoutError(op, argument, str(found), f"has to be one of {names}", "see to_layout")
+    return found
+
+
+def _activation(spec: Any, op: str) -> Activation:
+    return spec if isinstance(spec, Activation) else activation(spec, op)
+
+
+def _act_block(act: Activation) -> tuple[int, Array]:
+    """The kind of activation that a kernel is compiled for, and its parameter block."""
+    kind = ACT_NONE if act.is_identity else ACT_CLIP if act.number == 0 else ACT_OTHER
+    block = np.zeros(3, np.int64)
+    block[0] = act.number
+    block[1:].view(np.float64)[:] = act.first, act.second
+    return kind, block
