@@ -545,6 +545,8 @@ def _why_not(make: Callable[..., Op | str]) -> Callable[[ReorderProblem, Layout,
 
 def _bind(make: Callable[..., Op | str]) -> Callable[..., list[Op]]:
     def bind(problem: ReorderProblem, src: Layout, dst: Layout, fill: int = 0, stream: bool = False) -> list[Op]:
+        if 0 in problem.shape:
+            return []
         loops = nest(src, dst, problem.shape)
         assert loops is not None
         op = make(loops, problem.itemsize, fill, stream)
