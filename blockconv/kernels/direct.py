@@ -36,14 +36,14 @@ ITEMSIZE = {"float32": 4, "float64": 8}
 
 # Argument words. s_: source, d_: destination, w_: window in the scratch; all strides in bytes.
 (
-    A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_TAPS_AT,
-    A_IC, A_OC, A_BLOCKS, A_TAPS, A_IH, A_IW, A_PH, A_PW,
+    A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_PLACES,
+    A_IC, A_OC, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_PH, A_PW,
     A_ROW_STEP, A_COL_STEP, A_SH, A_SW, A_OUT_SH, A_OUT_SW,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
     A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_TILE_AT,
     A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
-) = range(52)  # fmt: skip
+) = range(54)  # fmt: skip
 
 
 # ---------------------------------------------------------------- packing a window
@@ -179,9 +179,9 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
                 image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
                 pack_window(args, window, image, group * load_i64(args, A_IC), ih, iw)
                 packed = rest
-            oc, blocks, ocbs = load_i64(args, A_OC), load_i64(args, A_BLOCKS), load_i64(args, A_OCB)
-            tail = load_i64(args, A_IC) - (blocks - 1) * cb
-            w_row, w_block = load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
+            oc, ocbs = load_i64(args, A_OC), load_i64(args, A_OCB)
+            whole, ended, tail = load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL)
+            w_row = load_i64(args, A_WROW)
             row_bytes, col_bytes = load_i64(args, A_OUT_SH) * w_row, load_i64(args, A_OUT_SW) * (cb * itemsize)
             d_row, d_col = load_i64(args, A_DROW), load_i64(args, A_DCOL)
             base = load_i64(args, A_DST) + n * load_i64(args, A_DN)
@@ -218,17 +218,17 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
                                     1,
                                 )
                             conv_tile(
-                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, stored_piece, act,
-                                src, row_bytes, w_block, blocks, cb, tail, load_i64(args, A_TAPS_AT), load_i64(args, A_TAPS),
+                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
+                                src, row_bytes, load_i64(args, A_PLACES), whole, ended, tail,
                                 wei, bias, tile, pixels * width * itemsize, width * itemsize, lanes * itemsize,
                                 tile_bytes if to_residual else 0, width, width, load_i64(args, A_ACT), spare,
                             )  # fmt: skip
                             scatter(args, tile, place, oc0, rows, pixels, width, valid, written, 0)
                         else:
                             conv_tile(
-                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, stored_piece, act,
-                                src, row_bytes, w_block, blocks if valid > 0 else 0, cb, tail,
-                                load_i64(args, A_TAPS_AT), load_i64(args, A_TAPS),
+                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
+                                src, row_bytes, load_i64(args, A_PLACES),
+                                whole if valid > 0 else 0, ended if valid > 0 else 0, tail,
                                 wei, bias, place + _channel_offset(args, oc0), d_row, d_col, load_i64(args, A_DPIECE),
                                 to_residual, valid, written, load_i64(args, A_ACT), spare,
                             )  # fmt: skip
@@ -321,13 +321,17 @@ def _destination_piece(problem: Conv2dProblem, dst: Layout, lanes: int) -> int:
 _REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 
 
-def _tile(oc: int, oh: int, ow: int, dst: Layout, piece: int, lanes: int, registers: int) -> tuple[int, int, int]:
+def _tile(
+    oc: int, groups: int, oh: int, ow: int, dst: Layout, piece: int, lanes: int, registers: int
+) -> tuple[int, int, int]:
     """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, or latency, whichever binds."""
     best: tuple[float, int, tuple[int, int, int]] | None = None
     for vectors, most in _REGISTERS_OF_TILE[registers]:
         width = vectors * lanes
-        # A tile does not straddle two of the destination's blocks unless it covers whole ones.
-        if piece > 1 and dst.is_blocked and dst.blocks[1] > lanes and dst.blocks[1] % width:
+        # A tile does not straddle two of the destination's blocks unless it covers whole ones. Groups that are
+        # no whole tiles begin inside a block, where one would.
+        straddles = dst.blocks[1] % width or (groups > 1 and oc % width)
+        if piece > 1 and dst.is_blocked and dst.blocks[1] > lanes and straddles:
             continue
         for count in range(-(-ow // most), -(-ow // most) + 3):
             pixels = -(-ow // count)
@@ -351,7 +355,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     oh, ow = (1, p.oh * p.ow) if flat else (p.oh, p.ow)
     ic, oc = p.ic // p.g, p.oc // p.g
     cb, piece = _source_block(p, src), _destination_piece(p, dst, lanes)
-    rows, pixels, vectors = _tile(oc, oh, ow, dst, piece, lanes, 32 if isa.registers == 32 else 16)
+    rows, pixels, vectors = _tile(oc, p.g, oh, ow, dst, piece, lanes, 32 if isa.registers == 32 else 16)
     width = vectors * lanes
     padded = dst.padded_shape(p.dst_shape)[1]
     ocbs = -(-oc // width) if piece == 0 or p.g > 1 else -(-padded // width)
@@ -409,6 +413,8 @@ def bind(
     out_sh, row_step = (1, p.sh) if p.kh == 1 else (p.sh, 1)
     out_sw, col_step = (1, p.sw) if p.kw == 1 else (p.sw, 1)
     taps = [h * p.dh * w_row + w * p.dw * chunk for h in range(p.kh) for w in range(p.kw)]
+    places = [b * w_block + tap for b in range(blocks) for tap in taps]
+    tail = ic - (blocks - 1) * cut.cb
     ih, iw, oh, ow = (1, p.ih * p.iw, 1, p.oh * p.ow) if cut.flat else (p.ih, p.iw, p.oh, p.ow)
     row_groups, col_groups = -(-oh // cut.group_rows), -(-ow // cut.group_cols)
     d_piece = d.block if d.length <= cut.lanes else cut.lanes * itemsize
@@ -416,7 +422,7 @@ def bind(
     wei_ocb = blocks * cut.cb * len(taps) * cut.width * itemsize
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
-        A_TAPS_AT: OWN_TAIL, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAPS: len(taps),
+        A_PLACES: OWN_TAIL, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_WHOLE: (blocks - (tail < cut.cb)) * len(taps), A_ENDED: (tail < cut.cb) * len(taps), A_TAIL: tail,
         A_IH: ih, A_IW: iw, A_PH: p.ph, A_PW: p.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
         A_SH: p.sh, A_SW: p.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
         A_SN: s.n, A_SBLOCK: s.block, A_SLEN: s.length, A_SROW: s.row, A_SCOL: s.col, A_SCHAN: s.channel,
@@ -428,13 +434,13 @@ def bind(
         A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,
         A_WEI_OCB: wei_ocb, A_WEI_BLOCKS: -(-oc // cut.width),
     }  # fmt: skip
-    args = tuple(words[k] for k in range(A_END)) + tuple(taps)
+    args = tuple(words[k] for k in range(A_END)) + tuple(places)
     kernel = conv_direct(
         itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
         out_sw * chunk, cut.cb, cut.piece, act,
     )  # fmt: skip
     tasks = p.n * p.g * row_groups * col_groups * cut.splits
-    return [Op(kernel, args, tasks, 1, cut.scratch, len(taps))]
+    return [Op(kernel, args, tasks, 1, cut.scratch, len(places))]
 
 
 def _weights(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> WeightForm:

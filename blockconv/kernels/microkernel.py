@@ -52,28 +52,29 @@ class _Tile:
 @intrinsic(prefer_literal=True)
 def conv_tile(  # one tile, from the weights to the stored output
     typingctx,
-    itemsize, fma, rows, pixels, vectors, lanes, px_bytes, piece, act,
-    src, row_stride, block_stride, blocks, channels, tail_channels, taps, tap_count,
-    wei, bias, dst, d_row, d_px, d_piece, residual_offset, valid, written, params, tile_scratch,
+    itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act,
+    src, row_stride, places, whole, ended, tail, wei, bias, dst, d_row, d_px, d_piece,
+    residual_offset, valid, written, params, tile_scratch,
 ):  # fmt: skip
     """Reduce one tile and store it.
 
     Compile time: itemsize (4 or 8), fma (0, 1), tile (rows x pixels x vectors of lanes), px_bytes between
-    neighbouring source pixels of a row, piece (contiguous destination channels; 1 is NCHW), act (`ACT_NONE`, `ACT_CLIP`, `ACT_OTHER`).
-    Run time, in bytes: the source's first pixel; its row and block strides; how many blocks, the channels
-    in each and in the last; the address of the tap offsets and their count; weights
-    [block][tap][channels][vectors * lanes]; bias (vectors * lanes); destination and its row, pixel and
-    piece strides; the residual's address less the destination's, 0 for none; how many channels of the tile
-    are valid and how many are written (as zero beyond the valid ones); the activation's parameters
-    (address); scratch for one tile.
+    neighbouring source pixels of a row, cb (channels of a block), piece (contiguous destination channels; 1
+    is NCHW), act (`ACT_NONE`, `ACT_CLIP`, `ACT_OTHER`).
+    Run time, in bytes: the source's first pixel and row stride; the address of a table of places, the offset
+    of each (block, tap) in the order of the weights; how many of them hold cb channels, and how many come
+    after them that hold `tail`; weights [place][cb][vectors * lanes]; bias [vectors * lanes]; the destination
+    and its row, pixel and piece strides; the residual's address less the destination's, 0 for none; how many
+    channels of the tile are valid, and how many are written (as zero beyond the valid ones); the address of
+    the activation's parameters; scratch for one tile.
     """
     i64 = types.int64
 
     def codegen(context, builder, signature, args):
-        shape = [t.literal_value for t in signature.args[:9]]
-        tile, px_bytes, piece, act = _Tile(*shape[:6]), *shape[6:9]
-        run = _Arguments(*args[9:])
-        accs = _reduce(builder, tile, px_bytes, run)
+        shape = [t.literal_value for t in signature.args[:10]]
+        tile, px_bytes, cb, piece, act = _Tile(*shape[:6]), *shape[6:10]
+        run = _Arguments(*args[10:])
+        accs = _reduce(builder, tile, px_bytes, cb, run)
         full = builder.icmp_signed(">=", run.valid, const(tile.vectors * tile.lanes))
         with builder.if_else(full, likely=True) as (whole, ragged):
             with whole:
@@ -82,8 +83,8 @@ def conv_tile(  # one tile, from the weights to the stored output
                 _finish(builder, tile, piece, act, run, accs, masked=True)
         return context.get_dummy_value()
 
-    literals = (itemsize, fma, rows, pixels, vectors, lanes, px_bytes, piece, act)
-    return types.void(*literals, *[i64] * 19), codegen
+    literals = (itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act)
+    return types.void(*literals, *[i64] * 17), codegen
 
 
 class _Arguments:
@@ -91,8 +92,8 @@ class _Arguments:
 
     def __init__(self, *values: Any) -> None:
         (
-            self.src, self.row_stride, self.block_stride, self.blocks, self.channels, self.tail_channels,
-            self.taps, self.tap_count, self.wei, self.bias, self.dst, self.d_row, self.d_px, self.d_piece,
+            self.src, self.row_stride, self.places, self.whole, self.ended, self.tail,
+            self.wei, self.bias, self.dst, self.d_row, self.d_px, self.d_piece,
             self.residual_offset, self.valid, self.written, self.params, self.tile_scratch,
         ) = values  # fmt: skip
 
@@ -100,7 +101,7 @@ class _Arguments:
 # ---------------------------------------------------------------- the reduction
 
 
-def _reduce(builder: Any, tile: _Tile, px_bytes: int, run: _Arguments) -> list[Any]:
+def _reduce(builder: Any, tile: _Tile, px_bytes: int, cb: int, run: _Arguments) -> list[Any]:
     """The accumulators, stack slots that LLVM keeps in registers, in the order [row][pixel][vector]."""
     bytes_of_vector = tile.lanes * tile.itemsize
     accs = []
@@ -110,25 +111,30 @@ def _reduce(builder: Any, tile: _Tile, px_bytes: int, run: _Arguments) -> list[A
             slot = cgutils.alloca_once(builder, tile.vector)
             builder.store(bias[v], slot)
             accs.append(slot)
-    wei = cgutils.alloca_once_value(builder, run.wei)
-    step_bytes = tile.vectors * bytes_of_vector
-    with cgutils.for_range(builder, run.blocks) as block:
-        last = builder.icmp_signed("==", block.index, builder.sub(run.blocks, const(1)))
-        channels = builder.select(last, run.tail_channels, run.channels)
-        start = builder.add(run.src, builder.mul(block.index, run.block_stride))
-        skipped = builder.mul(builder.sub(run.channels, channels), const(step_bytes))
-        with cgutils.for_range(builder, run.tap_count) as tap:
-            offset = builder.load(builder.gep(pointer(builder, run.taps, I64), [tap.index]))
-            at = builder.add(start, offset)
-            first = builder.load(wei)
-            with cgutils.for_range(builder, channels) as channel:
-                x = builder.add(at, builder.mul(channel.index, const(tile.itemsize)))
-                w = builder.add(first, builder.mul(channel.index, const(step_bytes)))
-                _step(builder, tile, px_bytes, x, run.row_stride, w, accs)
-            # Weights of a block that ends early are padded to a whole block.
-            used = builder.mul(channels, const(step_bytes))
-            builder.store(builder.add(builder.add(first, used), skipped), wei)
+    _walk(builder, tile, px_bytes, cb, run, accs, const(0), run.whole, const(cb))
+    if cb > 1:
+        _walk(builder, tile, px_bytes, cb, run, accs, run.whole, run.ended, run.tail)
     return accs
+
+
+def _walk(
+    builder: Any, tile: _Tile, px_bytes: int, cb: int, run: _Arguments, accs: list[Any],
+    start: Any, count: Any, channels: Any,
+) -> None:  # fmt: skip
+    """Reduce over `count` places from `start` on, with `channels` channels each."""
+    step_bytes = tile.vectors * tile.lanes * tile.itemsize
+    with cgutils.for_range(builder, count) as loop:
+        place = builder.add(start, loop.index)
+        offset = builder.load(builder.gep(pointer(builder, run.places, I64), [place]))
+        x = builder.add(run.src, offset)
+        w = builder.add(run.wei, builder.mul(place, const(cb * step_bytes)))
+        if cb == 1:
+            _step(builder, tile, px_bytes, x, run.row_stride, w, accs)
+        else:
+            with cgutils.for_range(builder, channels) as channel:
+                src = builder.add(x, builder.mul(channel.index, const(tile.itemsize)))
+                wei = builder.add(w, builder.mul(channel.index, const(step_bytes)))
+                _step(builder, tile, px_bytes, src, run.row_stride, wei, accs)
 
 
 def _step(builder: Any, tile: _Tile, px_bytes: int, x: Any, row_stride: Any, w: Any, accs: list[Any]) -> None:
@@ -339,7 +345,7 @@ def activate_scalar(typingctx, x, params, act):
         value, address, act = args
         lane = ir.VectorType(value.type, 1)
         tile = _Tile(4 if isinstance(value.type, ir.FloatType) else 8, 0, 1, 1, 1, 1)
-        run = _Arguments(*[address] * 19)
+        run = _Arguments(*[address] * 17)
         low, high = (_param(builder, tile, run, k) for k in (1, 2))
         number = builder.load(pointer(builder, address, I64))
         number = builder.select(builder.icmp_signed("==", act, const(ACT_OTHER)), number, const(0))
