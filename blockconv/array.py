@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 import os
+import zipfile
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -57,18 +58,17 @@ class BlockedArray:
         if not isinstance(storage, np.ndarray):
             rule = "has to be a NumPy array"
             raise ArgumentError("BlockedArray", "storage", type(storage).__name__, rule, "see to_layout")
-        self.dtype: np.dtype[Any] | str = dtype if dtype in PACKED else storage.dtype  # type: ignore[assignment]
-        if self.dtype in PACKED:
+        named = storage.dtype if dtype is None else _dtype("BlockedArray", dtype)
+        self.dtype: np.dtype[Any] | str = named
+        if isinstance(named, str):
             wanted = (-(-math.prod(wanted) // 2),)
             _require_dtype("BlockedArray", "storage", storage.dtype, np.dtype(np.uint8))
-        elif dtype is not None:
-            _require_dtype("BlockedArray", "storage", storage.dtype, np.dtype(dtype))
+        else:
+            _require_dtype("BlockedArray", "storage", storage.dtype, named)
         _require_movable("BlockedArray", "storage", storage.dtype)
         if storage.shape != wanted:
             rule = f"has to be of shape {wanted} to hold a logical {self.shape} in {self.layout}"
-            raise LayoutError(
-                "BlockedArray", "storage", storage, rule, "to_layout puts an array into a layout"
-            )
+            raise LayoutError("BlockedArray", "storage", storage, rule, "to_layout puts an array into a layout")
         if not storage.flags.c_contiguous:
             rule = "has to be C-contiguous: the layout alone says where an element is"
             raise LayoutError("BlockedArray", "storage", storage, rule, "give np.ascontiguousarray(storage)")
@@ -89,13 +89,12 @@ class BlockedArray:
         4-D strides are read by PyTorch's rule (`is_channels_last`); an array of other strides is copied
         once. dtype: "int4" or "uint4" packs an array of small integers.
         """
-        entered = _enter(np.asarray(array), zero_point)
-        if dtype in PACKED:
-            entered = _pack(entered, str(dtype))
-        elif dtype is not None:
-            raise DtypeError(
-                "BlockedArray.from_numpy", "dtype", dtype, f"has to be one of {', '.join(PACKED)}"
-            )
+        op = "BlockedArray.from_numpy"
+        if dtype is not None and not (isinstance(dtype, str) and dtype in PACKED):
+            raise DtypeError(op, "dtype", dtype, f"has to be one of {', '.join(PACKED)}, or left out")
+        entered = _enter(op, "array", np.asarray(array), zero_point)
+        if dtype is not None:
+            entered = _pack(entered, dtype)
         return entered if layout is None else to_layout(entered, layout)
 
     @property
@@ -112,7 +111,8 @@ class BlockedArray:
         if self.dtype in PACKED:
             return _unpack(self).numpy()
         if not self.layout.is_blocked:
-            return self.storage.transpose(np.argsort(self.layout.outer))
+            view: Array = self.storage.transpose(np.argsort(self.layout.outer))
+            return view
         return to_layout(self, _plain(self.ndim)).storage
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
@@ -131,6 +131,8 @@ class BlockedArray:
     def image(self) -> Array:
         """The storage as MACE's image, [height][width][4], without a copy; LayoutError if it is none."""
         height, width = self.layout.image_shape(self.shape)
+        if self.dtype in PACKED:
+            raise DtypeError("BlockedArray.image", "dtype", self.dtype, "two values to a byte are no pixels of four")
         return self.storage.reshape(height, width, 4)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -158,12 +160,10 @@ class BlockedArray:
                     dtype=dtype if dtype in PACKED else None,
                     zero_point=int(file["zero_point"]),
                 )
-        except (KeyError, EOFError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise ArgumentError(
-                "BlockedArray.load", "path", str(path), "is no file of BlockedArray.save"
-            ) from error
+        except ArgumentError:
+            raise
+        except (KeyError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+            raise ArgumentError("BlockedArray.load", "path", str(path), "is no file of BlockedArray.save") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         dtype = self.dtype if self.dtype in PACKED else None
@@ -171,12 +171,12 @@ class BlockedArray:
 
     def __repr__(self) -> str:
         zero = f", zero_point={self.zero_point}" if self.zero_point else ""
-        return f"BlockedArray({self.layout}, shape={self.shape}, dtype={self.dtype}, storage={self.storage.shape}{zero})"
+        return (
+            f"BlockedArray({self.layout}, shape={self.shape}, dtype={self.dtype}, storage={self.storage.shape}{zero})"
+        )
 
 
-def _rebuild(
-    storage: Array, tag: str, shape: tuple[int, ...], dtype: str | None, zero_point: int
-) -> BlockedArray:
+def _rebuild(storage: Array, tag: str, shape: tuple[int, ...], dtype: str | None, zero_point: int) -> BlockedArray:
     return BlockedArray(storage, tag, shape, dtype=dtype, zero_point=zero_point)
 
 
@@ -185,10 +185,10 @@ def empty(
 ) -> BlockedArray:
     """A BlockedArray of uninitialised storage (aligned to 128 bytes), to be written by ``out=``."""
     layout, shape = Layout(layout), _shape("empty", shape)
-    if dtype in PACKED:
+    element = _dtype("empty", dtype)
+    if isinstance(element, str):
         storage = aligned_empty(-(-layout.size(shape) // 2))
-        return BlockedArray(storage, layout, shape, dtype=str(dtype), zero_point=zero_point)
-    element = np.dtype(dtype)  # type: ignore[arg-type]
+        return BlockedArray(storage, layout, shape, dtype=element, zero_point=zero_point)
     _require_movable("empty", "dtype", element)
     storage = aligned_empty(layout.size(shape) * element.itemsize).view(element)
     return BlockedArray(storage.reshape(layout.storage_shape(shape)), layout, shape, zero_point=zero_point)
@@ -207,7 +207,10 @@ def to_layout(
     Raises LayoutError, DtypeError or ArgumentError, with nothing written.
     """
     target = Layout(layout)
-    src = x if isinstance(x, BlockedArray) else _enter(np.asarray(x), 0 if out is None else out.zero_point)
+    if out is not None and not isinstance(out, BlockedArray):
+        rule = "has to be a BlockedArray"
+        raise ArgumentError("to_layout", "out", type(out).__name__, rule, "see blockconv.empty")
+    src = x if isinstance(x, BlockedArray) else _enter("to_layout", "x", np.asarray(x), 0, out)
     if src.ndim != target.ndim:
         rule = f"is of {target.ndim} dimensions, and the array has {src.ndim}"
         raise LayoutError("to_layout", "layout", str(target), rule)
@@ -237,9 +240,7 @@ def _reorder(src: BlockedArray, out: BlockedArray) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(
-    shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int, fill: int, stream: bool
-) -> Program:
+def _program(shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int, fill: int, stream: bool) -> Program:
     """The program of a reorder; itemsize 0 is packed 4-bit."""
     problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
     row = dispatch.choose("reorder", problem, src, dst, f"{problem.itemsize} bytes", 1)
@@ -280,11 +281,17 @@ def is_channels_last(array: Array) -> bool:
     return True
 
 
-def _enter(array: Array, zero_point: int) -> BlockedArray:
-    """An array of logical shape as a BlockedArray, uncopied if its strides are dense NCHW or NHWC."""
-    _require_movable("to_layout", "x", array.dtype)
+def _enter(op: str, argument: str, array: Array, zero_point: int = 0, out: BlockedArray | None = None) -> BlockedArray:
+    """An array of logical shape as a BlockedArray, uncopied if its strides are dense NCHW or NHWC.
+
+    An array has no zero point of its own: it takes that of `out`, where there is one.
+    """
+    _require_movable(op, argument, array.dtype)
     if array.ndim == 0 or array.ndim > 6:
-        raise ArgumentError("to_layout", "x", array, "has to be of 1 to 6 dimensions")
+        raise ArgumentError(op, argument, array, "has to be of 1 to 6 dimensions")
+    if out is not None:
+        _require_dtype(op, "out", out.dtype, array.dtype.newbyteorder("="))
+        zero_point = out.zero_point
     layout = Layout("NHWC") if is_channels_last(array) else _plain(array.ndim)
     storage = array.transpose(layout.outer)
     if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
@@ -299,17 +306,11 @@ def _plain(ndim: int) -> Layout:
 
 def _pack(x: BlockedArray, dtype: str) -> BlockedArray:
     low, high = (-8, 7) if dtype == "int4" else (0, 15)
-    if x.storage.dtype.kind not in "iu" or (
-        x.storage.size and not low <= x.storage.min() <= x.storage.max() <= high
-    ):
-        raise DtypeError(
-            "BlockedArray.from_numpy", "array", x.storage, f"{dtype} holds integers from {low} to {high}"
-        )
+    if x.storage.dtype.kind not in "iu" or (x.storage.size and not low <= x.storage.min() <= x.storage.max() <= high):
+        raise DtypeError("BlockedArray.from_numpy", "array", x.storage, f"{dtype} holds integers from {low} to {high}")
     values = np.zeros(-(-x.storage.size // 2) * 2, np.uint8)
     values[: x.storage.size] = x.storage.reshape(-1) & 15
-    return BlockedArray(
-        values[::2] | values[1::2] << 4, x.layout, x.shape, dtype=dtype, zero_point=x.zero_point
-    )
+    return BlockedArray(values[::2] | values[1::2] << 4, x.layout, x.shape, dtype=dtype, zero_point=x.zero_point)
 
 
 def _unpack(x: BlockedArray) -> BlockedArray:
@@ -333,13 +334,23 @@ def _shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
+def _dtype(op: str, dtype: npt.DTypeLike | str) -> np.dtype[Any] | str:
+    """The dtype of that name; "int4" and "uint4" stay strings."""
+    if isinstance(dtype, str) and dtype in PACKED:
+        return dtype
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise DtypeError(op, "dtype", dtype, f"is none of NumPy's, nor one of {', '.join(PACKED)}") from None
+
+
 def _require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:
     if dtype.hasobject or dtype.itemsize not in (1, 2, 4, 8):
         raise DtypeError(op, argument, str(dtype), "elements have to be numbers of 1, 2, 4 or 8 bytes")
 
 
 def _require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np.dtype[Any] | str) -> None:
-    if found != wanted:
+    if isinstance(found, str) != isinstance(wanted, str) or found != wanted:
         raise DtypeError(op, argument, str(found), f"has to be of dtype {wanted}")
 
 
@@ -347,24 +358,27 @@ def _zero_point(zero_point: int, dtype: np.dtype[Any] | str) -> int:
     low, high = {"int4": (-8, 7), "uint4": (0, 15)}.get(str(dtype), (0, 0))
     if isinstance(dtype, np.dtype) and dtype.kind in "iu":
         low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    if not low <= operator.index(zero_point) <= high:
-        raise ArgumentError(
-            "BlockedArray", "zero_point", zero_point, f"has to be from {low} to {high} for {dtype}"
-        )
-    return operator.index(zero_point)
+    try:
+        value = operator.index(zero_point)
+    except TypeError:
+        raise ArgumentError("BlockedArray", "zero_point", zero_point, "has to be an int") from None
+    if not low <= value <= high:
+        raise ArgumentError("BlockedArray", "zero_point", zero_point, f"has to be from {low} to {high} for {dtype}")
+    return value
 
 
 def _fill(array: BlockedArray) -> int:
     """The bits that the padding of `array` holds, as an int64."""
-    bits = 4 if array.dtype in PACKED else 8 * array.storage.itemsize
-    return array.zero_point & ((1 << min(bits, 63)) - 1) if bits < 64 else array.zero_point
+    if isinstance(array.dtype, str):
+        return array.zero_point & 15
+    if not array.zero_point:
+        return 0
+    # In the array's own byte order, which need not be the machine's.
+    bits = np.array(array.zero_point, array.dtype).view(f"i{array.dtype.itemsize}")
+    return int(bits) & ((1 << 8 * array.dtype.itemsize) - 1) if bits.itemsize < 8 else int(bits)
 
 
 def _check_out(src: BlockedArray, target: Layout, out: BlockedArray) -> None:
-    if not isinstance(out, BlockedArray):
-        raise ArgumentError(
-            "to_layout", "out", type(out).__name__, "has to be a BlockedArray", "see blockconv.empty"
-        )
     if out.layout != target:
         raise LayoutError("to_layout", "out", out, f"has to be in {target}")
     if out.shape != src.shape:

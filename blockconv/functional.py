@@ -6,6 +6,7 @@ copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import Any, TypeAlias
 
@@ -65,9 +66,8 @@ class Conv2d:
         self._op = op
         self.weight = _numpy(weight, op, "weight")
         self.bias = None if bias is None else _numpy(bias, op, "bias")
-        self._check_parameters(groups)
+        self.groups, self.padding = self._check_parameters(groups), padding
         self.stride, self.dilation = _pair(op, "stride", stride), _pair(op, "dilation", dilation)
-        self.groups, self.padding = groups, padding
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
         self._pads = _pads(op, padding, kernel, self.stride, self.dilation)
         self.activation = _activation(activation, op)
@@ -94,6 +94,8 @@ class Conv2d:
 
     def _on_blocked(self, x: BlockedArray, residual: Any, out: Any) -> BlockedArray:
         src, layout = x, x.layout
+        if x.ndim != 4:
+            raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W)")
         if self.layout is not None and layout != self.layout:
             src = _reordered(self._op, x, self.layout)
         elif layout not in _NATIVE:
@@ -214,19 +216,22 @@ class Conv2d:
             n, ic, ih, iw, int(oc), int(kh), int(kw), *self.stride, top, left, bottom, right, *self.dilation, self.groups
         )  # fmt: skip
 
-    def _check_parameters(self, groups: int) -> None:
+    def _check_parameters(self, groups: Any) -> int:
+        """The groups, as an int."""
         weight, bias = self.weight, self.bias
         if weight.ndim != 4:
             raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)")
         if weight.dtype not in _FLOATS:
             raise DtypeError(self._op, "weight", str(weight.dtype), "has to be float32 or float64")
-        if not isinstance(groups, int) or groups < 1 or weight.shape[0] % groups:
+        number = _whole(groups)
+        if number is None or number < 1 or weight.shape[0] % number:
             rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"
             raise ArgumentError(self._op, "groups", groups, rule)
         if bias is not None and bias.shape != (weight.shape[0],):
             raise ArgumentError(self._op, "bias", bias, f"has to be of shape ({weight.shape[0]},)")
         if bias is not None and bias.dtype != weight.dtype:
             raise DtypeError(self._op, "bias", str(bias.dtype), f"has to be of the weight's dtype, {weight.dtype}")
+        return number
 
 
 class _Bound:
@@ -289,11 +294,13 @@ def conv1d(
 ) -> Any:
     """torch.nn.functional.conv1d: `conv2d` over (N, C, 1, L). input: (N, C, L) or (C, L); weight: (O, I/groups, K)."""
     x, w = _numpy(input, "conv1d", "input"), _numpy(weight, "conv1d", "weight")
-    if x.ndim not in (2, 3) or w.ndim != 3:
-        raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L), with a weight of (O, I/groups, K)")
-    wide = padding if isinstance(padding, str) else (0, padding)
+    if w.ndim != 3:
+        raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
+    if x.ndim not in (2, 3):
+        raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
+    wide = padding if isinstance(padding, str) else (0, _single(padding))
     conv = Conv2d(
-        w[:, :, None], bias, (1, stride), wide, (1, dilation), groups,
+        w[:, :, None], bias, (1, _single(stride)), wide, (1, _single(dilation)), groups,
         out_layout="NCHW", activation=activation, algorithm=algorithm, op="conv1d",
     )  # fmt: skip
     return _like(input, conv(x[..., None, :])[..., 0, :])
@@ -315,7 +322,7 @@ def explain(problem: Conv2dProblem, src: Layout | str | None = None, dst: Layout
 
 
 def _numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
-    """An array or a torch CPU tensor as an array, without a copy."""
+    """An array or a torch CPU tensor as an array, without a copy but for bytes that are swapped."""
     if isinstance(x, np.ndarray):
         array = x
     elif type(x).__module__.split(".")[0] == "torch":
@@ -324,13 +331,18 @@ def _numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
             raise ArgumentError(op, argument, x, rule, "give x.detach()")
         if x.device.type != "cpu":
             raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
-        array = x.numpy()
+        try:
+            array = x.numpy()
+        except (TypeError, RuntimeError) as error:  # bfloat16, sparse
+            raise DtypeError(op, argument, x, f"cannot be read as an array ({error})") from None
     elif write or isinstance(x, (str, bytes)) or x is None:
         raise ArgumentError(op, argument, x, "has to be an array")
     else:
         array = np.asarray(x)
     if write and not array.flags.writeable:
         raise ArgumentError(op, argument, array, "has to be writeable")
+    if not write and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     return array
 
 
@@ -369,15 +381,34 @@ def _check_out(
     if layout is not None and out.layout != layout:
         raise LayoutError(op, "out", out, f"has to be in {layout}")
     storage = out.storage if isinstance(out, BlockedArray) else out
-    if not storage.flags.writeable:
-        raise ArgumentError(op, "out", out, "has to be writeable")
+    if not storage.flags.writeable or not storage.flags.aligned:
+        raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
+
+
+def _whole(value: Any) -> int | None:
+    """An int, NumPy's ones too, but no bool; None for anything else."""
+    try:
+        return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _single(value: Any) -> Any:
+    """What a sequence of one holds, as torch has it; else the value."""
+    return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
+
+
+def _two(value: Any) -> tuple[Any, ...]:
+    """A value or a sequence of one, twice; a sequence as a tuple."""
+    value = _single(value)
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
 
 
 def _pair(op: str, argument: str, value: Any) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
-    if len(pair) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) for v in pair) or min(pair) < 1:
+    pair = [number for v in _two(value) if (number := _whole(v)) is not None]
+    if len(pair) != 2 or len(_two(value)) != 2 or min(pair) < 1:
         raise ArgumentError(op, argument, value, "has to be a positive int or a pair of them")
-    return pair
+    return pair[0], pair[1]
 
 
 def _pads(
@@ -391,14 +422,12 @@ def _pads(
             raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         return (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
-    pads = (
-        (padding, padding) if isinstance(padding, int) else tuple(padding) if isinstance(padding, (tuple, list)) else ()
-    )
-    both = [(p, p) if isinstance(p, int) else tuple(p) if isinstance(p, (tuple, list)) else () for p in pads]
-    if len(both) != 2 or any(len(p) != 2 or not all(isinstance(v, int) and v >= 0 for v in p) for p in both):
+    both = [[_whole(v) for v in (_two(p) if isinstance(p, (tuple, list)) else (p, p))] for p in _two(padding)]
+    ends = [end for pair in both for end in pair if end is not None and end >= 0]
+    if [len(pair) for pair in both] != [2, 2] or len(ends) != 4:
         rule = "has to be an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))"
         raise ArgumentError(op, "padding", padding, rule)
-    return both[0], both[1]
+    return (ends[0], ends[1]), (ends[2], ends[3])
 
 
 def _native(layout: Layout | str, op: str, argument: str) -> Layout:

@@ -97,30 +97,49 @@ def affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def container_quota() -> float | None:
-    """The container's CPU quota in processors (cgroup v2, else v1); None if there is none."""
-    for quota, period in _cgroup_files():
-        try:
-            words = quota.read_text().split()
-            per = float(words[1] if len(words) > 1 else period.read_text())
-            if words[0] not in ("max", "-1"):
-                return float(words[0]) / per
-        except (OSError, ValueError, IndexError):
-            continue
-    return None
+def container_quota(root: Path = Path("/")) -> float | None:
+    """The container's CPU quota in processors (cgroup v2 and v1); None if there is none.
+
+    A group's quota holds for all groups inside it, so the least on the way up counts.
+    """
+    quotas = [quota for files in _cgroup_files(root) if (quota := _quota(*files)) is not None]
+    return min(quotas, default=None)
 
 
-def _cgroup_files() -> Iterator[tuple[Path, Path]]:
-    root = Path("/sys/fs/cgroup")
+def _quota(quota: Path, period: Path | None) -> float | None:
+    """Processors, from v2's `cpu.max` ("150000 100000"), or from v1's two files."""
     try:
-        groups = [line.rsplit(":", 1)[1] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        words = quota.read_text().split()
+        processors = float(words[0]) / float(words[1] if period is None else period.read_text())
+    except (OSError, ValueError, IndexError, ZeroDivisionError):  # no such group, or "max": no limit
+        return None
+    return processors if processors > 0 else None
+
+
+def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
+    """(quota, period) of every group that this process is in, and of those around it; v2 has one file for both."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        groups = []
-    for group in [*groups, "/"]:
-        here = root / group.lstrip("/")
-        yield here / "cpu.max", here / "cpu.max"
-    v1 = root / "cpu"
-    yield v1 / "cpu.cfs_quota_us", v1 / "cpu.cfs_period_us"
+        lines = []
+    mounts = root / "sys/fs/cgroup"
+    # In a container the path is often the host's, and the group itself is what is mounted.
+    for line in [*lines, "0::/", "1:cpu:/"]:
+        number, controllers, group = line.split(":", 2)
+        if number == "0":
+            base = mounts
+        elif "cpu" in controllers.split(","):
+            base = next((m for c in (controllers, "cpu") if (m := mounts / c).is_dir()), mounts / "cpu")
+        else:
+            continue
+        inner = base / group.lstrip("/")
+        for here in (inner, *inner.parents):
+            if number == "0":
+                yield here / "cpu.max", None
+            else:
+                yield here / "cpu.cfs_quota_us", here / "cpu.cfs_period_us"
+            if here == base:
+                break
 
 
 @functools.cache
@@ -128,7 +147,7 @@ def default_threads() -> int:
     """min(affinity, container quota, Numba's own limit)."""
     quota = container_quota()
     whole = affinity() if quota is None else min(affinity(), max(1, int(quota + 0.5)))
-    return max(1, min(whole, config.NUMBA_NUM_THREADS))
+    return max(1, min(whole, int(config.NUMBA_NUM_THREADS)))
 
 
 @functools.cache
@@ -136,7 +155,8 @@ def second_level_cache() -> int:
     """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
-        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+        units = {"K": 1 << 10, "M": 1 << 20}
+        return int(text[:-1]) * units[text[-1]]
     except (OSError, ValueError, KeyError, IndexError):
         return 1 << 20
 
@@ -173,12 +193,15 @@ def cache_directory() -> Path:
 
     asked = os.environ.get("BLOCKCONV_CACHE_DIR")
     base = Path(asked) if asked else Path(platformdirs.user_cache_dir("blockconv"))
-    for parent in (base, Path(tempfile.gettempdir()) / f"blockconv-{_user()}"):
+    shared = Path(tempfile.gettempdir()) / f"blockconv-{_user()}"  # where anyone may have made it first
+    for parent in (base, shared):
         directory = parent / f"kernels-{_fingerprint()}"
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            directory.mkdir(exist_ok=True, mode=0o700)
             # Code from this directory is run: it must be ours alone to write.
-            if os.access(directory, os.W_OK) and _is_ours(directory):
+            ours = _is_ours(directory) and (parent is not shared or _is_ours(parent))
+            if ours and os.access(directory, os.W_OK):
                 return directory
         except OSError:
             continue
@@ -275,6 +298,9 @@ class KernelFamily:
             library = compiled._library
             _, kind, (code, bitcode) = library.serialize_using_object_code()
             assert kind == "object"
+            forbidden = [name for name in ("NRT_", "gil_ensure") if name in compiled.inspect_llvm()]
+            if forbidden:
+                raise AssertionError(f"kernel {name} can raise or allocate: its code holds {', '.join(forbidden)}")
         _write_entry(self._path(name), compiled.native_name, code, bitcode)
         return Kernel(name, compiled.address, True, library)
 
@@ -318,11 +344,12 @@ _PARALLEL_FOR = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True)
 class ThreadingLayer:
-    """Numba's running layer: its name, its entry point and whether calls may overlap."""
+    """Numba's running layer: its name, its entry point, whether calls may overlap, and the TBB that was loaded."""
 
     name: str
     parallel_for: Callable[..., None]
     concurrent: bool
+    tbb: str | None = None
 
 
 @functools.cache
@@ -333,9 +360,10 @@ def threading_layer() -> ThreadingLayer:
     """
     from numba.np.ufunc import parallel
 
+    tbb = None
     with _lock:
-        if parallel._threading_layer is None and config.THREADING_LAYER == "default":
-            _load_tbb()
+        if parallel._threading_layer is None and str(config.THREADING_LAYER).lower() not in ("omp", "workqueue"):
+            tbb = _load_tbb()
         parallel._launch_threads()
     name = parallel.threading_layer()
     if name == "workqueue":
@@ -346,12 +374,13 @@ def threading_layer() -> ThreadingLayer:
             stacklevel=2,
         )
     entry = _PARALLEL_FOR(llvm.address_of_symbol("numba_parallel_for"))
-    return ThreadingLayer(name, entry, concurrent=name != "workqueue")
+    return ThreadingLayer(name, entry, concurrent=name != "workqueue", tbb=tbb if name == "tbb" else None)
 
 
 def parallel_for(worker: int, data: int, threads: int) -> None:
     """Run ``worker(_, dims, _, data)`` on up to `threads` threads of the layer, without the GIL."""
     layer = threading_layer()
+    threads = min(threads, config.NUMBA_NUM_THREADS)  # the workqueue layer has no more places
     dims = (ctypes.c_int64 * 1)(threads)
     if layer.concurrent:
         layer.parallel_for(worker, None, dims, None, data, 0, 0, threads)

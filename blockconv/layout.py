@@ -63,9 +63,7 @@ _KNOWN = (
     ),
     KnownLayout("NCHW8", "aBcd8b", ("nChw8c", "b_fs_yx_fsv8", "NCHW8c", "NCHWc8", "NCHW88"), "f32 AVX2"),
     KnownLayout("NCHW16", "aBcd16b", ("nChw16c", "b_fs_yx_fsv16", "fsv16", "NCHW16c"), "f32, f16 conv"),
-    KnownLayout(
-        "NCHW32", "aBcd32b", ("nChw32c", "b_fs_yx_fsv32", "fsv32", "NCHW32c", "NCHWc32"), "int8 tensor cores"
-    ),
+    KnownLayout("NCHW32", "aBcd32b", ("nChw32c", "b_fs_yx_fsv32", "fsv32", "NCHW32c", "NCHWc32"), "int8 tensor cores"),
     KnownLayout("NCHW64", "aBcd64b", ("nChw64c", "NCHW64c", "NCHWc64"), "int4 and int8 tensor cores"),
     KnownLayout("CHWN4", "Bcda4b", ("CHWNc4",), "int8, dense only"),
     KnownLayout(

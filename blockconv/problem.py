@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, overload
 
 from .errors import ArgumentError, UnsupportedError
 
@@ -269,9 +269,15 @@ class ReorderProblem:
         return 2 * self.elements * self.itemsize
 
 
+@overload
 def read_shape_file(
-    path: str | Path, op: Literal["conv2d", "pool2d"], *, skip_unsupported: bool = False
-) -> list[Conv2dProblem] | list[Pool2dProblem]:
+    path: str | Path, op: Literal["conv2d"], *, skip_unsupported: bool = False
+) -> list[Conv2dProblem]: ...
+@overload
+def read_shape_file(
+    path: str | Path, op: Literal["pool2d"], *, skip_unsupported: bool = False
+) -> list[Pool2dProblem]: ...
+def read_shape_file(path: str | Path, op: str, *, skip_unsupported: bool = False) -> Any:
     """The problems of a benchdnn shape file: a descriptor a line, blank lines and `#` comments aside.
 
     Pools are read as `max`. A 3-D line raises `UnsupportedError`, or is passed over if asked for.
@@ -425,9 +431,7 @@ def _geometry(op: str, text: str, values: dict[str, int]) -> dict[str, Any]:
         w = h
     axes = {"h": h or _FLAT, "w": w or _FLAT}
     return {
-        f"{letter[0]}{x}{letter[1:]}": value
-        for x, axis in axes.items()
-        for letter, value in axis._asdict().items()
+        f"{letter[0]}{x}{letter[1:]}": value for x, axis in axes.items() for letter, value in axis._asdict().items()
     }
 
 
@@ -460,9 +464,7 @@ def _half(total: int) -> int:
     return int(total / 2)
 
 
-def _write(
-    problem: Conv2dProblem | Pool2dProblem, leading: dict[str, tuple[int, int]], **channels: int
-) -> str:
+def _write(problem: Conv2dProblem | Pool2dProblem, leading: dict[str, tuple[int, int]], **channels: int) -> str:
     """A descriptor in benchdnn's order; `leading` has (value, default), `channels` what follows the input."""
     h, w = _axis_tokens(problem, "h"), _axis_tokens(problem, "w")
     if h == w:

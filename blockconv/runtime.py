@@ -125,9 +125,7 @@ class _Instance:
         ops = program.ops
         counters = _RECORD_WORDS
         table = counters + 2 * LINE * len(ops)
-        block = aligned_empty(8 * (table + OP_WORDS * len(ops) + sum(len(op.args) for op in ops))).view(
-            np.int64
-        )
+        block = aligned_empty(8 * (table + OP_WORDS * len(ops) + sum(len(op.args) for op in ops))).view(np.int64)
         block[:] = 0
         self.block: Block = block
         self.address = base = address_of(block)
@@ -245,7 +243,5 @@ def set_num_threads(n: int | None) -> None:
     most = int(config.NUMBA_NUM_THREADS)
     if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most):
         rule = f"has to be an int from 1 to {most} (the size of Numba's thread pool)"
-        raise ArgumentError(
-            "set_num_threads", "n", n, rule, "set NUMBA_NUM_THREADS before the first import for more"
-        )
+        raise ArgumentError("set_num_threads", "n", n, rule, "set NUMBA_NUM_THREADS before the first import for more")
     _threads = n

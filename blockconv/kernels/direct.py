@@ -33,6 +33,7 @@ __all__ = ["ROWS", "Blocking", "blocking"]
 
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
 ITEMSIZE = {"float32": 4, "float64": 8}
+NO_BLOCK = 1 << 30  # the length of a channel block that holds all channels
 
 # Argument words. s_: source, d_: destination, w_: window in the scratch; all strides in bytes.
 (
@@ -41,9 +42,9 @@ ITEMSIZE = {"float32": 4, "float64": 8}
     A_ROW_STEP, A_COL_STEP, A_SH, A_SW, A_OUT_SH, A_OUT_SW,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
-    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_TILE_AT,
+    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT,
     A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
-) = range(54)  # fmt: skip
+) = range(56)  # fmt: skip
 
 
 # ---------------------------------------------------------------- packing a window
@@ -80,39 +81,44 @@ def _packer(cb, itemsize):
     @numba.njit(error_model="numpy", forceinline=True)
     def pack_window(args, window, image, channel, ih, iw):
         """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][row][column][channel]."""
-        cols, row_bytes = load_i64(args, A_WCOLS), load_i64(args, A_WROW)
-        col_step, s_col = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL)
-        step = col_step * s_col
+        cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
+        col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
+        step, blocks = col_step * s_col, load_i64(args, A_BLOCKS)
         # Columns of the window that lie in the image.
         left = min(cols, max(0, (-iw + col_step - 1) // col_step))
         right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
-        for block in range(load_i64(args, A_BLOCKS)):
-            c = channel + block * cb
-            s_len = load_i64(args, A_SLEN)
+        # Blocks that lie side by side in the source are copied pixel by pixel: its lines are read once, in order.
+        beside = min(blocks, max(1, s_len // cb))
+        for group in range((blocks + beside - 1) // beside):
+            first = group * beside
+            count = min(beside, blocks - first)
+            c = channel + first * cb
             there = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
-            channels = min(cb, load_i64(args, A_IC) - block * cb)
-            # A channel tail is read whole where the source pads it, else just as far as it goes.
-            size = chunk if c % s_len + cb <= s_len and (channels == cb or s_len < (1 << 30)) else channels * itemsize
+            # A source's padding is read with the rest; where there is none, a tail ends where it ends.
+            tail = load_i64(args, A_IC) - (first + count - 1) * cb
+            padded = tail >= cb or (s_len < NO_BLOCK and load_i64(args, A_GROUPS) == 1)
+            full = count if padded else count - 1
             for r in range(load_i64(args, A_WROWS)):
-                out = window + block * load_i64(args, A_WBLOCK) + r * row_bytes
                 h = ih + r * load_i64(args, A_ROW_STEP)
+                out = window + first * w_block + r * row_bytes
                 if h < 0 or h >= load_i64(args, A_IH):
-                    _zero(out, row_bytes)
+                    for k in range(count):
+                        _zero(out + k * w_block, row_bytes)
                     continue
-                _zero(out, left * chunk)
-                _zero(out + right * chunk, (cols - right) * chunk)
+                for k in range(count):
+                    _zero(out + k * w_block, left * chunk)
+                    _zero(out + k * w_block + right * chunk, (cols - right) * chunk)
                 src = there + h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
                 out += left * chunk
-                if step == chunk and size == chunk:
+                if step == chunk and count == 1 and padded:
                     _copy(out, src, (right - left) * chunk)
-                elif size == chunk:
-                    for _ in range(right - left):
-                        move(out, src, chunk, 0)
-                        src, out = src + step, out + chunk
-                else:
-                    for _ in range(right - left):
-                        _copy(out, src, size)
-                        src, out = src + step, out + chunk
+                    continue
+                for _ in range(right - left):
+                    for k in range(full):
+                        move(out + k * w_block, src + k * chunk, chunk, 0)
+                    if full < count:
+                        _copy(out + full * w_block, src + full * chunk, tail * itemsize)
+                    src, out = src + step, out + chunk
 
     return pack_window
 
@@ -168,7 +174,7 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
             col_group, above = rest % load_i64(args, A_COL_GROUPS), rest // load_i64(args, A_COL_GROUPS)
             row_group, above = above % load_i64(args, A_ROW_GROUPS), above // load_i64(args, A_ROW_GROUPS)
             group, n = above % load_i64(args, A_GROUPS), above // load_i64(args, A_GROUPS)
-            g_rows, g_cols = load_i64(args, A_GROW), load_i64(args, A_GCOL)
+            g_rows, g_cols, panel = load_i64(args, A_GROW), load_i64(args, A_GCOL), load_i64(args, A_PANEL)
             oh0 = min(row_group * g_rows, load_i64(args, A_OH) - g_rows)
             ow0 = min(col_group * g_cols, load_i64(args, A_OW) - g_cols)
             if rest != packed:
@@ -177,7 +183,10 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
                     ow0 * load_i64(args, A_SW) - load_i64(args, A_PW),
                 )
                 image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
-                pack_window(args, window, image, group * load_i64(args, A_IC), ih, iw)
+                for k in range((g_cols + panel - 1) // panel):
+                    col = iw + min(k * panel, g_cols - panel) * load_i64(args, A_SW)
+                    at = window + k * load_i64(args, A_PANEL_BYTES)
+                    pack_window(args, at, image, group * load_i64(args, A_IC), ih, col)
                 packed = rest
             oc, ocbs = load_i64(args, A_OC), load_i64(args, A_OCB)
             whole, ended, tail = load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL)
@@ -201,7 +210,9 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
                     r = min(r_at, g_rows - rows)
                     for c_at in range(0, g_cols, pixels):
                         c = min(c_at, g_cols - pixels)
-                        src = window + r * row_bytes + c * col_bytes
+                        panel_start = min(c_at // panel * panel, g_cols - panel)
+                        src = window + r * row_bytes
+                        src += c_at // panel * load_i64(args, A_PANEL_BYTES) + (c - panel_start) * col_bytes
                         place = base + (oh0 + r) * d_row + (ow0 + c) * d_col
                         if scatters:
                             if to_residual:
@@ -242,7 +253,7 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
 
 
 class Geometry(NamedTuple):
-    """Where the elements of an activation lie: bytes, and the channels in a block (1 << 30 for all of them)."""
+    """Where the elements of an activation lie: bytes, and the channels in a block (`NO_BLOCK` for all of them)."""
 
     n: int
     block: int
@@ -261,7 +272,7 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     channel = strides[1, 1]
     block = strides[1, length]
     if layout == Layout("NHWC"):
-        length = 1 << 30
+        length = NO_BLOCK
     return Geometry(strides[0, 1], block, length, channel, strides[2, 1], strides[3, 1])
 
 
@@ -269,7 +280,9 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
 class Blocking:
     """How `conv_direct` cuts a problem: the tile, the source's channel block, groups of pixels, splits of oc.
 
-    flat: the image is one row (1x1, unit stride, no padding). scratch: bytes a worker needs.
+    flat: the image is one row (1x1, unit stride, no padding). panel: output columns of a window, a tile's
+    where windows of tiles do not overlap, so that what a tile reads is in one piece; else the group's.
+    scratch: bytes a worker needs.
     """
 
     rows: int
@@ -283,6 +296,7 @@ class Blocking:
     group_cols: int
     splits: int
     ocbs: int
+    panel: int
     window_rows: int
     window_cols: int
     scratch: int
@@ -300,11 +314,11 @@ def weight_layout(cut: Blocking) -> Layout:
 
 def _source_block(problem: Conv2dProblem, src: Layout) -> int:
     """Channels that are packed together: they are contiguous in the source, and no group begins within."""
-    ic, length = problem.ic // problem.g, (1 << 30 if src == Layout("NHWC") else src.blocks[1])
+    ic, length = problem.ic // problem.g, (NO_BLOCK if src == Layout("NHWC") else src.blocks[1])
     if length == 1:
         return 1
     cb = min(16, length) if ic > 4 else 4
-    if length < 1 << 30 and problem.g > 1:
+    if length < NO_BLOCK and problem.g > 1:
         while cb > 1 and ic % cb:
             cb //= 2
     return 1 if cb == 2 else cb
@@ -318,6 +332,7 @@ def _destination_piece(problem: Conv2dProblem, dst: Layout, lanes: int) -> int:
     return 0 if problem.g > 1 and (problem.oc // problem.g) % piece else piece
 
 
+WEIGHT_CYCLES = 5.5  # to stream a vector of weights from the second-level cache
 _REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 
 
@@ -338,7 +353,7 @@ def _tile(
             rows = min(oh, most // pixels)
             for r in {rows, 1}:
                 tiles = -(-oh // r) * -(-ow // pixels) * -(-oc // width)
-                cycles = max(r * pixels * vectors / 2, (r * pixels + vectors) / 2, 4.0) + 0.25
+                cycles = max(r * pixels * vectors / 2, (r * pixels + vectors) / 2, 4.0, vectors * WEIGHT_CYCLES) + 0.25
                 score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
                 if best is None or score < best:
                     best = score
@@ -392,11 +407,12 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     g_cols = min(ow, -(-(-(-ow // -(-ow // g_cols))) // pixels) * pixels)
     tasks = images * -(-oh // g_rows) * -(-ow // g_cols)
     splits = min(ocbs, max(1, -(-wanted // tasks))) if tasks < wanted and threads > 1 else 1
-    w_rows, w_cols = window(g_rows, g_cols)
+    panel = pixels if p.kw == 1 and cb > 1 else g_cols
+    w_rows, w_cols = window(g_rows, panel)
     tile_bytes = rows * pixels * width * itemsize
-    scratch = -(-nbytes(g_rows, g_cols) // 128) * 128 + 256 + 3 * tile_bytes
+    scratch = -(-(-(-g_cols // panel) * nbytes(g_rows, panel)) // 128) * 128 + 256 + 3 * tile_bytes
     return Blocking(
-        rows, pixels, vectors, lanes, cb, piece, flat, g_rows, g_cols, splits, ocbs, w_rows, w_cols, scratch
+        rows, pixels, vectors, lanes, cb, piece, flat, g_rows, g_cols, splits, ocbs, panel, w_rows, w_cols, scratch
     )  # fmt: skip
 
 
@@ -428,7 +444,7 @@ def bind(
         A_SN: s.n, A_SBLOCK: s.block, A_SLEN: s.length, A_SROW: s.row, A_SCOL: s.col, A_SCHAN: s.channel,
         A_DN: d.n, A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.row, A_DCOL: d.col, A_DCHAN: d.channel,
         A_DPIECE: d_piece, A_PADDED: padded, A_GROUPS: p.g,
-        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block,
+        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * w_block,
         A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
         A_OH: oh, A_OW: ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
         A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,

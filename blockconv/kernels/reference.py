@@ -70,12 +70,13 @@ def conv_reference(itemsize):
                     for y in range(kh):
                         for x in range(kw):
                             ys, xs = h * sh - ph + y * dh, w * sw - pw + x * dw
+                            at_weight = load_i64(args, 1) + (((c * (ic // g) + i) * kh + y) * kw + x) * itemsize
+                            weight = load_f(at_weight, itemsize)
+                            value = weight - weight  # zero padding times the weight: NaN if that is infinite
                             if 0 <= ys < ih and 0 <= xs < iw:
-                                weight = load_i64(args, 1) + (((c * (ic // g) + i) * kh + y) * kw + x) * itemsize
-                                value = load_f(
-                                    plane + ys * load_i64(args, _S + 4) + xs * load_i64(args, _S + 5), itemsize
-                                )
-                                total += value * load_f(weight, itemsize)
+                                there = plane + ys * load_i64(args, _S + 4) + xs * load_i64(args, _S + 5)
+                                value = weight * load_f(there, itemsize)
+                            total += value
                 if to_residual:
                     total += load_f(at + to_residual, itemsize)
                 store_f(at, activate_scalar(total, load_i64(args, 5), load_i64(args, 6)), itemsize)

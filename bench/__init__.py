@@ -1,0 +1,1 @@
+"""The comparison harness, run from a clone: `python -m bench`."""

@@ -1,0 +1,154 @@
+"""The command line of the harness: `python -m bench {layers,reorders,compare,machine}`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Before anything loads an OpenMP: by default its idle threads spin for many milliseconds, in the
+# turn of the next peer. About a millisecond is long enough within one operation.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+os.environ.setdefault("KMP_BLOCKTIME", "1")
+
+from rich.console import Console
+
+from blockconv.errors import BlockconvError
+from blockconv.problem import Conv2dProblem, ReorderProblem, read_shape_file
+
+from . import layers, machine, peers, reorders, report
+
+SHAPES = Path(__file__).parent / "shapes"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    machine.keep_freed_memory()
+    try:
+        return int(options.run(options, console))
+    except (BlockconvError, OSError, ValueError) as error:
+        console.print(f"error: {error}", style="bold red", markup=False)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    command = commands.add_parser("layers", help="convolution layers, in every layout, beside the peers")
+    _add_common(command)
+    command.add_argument("--layouts", nargs="*", default=list(layers.LAYOUTS), help="ours; none: only the peers")
+    command.add_argument("--shapes", nargs="+", type=Path, help="shape files (default: bench/shapes/peers.txt)")
+    command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
+    command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
+    command.set_defaults(run=_layers)
+
+    command = commands.add_parser("reorders", help="changes of layout, beside torch and a copy")
+    _add_common(command)
+    command.add_argument("--layouts", nargs="*", help="only between these")
+    command.add_argument("--shape", nargs="+", type=_shape, default=reorders.SHAPES, help="NxCxHxW")
+    command.add_argument("--peers-only", action="store_true")
+    command.set_defaults(run=_reorders)
+
+    command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")
+    command.add_argument("old", type=Path)
+    command.add_argument("new", type=Path)
+    command.add_argument("--threshold", type=float, default=0.05, help="what counts as a change (0.05)")
+    command.set_defaults(run=_compare)
+
+    command = commands.add_parser("machine", help="this machine's record and what it can do at most")
+    command.add_argument("--threads", nargs="+", type=int, default=[1])
+    command.set_defaults(run=_machine)
+    return parser
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--threads", nargs="+", type=int, default=[1])
+    command.add_argument("--peers", nargs="*", default=list(peers.NAMES), choices=peers.NAMES)
+    command.add_argument("--out", type=Path, help="write the results there, as JSON lines")
+    command.add_argument("--resume", action="store_true", help="leave out what the file has already")
+    command.add_argument("--quick", action="store_true", help="few rounds: to see that it runs")
+    command.add_argument("--cold", action="store_true", help="flush the caches before each call")
+    command.add_argument("--rounds", type=int, default=31)
+    command.add_argument("--budget", type=float, default=20.0, help="seconds a case, as a rule (20)")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(size) for size in text.split("x"))
+    if len(sizes) != 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NxCxHxW")
+    return sizes
+
+
+def _timing(options: argparse.Namespace) -> dict[str, Any]:
+    timing: dict[str, Any] = {"rounds": options.rounds, "budget": options.budget, "cold": options.cold}
+    if options.quick:
+        timing |= {"rounds": 9, "min_time": 200e-6, "warmup": 2}
+    return timing
+
+
+def _load_peers(options: argparse.Namespace, console: Console) -> list[peers.Peer]:
+    found, missing = peers.load(options.peers)
+    console.print("peers: " + (", ".join(f"{peer.name} {peer.version}" for peer in found) or "none"), markup=False)
+    for name, reason in missing.items():
+        console.print(f"without {name}: {reason}", style="yellow", markup=False)
+    return found
+
+
+def _results(options: argparse.Namespace) -> report.ResultFile:
+    header = {"machine": machine.record(), "command": sys.argv[1:]}
+    return report.ResultFile(options.out, header, resume=options.resume)
+
+
+def _layers(options: argparse.Namespace, console: Console) -> int:
+    problems = [Conv2dProblem.from_descriptor(text) for text in options.problem]
+    for path in options.shapes or ([] if problems else [SHAPES / "peers.txt"]):
+        problems += read_shape_file(path, "conv2d")
+    if options.batch is not None:
+        problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
+    found = _load_peers(options, console)
+    plans = layers.plans(problems, options.threads, options.layouts, found, _timing(options))
+    return 0 if report.run(plans, _results(options), layers.COLUMNS, console) else 130
+
+
+def _reorders(options: argparse.Namespace, console: Console) -> int:
+    chosen = set(options.layouts) if options.layouts else None
+    pairs = [pair for pair in reorders.PAIRS if chosen is None or set(pair) <= chosen]
+    problems = [ReorderProblem(shape, *pair, itemsize=4) for shape in options.shape for pair in pairs]
+    found = _load_peers(options, console)
+    timing, ours = _timing(options), not options.peers_only
+    plans = reorders.plans(problems, options.threads, found, timing, ours=ours)
+    return 0 if report.run(plans, _results(options), reorders.COLUMNS, console) else 130
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    (old_headers, old), (new_headers, new) = report.load(options.old), report.load(options.new)
+    for key in ("cpu", "versions"):
+        before, after = (headers[-1]["machine"][key] for headers in (old_headers, new_headers))
+        if before != after:
+            console.print(f"{key} differs: {before} and {after}", style="yellow", markup=False)
+    found, drift = report.changes(old, new, options.threshold)
+    console.print(report.render_changes(found, drift))
+    worse = sum(change.is_regression for change in found)
+    console.print(f"{len(found)} entries in both files, {worse} worse", style="bold red" if worse else "bold")
+    return 1 if worse else 0
+
+
+def _machine(options: argparse.Namespace, console: Console) -> int:
+    console.print_json(data=machine.record())
+    for threads in options.threads:
+        console.print(f"{threads} threads: float32 peak {machine.fp32_peak(threads) / 1e9:.0f} GFLOP/s")
+        for size in (1 << 20, 4 << 20, 64 << 20):
+            speed = machine.copy_bandwidth(size, threads) / 1e9
+            console.print(f"{threads} threads: copying {size >> 20} MiB, read and written {speed:.1f} GB/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""`python -m bench layers`: convolution layers, ours in every layout beside the peers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blockconv.problem import Conv2dProblem
+
+from . import machine
+from .peers import Peer, Variant, is_symmetric
+from .report import Case, Column, Entry, Plan, measure, seconds, speedup_text
+
+__all__ = ["COLUMNS", "LAYOUTS", "plans", "reference"]
+
+LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")
+TOLERANCE = 1e-4  # what Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside
+
+
+def gflops(case: Case, entry: Entry) -> float:
+    """Billions of floating-point operations a second, of direct convolution whatever the algorithm."""
+    return float(case["flops"]) / seconds(entry) / 1e9
+
+
+COLUMNS = (
+    Column("GFLOP/s", lambda case, entry: f"{gflops(case, entry):.1f}"),
+    Column("of peak", lambda case, entry: f"{gflops(case, entry) * 1e9 / case['peak']:.0%}"),
+    Column("times best peer", speedup_text),
+)
+
+
+def plans(
+    problems: Sequence[Conv2dProblem],
+    threads: Sequence[int],
+    layouts: Sequence[str],
+    peers: Sequence[Peer],
+    timing: dict[str, Any],
+) -> list[Plan]:
+    """A case for each problem and number of threads."""
+    return [_plan(problem, count, layouts, peers, timing) for count in threads for problem in problems]
+
+
+def _plan(
+    problem: Conv2dProblem,
+    threads: int,
+    layouts: Sequence[str],
+    peers: Sequence[Peer],
+    timing: dict[str, Any],
+) -> Plan:
+    def measure_it() -> Case:
+        src, wei, bias = _data(problem)
+        arguments = problem, src, wei, bias, threads
+        variants = [_ours(problem, src, wei, bias, threads, layout) for layout in layouts]
+        for peer in peers:
+            variants += peer.variants("conv2d", *arguments)
+        measured = measure(variants, reference(problem, src, wei, bias), TOLERANCE, **timing)
+        return {"flops": problem.flops, "peak": machine.fp32_peak(threads), **measured}
+
+    descriptor = problem.descriptor()
+    params = {"problem": descriptor, "threads": threads, "cold": timing.get("cold", False)}
+    wanted = {"layouts": list(layouts), "peers": [peer.name for peer in peers]}
+    title = f"{problem.name or descriptor}, {threads} threads" + (", cold" if params["cold"] else "")
+    return Plan("layers", title, params, measure_it, wanted)
+
+
+def _data(problem: Conv2dProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    src, wei, bias = (
+        random.standard_normal(shape, dtype=np.float32)
+        for shape in (problem.src_shape, problem.wei_shape, (problem.oc,))
+    )
+    return src, wei, bias
+
+
+def _ours(
+    problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray, threads: int, layout: str
+) -> Variant:
+    import blockconv as bc
+
+    p = problem
+    padding: Any = (p.ph, p.pw) if is_symmetric(p) else ((p.ph, p.ph_r), (p.pw, p.pw_r))
+    conv = bc.Conv2d(wei, bias, (p.sh, p.sw), padding, (p.dh, p.dw), p.g, layout=layout)
+    blocked = bc.BlockedArray.from_numpy(src, layout)
+    out = bc.empty(p.dst_shape, layout, src.dtype)
+    bc.set_num_threads(threads)
+
+    def fetch() -> np.ndarray:
+        out.storage.fill(math.nan)
+        conv(blocked, out=out)
+        return out.numpy()
+
+    function: Callable[[], object] = lambda: conv(blocked, out=out)  # noqa: E731
+    return Variant(f"blockconv {layout}", function, fetch, role="ours", version=bc.__version__)
+
+
+def reference(problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """The convolution in float64, tap by tap: independent of us and of all peers."""
+    p = problem
+    height, width = p.sh * (p.oh - 1) + p.dh * (p.kh - 1) + 1, p.sw * (p.ow - 1) + p.dw * (p.kw - 1) + 1
+    padded = np.zeros((p.n, p.ic, max(height, p.ph + p.ih), max(width, p.pw + p.iw)))
+    padded[:, :, p.ph : p.ph + p.ih, p.pw : p.pw + p.iw] = src
+    filters = wei.astype(np.float64).reshape(p.g, p.oc // p.g, p.ic // p.g, p.kh, p.kw)
+    total = np.zeros((p.n, p.g, p.oc // p.g, p.oh * p.ow))
+    for y in range(p.kh):
+        for x in range(p.kw):
+            top, left = y * p.dh, x * p.dw
+            rows = slice(top, top + p.sh * (p.oh - 1) + 1, p.sh)
+            columns = slice(left, left + p.sw * (p.ow - 1) + 1, p.sw)
+            pixels = padded[:, :, rows, columns].reshape(p.n, p.g, p.ic // p.g, p.oh * p.ow)
+            total += filters[..., y, x] @ pixels
+    result = total.reshape(p.dst_shape)
+    return result if bias is None else result + bias.reshape(-1, 1, 1)

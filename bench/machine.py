@@ -1,0 +1,350 @@
+"""The machine that a figure was measured on, and what it can do at most.
+
+`record()` goes into every result file. `fp32_peak` and `copy_bandwidth` are the roof that
+results are given as shares of: measured here and now, by loops that do nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "LoadMeter",
+    "caches",
+    "copy_bandwidth",
+    "cpu_quota",
+    "flush_caches",
+    "fp32_peak",
+    "keep_freed_memory",
+    "record",
+]
+
+PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "torch", "onnxruntime", "openvino", "ncnn", "onnx")
+ROOT = Path(__file__).parents[1]
+SETTINGS = ("NUMBA_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "BLOCKCONV_")
+
+
+def record() -> dict[str, Any]:
+    """What has to be known of this machine and its software to judge a figure."""
+    cpu_name, features = _numba_target()
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cpu": _cpu_model(),
+        "numba_cpu": cpu_name,
+        "numba_features": features,
+        "cores": os.cpu_count(),
+        "affinity": len(_affinity()),
+        "quota": cpu_quota(),
+        "memory_gib": _memory_gib(),
+        "caches": caches(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "blockconv": _own_version(),
+        "threading_layer": _threading_layer(),
+        "keeps_freed_memory": keep_freed_memory(),
+        "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(SETTINGS)},
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _numba_target() -> tuple[str, list[str]]:
+    """The CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may have lowered."""
+    from numba.core.registry import cpu_target
+
+    _, cpu_name, features = cpu_target.target_context.codegen().magic_tuple()
+    return cpu_name, sorted(name[1:] for name in features.split(",") if name.startswith("+"))
+
+
+def _affinity() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def cpu_quota() -> float | None:
+    """Processors that the container allows, or None where it sets no limit."""
+    for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
+        try:
+            words = Path(path).read_text().split()
+            if path.endswith("quota_us"):
+                words.append(Path(path).with_name("cpu.cfs_period_us").read_text())
+        except OSError:
+            continue
+        if words[0] not in ("max", "-1"):
+            return int(words[0]) / int(words[1])
+    return None
+
+
+def _memory_gib() -> float | None:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):
+        return None
+    return round(total / 2**30, 1)
+
+
+@functools.cache
+def caches() -> dict[str, int]:
+    """Bytes of each data cache that the first processor sees, by level: {"L1": 49152, ...}; {} if unknown."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1], 1)
+            found[f"L{level}"] = int(size.rstrip("KMG")) * unit
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _own_version() -> str:
+    """Version, commit and whether the tree was changed since."""
+    from blockconv._version import __version__
+
+    try:
+        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+    return f"{__version__} ({commit})"
+
+
+def _threading_layer() -> str | None:
+    """Numba's, if anything has launched on it yet."""
+    import numba
+
+    try:
+        return str(numba.threading_layer())
+    except ValueError:
+        return None
+
+
+class LoadMeter:
+    """How busy other processes keep the machine, from the making of the meter on."""
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def others(self) -> float | None:
+        """Processors' worth of work that others did meanwhile; None where the system does not say."""
+        if self.start is None or (now := self._now()) is None:
+            return None
+        seconds, all_busy, own = (after - before for before, after in zip(self.start, now, strict=True))
+        return round(max(0.0, all_busy - own) / max(seconds, 0.1), 2)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        """(time, seconds that all processors were busy, that this process was)."""
+        try:
+            fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        except OSError:
+            return None
+        user, nice, system, _, _, interrupts, soft_interrupts, steal = fields[:8]
+        ticks = user + nice + system + interrupts + soft_interrupts + steal
+        used = os.times()
+        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), used.user + used.system
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Have the C library keep memory that was freed, and say whether it does (glibc).
+
+    Else it may hand it back to the system, so that a library which allocates its output at each
+    call pays for fresh pages each time: 400 or 1500 µs for one layer of torch's, from process to
+    process, as the heap happened to lie.
+    """
+    trim_threshold, mmap_threshold = -1, -3
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(trim_threshold, 1 << 30) and mallopt(mmap_threshold, 32 << 20))
+
+
+# The roof
+
+
+@functools.cache
+def fp32_peak(threads: int = 1) -> float:
+    """Floating-point operations a second of fused multiply-adds that touch no memory."""
+    from .timing import compare  # which imports this module
+
+    loop, width, accumulators = _fma_loop()
+    steps = 1_000_000
+    seeds = np.linspace(0.1, 1.0, accumulators, dtype=np.float32)
+    with _Team(threads) as team:
+        run = team.each(lambda _: loop(seeds.ctypes.data, steps))
+        timing = compare({"peak": run}, rounds=15)["peak"]
+    # The best sample: a peak is what the machine can do, not what its neighbours let it.
+    return threads * 2.0 * width * accumulators * steps / (min(timing.samples) * 1e-9)
+
+
+@functools.cache
+def copy_bandwidth(nbytes: int, threads: int = 1) -> float:
+    """Bytes read and written a second by copying `nbytes`, a share to each thread, again and again.
+
+    With shares much under a megabyte, several threads wait for Python as much as for memory.
+    """
+    from .timing import compare  # which imports this module
+
+    share = max(nbytes // threads, 1)
+    pairs = [(np.ones(share, np.uint8), np.zeros(share, np.uint8)) for _ in range(threads)]
+    repeats = max(1, (64 << 20) // nbytes)  # the team's start is then small beside its work
+
+    def copy(worker: int) -> None:
+        src, dst = pairs[worker]
+        for _ in range(repeats):
+            np.copyto(dst, src)
+
+    with _Team(threads) as team:
+        timing = compare({"copy": team.each(copy)}, rounds=15)["copy"]
+    return 2.0 * share * threads * repeats / (timing.median * 1e-9)
+
+
+def flush_caches() -> None:
+    """Evict this process's data: every processor streams through more memory than its caches hold.
+
+    Best effort: the hardware's replacement is not ours to command.
+    """
+    processors = _affinity()
+    with _Team(len(processors)) as team:
+        team.each(lambda worker: _stream(processors[worker]))()
+
+
+def _stream(processor: int) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {processor})  # of this thread only
+    np.add(_flush_buffer(), 1, out=_flush_buffer())
+
+
+@functools.cache
+def _flush_buffer() -> np.ndarray:
+    # Twice the largest cache; a virtual machine may be shown a giant that it shares with others.
+    limit = min(1 << 30, int((_memory_gib() or 8) * 2**30) // 8)
+    return np.ones(min(2 * max(caches().values(), default=64 << 20), limit), np.uint8)
+
+
+class _Team:
+    """Python threads that do the same thing at the same time; the work has to release the GIL."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.pool = ThreadPoolExecutor(threads)
+        self.barrier = threading.Barrier(threads)
+
+    def __enter__(self) -> _Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+
+    def each(self, work: Callable[[int], object]) -> Callable[[], None]:
+        """A function that has every thread call `work(its number)`, and returns when all have."""
+
+        def task(worker: int) -> None:
+            self.barrier.wait()  # so that no thread takes two shares while another still starts
+            work(worker)
+
+        def run() -> None:
+            if self.threads == 1:
+                work(0)
+            else:
+                list(self.pool.map(task, range(self.threads)))
+
+        return run
+
+
+@functools.cache
+def _fma_loop() -> tuple[Callable[[int, int], float], int, int]:
+    """(loop(address of starting values, steps), vector width, accumulators) for this processor.
+
+    Enough independent accumulators to hide the latency of a fused multiply-add (4 cycles on two
+    units, at least), few enough to stay in registers beside the two factors.
+    """
+    import numba
+
+    features = _numba_target()[1]
+    wide = "avx512f" in features
+    width = 16 if wide else 8 if "avx" in features else 4
+    accumulators = 24 if wide or platform.machine() in ("arm64", "aarch64") else 12
+    fused = platform.machine() not in ("x86_64", "AMD64") or "fma" in features
+    step = _fma_intrinsic(width, accumulators, fused)
+
+    @numba.njit("float32(int64, int64)", nogil=True)
+    def loop(address, steps):
+        return step(address, steps)
+
+    return loop, width, accumulators
+
+
+def _fma_intrinsic(width: int, accumulators: int, fused: bool) -> Any:
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def fma_loop(typingctx, address, steps):
+        return types.float32(types.int64, types.int64), _build
+
+    def _build(context, builder, signature, arguments):
+        vector = ir.VectorType(ir.FloatType(), width)
+        address, steps = arguments
+
+        first_lane = ir.IntType(32)(0)
+
+        def spread(value):
+            lane = builder.insert_element(vector(ir.Undefined), value, first_lane)
+            return builder.shuffle_vector(lane, lane, ir.VectorType(ir.IntType(32), width)([0] * width))
+
+        def multiply_add(total):
+            if not fused:
+                return builder.fadd(builder.fmul(total, factor), addend)
+            kind = ir.FunctionType(vector, [vector] * 3)
+            function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{width}f32")
+            return builder.call(function, [total, factor, addend])
+
+        # Starting values come from memory: were they known or equal, LLVM would merge the chains.
+        starts = builder.inttoptr(address, ir.FloatType().as_pointer())
+        values = [builder.load(builder.gep(starts, [ir.IntType(64)(i)])) for i in range(accumulators)]
+        factor, addend = spread(values[0]), spread(values[1])
+        totals = [cgutils.alloca_once_value(builder, spread(value)) for value in values]
+        with cgutils.for_range(builder, steps):
+            for total in totals:
+                builder.store(multiply_add(builder.load(total)), total)
+        sums = [builder.load(total) for total in totals]
+        total = functools.reduce(builder.fadd, sums)
+        return builder.extract_element(total, first_lane)
+
+    return fma_loop

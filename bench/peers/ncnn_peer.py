@@ -1,0 +1,91 @@
+"""ncnn: a net of one layer in float32, Winograd allowed, on blobs packed as its kernels want them.
+
+It has no batch, so it takes images one by one. Its blobs come from its own allocator at each call.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import ncnn
+import numpy as np
+
+from blockconv.problem import Conv2dProblem
+
+from . import Variant, end_padding
+
+PACKINGS = (16, 8, 4, 1)
+
+
+def version() -> str:
+    return metadata.version("ncnn")
+
+
+def conv2d(
+    problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None, threads: int
+) -> list[Variant]:
+    ends = end_padding(problem)
+    if ends is None:
+        return []
+    net = _net(problem, ends, wei, bias, threads)
+    packing = next(p for p in PACKINGS if problem.ic % p == 0 and p <= _widest_packing())
+    images = [_packed(image, packing, net.opt) for image in src]
+
+    def run() -> list[ncnn.Mat]:
+        return [_infer(net, image) for image in images]
+
+    def fetch() -> np.ndarray:
+        return np.stack([ncnn.convert_packing(result, 1, net.opt).numpy().copy() for result in run()])
+
+    return [Variant(f"ncnn pack{packing}", run, fetch)]
+
+
+def _infer(net: ncnn.Net, image: ncnn.Mat) -> ncnn.Mat:
+    extractor = net.create_extractor()
+    extractor.input("x", image)
+    return extractor.extract("y", 1)[1]  # 1: as the layer wrote it, not unpacked
+
+
+def _packed(image: np.ndarray, packing: int, options: ncnn.Option) -> ncnn.Mat:
+    plain = ncnn.Mat(np.ascontiguousarray(image)).clone()  # else it would point into the array
+    return plain if packing == 1 else ncnn.convert_packing(plain, packing, options)
+
+
+def _net(
+    problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None, threads: int
+) -> ncnn.Net:
+    p = problem
+    values = {
+        0: p.oc, 1: p.kw, 11: p.kh, 2: p.dw, 12: p.dh, 3: p.sw, 13: p.sh,
+        4: p.pw, 14: p.ph, 15: ends[1], 16: ends[0], 5: int(bias is not None), 6: wei.size,
+    }  # fmt: skip
+    kind = "Convolution"
+    if p.g > 1:
+        kind, values[7] = "ConvolutionDepthWise", p.g
+    layer = " ".join(f"{key}={value}" for key, value in values.items())
+    # 7767517 marks the format; then the number of layers and of blobs.
+    text = f"7767517\n2 2\nInput x 0 1 x 0={p.iw} 1={p.ih} 2={p.ic}\n{kind} layer 1 1 x y {layer}\n"
+    weights = b"\0\0\0\0" + wei.tobytes()  # zero: plain float32
+    net = ncnn.Net()
+    net.opt.num_threads = threads
+    for name in dir(net.opt):
+        if name.startswith(("use_fp16", "use_bf16")):
+            setattr(net.opt, name, False)
+    with tempfile.TemporaryDirectory() as folder:
+        param, model = Path(folder, "net.param"), Path(folder, "net.bin")
+        param.write_text(text)
+        model.write_bytes(weights + (b"" if bias is None else bias.tobytes()))
+        if net.load_param(str(param)) or net.load_model(str(model)):
+            raise RuntimeError(f"ncnn did not load the layer: {layer}")
+    return net
+
+
+@functools.cache
+def _widest_packing() -> int:
+    """How many channels its vectors hold here: what it packs the output of a wide layer to."""
+    probe = Conv2dProblem(n=1, ic=16, ih=4, iw=4, oc=16, kh=1, kw=1)
+    net = _net(probe, (0, 0), np.ones(probe.wei_shape, np.float32), None, 1)
+    return int(_infer(net, _packed(np.ones((16, 4, 4), np.float32), 1, net.opt)).elempack)

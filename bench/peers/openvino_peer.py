@@ -1,0 +1,96 @@
+"""OpenVINO's CPU plugin: a compiled model of one layer, on tensors that are shared with NumPy.
+
+`NCHW` has the layout of its models at both ends, `NHWC` the one that its float32 kernels prefer
+inside, so that no reorder is left.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
+from openvino.preprocess import PrePostProcessor
+
+from blockconv.problem import Conv2dProblem
+
+from . import Variant, end_padding
+
+
+def version() -> str:
+    return str(ov.__version__).partition("-")[0]
+
+
+@functools.cache
+def _core() -> ov.Core:
+    return ov.Core()
+
+
+def conv2d(
+    problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None, threads: int
+) -> list[Variant]:
+    ends = end_padding(problem)
+    if ends is None:
+        return []
+    return [_variant(problem, ends, src, wei, bias, threads, layout) for layout in ("NCHW", "NHWC")]
+
+
+def _variant(
+    problem: Conv2dProblem,
+    ends: tuple[int, int],
+    src: np.ndarray,
+    wei: np.ndarray,
+    bias: np.ndarray | None,
+    threads: int,
+    layout: str,
+) -> Variant:
+    model = _model(problem, ends, wei, bias)
+    out_shape = problem.dst_shape
+    if layout == "NHWC":
+        model = _channels_last(model)
+        src = np.ascontiguousarray(src.transpose(0, 2, 3, 1))
+        n, c, h, w = out_shape
+        out_shape = n, h, w, c
+    config = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "ENABLE_CPU_PINNING": False,  # its threads share the processors with the other peers'
+    }
+    request = _core().compile_model(model, "CPU", config).create_infer_request()
+    out = np.empty(out_shape, np.float32)
+    request.set_input_tensor(ov.Tensor(src, shared_memory=True))
+    request.set_output_tensor(ov.Tensor(out, shared_memory=True))
+    arrays = src, out  # the tensors have only their addresses: `fetch` keeps them alive
+
+    def fetch() -> np.ndarray:
+        out = arrays[1]
+        out.fill(math.nan)
+        request.infer()
+        return (out if layout == "NCHW" else out.transpose(0, 3, 1, 2)).copy()
+
+    return Variant(f"openvino {layout}", request.infer, fetch)
+
+
+def _model(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None) -> ov.Model:
+    p = problem
+    x = ops.parameter(p.src_shape, ov.Type.f32, name="x")
+    windows = [[p.sh, p.sw], [p.ph, p.pw], list(ends), [p.dh, p.dw]]
+    if p.g == 1:
+        y = ops.convolution(x, ops.constant(wei), *windows)
+    else:
+        y = ops.group_convolution(x, ops.constant(wei.reshape(p.g, p.oc // p.g, *wei.shape[1:])), *windows)
+    if bias is not None:
+        y = ops.add(y, ops.constant(bias.reshape(1, -1, 1, 1)))
+    return ov.Model([y], [x])
+
+
+def _channels_last(model: ov.Model) -> ov.Model:
+    steps = PrePostProcessor(model)
+    for end in (steps.input(), steps.output()):
+        end.tensor().set_layout(ov.Layout("NHWC"))
+        end.model().set_layout(ov.Layout("NCHW"))
+    return steps.build()

@@ -1,0 +1,200 @@
+"""PyTorch on the CPU, which for convolution is oneDNN: in each memory format that it has.
+
+Conv2d comes in four forms. `contiguous` and `channels_last` are what its users write; both hand
+oneDNN plain weights, which it reorders at every call. `channels_last prepacked` is what its compiler
+(inductor) makes of a frozen model, and its best. `blocked` keeps source and destination in oneDNN's
+own blocked formats; there torch (2.13) has no way to keep the weights in the format that the blocked
+kernels want, and oneDNN reorders them at every call (ONEDNN_VERBOSE=1 shows it).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+
+from . import Variant, end_padding, is_symmetric
+
+PLAIN_CHANNELS = 16  # oneDNN reads a dense source of fewer channels as plain NCHW, not blocked
+
+
+def version() -> str:
+    return str(torch.__version__)
+
+
+@functools.cache
+def _enter_inference_mode() -> None:
+    # Once for the thread: a context at each call would cost microseconds that its users do not pay.
+    torch.inference_mode().__enter__()
+
+
+def _start(threads: int) -> None:
+    _enter_inference_mode()
+    torch.set_num_threads(threads)
+
+
+def conv2d(
+    problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None, threads: int
+) -> list[Variant]:
+    ends = end_padding(problem)
+    if ends is None:
+        return []
+    _start(threads)
+    x, w = torch.from_numpy(src), torch.from_numpy(wei)
+    b = None if bias is None else torch.from_numpy(bias)
+    p = problem
+    stride, dilation, padding = (p.sh, p.sw), (p.dh, p.dw), (p.ph, p.pw)
+    pad: Callable[[torch.Tensor], torch.Tensor] = lambda x: x  # noqa: E731
+    if not is_symmetric(problem):  # conv2d takes one number for both sides, so its users pad first
+        margins = (p.pw, ends[1], p.ph, ends[0])
+        pad, padding = lambda x: F.pad(x, margins), (0, 0)
+
+    def plain(x: torch.Tensor, w: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: F.conv2d(pad(x), w, b, stride, padding, dilation, p.g)
+
+    x_last, w_last = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+    shape = list(pad(x).shape)
+    packed = torch.ops.mkldnn._reorder_convolution_weight(w, padding, stride, dilation, p.g, shape)
+
+    def prepacked() -> torch.Tensor:
+        return torch.ops.mkldnn._convolution_pointwise(
+            pad(x_last), packed, b, padding, stride, dilation, p.g, "none", [], ""
+        )
+
+    functions = {
+        "contiguous": plain(x, w),
+        "channels_last": plain(x_last, w_last),
+        "channels_last prepacked": prepacked,
+    }
+    if is_symmetric(problem):
+        functions["blocked"] = _blocked(problem, x, w, b)
+    return [Variant(f"torch {name}", function, _fetch(function)) for name, function in functions.items()]
+
+
+def _blocked(
+    problem: Conv2dProblem, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
+) -> Callable[[], torch.Tensor]:
+    """The convolution from blocked to blocked tensors."""
+    p = problem
+    padding, stride, dilation = [p.ph, p.pw], [p.sh, p.sw], [p.dh, p.dw]
+    source = x.to_mkldnn()  # plain still
+    if p.g > 1 or p.ic >= PLAIN_CHANNELS:
+        # A convolution's output is blocked: this one, of the same groups, changes nothing else.
+        one = torch.eye(p.ic // p.g).repeat(p.g, 1).reshape(p.ic, p.ic // p.g, 1, 1)
+        source = torch.mkldnn_convolution(source, one.to_mkldnn(), None, [0, 0], [1, 1], [1, 1], p.g)
+    packed = torch._C._nn.mkldnn_reorder_conv2d_weight(w.to_mkldnn(), padding, stride, dilation, p.g)
+    return lambda: torch.mkldnn_convolution(source, packed, b, padding, stride, dilation, p.g)
+
+
+def _fetch(function: Callable[[], torch.Tensor]) -> Callable[[], np.ndarray]:
+    def fetch() -> np.ndarray:
+        result = function()
+        if result.layout is torch._mkldnn:
+            result = result.to_dense()
+        return result.contiguous().numpy()
+
+    return fetch
+
+
+def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> list[Variant]:
+    p = problem
+    same_ends = (p.ph, p.pw) == (p.ph_r, p.pw_r) if p.ceil_mode else is_symmetric(problem)
+    at_most_half = 2 * p.ph <= p.kh and 2 * p.pw <= p.kw
+    dense = p.dh == p.dw == 1
+    if not same_ends or not at_most_half or (p.kind != "max" and not dense):
+        return []
+    _start(threads)
+    kernel, stride, padding = (p.kh, p.kw), (p.sh, p.sw), (p.ph, p.pw)
+
+    def pool(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        if p.kind == "max":
+            return lambda: F.max_pool2d(x, kernel, stride, padding, (p.dh, p.dw), p.ceil_mode)
+        include = p.kind == "avg_include_padding"
+        return lambda: F.avg_pool2d(x, kernel, stride, padding, p.ceil_mode, include, p.divisor)
+
+    x = torch.from_numpy(src)
+    functions = {
+        "contiguous": pool(x),
+        "channels_last": pool(x.contiguous(memory_format=torch.channels_last)),
+    }
+    return [Variant(f"torch {name}", function, _fetch(function)) for name, function in functions.items()]
+
+
+def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Variant]:
+    """From the storage of one layout to that of another: a new tensor, or a copy into one that is there."""
+    channels = problem.shape[1]
+    blocks = sorted({_block(problem.src), _block(problem.dst)})
+    if any(channels % block for block in blocks) or blocks[-1] % blocks[0]:
+        return []  # a channel tail is no permutation
+    _start(threads)
+    given = _logical(torch.from_numpy(src), problem.src, blocks)
+    storage = torch.empty(_storage_shape(problem.dst, problem.shape), dtype=given.dtype)
+    into = _logical(storage, problem.dst, blocks)
+    # The axes as the destination has them, outermost first: a permutation that `contiguous` makes real.
+    # For NCHW to NHWC it costs what contiguous(memory_format=channels_last) does.
+    permuted = given.permute(sorted(range(given.dim()), key=lambda axis: -into.stride(axis)))
+
+    def fetch_copy() -> np.ndarray:
+        storage.fill_(math.nan)
+        into.copy_(given)
+        return storage.numpy().copy()
+
+    def fetch_new() -> np.ndarray:
+        return permuted.contiguous().reshape(storage.shape).numpy()
+
+    return [
+        Variant("torch contiguous", permuted.contiguous, fetch_new),
+        Variant("torch copy_", lambda: into.copy_(given), fetch_copy),
+    ]
+
+
+def _block(layout: str) -> int:
+    if layout == "CHWN4":
+        return 4
+    return 1 if layout == "NHWC" else int(layout.removeprefix("NCHW") or 1)
+
+
+def _storage_shape(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    n, c, h, w = shape
+    if layout == "NCHW":
+        return n, c, h, w
+    if layout == "NHWC":
+        return n, h, w, c
+    block = _block(layout)
+    return (c // block, h, w, n, block) if layout == "CHWN4" else (n, c // block, h, w, block)
+
+
+def _logical(storage: torch.Tensor, layout: str, blocks: list[int]) -> torch.Tensor:
+    """A view of a storage as [n, channels..., h, w], the channels split at both layouts' block sizes."""
+    small, large = blocks[0], blocks[-1]
+    if layout == "NCHW":
+        view = storage.unsqueeze(2)
+    elif layout == "NHWC":
+        view = storage.permute(0, 3, 1, 2).unsqueeze(2)
+    elif layout == "CHWN4":
+        view = storage.permute(3, 0, 4, 1, 2)
+    else:
+        view = storage.permute(0, 1, 4, 2, 3)
+    if _block(layout) == large:
+        return view.unflatten(2, (large // small, small))
+    return view.unflatten(1, (-1, large // small))
+
+
+def plain_copy(src: np.ndarray, threads: int) -> list[Variant]:
+    """The copy that a reorder is measured by where there are several threads."""
+    _start(threads)
+    given = torch.from_numpy(src).clone()
+    into = torch.empty_like(given)
+
+    def fetch() -> np.ndarray:
+        into.fill_(math.nan)
+        into.copy_(given)
+        return into.numpy().copy()
+
+    return [Variant("copy (torch)", lambda: into.copy_(given), fetch, role="roof")]
