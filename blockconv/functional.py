@@ -213,7 +213,8 @@ class Conv2d:
         (top, bottom), (left, right) = self._pads
         n, ic, ih, iw = (int(k) for k in shape)
         return Conv2dProblem(
-            n, ic, ih, iw, int(oc), int(kh), int(kw), *self.stride, top, left, bottom, right, *self.dilation, self.groups
+            n, ic, ih, iw, int(oc), int(kh), int(kw),
+            *self.stride, top, left, bottom, right, *self.dilation, self.groups,
         )  # fmt: skip
 
     def _check_parameters(self, groups: Any) -> int:
@@ -370,7 +371,7 @@ def _reordered(op: str, x: BlockedArray, layout: Layout) -> BlockedArray:
 
 
 def _check_out(
-    op: str, out: Any, kind: type, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None
+    op: str, out: Any, kind: type[Any], shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None
 ) -> None:
     if not isinstance(out, kind):
         raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, as the input is")

@@ -73,7 +73,7 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
     values += defaults[len(values) :]
     if name in _FIXED_CLIPS:
         values = list(_FIXED_CLIPS[name])
-    return Activation(name, number, *values) if number == 0 else Activation(name, number, *(values + [0.0, 0.0])[:2])
+    return Activation(name, number, *values) if number == 0 else Activation(name, number, *[*values, 0.0, 0.0][:2])
 
 
 # ---------------------------------------------------------------- code

@@ -21,7 +21,7 @@ from blockconv.kernels.microkernel import activate_scalar
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
-from blockconv.runtime import Op
+from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
 
@@ -91,7 +91,8 @@ def _bind(
     padded = dst.padded_shape(p.dst_shape)[1]
     numbers = [padded if name == "padded" else int(getattr(p, name)) for name in _PROBLEM]
     geometries = [*geometry(src, p.src_shape, itemsize), *geometry(dst, p.dst_shape, itemsize)]
-    args = (SRC, WEI, BIA, DST, RES if residual else DST, ACT, act, *numbers, *geometries)
+    buffers: tuple[int | Buffer, ...] = (SRC, WEI, BIA, DST, RES if residual else DST, ACT)
+    args = (*buffers, act, *numbers, *geometries)
     return [Op(conv_reference(itemsize), args, p.n * padded * p.oh, 4)]
 
 
