@@ -6,16 +6,30 @@ copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
 
 from __future__ import annotations
 
-import operator
-import warnings
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv import dispatch
 from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
-from blockconv.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
+from blockconv.boundary import (
+    NATIVE_SET,
+    NCHW,
+    NHWC,
+    Array,
+    as_numpy,
+    check_out,
+    dense_layout,
+    like,
+    native_layout,
+    pads,
+    pair,
+    reordered,
+    single,
+    storage_of,
+    whole,
+)
+from blockconv.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.kernels import Row
 from blockconv.kernels.activation import Activation, activation
 from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER
@@ -26,12 +40,9 @@ from blockconv.runtime import Program, address_of, get_num_threads
 
 __all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
 
-Array: TypeAlias = npt.NDArray[Any]
 Padding: TypeAlias = "int | str | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
 ALGORITHMS = ("auto", "direct", "reference")
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-_NATIVE = frozenset(NATIVE)
-_NCHW, _NHWC = Layout("NCHW"), Layout("NHWC")
 
 
 class Conv2d:
@@ -64,15 +75,15 @@ class Conv2d:
         op: str = "Conv2d",
     ) -> None:
         self._op = op
-        self.weight = _numpy(weight, op, "weight")
-        self.bias = None if bias is None else _numpy(bias, op, "bias")
+        self.weight = as_numpy(weight, op, "weight")
+        self.bias = None if bias is None else as_numpy(bias, op, "bias")
         self.groups, self.padding = self._check_parameters(groups), padding
-        self.stride, self.dilation = _pair(op, "stride", stride), _pair(op, "dilation", dilation)
+        self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
-        self._pads = _pads(op, padding, kernel, self.stride, self.dilation)
+        self._pads = pads(op, padding, kernel, self.stride, self.dilation)
         self.activation = _activation(activation, op)
-        self.layout = None if layout == "auto" else _native(layout, op, "layout")
-        self.out_layout = None if out_layout is None else _native(out_layout, op, "out_layout")
+        self.layout = None if layout == "auto" else native_layout(layout, op, "layout")
+        self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
         if algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
         self.algorithm = algorithm
@@ -97,15 +108,15 @@ class Conv2d:
         if x.ndim != 4:
             raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W)")
         if self.layout is not None and layout != self.layout:
-            src = _reordered(self._op, x, self.layout)
-        elif layout not in _NATIVE:
-            src = _reordered(self._op, x, _NCHW)
+            src = reordered(self._op, x, self.layout)
+        elif layout not in NATIVE_SET:
+            src = reordered(self._op, x, NCHW)
         # A layout that no kernel gives is reordered to at the end.
         dst_layout = self.out_layout or (out.layout if isinstance(out, BlockedArray) else layout)
-        native = dst_layout if dst_layout in _NATIVE else _NCHW
+        native = dst_layout if dst_layout in NATIVE_SET else NCHW
         bound = self._bind(src.shape, src.layout, native, src.storage.dtype, residual is not None)
         if out is not None:
-            _check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
+            check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
         res = None if residual is None else self._residual(residual, bound)
         dst = out if out is not None and native == dst_layout else empty(bound.problem.dst_shape, native, src.dtype)
         bound.run(self._op, src.storage, dst.storage, res)
@@ -114,18 +125,18 @@ class Conv2d:
         return dst
 
     def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
-        x = _numpy(input, self._op, "input")
+        x = as_numpy(input, self._op, "input")
         unbatched = x.ndim == 3
         if unbatched:
             x = x[None]
         if x.ndim != 4:
             raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
         src_last = is_channels_last(x)
-        storage, layout = _storage(x, src_last)
+        storage, layout = storage_of(x, src_last)
         if self.layout is not None and layout != self.layout:
-            entered = _reordered(self._op, BlockedArray(storage, layout, x.shape), self.layout)
+            entered = reordered(self._op, BlockedArray(storage, layout, x.shape), self.layout)
             storage, layout = entered.storage, entered.layout
-        written = None if out is None else _numpy(out, self._op, "out", write=True)
+        written = None if out is None else as_numpy(out, self._op, "out", write=True)
         if written is not None and unbatched:
             written = written[None]
         dst = self._array_layout(written, src_last)
@@ -134,36 +145,33 @@ class Conv2d:
         if written is None:
             target = np.empty(dst.storage_shape(shape), x.dtype)
         else:
-            _check_out(self._op, written, np.ndarray, shape, x.dtype, None)
+            check_out(self._op, written, np.ndarray, shape, x.dtype, None)
             target = written.transpose(dst.outer)
         res = None if residual is None else self._residual(residual, bound)
         bound.run(self._op, storage, target, res)
         if out is not None:
             return out
         result = target.transpose(np.argsort(dst.outer))
-        return _like(input, result[0] if unbatched else result)
+        return like(input, result[0] if unbatched else result)
 
     def _array_layout(self, out: Array | None, src_last: bool) -> Layout:
         if out is not None:
-            for layout in (_NHWC, _NCHW) if is_channels_last(out) else (_NCHW, _NHWC):
-                if out.ndim == 4 and out.transpose(layout.outer).flags.c_contiguous:
-                    return layout
-            raise LayoutError(self._op, "out", out, "has to be dense in NCHW or NHWC order")
+            return dense_layout(self._op, out, is_channels_last(out))
         if self.out_layout is not None:
             if self.out_layout.is_blocked:
                 rule = "an array's output can be NCHW or NHWC"
                 raise LayoutError(self._op, "out_layout", str(self.out_layout), rule, "give a BlockedArray as input")
             return self.out_layout
-        return _NHWC if src_last or self._weight_is_channels_last else _NCHW
+        return NHWC if src_last or self._weight_is_channels_last else NCHW
 
     def _residual(self, residual: Any, bound: _Bound) -> Array:
         shape, dst = bound.problem.dst_shape, bound.dst
         if not isinstance(residual, BlockedArray):
-            x = _numpy(residual, self._op, "residual")
+            x = as_numpy(residual, self._op, "residual")
             x = x[None] if x.ndim == 3 else x
             if x.ndim != 4:
                 raise ArgumentError(self._op, "residual", x, f"has to be of the output's shape, {shape}")
-            residual = BlockedArray(*_storage(x, is_channels_last(x)), x.shape)
+            residual = BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
         if residual.shape != shape:
             raise ArgumentError(self._op, "residual", residual, f"has to be of the output's shape, {shape}")
         if residual.storage.dtype != self.weight.dtype:
@@ -224,7 +232,7 @@ class Conv2d:
             raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)")
         if weight.dtype not in _FLOATS:
             raise DtypeError(self._op, "weight", str(weight.dtype), "has to be float32 or float64")
-        number = _whole(groups)
+        number = whole(groups)
         if number is None or number < 1 or weight.shape[0] % number:
             rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"
             raise ArgumentError(self._op, "groups", groups, rule)
@@ -294,17 +302,17 @@ def conv1d(
     algorithm: str = "auto",
 ) -> Any:
     """torch.nn.functional.conv1d: `conv2d` over (N, C, 1, L). input: (N, C, L) or (C, L); weight: (O, I/groups, K)."""
-    x, w = _numpy(input, "conv1d", "input"), _numpy(weight, "conv1d", "weight")
+    x, w = as_numpy(input, "conv1d", "input"), as_numpy(weight, "conv1d", "weight")
     if w.ndim != 3:
         raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
     if x.ndim not in (2, 3):
         raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
-    wide = padding if isinstance(padding, str) else (0, _single(padding))
+    wide = padding if isinstance(padding, str) else (0, single(padding))
     conv = Conv2d(
-        w[:, :, None], bias, (1, _single(stride)), wide, (1, _single(dilation)), groups,
+        w[:, :, None], bias, (1, single(stride)), wide, (1, single(dilation)), groups,
         out_layout="NCHW", activation=activation, algorithm=algorithm, op="conv1d",
     )  # fmt: skip
-    return _like(input, conv(x[..., None, :])[..., 0, :])
+    return like(input, conv(x[..., None, :])[..., 0, :])
 
 
 def explain(problem: Conv2dProblem, src: Layout | str | None = None, dst: Layout | str | None = None) -> str:
@@ -319,124 +327,7 @@ def explain(problem: Conv2dProblem, src: Layout | str | None = None, dst: Layout
     return "\n".join(dispatch.explain("conv2d", problem, s, d, "float32", threads) for s, d in pairs)
 
 
-# ---------------------------------------------------------------- the boundary
-
-
-def _numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
-    """An array or a torch CPU tensor as an array, without a copy but for bytes that are swapped."""
-    if isinstance(x, np.ndarray):
-        array = x
-    elif type(x).__module__.split(".")[0] == "torch":
-        if getattr(x, "requires_grad", False):
-            rule = "requires a gradient, and this library computes none"
-            raise ArgumentError(op, argument, x, rule, "give x.detach()")
-        if x.device.type != "cpu":
-            raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
-        try:
-            array = x.numpy()
-        except (TypeError, RuntimeError) as error:  # bfloat16, sparse
-            raise DtypeError(op, argument, x, f"cannot be read as an array ({error})") from None
-    elif write or isinstance(x, (str, bytes)) or x is None:
-        raise ArgumentError(op, argument, x, "has to be an array")
-    else:
-        array = np.asarray(x)
-    if write and not array.flags.writeable:
-        raise ArgumentError(op, argument, array, "has to be writeable")
-    if not write and not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return array
-
-
-def _like(input: Any, result: Array) -> Any:
-    if type(input).__module__.split(".")[0] == "torch":
-        import torch
-
-        return torch.from_numpy(result)
-    return result
-
-
-def _storage(x: Array, channels_last: bool) -> tuple[Array, Layout]:
-    """A 4-D array's storage and layout; strides that are dense in neither order are copied once."""
-    layout = _NHWC if channels_last else _NCHW
-    storage = x.transpose(layout.outer)
-    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
-        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
-    return storage, layout
-
-
-def _reordered(op: str, x: BlockedArray, layout: Layout) -> BlockedArray:
-    text = f"blockconv: {op} reorders its input from {x.layout} to {layout} at every call"
-    warnings.warn(text + "; give it in that layout", SlowPathWarning, stacklevel=4)
-    return to_layout(x, layout)
-
-
-def _check_out(
-    op: str, out: Any, kind: type[Any], shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None
-) -> None:
-    if not isinstance(out, kind):
-        raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, as the input is")
-    if tuple(out.shape) != shape:
-        raise ArgumentError(op, "out", out, f"has to be of shape {shape}")
-    if out.dtype != dtype:
-        raise DtypeError(op, "out", str(out.dtype), f"has to be of dtype {dtype}")
-    if layout is not None and out.layout != layout:
-        raise LayoutError(op, "out", out, f"has to be in {layout}")
-    storage = out.storage if isinstance(out, BlockedArray) else out
-    if not storage.flags.writeable or not storage.flags.aligned:
-        raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
-
-
-def _whole(value: Any) -> int | None:
-    """An int, NumPy's ones too, but no bool; None for anything else."""
-    try:
-        return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        return None
-
-
-def _single(value: Any) -> Any:
-    """What a sequence of one holds, as torch has it; else the value."""
-    return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
-
-
-def _two(value: Any) -> tuple[Any, ...]:
-    """A value or a sequence of one, twice; a sequence as a tuple."""
-    value = _single(value)
-    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-
-
-def _pair(op: str, argument: str, value: Any) -> tuple[int, int]:
-    pair = [number for v in _two(value) if (number := _whole(v)) is not None]
-    if len(pair) != 2 or len(_two(value)) != 2 or min(pair) < 1:
-        raise ArgumentError(op, argument, value, "has to be a positive int or a pair of them")
-    return pair[0], pair[1]
-
-
-def _pads(
-    op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((top, bottom), (left, right))."""
-    if padding == "valid":
-        return (0, 0), (0, 0)
-    if padding == "same":
-        if stride != (1, 1):
-            raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        return (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
-    both = [[_whole(v) for v in (_two(p) if isinstance(p, (tuple, list)) else (p, p))] for p in _two(padding)]
-    ends = [end for pair in both for end in pair if end is not None and end >= 0]
-    if [len(pair) for pair in both] != [2, 2] or len(ends) != 4:
-        rule = "has to be an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))"
-        raise ArgumentError(op, "padding", padding, rule)
-    return (ends[0], ends[1]), (ends[2], ends[3])
-
-
-def _native(layout: Layout | str, op: str, argument: str) -> Layout:
-    found = Layout(layout)
-    if found not in _NATIVE:
-        names = ", ".join(str(n) for n in NATIVE)
-        raise LayoutError(op, argument, str(found), f"has to be one of {names}", "see to_layout")
-    return found
+# ---------------------------------------------------------------- activations
 
 
 def _activation(spec: Any, op: str) -> Activation:
