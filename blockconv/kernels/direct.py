@@ -16,35 +16,33 @@ activation parameters.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numba
 
 from blockconv import jit
 from blockconv.emit import load_bits, load_i64, move, store_bits
-from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER, conv_tile
+from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, blocking, geometry, space, weight_layout
+from blockconv.kernels.microkernel import conv_tile
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
 from blockconv.runtime import OWN_TAIL, Buffer, Op
 
-__all__ = ["ROWS", "Blocking", "blocking"]
+__all__ = ["ROWS", "bind"]
 
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
-ITEMSIZE = {"float32": 4, "float64": 8}
-NO_BLOCK = 1 << 30  # the length of a channel block that holds all channels
 
 # Argument words. s_: source, d_: destination, w_: window in the scratch; all strides in bytes.
 (
     A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_PLACES,
     A_IC, A_OC, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_PH, A_PW,
     A_ROW_STEP, A_COL_STEP, A_SH, A_SW, A_OUT_SH, A_OUT_SW,
+    A_DEPTH, A_DEPTH_STEP, A_DEPTH_SIZE, A_DEPTH_BYTES, A_IMAGE_STEP, A_IMAGE_START,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
     A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT,
     A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
-) = range(56)  # fmt: skip
+) = range(62)  # fmt: skip
 
 
 # ---------------------------------------------------------------- packing a window
@@ -79,16 +77,21 @@ def _packer(cb, itemsize):
     chunk = cb * itemsize
 
     @numba.njit(error_model="numpy", forceinline=True)
-    def pack_window(args, window, image, channel, ih, iw):
-        """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][row][column][channel]."""
+    def pack_window(args, window, image, channel, depth, ih, iw):
+        """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][depth][row][column][channel].
+
+        With more than one level of depth (`Space`), the first is `depth`, and blocks do not lie side by side.
+        """
         cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
         col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
-        step, blocks = col_step * s_col, load_i64(args, A_BLOCKS)
+        step, blocks, rows = col_step * s_col, load_i64(args, A_BLOCKS), load_i64(args, A_WROWS)
         # Columns of the window that lie in the image.
         left = min(cols, max(0, (-iw + col_step - 1) // col_step))
         right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
         # Blocks that lie side by side in the source are copied pixel by pixel: its lines are read once, in order.
         beside = min(blocks, max(1, s_len // cb))
+        if s_len < NO_BLOCK and channel % s_len:
+            beside = 1  # a group that begins inside a block of the source ends in another
         for group in range((blocks + beside - 1) // beside):
             first = group * beside
             count = min(beside, blocks - first)
@@ -98,17 +101,20 @@ def _packer(cb, itemsize):
             tail = load_i64(args, A_IC) - (first + count - 1) * cb
             padded = tail >= cb or (s_len < NO_BLOCK and load_i64(args, A_GROUPS) == 1)
             full = count if padded else count - 1
-            for r in range(load_i64(args, A_WROWS)):
+            for line in range(load_i64(args, A_DEPTH) * rows):
+                level, r = line // rows, line % rows
+                z = depth + level * load_i64(args, A_DEPTH_STEP)
                 h = ih + r * load_i64(args, A_ROW_STEP)
-                out = window + first * w_block + r * row_bytes
-                if h < 0 or h >= load_i64(args, A_IH):
+                out = window + (first * load_i64(args, A_DEPTH) + level) * w_block + r * row_bytes
+                if h < 0 or h >= load_i64(args, A_IH) or z < 0 or z >= load_i64(args, A_DEPTH_SIZE):
                     for k in range(count):
                         _zero(out + k * w_block, row_bytes)
                     continue
                 for k in range(count):
                     _zero(out + k * w_block, left * chunk)
                     _zero(out + k * w_block + right * chunk, (cols - right) * chunk)
-                src = there + h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
+                src = there + z * load_i64(args, A_DEPTH_BYTES)
+                src += h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
                 out += left * chunk
                 if step == chunk and count == 1 and padded:
                     _copy(out, src, (right - left) * chunk)
@@ -183,10 +189,11 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
                     ow0 * load_i64(args, A_SW) - load_i64(args, A_PW),
                 )
                 image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
+                depth = n * load_i64(args, A_IMAGE_STEP) + load_i64(args, A_IMAGE_START)
                 for k in range((g_cols + panel - 1) // panel):
                     col = iw + min(k * panel, g_cols - panel) * load_i64(args, A_SW)
                     at = window + k * load_i64(args, A_PANEL_BYTES)
-                    pack_window(args, at, image, group * load_i64(args, A_IC), ih, col)
+                    pack_window(args, at, image, group * load_i64(args, A_IC), depth, ih, col)
                 packed = rest
             oc, ocbs = load_i64(args, A_OC), load_i64(args, A_OCB)
             whole, ended, tail = load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL)
@@ -249,213 +256,54 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
     return kernel
 
 
-# ---------------------------------------------------------------- how a problem is cut
-
-
-class Geometry(NamedTuple):
-    """Where the elements of an activation lie: bytes, and the channels in a block (`NO_BLOCK` for all of them)."""
-
-    n: int
-    block: int
-    length: int
-    channel: int
-    row: int
-    col: int
-
-
-def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
-    """Of a native layout."""
-    strides: dict[tuple[int, int], int] = {}
-    for axis in layout.axes(shape):
-        strides[axis.dim, axis.step] = axis.stride * itemsize
-    length = layout.blocks[1]
-    channel = strides[1, 1]
-    block = strides[1, length]
-    if layout == Layout("NHWC"):
-        length = NO_BLOCK
-    return Geometry(strides[0, 1], block, length, channel, strides[2, 1], strides[3, 1])
-
-
-@dataclass(frozen=True)
-class Blocking:
-    """How `conv_direct` cuts a problem: the tile, the source's channel block, groups of pixels, splits of oc.
-
-    flat: the image is one row (1x1, unit stride, no padding). panel: output columns of a window, a tile's
-    where windows of tiles do not overlap, so that what a tile reads is in one piece; else the group's.
-    scratch: bytes a worker needs.
-    """
-
-    rows: int
-    pixels: int
-    vectors: int
-    lanes: int
-    cb: int
-    piece: int
-    flat: bool
-    group_rows: int
-    group_cols: int
-    splits: int
-    ocbs: int
-    panel: int
-    window_rows: int
-    window_cols: int
-    scratch: int
-
-    @property
-    def width(self) -> int:
-        return self.vectors * self.lanes
-
-
-def weight_layout(cut: Blocking) -> Layout:
-    """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
-    inner = f"{cut.cb}c{cut.width}b" if cut.cb > 1 else f"{cut.width}b"
-    return Layout(f"aB{'C' if cut.cb > 1 else 'c'}de{inner}")
-
-
-def _source_block(problem: Conv2dProblem, src: Layout) -> int:
-    """Channels that are packed together: they are contiguous in the source, and no group begins within."""
-    ic, length = problem.ic // problem.g, (NO_BLOCK if src == Layout("NHWC") else src.blocks[1])
-    if length == 1:
-        return 1
-    cb = min(16, length) if ic > 4 else 4
-    if length < NO_BLOCK and problem.g > 1:
-        while cb > 1 and ic % cb:
-            cb //= 2
-    return 1 if cb == 2 else cb
-
-
-def _destination_piece(problem: Conv2dProblem, dst: Layout, lanes: int) -> int:
-    """Contiguous channels that a tile stores at once; 0 where groups begin or end inside a block."""
-    if dst == Layout("NHWC"):
-        return lanes
-    piece = min(dst.blocks[1], lanes)
-    return 0 if problem.g > 1 and (problem.oc // problem.g) % piece else piece
-
-
-WEIGHT_CYCLES = 5.5  # to stream a vector of weights from the second-level cache
-_REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
-
-
-def _tile(
-    oc: int, groups: int, oh: int, ow: int, dst: Layout, piece: int, lanes: int, registers: int
-) -> tuple[int, int, int]:
-    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, or latency, whichever binds."""
-    best: tuple[float, int, tuple[int, int, int]] | None = None
-    for vectors, most in _REGISTERS_OF_TILE[registers]:
-        width = vectors * lanes
-        # A tile does not straddle two of the destination's blocks unless it covers whole ones. Groups that are
-        # no whole tiles begin inside a block, where one would.
-        straddles = dst.blocks[1] % width or (groups > 1 and oc % width)
-        if piece > 1 and dst.is_blocked and dst.blocks[1] > lanes and straddles:
-            continue
-        for count in range(-(-ow // most), -(-ow // most) + 3):
-            pixels = -(-ow // count)
-            rows = min(oh, most // pixels)
-            for r in {rows, 1}:
-                tiles = -(-oh // r) * -(-ow // pixels) * -(-oc // width)
-                cycles = max(r * pixels * vectors / 2, (r * pixels + vectors) / 2, 4.0, vectors * WEIGHT_CYCLES) + 0.25
-                score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
-                if best is None or score < best:
-                    best = score
-    assert best is not None
-    return best[2]
-
-
-@functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Blocking:
-    """How a problem is cut on this machine."""
-    isa, itemsize = jit.isa(), ITEMSIZE[dtype]
-    p, lanes = problem, isa.vector_bytes // itemsize
-    flat = (p.kh, p.kw, p.sh, p.sw, p.ph, p.pw, p.ph_r, p.pw_r) == (1, 1, 1, 1, 0, 0, 0, 0)
-    oh, ow = (1, p.oh * p.ow) if flat else (p.oh, p.ow)
-    ic, oc = p.ic // p.g, p.oc // p.g
-    cb, piece = _source_block(p, src), _destination_piece(p, dst, lanes)
-    rows, pixels, vectors = _tile(oc, p.g, oh, ow, dst, piece, lanes, 32 if isa.registers == 32 else 16)
-    width = vectors * lanes
-    padded = dst.padded_shape(p.dst_shape)[1]
-    ocbs = -(-oc // width) if piece == 0 or p.g > 1 else -(-padded // width)
-    blocks = -(-ic // cb)
-
-    def window(g_rows: int, g_cols: int) -> tuple[int, int]:
-        w_rows = g_rows if p.kh == 1 else (g_rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
-        w_cols = g_cols if p.kw == 1 else (g_cols - 1) * p.sw + (p.kw - 1) * p.dw + 1
-        return w_rows, w_cols
-
-    def nbytes(g_rows: int, g_cols: int) -> int:
-        w_rows, w_cols = window(g_rows, g_cols)
-        return blocks * cb * itemsize * w_rows * w_cols
-
-    room = jit.second_level_cache() // 4
-    wanted = 3 * threads  # tasks, so that threads finish together
-    g_cols = ow
-    while g_cols > pixels and nbytes(rows, g_cols) > room:
-        g_cols = max(pixels, -(-g_cols // 2))
-    g_rows = rows
-    while g_rows < oh and nbytes(g_rows + rows, g_cols) <= room:
-        g_rows += rows
-    images = max(1, p.n * p.g)
-    least_rows, least_cols = min(oh, max(rows, 4 * p.sh)), min(ow, 4 * pixels)
-    while images * -(-oh // g_rows) * -(-ow // g_cols) < wanted and (
-        g_rows > least_rows or (oh == 1 and g_cols > least_cols)
-    ):
-        if oh == 1:
-            g_cols = max(least_cols, g_cols - pixels)
-        else:
-            g_rows = max(least_rows, g_rows - rows)
-    # Even groups: as many as there have to be, each as small as that allows.
-    g_rows = min(oh, -(-(-(-oh // -(-oh // g_rows))) // rows) * rows)
-    g_cols = min(ow, -(-(-(-ow // -(-ow // g_cols))) // pixels) * pixels)
-    tasks = images * -(-oh // g_rows) * -(-ow // g_cols)
-    splits = min(ocbs, max(1, -(-wanted // tasks))) if tasks < wanted and threads > 1 else 1
-    panel = pixels if p.kw == 1 and cb > 1 else g_cols
-    w_rows, w_cols = window(g_rows, panel)
-    tile_bytes = rows * pixels * width * itemsize
-    scratch = -(-(-(-g_cols // panel) * nbytes(g_rows, panel)) // 128) * 128 + 256 + 3 * tile_bytes
-    return Blocking(
-        rows, pixels, vectors, lanes, cb, piece, flat, g_rows, g_cols, splits, ocbs, panel, w_rows, w_cols, scratch
-    )  # fmt: skip
+# ---------------------------------------------------------------- the row of the table
 
 
 def bind(
     problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool
 ) -> list[Op]:
     """The op. act: `ACT_NONE`, `ACT_CLIP` or `ACT_OTHER`. The residual lies in memory as the destination does."""
-    p, cut, itemsize = problem, blocking(problem, src, dst, dtype, threads), ITEMSIZE[dtype]
+    p, cut, at = problem, blocking(problem, src, dst, dtype, threads), space(problem, src, dst)
+    itemsize = ITEMSIZE[dtype]
     s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
     ic, oc, chunk = p.ic // p.g, p.oc // p.g, cut.cb * itemsize
     blocks, w_row = -(-ic // cut.cb), cut.window_cols * chunk
     w_block = cut.window_rows * w_row
     # A stride of one tap only is taken out when the window is packed.
-    out_sh, row_step = (1, p.sh) if p.kh == 1 else (p.sh, 1)
-    out_sw, col_step = (1, p.sw) if p.kw == 1 else (p.sw, 1)
-    taps = [h * p.dh * w_row + w * p.dw * chunk for h in range(p.kh) for w in range(p.kw)]
-    places = [b * w_block + tap for b in range(blocks) for tap in taps]
-    tail = ic - (blocks - 1) * cut.cb
-    ih, iw, oh, ow = (1, p.ih * p.iw, 1, p.oh * p.ow) if cut.flat else (p.ih, p.iw, p.oh, p.ow)
-    row_groups, col_groups = -(-oh // cut.group_rows), -(-ow // cut.group_cols)
-    d_piece = d.block if d.length <= cut.lanes else cut.lanes * itemsize
-    padded = dst.padded_shape(p.dst_shape)[1]
-    wei_ocb = blocks * cut.cb * len(taps) * cut.width * itemsize
+    out_sh, row_step = (1, at.sh) if at.kh == 1 else (at.sh, 1)
+    out_sw, col_step = (1, at.sw) if at.kw == 1 else (at.sw, 1)
+    taps = [h * at.dh * w_row + w * at.dw * chunk for h in range(at.kh) for w in range(at.kw)]
+    places = [b * w_block + tap for b in range(blocks * at.depth) for tap in taps]
+    tail, of_block = ic - (blocks - 1) * cut.cb, at.depth * len(taps)
+    row_groups, col_groups = -(-at.oh // cut.group_rows), -(-at.ow // cut.group_cols)
+    image, row, col = at.axes
+    by_h = image == "h"
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
-        A_PLACES: OWN_TAIL, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_WHOLE: (blocks - (tail < cut.cb)) * len(taps), A_ENDED: (tail < cut.cb) * len(taps), A_TAIL: tail,
-        A_IH: ih, A_IW: iw, A_PH: p.ph, A_PW: p.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
-        A_SH: p.sh, A_SW: p.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
-        A_SN: s.n, A_SBLOCK: s.block, A_SLEN: s.length, A_SROW: s.row, A_SCOL: s.col, A_SCHAN: s.channel,
-        A_DN: d.n, A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.row, A_DCOL: d.col, A_DCHAN: d.channel,
-        A_DPIECE: d_piece, A_PADDED: padded, A_GROUPS: p.g,
-        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * w_block,
+        A_PLACES: OWN_TAIL, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAIL: tail,
+        A_WHOLE: (blocks - (tail < cut.cb)) * of_block, A_ENDED: (tail < cut.cb) * of_block,
+        A_IH: at.ih, A_IW: at.iw, A_PH: at.ph, A_PW: at.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
+        A_SH: at.sh, A_SW: at.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
+        A_DEPTH: at.depth, A_DEPTH_STEP: p.dh if by_h else 1, A_DEPTH_SIZE: p.ih if by_h else NO_BLOCK,
+        A_DEPTH_BYTES: s.row if by_h else 0, A_IMAGE_STEP: p.sh if by_h else 0, A_IMAGE_START: -p.ph if by_h else 0,
+        A_SN: 0 if by_h else s.along(image), A_SBLOCK: s.block, A_SLEN: s.length,
+        A_SROW: s.along(row), A_SCOL: s.along(col), A_SCHAN: s.channel,
+        A_DN: d.along(image), A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.along(row), A_DCOL: d.along(col),
+        A_DCHAN: d.channel, A_DPIECE: d.block if d.length <= cut.lanes else cut.lanes * itemsize,
+        A_PADDED: dst.padded_shape(p.dst_shape)[1], A_GROUPS: p.g,
+        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block,
+        A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_block,
         A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
-        A_OH: oh, A_OW: ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
+        A_OH: at.oh, A_OW: at.ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
         A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,
-        A_WEI_OCB: wei_ocb, A_WEI_BLOCKS: -(-oc // cut.width),
+        A_WEI_OCB: blocks * of_block * cut.cb * cut.width * itemsize, A_WEI_BLOCKS: -(-oc // cut.width),
     }  # fmt: skip
     args = tuple(words[k] for k in range(A_END)) + tuple(places)
     kernel = conv_direct(
         itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
         out_sw * chunk, cut.cb, cut.piece, act,
     )  # fmt: skip
-    tasks = p.n * p.g * row_groups * col_groups * cut.splits
+    tasks = at.images * p.g * row_groups * col_groups * cut.splits
     return [Op(kernel, args, tasks, 1, cut.scratch, len(places))]
 
 
@@ -466,9 +314,8 @@ def _weights(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> We
 
 def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> float:
     """Arithmetic in whole tiles at the rate of the machine's vectors, or the bytes moved, whichever is more."""
-    p, cut = problem, blocking(problem, src, dst, "float32", threads)
-    oh, ow = (1, p.oh * p.ow) if cut.flat else (p.oh, p.ow)
-    tiles = p.n * p.g * -(-oh // cut.rows) * -(-ow // cut.pixels) * -(-(p.oc // p.g) // cut.width)
+    p, cut, at = problem, blocking(problem, src, dst, "float32", threads), space(problem, src, dst)
+    tiles = at.images * p.g * -(-at.oh // cut.rows) * -(-at.ow // cut.pixels) * -(-(p.oc // p.g) // cut.width)
     flops = 2 * tiles * cut.rows * cut.pixels * cut.width * (p.ic // p.g) * p.kh * p.kw
     moved = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape) + p.oc * (p.ic // p.g) * p.kh * p.kw)
     return 2e-6 + max(flops / (cut.lanes * 10e9), moved / 25e9) / threads
@@ -487,5 +334,3 @@ ROWS = (
         _weights,
     ),
 )
-
-__all__ += ["ACT_CLIP", "ACT_NONE", "ACT_OTHER", "bind", "geometry", "weight_layout"]

@@ -69,7 +69,7 @@ def _of(dim: int, axes: tuple[Axis, ...]) -> list[Axis]:
 def _digits(dim: int, padded: int, src: list[Axis], dst: list[Axis]) -> list[Loop] | None:
     """The coarsest digits that both sides' axes of one dimension are made of, biggest step first."""
     steps = sorted({a.step for a in src} | {a.step for a in dst}, reverse=True)
-    if any(big % small for big, small in zip(steps, steps[1:], strict=False)):
+    if any(big % small for big, small in zip(steps, steps[1:], strict=False)):  # noqa: RUF007
         return None
     digits = []
     above = padded

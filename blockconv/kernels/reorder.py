@@ -180,7 +180,7 @@ def copy_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> Op | 
 def _slots(nest: Nest, u_dim: int, v_dim: int) -> tuple[int, ...] | None:
     """Which dimensions the four limited indices follow: u's, v's, and two others with tails."""
     others = [dim for dim in nest.limits if dim not in (u_dim, v_dim)]
-    return (u_dim, v_dim, *(others + [-1, -1])[:2]) if len(others) <= 2 else None
+    return (u_dim, v_dim, *[*others, -1, -1][:2]) if len(others) <= 2 else None
 
 
 def _op(

@@ -1,0 +1,241 @@
+"""How direct convolution cuts a problem: which axes a tile's pixels run along, the tile, groups, splits."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blockconv import jit
+from blockconv.layout import Layout
+from blockconv.problem import Conv2dProblem
+
+__all__ = ["ITEMSIZE", "NO_BLOCK", "Blocking", "Geometry", "Space", "blocking", "geometry", "space", "weight_layout"]
+
+ITEMSIZE = {"float32": 4, "float64": 8}
+SHORT = 48  # columns that a window may be longer than its outputs where the batch is flattened
+NO_BLOCK = 1 << 30  # the length of a channel block that holds all channels
+_NCHW, _NHWC, _CHWN4 = Layout("NCHW"), Layout("NHWC"), Layout("CHWN4")
+
+
+class Geometry(NamedTuple):
+    """Where the elements of an activation lie: bytes, and the channels in a block (`NO_BLOCK` for all of them)."""
+
+    n: int
+    block: int
+    length: int
+    channel: int
+    row: int
+    col: int
+
+    def along(self, axis: str) -> int:
+        """The stride of an axis of a `Space`."""
+        return {"n": self.n, "h": self.row, "w": self.col, "hw": self.col, "wn": self.n, "hwn": self.n, "": 0}[axis]
+
+
+def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
+    """Of a native layout."""
+    strides: dict[tuple[int, int], int] = {}
+    for axis in layout.axes(shape):
+        strides[axis.dim, axis.step] = axis.stride * itemsize
+    length = layout.blocks[1]
+    block, channel = strides[1, length], strides[1, 1]
+    if layout == _NHWC:
+        length = NO_BLOCK
+    return Geometry(strides[0, 1], block, length, channel, strides[2, 1], strides[3, 1])
+
+
+@dataclass(frozen=True)
+class Space:
+    """A problem's pixels as images of rows of columns, and which of its axes those are.
+
+    Usually image, row and column are n, h and w. Where the batch is what is contiguous (CHWN4), columns run
+    over w and n together if the batch is small: a tap further is n columns further. Else image, row and
+    column are h, w and n, and the taps along h become more channel blocks (`depth`), each a row to pack.
+    A 1x1 problem without stride and padding is flat: its rows are one.
+    """
+
+    axes: tuple[str, str, str]  # image, row, column: "n", "h", "w", "hw", "wn", "hwn", or "" for a single one
+    images: int
+    oh: int
+    ow: int
+    ih: int
+    iw: int
+    kh: int = 1
+    kw: int = 1
+    sh: int = 1
+    sw: int = 1
+    ph: int = 0
+    pw: int = 0
+    dh: int = 1
+    dw: int = 1
+    depth: int = 1
+
+    def window(self, rows: int, cols: int) -> tuple[int, int]:
+        """Source rows and columns that so many of the destination need; a single tap's stride is left out."""
+        h = rows if self.kh == 1 else (rows - 1) * self.sh + (self.kh - 1) * self.dh + 1
+        w = cols if self.kw == 1 else (cols - 1) * self.sw + (self.kw - 1) * self.dw + 1
+        return h, w
+
+
+def space(problem: Conv2dProblem, src: Layout, dst: Layout) -> Space:
+    """The space in which a problem is cut."""
+    p = problem
+    flat = (p.kh, p.kw, p.sh, p.sw, p.ph, p.pw, p.ph_r, p.pw_r) == (1, 1, 1, 1, 0, 0, 0, 0)
+    # NCHW takes a row of pixels at a time, which a row of the batch is not.
+    batch = src == _CHWN4 and p.n > 1 and dst != _NCHW
+    pixels = p.oh * p.ow
+    if flat and batch and dst == _CHWN4:
+        return Space(("", "", "hwn"), 1, 1, pixels * p.n, 1, pixels * p.n)
+    if flat and batch:
+        return Space(("", "hw", "n"), 1, pixels, p.n, pixels, p.n)
+    if flat:
+        return Space(("n", "", "hw"), p.n, 1, pixels, 1, pixels)
+    if batch and dst == _CHWN4 and p.sw == 1 and p.n * p.dw * (p.kw - 1) <= SHORT:
+        return Space(
+            ("", "h", "wn"), 1, p.oh, p.ow * p.n, p.ih, p.iw * p.n,
+            p.kh, p.kw, p.sh, 1, p.ph, p.pw * p.n, p.dh, p.dw * p.n,
+        )  # fmt: skip
+    if batch:
+        return Space(
+            ("h", "w", "n"), p.oh, p.ow, p.n, p.iw, p.n, kh=p.kw, sh=p.sw, ph=p.pw, dh=p.dw, depth=p.kh
+        )  # fmt: skip
+    return Space(
+        ("n", "h", "w"), p.n, p.oh, p.ow, p.ih, p.iw, p.kh, p.kw, p.sh, p.sw, p.ph, p.pw, p.dh, p.dw
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
+
+    cb: channels packed together. piece: channels that are stored together. group_rows, group_cols: pixels of
+    a task. splits: tasks that share a group's output channels, in `ocbs` blocks. panel: output columns of a
+    window, a tile's where windows of tiles do not overlap, so that what a tile reads is in one piece; else
+    the group's. scratch: bytes a worker needs.
+    """
+
+    rows: int
+    pixels: int
+    vectors: int
+    lanes: int
+    cb: int
+    piece: int
+    group_rows: int
+    group_cols: int
+    splits: int
+    ocbs: int
+    panel: int
+    window_rows: int
+    window_cols: int
+    scratch: int
+
+    @property
+    def width(self) -> int:
+        """Output channels of a tile."""
+        return self.vectors * self.lanes
+
+
+def weight_layout(cut: Blocking) -> Layout:
+    """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
+    inner = f"{cut.cb}c{cut.width}b" if cut.cb > 1 else f"{cut.width}b"
+    return Layout(f"aB{'C' if cut.cb > 1 else 'c'}de{inner}")
+
+
+@functools.lru_cache(maxsize=4096)
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Blocking:
+    """How a problem is cut on this machine. Tile and block sizes do not depend on the threads."""
+    isa, itemsize, p, at = jit.isa(), ITEMSIZE[dtype], problem, space(problem, src, dst)
+    lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
+    cb, piece = _source_block(p, src), _destination_piece(p, dst, lanes)
+    rows, pixels, vectors = _tile(oc, p.g, at, dst, piece, lanes, 32 if isa.registers == 32 else 16)
+    width = vectors * lanes
+    ocbs = -(-(oc if piece == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
+    channels = -(-(p.ic // p.g) // cb) * cb * at.depth
+    g_rows, g_cols = _group(at, p.g, rows, pixels, channels * itemsize, 3 * threads)
+    tasks = max(1, at.images * p.g) * -(-at.oh // g_rows) * -(-at.ow // g_cols)
+    splits = min(ocbs, -(-3 * threads // tasks)) if threads > 1 else 1
+    panel = pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else g_cols
+    w_rows, w_cols = at.window(g_rows, panel)
+    windows = -(-g_cols // panel) * channels * itemsize * w_rows * w_cols
+    scratch = -(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize
+    return Blocking(
+        rows, pixels, vectors, lanes, cb, piece, g_rows, g_cols, splits, ocbs, panel, w_rows, w_cols, scratch
+    )  # fmt: skip
+
+
+def _source_block(problem: Conv2dProblem, src: Layout) -> int:
+    """Channels that are packed together: they are contiguous in the source, and no group begins within."""
+    ic, length = problem.ic // problem.g, (NO_BLOCK if src == _NHWC else src.blocks[1])
+    if length == 1:
+        return 1
+    cb = min(16, length) if ic > 4 else 4
+    if length < NO_BLOCK and problem.g > 1:
+        while cb > 1 and ic % cb:
+            cb //= 2
+    return 1 if cb == 2 else cb
+
+
+def _destination_piece(problem: Conv2dProblem, dst: Layout, lanes: int) -> int:
+    """Contiguous channels that a tile stores at once; 0 where groups begin or end inside a block."""
+    if dst == _NHWC:
+        return lanes
+    piece = min(dst.blocks[1], lanes)
+    return 0 if problem.g > 1 and (problem.oc // problem.g) % piece else piece
+
+
+WEIGHT_CYCLES = 5.5  # to stream a vector of weights from the second-level cache
+_REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
+
+
+def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, registers: int) -> tuple[int, int, int]:
+    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
+    best: tuple[float, int, tuple[int, int, int]] | None = None
+    for vectors, most in _REGISTERS_OF_TILE[registers]:
+        width = vectors * lanes
+        # A tile does not straddle two of the destination's blocks unless it covers whole ones. Groups that are
+        # no whole tiles begin inside a block, where one would.
+        straddles = dst.blocks[1] % width or (groups > 1 and oc % width)
+        if piece > 1 and dst.is_blocked and dst.blocks[1] > lanes and straddles:
+            continue
+        for count in range(-(-at.ow // most), -(-at.ow // most) + 3):
+            pixels = -(-at.ow // count)
+            for r in {min(at.oh, most // pixels), 1}:
+                tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
+                cycles = max(r * pixels * vectors / 2, (r * pixels + vectors) / 2, 4.0, vectors * WEIGHT_CYCLES) + 0.25
+                score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
+                if best is None or score < best:
+                    best = score
+    assert best is not None
+    return best[2]
+
+
+def _group(at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, wanted: int) -> tuple[int, int]:
+    """(rows, columns) of a task: as large as its window may be, as small as makes `wanted` tasks."""
+    room = jit.second_level_cache() // 4
+
+    def fits(g_rows: int, g_cols: int) -> bool:
+        w_rows, w_cols = at.window(g_rows, g_cols)
+        return w_rows * w_cols * pixel_bytes <= room
+
+    g_rows, g_cols = rows, at.ow
+    while g_cols > pixels and not fits(rows, g_cols):
+        g_cols = max(pixels, g_cols // 2 // pixels * pixels)
+    while g_rows < at.oh and fits(g_rows + rows, g_cols):
+        g_rows += rows
+    least_rows, least_cols = min(at.oh, max(rows, 4 * at.sh)), min(at.ow, 4 * pixels)
+
+    def too_few() -> bool:
+        return max(1, at.images * groups) * -(-at.oh // g_rows) * -(-at.ow // g_cols) < wanted
+
+    while too_few() and g_rows > least_rows:
+        g_rows = max(least_rows, g_rows - rows)
+    while too_few() and at.oh == 1 and g_cols > least_cols:
+        g_cols = max(least_cols, g_cols - pixels)
+    return _even(at.oh, g_rows, rows), _even(at.ow, g_cols, pixels)
+
+
+def _even(size: int, group: int, unit: int) -> int:
+    """As many groups as `group` makes, each as small as that allows, in whole units."""
+    each = -(-size // -(-size // group))
+    return min(size, -(-each // unit) * unit)

@@ -1,0 +1,411 @@
+"""Pooling's vector code: what is done to a few vectors of elements, as LLVM IR.
+
+Every function reduces (a maximum or a sum) vectors that lie at run-time strides, keeping several
+accumulators so that no operation waits for the one before it. A maximum takes a NaN wherever it
+meets one and keeps the first of equals, as PyTorch's does. Sums are never taken back by a subtraction,
+so a NaN or infinity reaches the windows that hold it and no other.
+
+Memory is addressed in bytes; parameters named ``*_lit`` are compile-time integers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from blockconv.emit import I32, call_llvm, const, load_f, pointer, shuffle, splat
+
+__all__ = [
+    "MAX_FLOAT", "MAX_SIGNED", "MAX_UNSIGNED", "SUM_FLOAT",
+    "combine", "identity", "load_value", "pool_tile", "reduce_columns", "reduce_plane", "reduce_rows",
+    "reduce_window", "store_value",
+]  # fmt: skip
+
+MAX_FLOAT, SUM_FLOAT, MAX_SIGNED, MAX_UNSIGNED = range(4)
+_i64 = types.int64
+
+
+class _Elements:
+    """What is reduced: the kind of reduction, the element, and the lanes of a vector."""
+
+    def __init__(self, kind: int, itemsize: int, lanes: int) -> None:
+        self.kind, self.itemsize, self.lanes = kind, itemsize, lanes
+        floats = {4: ir.FloatType(), 8: ir.DoubleType()}
+        self.element = floats[itemsize] if kind in (MAX_FLOAT, SUM_FLOAT) else ir.IntType(8 * itemsize)
+        self.vector = ir.VectorType(self.element, lanes)
+        self.bytes = lanes * itemsize
+        self.suffix = f"v{lanes}{'f' if kind in (MAX_FLOAT, SUM_FLOAT) else 'i'}{8 * itemsize}"
+
+    @property
+    def lowest(self) -> Any:
+        """What changes no result: the least value, or zero."""
+        least = -(1 << (8 * self.itemsize - 1))
+        return {MAX_FLOAT: -math.inf, SUM_FLOAT: 0.0, MAX_SIGNED: least, MAX_UNSIGNED: 0}[self.kind]
+
+    def identity(self) -> ir.Constant:
+        return ir.Constant(self.vector, [self.lowest] * self.lanes)
+
+    def combine(self, builder: Any, acc: Any, x: Any) -> Any:
+        """`acc` with one value more."""
+        if self.kind == SUM_FLOAT:
+            return builder.fadd(acc, x)
+        if self.kind == MAX_FLOAT:
+            # x86's own maximum gives `acc` if either is NaN, which is wrong only where `x` is.
+            more = builder.select(builder.fcmp_ordered(">", x, acc), x, acc)
+            return builder.select(builder.fcmp_unordered("uno", x, x), x, more)
+        compare = builder.icmp_signed if self.kind == MAX_SIGNED else builder.icmp_unsigned
+        return builder.select(compare(">", x, acc), x, acc)
+
+    def load(self, builder: Any, address: Any) -> Any:
+        return builder.load(pointer(builder, address, self.vector), align=self.itemsize)
+
+    def store(self, builder: Any, value: Any, address: Any) -> None:
+        builder.store(value, pointer(builder, address, self.vector), align=self.itemsize)
+
+    def load_some(self, builder: Any, address: Any, count: Any) -> Any:
+        """The first `count` elements; the lanes after them hold what changes no result."""
+        arguments = [pointer(builder, address, self.vector), ir.Constant(I32, self.itemsize)]
+        arguments += [self.below(builder, count), self.identity()]
+        return call_llvm(builder, f"llvm.masked.load.{self.suffix}.p0", self.vector, arguments)
+
+    def store_some(self, builder: Any, value: Any, address: Any, count: Any) -> None:
+        arguments = [value, pointer(builder, address, self.vector), ir.Constant(I32, self.itemsize)]
+        call_llvm(
+            builder, f"llvm.masked.store.{self.suffix}.p0", ir.VoidType(), [*arguments, self.below(builder, count)]
+        )
+
+    def below(self, builder: Any, count: Any) -> Any:
+        iota = ir.Constant(ir.VectorType(I32, self.lanes), list(range(self.lanes)))
+        return builder.icmp_signed("<", iota, splat(builder, builder.trunc(count, I32), self.lanes))
+
+    def broadcast(self, builder: Any, address: Any) -> Any:
+        return splat(builder, builder.load(pointer(builder, address, self.element), align=self.itemsize), self.lanes)
+
+    def slots(self, builder: Any, count: int) -> list[Any]:
+        """Accumulators: stack slots, which LLVM keeps in registers."""
+        slots = [cgutils.alloca_once(builder, self.vector) for _ in range(count)]
+        for slot in slots:
+            builder.store(self.identity(), slot)
+        return slots
+
+    def into(self, builder: Any, slot: Any, x: Any) -> None:
+        builder.store(self.combine(builder, builder.load(slot), x), slot)
+
+    def masked(self, builder: Any, value: Any, mask: Any) -> Any:
+        """`value` with zero bits where the bits at the address `mask` are."""
+        bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
+        keep = builder.load(pointer(builder, mask, bits), align=1)
+        return builder.bitcast(builder.and_(builder.bitcast(value, bits), keep), self.vector)
+
+
+def _offset(builder: Any, base: Any, steps: int, step: Any) -> Any:
+    return base if steps == 0 else builder.add(base, builder.mul(const(steps), step))
+
+
+def _literals(signature: Any, count: int) -> list[int]:
+    return [t.literal_value for t in signature.args[:count]]
+
+
+@intrinsic(prefer_literal=True)
+def pool_tile(
+    typingctx,
+    kind_lit, itemsize_lit, lanes_lit, pixels_lit, taps_lit, stride_lit, dilation_lit, border_lit, masked_lit,
+    src, rows, row_step, col_step, column, width, fill, dst, d_step, scales, mask,
+):  # fmt: skip
+    """`pixels` neighbouring outputs of one row, a vector of channels each.
+
+    The windows' rows are reduced into a vector a column, each loaded once whatever the number of windows
+    that it is in; then the columns of each window. src: channel of the first column at the first row that
+    exists. column: its number; with `border` columns outside 0..width are read from the address `fill`.
+    scales: what each output's sum is multiplied by. mask: zero bits for channels that do not exist.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, pixels, taps, stride, dilation, border, masked = _literals(signature, 9)
+        src, rows, row_step, col_step, column, width, fill, dst, d_step, scales, mask = args[9:]
+        e = _Elements(kind, itemsize, lanes)
+        windows = [[p * stride + t * dilation for t in range(taps)] for p in range(pixels)]
+        columns = sorted({c for window in windows for c in window})
+        slots = dict(zip(columns, e.slots(builder, len(columns)), strict=True))
+        inside = {}
+        for c in columns if border else ():
+            inside[c] = builder.icmp_unsigned("<", builder.add(column, const(c)), width)
+        with cgutils.for_range(builder, rows) as loop:
+            row = builder.add(src, builder.mul(loop.index, row_step))
+            for c in columns:
+                at = _offset(builder, row, c, col_step)
+                at = builder.select(inside[c], at, fill) if border else at
+                e.into(builder, slots[c], e.load(builder, at))
+        for p, window in enumerate(windows):
+            value = builder.load(slots[window[0]])
+            for c in window[1:]:
+                value = e.combine(builder, value, builder.load(slots[c]))
+            if kind == SUM_FLOAT:
+                value = builder.fmul(value, e.broadcast(builder, builder.add(scales, const(p * itemsize))))
+            if masked:
+                value = e.masked(builder, value, mask)
+            e.store(builder, value, _offset(builder, dst, p, d_step))
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, pixels_lit, taps_lit, stride_lit, dilation_lit, border_lit)
+    return types.void(*literals, masked_lit, *[_i64] * 11), codegen
+
+
+@intrinsic(prefer_literal=True)
+def reduce_window(
+    typingctx,
+    kind_lit, itemsize_lit, lanes_lit, vectors_lit, unroll_lit, masked_lit,
+    src, rows, row_step, cols, col_step, dst, scale, mask,
+):  # fmt: skip
+    """One window of any size, `vectors` vectors of channels of it, `unroll` columns at a time.
+
+    Each row has accumulators of its own: a sum's rounding errors grow with rows plus columns, not with
+    their product.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, vectors, unroll, masked = _literals(signature, 6)
+        src, rows, row_step, cols, col_step, dst, scale, mask = args[6:]
+        e = _Elements(kind, itemsize, lanes)
+        totals = e.slots(builder, vectors)
+        at = cgutils.alloca_once(builder, src.type)
+        slots = [cgutils.alloca_once(builder, e.vector) for _ in range(unroll * vectors)]
+        with cgutils.for_range(builder, rows) as loop:
+            builder.store(builder.add(src, builder.mul(loop.index, row_step)), at)
+            for slot in slots:
+                builder.store(e.identity(), slot)
+            for width, count in ((unroll, builder.sdiv(cols, const(unroll))), (1, builder.srem(cols, const(unroll)))):
+                with cgutils.for_range(builder, count):
+                    here = builder.load(at)
+                    for c in range(width):
+                        for v in range(vectors):
+                            address = builder.add(_offset(builder, here, c, col_step), const(v * e.bytes))
+                            e.into(builder, slots[c * vectors + v], e.load(builder, address))
+                    builder.store(_offset(builder, here, width, col_step), at)
+            for i, slot in enumerate(slots):
+                e.into(builder, totals[i % vectors], builder.load(slot))
+        for v, slot in enumerate(totals):
+            value = builder.load(slot)
+            if kind == SUM_FLOAT:
+                value = builder.fmul(value, e.broadcast(builder, scale))
+            if masked:
+                value = e.masked(builder, value, builder.add(mask, const(v * e.bytes)))
+            e.store(builder, value, builder.add(dst, const(v * e.bytes)))
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, unroll_lit, masked_lit)
+    return types.void(*literals, *[_i64] * 8), codegen
+
+
+@intrinsic(prefer_literal=True)
+def reduce_rows(
+    typingctx, kind_lit, itemsize_lit, lanes_lit, vectors_lit, partial_lit, src, step, rows, row_step, dst, count
+):
+    """The rows of a window, reduced into a line: `vectors` vectors, `step` apart in a row, together in the line.
+
+    partial: only `count` elements of one vector exist.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, vectors, partial = _literals(signature, 5)
+        src, step, rows, row_step, dst, count = args[5:]
+        e = _Elements(kind, itemsize, lanes)
+        slots = e.slots(builder, vectors)
+        with cgutils.for_range(builder, rows) as loop:
+            row = builder.add(src, builder.mul(loop.index, row_step))
+            for v, slot in enumerate(slots):
+                at = _offset(builder, row, v, step)
+                e.into(builder, slot, e.load_some(builder, at, count) if partial else e.load(builder, at))
+        for v, slot in enumerate(slots):
+            value, at = builder.load(slot), builder.add(dst, const(v * e.bytes))
+            if partial:
+                e.store_some(builder, value, at, count)
+            else:
+                e.store(builder, value, at)
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, partial_lit)
+    return types.void(*literals, *[_i64] * 6), codegen
+
+
+@intrinsic(prefer_literal=True)
+def reduce_columns(
+    typingctx,
+    kind_lit, itemsize_lit, lanes_lit, vectors_lit, inner_lit, stride_lit, partial_lit, spread_lit, masked_lit,
+    src, step, taps, tap_step, dst, d_step, scales, mask, count,
+):  # fmt: skip
+    """The columns of windows, from a line of columns whose rows are reduced already: `vectors` vectors of outputs.
+
+    stride 1: an output vector's elements lie together in the line. Else pixels of `inner` elements do, and
+    the pixels are `stride` apart. spread: one scale for a whole vector, else one for each lane.
+    partial: only `count` elements are written.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, vectors, inner, stride, partial, spread, masked = _literals(signature, 9)
+        src, step, taps, tap_step, dst, d_step, scales, mask, count = args[9:]
+        e = _Elements(kind, itemsize, lanes)
+        slots = e.slots(builder, vectors)
+        with cgutils.for_range(builder, taps) as loop:
+            tap = builder.add(src, builder.mul(loop.index, tap_step))
+            for v, slot in enumerate(slots):
+                e.into(builder, slot, _strided(builder, e, _offset(builder, tap, v, step), inner, stride))
+        for v, slot in enumerate(slots):
+            value = builder.load(slot)
+            if kind == SUM_FLOAT and spread:
+                value = builder.fmul(value, e.broadcast(builder, builder.add(scales, const(v * itemsize))))
+            elif kind == SUM_FLOAT:
+                value = builder.fmul(
+                    value, e.load(builder, builder.add(scales, const(v * lanes // inner * inner * itemsize)))
+                )
+            if masked:
+                value = e.masked(builder, value, mask)
+            at = _offset(builder, dst, v, d_step)
+            if partial:
+                e.store_some(builder, value, at, count)
+            else:
+                e.store(builder, value, at)
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, inner_lit, stride_lit, partial_lit, spread_lit)
+    return types.void(*literals, masked_lit, *[_i64] * 9), codegen
+
+
+def _strided(builder: Any, e: _Elements, address: Any, inner: int, stride: int) -> Any:
+    """As many whole pixels of `inner` elements as a vector holds, each `stride` pixels after the one before it."""
+    if stride == 1:
+        return e.load(builder, address)
+    places = [(k // inner) * stride * inner + k % inner for k in range(e.lanes // inner * inner)]
+    value = ir.Constant(e.vector, ir.Undefined)
+    for first in range(0, places[-1] + 1, e.lanes):
+        here = [k for k, place in enumerate(places) if first <= place < first + e.lanes]
+        if not here:
+            continue
+        part = e.load(builder, builder.add(address, const(first * e.itemsize)))
+        chosen = list(range(e.lanes))
+        for k in here:
+            chosen[k] = e.lanes + places[k] - first
+        value = shuffle(builder, value, part, chosen)
+    return value
+
+
+@intrinsic(prefer_literal=True)
+def reduce_plane(
+    typingctx,
+    kind_lit, itemsize_lit, lanes_lit, inner_lit, src, runs, run, left, scratch,
+):  # fmt: skip
+    """All pixels of a plane of narrow pixels (`inner` < lanes), into one vector at `scratch`.
+
+    The plane is `runs` times `run` groups of four vectors, then `left` elements. Vectors start at whole
+    pixels, so that a lane holds one channel (and lanes past the last whole pixel of a vector nothing of use).
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, inner = _literals(signature, 4)
+        src, runs, run, left, scratch = args[4:]
+        e = _Elements(kind, itemsize, lanes)
+        used = lanes // inner * inner
+        total = e.slots(builder, 1)[0]
+        at = cgutils.alloca_once(builder, src.type)
+        builder.store(src, at)
+        slots = [cgutils.alloca_once(builder, e.vector) for _ in range(4)]
+        with cgutils.for_range(builder, runs):
+            for slot in slots:
+                builder.store(e.identity(), slot)
+            with cgutils.for_range(builder, run):
+                here = builder.load(at)
+                for v, slot in enumerate(slots):
+                    e.into(builder, slot, e.load(builder, builder.add(here, const(v * used * itemsize))))
+                builder.store(builder.add(here, const(4 * used * itemsize)), at)
+            for slot in slots:
+                e.into(builder, total, builder.load(slot))
+        more = builder.sdiv(builder.add(left, const(used - 1)), const(used))
+        with cgutils.for_range(builder, more) as loop:
+            done = builder.mul(loop.index, const(used))
+            here = builder.add(builder.load(at), builder.mul(done, const(itemsize)))
+            rest = builder.sub(left, done)
+            rest = builder.select(builder.icmp_signed("<", rest, const(used)), rest, const(used))
+            e.into(builder, total, e.load_some(builder, here, rest))
+        value, width = builder.load(total), lanes
+        while lanes % inner == 0 and width > inner and width % 2 == 0:
+            # Fold the upper half of the lanes onto the lower one.
+            width //= 2
+            other = shuffle(builder, value, value, [(k + width) % lanes for k in range(lanes)])
+            value = e.combine(builder, value, other)
+        e.store(builder, value, scratch)
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, inner_lit)
+    return types.void(*literals, *[_i64] * 5), codegen
+
+
+# ---------------------------------------------------------------- one element at a time
+
+
+def _scalar(kind: int, itemsize: int) -> Any:
+    if kind in (MAX_FLOAT, SUM_FLOAT):
+        return types.float32 if itemsize == 4 else types.float64
+    return types.int64
+
+
+@intrinsic(prefer_literal=True)
+def load_value(typingctx, address, kind_lit, itemsize_lit):
+    """The element at `address`: a float of its size, or an int64."""
+    kind, itemsize = kind_lit.literal_value, itemsize_lit.literal_value
+    result = _scalar(kind, itemsize)
+
+    def codegen(context, builder, signature, args):
+        element = _Elements(kind, itemsize, 1).element
+        value = builder.load(pointer(builder, args[0], element), align=itemsize)
+        if kind == MAX_SIGNED:
+            return builder.sext(value, ir.IntType(64))
+        return builder.zext(value, ir.IntType(64)) if kind == MAX_UNSIGNED else value
+
+    return result(_i64, kind_lit, itemsize_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_value(typingctx, address, value, kind_lit, itemsize_lit):
+    """Write one element, given as `load_value` gives it."""
+    kind, itemsize = kind_lit.literal_value, itemsize_lit.literal_value
+    given = _scalar(kind, itemsize)
+
+    def codegen(context, builder, signature, args):
+        value = context.cast(builder, args[1], signature.args[1], given)
+        if given == types.int64:
+            value = builder.trunc(value, ir.IntType(8 * itemsize))
+        builder.store(value, pointer(builder, args[0], value.type), align=itemsize)
+        return context.get_dummy_value()
+
+    return types.void(_i64, value, kind_lit, itemsize_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def identity(typingctx, kind_lit, itemsize_lit):
+    """What a reduction starts from, as `load_value` gives it."""
+    kind, itemsize = kind_lit.literal_value, itemsize_lit.literal_value
+    result = _scalar(kind, itemsize)
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(context.get_value_type(result), _Elements(kind, itemsize, 1).lowest)
+
+    return result(kind_lit, itemsize_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def combine(typingctx, kind_lit, itemsize_lit, acc, x):
+    """One step of a reduction, on elements as `load_value` gives them."""
+    kind, itemsize = kind_lit.literal_value, itemsize_lit.literal_value
+
+    def codegen(context, builder, signature, args):
+        return _Elements(kind, itemsize, 1).combine(builder, args[2], args[3])
+
+    # (An unsigned element is a non-negative int64, which both comparisons order alike.)
+    return acc(kind_lit, itemsize_lit, acc, x), codegen
+
+
+__all__ += ["load_f"]
