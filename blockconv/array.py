@@ -20,7 +20,7 @@ from blockconv.layout import Layout
 from blockconv.problem import ReorderProblem
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
 
-__all__ = ["BlockedArray", "empty", "is_channels_last", "to_layout"]
+__all__ = ["BlockedArray", "empty", "is_channels_last", "reorder_program", "to_layout"]
 
 Array: TypeAlias = npt.NDArray[Any]
 PACKED = {
@@ -231,7 +231,7 @@ def _reorder(src: BlockedArray, out: BlockedArray) -> None:
     # Past the caches, lines that are written whole need not be read first.
     stream = nbytes > 2 * jit.second_level_cache() and addresses[1] % 64 == 0
     itemsize = 0 if packed else src.storage.itemsize
-    program = _program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
+    program = reorder_program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
     if packed:
         # One byte an element in between; an odd last nibble is zero.
         wide = [np.zeros(2 * a.nbytes, np.uint8) for a in (src, out)]
@@ -240,8 +240,13 @@ def _reorder(src: BlockedArray, out: BlockedArray) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int, fill: int, stream: bool) -> Program:
-    """The program of a reorder; itemsize 0 is packed 4-bit."""
+def reorder_program(
+    shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int, fill: int = 0, stream: bool = False
+) -> Program:
+    """The program of a reorder, from buffer 0 to buffer 1; itemsize 0 is packed 4-bit.
+
+    fill: the bits of the destination's padding. stream: store past the caches, to addresses of whole lines.
+    """
     problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
     row = dispatch.choose("reorder", problem, src, dst, f"{problem.itemsize} bytes", 1)
     ops = row.bind(problem, src, dst, fill, stream)

@@ -6,7 +6,9 @@ copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import copy
+import functools
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,7 +32,7 @@ from blockconv.boundary import (
     whole,
 )
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
-from blockconv.kernels import Row
+from blockconv.kernels import WeightForm
 from blockconv.kernels.activation import Activation, activation
 from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER
 from blockconv.layout import NATIVE, Layout
@@ -41,6 +43,7 @@ from blockconv.runtime import Program, address_of, get_num_threads
 __all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
 
 Padding: TypeAlias = "int | str | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
+KEPT = 256  # problems that a Conv2d keeps bound
 ALGORITHMS = ("auto", "direct", "reference")
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -89,7 +92,7 @@ class Conv2d:
         self.algorithm = algorithm
         self._act, self._params = _act_block(self.activation)
         self._weight_is_channels_last = is_channels_last(self.weight)
-        self._packed: dict[Any, tuple[BlockedArray, Array]] = {}
+        self._packed: dict[WeightForm, _Packed] = {}
         self._bound: dict[Any, _Bound] = {}
 
     def __call__(self, input: Any, *, residual: Any = None, out: Any = None) -> Any:
@@ -119,7 +122,7 @@ class Conv2d:
             check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
         res = None if residual is None else self._residual(residual, bound)
         dst = out if out is not None and native == dst_layout else empty(bound.problem.dst_shape, native, src.dtype)
-        bound.run(self._op, src.storage, dst.storage, res)
+        bound.run(self._op, src.storage, dst.storage, res, self._pack(bound))
         if native != dst_layout:
             return to_layout(dst, dst_layout, out=out)
         return dst
@@ -148,7 +151,7 @@ class Conv2d:
             check_out(self._op, written, np.ndarray, shape, x.dtype, None)
             target = written.transpose(dst.outer)
         res = None if residual is None else self._residual(residual, bound)
-        bound.run(self._op, storage, target, res)
+        bound.run(self._op, storage, target, res, self._pack(bound))
         if out is not None:
             return out
         result = target.transpose(np.argsort(dst.outer))
@@ -185,6 +188,8 @@ class Conv2d:
         key = (shape, src, dst, dtype, residual, threads)
         bound = self._bound.get(key)
         if bound is None:
+            if len(self._bound) >= KEPT:
+                self._bound.clear()
             bound = self._bound[key] = self._make(shape, src, dst, dtype, residual, threads)
         return bound
 
@@ -193,23 +198,27 @@ class Conv2d:
     ) -> _Bound:
         problem = self._problem(shape, dtype)
         if problem.n == 0:
-            return _Bound(problem, dst, Program(()), (0, 0, 0), threads)
-        row = self._row(problem, src, dst, str(dtype), threads)
-        assert row.weights is not None
-        form = row.weights(problem, src, dst, str(dtype))
-        packed = self._packed.get((row.name, form))
-        if packed is None:
-            bias = pack_bias(problem, self.bias, form, str(dtype))
-            packed = self._packed[row.name, form] = (pack_weights(problem, self.weight, form), bias)
-        ops = row.bind(problem, src, dst, str(dtype), threads, self._act, residual)
-        constant = (address_of(packed[0].storage), address_of(packed[1]), address_of(self._params))
-        return _Bound(problem, dst, Program(ops), constant, threads)
+            return _Bound(problem, dst, None, threads)
+        plan = _plan(self.algorithm, problem, src, dst, str(dtype), threads, self._act, residual)
+        return _Bound(problem, dst, plan, threads)
 
-    def _row(self, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Row:
-        if self.algorithm == "auto":
-            return dispatch.choose("conv2d", problem, src, dst, dtype, threads)
-        rows = {"direct": "conv_direct", "reference": "conv_reference"}
-        return dispatch.named("conv2d", rows[self.algorithm])
+    def _pack(self, bound: _Bound) -> _Packed | None:
+        """The parameters in the form that a bound problem needs; None if it is empty."""
+        if bound.plan is None:
+            return None
+        form = bound.plan.form
+        packed = self._packed.get(form)
+        if packed is None:
+            weight = pack_weights(bound.problem, self.weight, form)
+            bias = pack_bias(bound.problem, self.bias, form, str(self.weight.dtype))
+            packed = self._packed[form] = _Packed(weight, bias, self._params)
+        return packed
+
+    def _with(self, weight: Array, bias: Array | None) -> Conv2d:
+        """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
+        other = copy.copy(self)
+        other.weight, other.bias, other._packed = weight, bias, {}
+        return other
 
     def _problem(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Conv2dProblem:
         if dtype != self.weight.dtype:
@@ -243,24 +252,53 @@ class Conv2d:
         return number
 
 
+class _Plan(NamedTuple):
+    """What a problem needs, whatever its weights are: shared by all that convolve it."""
+
+    form: WeightForm
+    program: Program
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    algorithm: str, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool
+) -> _Plan:
+    if algorithm == "auto":
+        row = dispatch.choose("conv2d", problem, src, dst, dtype, threads)
+    else:
+        row = dispatch.named("conv2d", f"conv_{algorithm}")
+    assert row.weights is not None
+    form = row.weights(problem, src, dst, dtype)
+    return _Plan(form, Program(row.bind(problem, src, dst, dtype, threads, act, residual)))
+
+
+class _Packed:
+    """Packed parameters, and their addresses."""
+
+    __slots__ = ("addresses", "arrays")
+
+    def __init__(self, *arrays: Array) -> None:
+        self.arrays = arrays
+        self.addresses = tuple(address_of(array) for array in arrays)
+
+
 class _Bound:
-    """A problem with its program and packed parameters, ready for the addresses of a call."""
+    """A problem with its plan, ready for the addresses of a call."""
 
-    __slots__ = ("constant", "dst", "problem", "program", "threads")
+    __slots__ = ("dst", "plan", "problem", "threads")
 
-    def __init__(
-        self, problem: Conv2dProblem, dst: Layout, program: Program, constant: tuple[int, int, int], threads: int
-    ) -> None:
-        self.problem, self.dst, self.program = problem, dst, program
-        self.constant, self.threads = constant, threads
+    def __init__(self, problem: Conv2dProblem, dst: Layout, plan: _Plan | None, threads: int) -> None:
+        self.problem, self.dst, self.plan, self.threads = problem, dst, plan, threads
 
-    def run(self, op: str, src: Array, dst: Array, residual: Array | None) -> None:
+    def run(self, op: str, src: Array, dst: Array, residual: Array | None, packed: _Packed | None) -> None:
         if np.may_share_memory(src, dst) or (residual is not None and np.may_share_memory(residual, dst)):
             raise ArgumentError(op, "out", dst, "must not overlap the input or the residual", "give another array")
-        wei, bias, params = self.constant
+        if self.plan is None or packed is None:
+            return
+        wei, bias, params = packed.addresses
         to = address_of(dst)
         added = to if residual is None else address_of(residual)
-        self.program.run((address_of(src), wei, bias, to, added, params), self.threads)
+        self.plan.program.run((address_of(src), wei, bias, to, added, params), self.threads)
 
 
 def conv2d(
@@ -282,11 +320,35 @@ def conv2d(
 
     input: (N, C, H, W) or (C, H, W), float32 or float64: a NumPy array, a torch CPU tensor, or a BlockedArray.
     """
+    w, b = as_numpy(weight, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
+    options = (stride, padding, dilation, groups, out_layout, activation, algorithm)
+    conv = _conv2d_like(w, b, options)
+    return conv(input, residual=residual, out=out)
+
+
+def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
+    """A Conv2d, made anew only if none of these shapes and options was called before."""
+    stride, padding, dilation, groups, out_layout, activation, algorithm = options
+    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), options)
+    try:
+        known = _called.get(key)
+    except TypeError:  # a list among the options
+        key, known = None, None
+    if known is not None:
+        return known._with(w, b)
     conv = Conv2d(
-        weight, bias, stride, padding, dilation, groups,
+        w, b, stride, padding, dilation, groups,
         out_layout=out_layout, activation=activation, algorithm=algorithm, op="conv2d",
     )  # fmt: skip
-    return conv(input, residual=residual, out=out)
+    if key is not None:
+        if len(_called) >= KEPT:
+            _called.clear()
+        # Kept without its weights, but with their shape.
+        _called[key] = conv._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None)
+    return conv
+
+
+_called: dict[Any, Conv2d] = {}
 
 
 def conv1d(

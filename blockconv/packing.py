@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.array import BlockedArray, to_layout
+from blockconv.array import reorder_program
 from blockconv.kernels import WeightForm
+from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
+from blockconv.runtime import Program, address_of, aligned_empty
 
 __all__ = ["pack_bias", "pack_weights"]
 
+_PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
-def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm) -> BlockedArray:
-    """`weight`, (O, I/G, KH, KW) of any strides, as a kernel reads it."""
-    p = problem
-    grouped = np.ascontiguousarray(weight).reshape(p.g, p.oc // p.g, p.ic // p.g, p.kh, p.kw)
-    return to_layout(grouped, form.layout)
+
+def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[np.uint8]:
+    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them.
+
+    Weights that are dense in either of PyTorch's memory formats are read in place, others copied first.
+    """
+    p, source = problem, _PLAIN
+    if p.g == 1 and not weight.flags.c_contiguous and weight.transpose(0, 2, 3, 1).flags.c_contiguous:
+        source = _CHANNELS_LAST
+    else:
+        weight = np.ascontiguousarray(weight)
+    shape = (p.g, p.oc // p.g, p.ic // p.g, p.kh, p.kw)
+    program, nbytes = _packer(shape, source, form.layout, weight.itemsize)
+    packed = aligned_empty(nbytes)
+    program.run((address_of(weight), address_of(packed)))
+    return packed
+
+
+@functools.lru_cache(maxsize=1024)
+def _packer(shape: tuple[int, ...], source: Layout, layout: Layout, itemsize: int) -> tuple[Program, int]:
+    return reorder_program(shape, source, layout, itemsize), layout.size(shape) * itemsize
 
 
 def pack_bias(problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: WeightForm, dtype: str) -> npt.NDArray[Any]:
