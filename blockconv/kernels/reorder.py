@@ -9,7 +9,8 @@ last tile that would hang over is moved back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numba
@@ -18,6 +19,7 @@ from numba.extending import intrinsic
 
 from blockconv import jit
 from blockconv.emit import (
+    I64,
     const,
     join,
     load_bits,
@@ -35,7 +37,7 @@ from blockconv.kernels.nest import Loop, Nest, nest
 from blockconv.kernels.table import Row
 from blockconv.layout import Layout
 from blockconv.problem import ReorderProblem
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import OWN_TAIL, Buffer, Op
 
 __all__ = ["ROWS"]
 
@@ -44,6 +46,7 @@ LINE = 64  # bytes of one line of fill values, and of one line that takes what m
 SCRATCH = 2 * LINE
 TASK_BYTES = 16 * 1024  # a task's share of each side: both stay in the first-level cache
 SEGMENT = 256  # bytes in a row on either side that a task moves at the least, so that whole lines are filled
+LONG, LONGEST = 128, 4096  # elements of a run made of several loops: enough, and the most
 ALL = 1 << 40  # the limit of a dimension that is walked whole
 
 # Argument words shared by the kernels. Limits: of the dimension of u, of v, and of two others.
@@ -188,11 +191,12 @@ def _op(
     limits: dict[int, tuple[int, int]],
     slots: tuple[int, ...],
     outer: list[Loop],
-    own: list[int],
+    own: Sequence[int | Buffer],
     inner_tasks: int,
     itemsize: int,
     fill: int,
     scratch: int = SCRATCH,
+    table: Sequence[int] = (),
 ) -> Op:
     words: list[int | Buffer] = [SRC, DST, fill, len(outer)]
     for dim in slots:
@@ -203,7 +207,7 @@ def _op(
         tasks *= loop.size
         words += [loop.size, loop.src * itemsize, loop.dst * itemsize]
         words += [loop.step * (loop.dim == dim) for dim in slots]
-    return Op(kernel, tuple(words), tasks, scratch=scratch)
+    return Op(kernel, (*words, *table), tasks, scratch=scratch, tail=len(table))
 
 
 # ---------------------------------------------------------------- transposes
@@ -234,7 +238,7 @@ def transpose_tile(
     Row r is read at src + (r // va) * s1 + (r % va) * s0, and is fill values where r % va >= valid.
     Row q is written at dst + (q // ub) * d1 + (q % ub) * d0, as fill values where q % ub >= copied, and
     not at all where q % ub >= written. lines: a line of fill values, then one that takes what is not to
-    be written. flags: see the constants.
+    be written. flags: see the constants; with `TABLED`, row q is written at dst + the q-th int64 at d1.
     """
     i64 = types.int64
 
@@ -255,7 +259,12 @@ def transpose_tile(
                 store_vector(builder, value, builder.add(dst, const(i * lanes * itemsize)), bool(flags & STREAM))
             return context.get_dummy_value()
         trash = builder.add(lines, const(LINE))
-        addresses = _row_addresses(builder, dst, d1, d0, ub, b, written, trash)
+        if flags & TABLED:
+            table = pointer(builder, d1, I64)
+            offsets = [builder.load(builder.gep(table, [const(q)])) for q in range(b)]
+            addresses = [builder.add(dst, offset) for offset in offsets]
+        else:
+            addresses = _row_addresses(builder, dst, d1, d0, ub, b, written, trash)
         for q, at in enumerate(addresses):
             per = lanes // a
             value = vectors[q // per]
@@ -272,6 +281,7 @@ def transpose_tile(
 
 
 DENSE_SRC, DENSE_DST, FILLED, STREAM = 1, 2, 4, 8
+TABLED = 32  # the destination offsets of u stand in a table: u runs over several loops
 BOUNCE = 16  # a tile whose rows are longer than the source is goes through the scratch
 
 
@@ -303,7 +313,7 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
         int(ub == b),
         int(va == a),
     )  # a loop of its own, not an inner block and the loop around it
-    bounce = int(bool(flags & BOUNCE))
+    bounce, tabled = int(bool(flags & BOUNCE)), int(bool(flags & TABLED))
 
     def kernel(args, first, last, scratch):
         for at in range(0, LINE, itemsize):
@@ -338,7 +348,9 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
             u_first, v_first = u_task * u_strip, (rest % v_strips) * v_strip
             for u_at in range(u_first, min(us, u_first + u_strip), b):
                 u = min(u_at, us - b)
-                u_src, u_dst = src + u * itemsize, dst + (u // ub) * d1 + (u % ub) * d0
+                u_src, u_dst, rows = src + u * itemsize, dst + (u // ub) * d1 + (u % ub) * d0, d1
+                if tabled:
+                    u_dst, rows = dst, d1 + 8 * u
                 copied, written = u_copied - u * whole_u, u_written - u * whole_u
                 for v_at in range(v_first, min(vs, v_first + v_strip), a):
                     v = min(v_at, vs - a)
@@ -355,7 +367,7 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
                         v_src, far, near = held, va * b * itemsize, b * itemsize
                     transpose_tile(
                         itemsize, a, b, va, ub, flags,
-                        v_src, far, near, v_left, u_dst + v * itemsize, d1, d0, copied, written, scratch,
+                        v_src, far, near, v_left, u_dst + v * itemsize, rows, d0, copied, written, scratch,
                     )  # fmt: skip
 
     return kernel
@@ -377,13 +389,14 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
     v_far = _around(nest, v, u, lambda loop: loop.dst) if v.size < lanes else None
     if u_far is v_far:
         v_far = None
-    us = u.size * (u_far.size if u_far else 1)
+    run = _run(nest, u, v) if u_far is v_far is None and u.size % lanes else [u]
+    us = math.prod(loop.size for loop in run) * (u_far.size if u_far else 1)
     vs = v.size * (v_far.size if v_far else 1)
     a, b = (min(lanes, 1 << (n.bit_length() - 1)) for n in (vs, us))
     va, ub = (v.size if v_far else a), (u.size if u_far else b)
     s1, s0 = (v_far.src if v_far else v.src * a), v.src
     d1, d0 = (u_far.dst if u_far else u.dst * b), u.dst
-    outer = [loop for loop in nest.loops if not any(loop is x for x in (u, v, u_far, v_far))]
+    outer = [loop for loop in nest.loops if not any(loop is x for x in (*run, v, u_far, v_far))]
     flags = 0
     if a >= b and not set(nest.limits) - {u.dim} and s0 == b and s1 == va * b:
         flags |= DENSE_SRC
@@ -393,15 +406,17 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
         flags |= FILLED
     if u.dim in nest.unread:
         flags |= BOUNCE
+    if len(run) > 1:
+        flags = flags & ~DENSE_DST | TABLED
     aligned = all(loop.dst * itemsize % 64 == 0 for loop in (*outer, *([u_far] if u_far else []))) and vs % a == 0
     lines = a * itemsize == 64 and d0 * itemsize % 64 == 0
-    if stream and aligned and (lines or (flags & DENSE_DST and us % b == 0)):
+    if stream and aligned and not flags & TABLED and (lines or (flags & DENSE_DST and us % b == 0)):
         flags |= STREAM
     u_strip, v_strip = _strips(us, vs, a, b, itemsize)
-    own = [
+    own: list[int | Buffer] = [
         us,
         u_strip,
-        d1 * itemsize,
+        OWN_TAIL if flags & TABLED else d1 * itemsize,
         d0 * itemsize,
         u.step,
         vs,
@@ -413,7 +428,28 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
     tasks = -(-us // u_strip) * -(-vs // v_strip)
     kernel = reorder_transpose(itemsize, a, b, va, ub, flags)
     scratch = SCRATCH + a * b * itemsize * bool(flags & BOUNCE)
-    return _op(kernel, nest.limits, slots, outer, own, tasks, itemsize, fill, scratch)
+    table = _offsets(run, itemsize) if flags & TABLED else []
+    return _op(kernel, nest.limits, slots, outer, own, tasks, itemsize, fill, scratch, table)
+
+
+def _run(nest: Nest, u: Loop, v: Loop) -> list[Loop]:
+    """`u` and the whole loops that continue its run of contiguous source elements, until that is long enough."""
+    run, size = [u], u.size
+    while size < LONG and not nest.partial(u):
+        more = [x for x in nest.loops if x is not v and not nest.partial(x) and x.src == size]
+        if not more or size * more[0].size > LONGEST:
+            break
+        run.append(more[0])
+        size *= more[0].size
+    return run
+
+
+def _offsets(run: list[Loop], itemsize: int) -> list[int]:
+    """The destination offset, in bytes, of each element of a run."""
+    offsets = [0]
+    for loop in run:
+        offsets = [i * loop.dst * itemsize + at for i in range(loop.size) for at in offsets]
+    return offsets
 
 
 def _around(nest: Nest, loop: Loop, other: Loop, stride: Callable[[Loop], int]) -> Loop | None:
