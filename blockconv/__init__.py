@@ -30,11 +30,19 @@ from blockconv.layout import (
     register_layout,
     weights_for,
 )
-from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.pooling import (
+    adaptive_avg_pool2d,
+    avg_pool2d,
+    global_avg_pool2d,
+    global_max_pool2d,
+    max_pool2d,
+)
+from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.runtime import get_num_threads, set_num_threads
 
 __all__ = [
     "NATIVE",
+    "AdaptivePool2dProblem",
     "ArgumentError",
     "Axis",
     "BlockconvError",
@@ -51,14 +59,19 @@ __all__ = [
     "SlowPathWarning",
     "UnsupportedError",
     "__version__",
+    "adaptive_avg_pool2d",
+    "avg_pool2d",
     "conv1d",
     "conv2d",
     "convolution_mode",
     "empty",
     "explain",
     "get_num_threads",
+    "global_avg_pool2d",
+    "global_max_pool2d",
     "is_channels_last",
     "known_layouts",
+    "max_pool2d",
     "register_layout",
     "set_num_threads",
     "to_layout",

@@ -37,7 +37,7 @@ from blockconv.kernels.activation import Activation, activation
 from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER
 from blockconv.layout import NATIVE, Layout
 from blockconv.packing import pack_bias, pack_weights
-from blockconv.problem import Conv2dProblem
+from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.runtime import Program, address_of, get_num_threads
 
 __all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
@@ -377,16 +377,27 @@ def conv1d(
     return like(input, conv(x[..., None, :])[..., 0, :])
 
 
-def explain(problem: Conv2dProblem, src: Layout | str | None = None, dst: Layout | str | None = None) -> str:
-    """Every kernel for a problem in float32, a line each: its predicted cost, or why it was rejected.
+def explain(
+    problem: Conv2dProblem | Pool2dProblem | AdaptivePool2dProblem,
+    src: Layout | str | None = None,
+    dst: Layout | str | None = None,
+    dtype: str = "float32",
+) -> str:
+    """Every kernel for a problem, a line each: its predicted cost, or why it was rejected.
 
+    problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
     src, dst: layouts; by default each of the eight native layouts to itself.
     """
-    if not isinstance(problem, Conv2dProblem):
-        raise ArgumentError("explain", "problem", problem, "has to be a Conv2dProblem")
+    if isinstance(problem, Conv2dProblem):
+        op = "conv2d"
+    elif isinstance(problem, (Pool2dProblem, AdaptivePool2dProblem)):
+        op = "pool2d"
+    else:
+        rule = "has to be a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem"
+        raise ArgumentError("explain", "problem", problem, rule)
     pairs = [(lay, lay) for lay in NATIVE] if src is None else [(Layout(src), Layout(dst or src))]
     threads = get_num_threads()
-    return "\n".join(dispatch.explain("conv2d", problem, s, d, "float32", threads) for s, d in pairs)
+    return "\n".join(dispatch.explain(op, problem, s, d, dtype, threads) for s, d in pairs)
 
 
 # ---------------------------------------------------------------- activations

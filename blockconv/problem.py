@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, cast, overload
 
 from .errors import ArgumentError, UnsupportedError
 
-__all__ = ["Conv2dProblem", "Pool2dProblem", "PoolKind", "ReorderProblem", "read_shape_file"]
+__all__ = ["AdaptivePool2dProblem", "Conv2dProblem", "Pool2dProblem", "PoolKind", "ReorderProblem", "read_shape_file"]
 
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
 POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
@@ -232,6 +232,38 @@ class Pool2dProblem:
             name=name,
             **_geometry(op, text, values),
         )
+
+
+@dataclass(frozen=True)
+class AdaptivePool2dProblem:
+    """An average of `n` images of `ic` x `ih` x `iw` down to `oh` x `ow`, as PyTorch's adaptive pooling has it.
+
+    Output row o covers rows floor(o * ih / oh) to ceil((o + 1) * ih / oh), columns alike: windows may overlap,
+    and their sizes may differ.
+    """
+
+    n: int
+    ic: int
+    ih: int
+    iw: int
+    oh: int
+    ow: int
+
+    def __post_init__(self) -> None:
+        op = "adaptive_avg_pool2d"
+        _make_whole(self, op, ("n", "ic", "ih", "iw", "oh", "ow"))
+        _check_least(self, op, 0, ("n",))
+        _check_least(self, op, 1, ("ic", "ih", "iw", "oh", "ow"))
+
+    @property
+    def src_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the source, (n, ic, ih, iw)."""
+        return self.n, self.ic, self.ih, self.iw
+
+    @property
+    def dst_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the destination, (n, ic, oh, ow)."""
+        return self.n, self.ic, self.oh, self.ow
 
 
 @dataclass(frozen=True)

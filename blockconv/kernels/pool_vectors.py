@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from blockconv.emit import I32, call_llvm, const, load_f, pointer, shuffle, splat
+from blockconv.emit import I32, call_llvm, const, pointer, shuffle, splat
 
 __all__ = [
     "MAX_FLOAT", "MAX_SIGNED", "MAX_UNSIGNED", "SUM_FLOAT",
@@ -249,6 +249,7 @@ def reduce_columns(
         kind, itemsize, lanes, vectors, inner, stride, partial, spread, masked = _literals(signature, 9)
         src, step, taps, tap_step, dst, d_step, scales, mask, count = args[9:]
         e = _Elements(kind, itemsize, lanes)
+        used = lanes if stride == 1 else lanes // inner * inner
         slots = e.slots(builder, vectors)
         with cgutils.for_range(builder, taps) as loop:
             tap = builder.add(src, builder.mul(loop.index, tap_step))
@@ -259,9 +260,7 @@ def reduce_columns(
             if kind == SUM_FLOAT and spread:
                 value = builder.fmul(value, e.broadcast(builder, builder.add(scales, const(v * itemsize))))
             elif kind == SUM_FLOAT:
-                value = builder.fmul(
-                    value, e.load(builder, builder.add(scales, const(v * lanes // inner * inner * itemsize)))
-                )
+                value = builder.fmul(value, e.load(builder, builder.add(scales, const(v * used * itemsize))))
             if masked:
                 value = e.masked(builder, value, mask)
             at = _offset(builder, dst, v, d_step)
@@ -406,6 +405,3 @@ def combine(typingctx, kind_lit, itemsize_lit, acc, x):
 
     # (An unsigned element is a non-negative int64, which both comparisons order alike.)
     return acc(kind_lit, itemsize_lit, acc, x), codegen
-
-
-__all__ += ["load_f"]

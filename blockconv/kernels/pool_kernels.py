@@ -1,0 +1,462 @@
+"""Pooling's kernels: serial bodies over planes of rows, columns and inner elements (see `blockconv.kernels.pooling`).
+
+A task is some rows of outputs of one plane. What a window covers of the image comes from a table of rows and
+one of columns, so no kernel clips a window, or counts what an average divides by.
+"""
+
+from __future__ import annotations
+
+import numba
+
+from blockconv import jit
+from blockconv.emit import load_i64, store_bits, store_f, store_i64
+from blockconv.kernels.pool_vectors import (
+    SUM_FLOAT,
+    combine,
+    identity,
+    load_value,
+    pool_tile,
+    reduce_columns,
+    reduce_plane,
+    reduce_rows,
+    reduce_window,
+    store_value,
+)
+
+# Argument words. All steps in bytes; a window's rows and columns are a dilation apart.
+(
+    A_SRC, A_DST, A_TABLE, A_OH, A_OW, A_IW, A_INNER, A_CHANNELS, A_BLOCK, A_BLOCKS,
+    A_S_PLANE, A_S_ROW, A_S_COL, A_D_PLANE, A_D_ROW, A_ROW_STEP, A_COL_STEP, A_PW, A_SW, A_KW,
+    A_CHUNK, A_CHUNKS, A_SPLIT, A_SPLITS, A_LINE, A_SCALES, A_RUNS, A_RUN, A_LEFT, A_END,
+) = range(30)  # fmt: skip
+
+# A worker's scratch: a vector that changes no result, the mask of channels, the scales, the line.
+FILL, MASK, SCALES = 0, 64, 64 + 512
+SLACK = 8 * 64  # bytes that a strided load may read after the end of the line or the scales
+
+
+# ---------------------------------------------------------------- what kernels share
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _window(args, axis, index):
+    """(first element, number of them, what they count for in an average) of row or column `index` of windows."""
+    entry = load_i64(args, A_TABLE) + 24 * (index + axis * load_i64(args, A_OH))
+    return load_i64(entry, 0), load_i64(entry, 1), load_i64(entry, 2)
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _scale(count):
+    """What a sum is multiplied by to be an average; that of nothing is 0."""
+    return 1.0 / count if count != 0 else 0.0
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _set_scales(args, scales, row_count, repeat, itemsize):
+    """A row of scales, each `repeat` times."""
+    at = scales
+    for ow in range(load_i64(args, A_OW)):
+        scale = _scale(row_count * _window(args, 1, ow)[2])
+        for _ in range(repeat):
+            store_f(at, scale, itemsize)
+            at += itemsize
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _existing(args, plane):
+    """How many channels of the plane's block exist."""
+    return load_i64(args, A_CHANNELS) - plane % load_i64(args, A_BLOCKS) * load_i64(args, A_BLOCK)
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _set_mask(args, mask, plane, itemsize, lanes):
+    """Ones for the channels of the plane's block that exist, over a block or a vector, whichever is longer."""
+    block, exist = load_i64(args, A_BLOCK), _existing(args, plane)
+    for k in range(max(block, lanes)):
+        store_bits(mask + k * itemsize, -1 if k % block < exist else 0, itemsize)
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _start_rows(args, task):
+    """(plane, first output row, row after the last) of a task."""
+    chunks, chunk = load_i64(args, A_CHUNKS), load_i64(args, A_CHUNK)
+    plane = task // chunks
+    first = (task - plane * chunks) * chunk
+    return plane, first, min(load_i64(args, A_OH), first + chunk)
+
+
+# ---------------------------------------------------------------- wide pixels
+
+
+@jit.kernel
+def pool_tiles(kind, itemsize, lanes, pixels, taps, stride, dilation, masked):
+    """Tiles of `pixels` outputs by a vector of channels; a row's last tile, or vector, is moved back to be whole."""
+    span = (pixels - 1) * stride + (taps - 1) * dilation + 1
+    averages = int(kind == SUM_FLOAT)
+
+    def kernel(args, first, last, scratch):
+        for k in range(64 // itemsize):
+            store_value(scratch + FILL + k * itemsize, identity(kind, itemsize), kind, itemsize)
+        inner, iw = load_i64(args, A_INNER), load_i64(args, A_IW)
+        ow_count, pw = load_i64(args, A_OW), load_i64(args, A_PW)
+        s_row, s_col, row_step = load_i64(args, A_S_ROW), load_i64(args, A_S_COL), load_i64(args, A_ROW_STEP)
+        fill, mask, scales = scratch + FILL, scratch + MASK, scratch + SCALES
+        mask_bytes = load_i64(args, A_BLOCK) * itemsize
+        scaled_for = -1
+        for task in range(first, last):
+            plane, oh_first, oh_last = _start_rows(args, task)
+            if masked:
+                _set_mask(args, mask, plane, itemsize, lanes)
+            for oh in range(oh_first, oh_last):
+                row, rows, count = _window(args, 0, oh)
+                if averages and count != scaled_for:
+                    _set_scales(args, scales, count, 1, itemsize)
+                    scaled_for = count
+                src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
+                dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
+                for at in range(0, ow_count, pixels):
+                    ow = min(at, ow_count - pixels)
+                    column = ow * stride - pw
+                    inside = column >= 0 and column + span <= iw
+                    for i_at in range(0, inner, lanes):
+                        i = min(i_at, inner - lanes) * itemsize
+                        s, d, m = src + column * s_col + i, dst + ow * s_col + i, mask
+                        if masked:
+                            m = mask + i % mask_bytes
+                        if inside:
+                            pool_tile(
+                                kind, itemsize, lanes, pixels, taps, stride, dilation, 0, masked,
+                                s, rows, row_step, s_col, column, iw, fill, d, s_col, scales + ow * itemsize, m,
+                            )  # fmt: skip
+                        else:
+                            pool_tile(
+                                kind, itemsize, lanes, pixels, taps, stride, dilation, 1, masked,
+                                s, rows, row_step, s_col, column, iw, fill, d, s_col, scales + ow * itemsize, m,
+                            )  # fmt: skip
+
+    return kernel
+
+
+@jit.kernel
+def pool_windows(kind, itemsize, lanes, vectors, unroll, masked):
+    """Each output by itself: `vectors` vectors of its channels, `unroll` columns of its window at a time."""
+    width = vectors * lanes
+
+    def kernel(args, first, last, scratch):
+        s_row, s_col, splits = load_i64(args, A_S_ROW), load_i64(args, A_S_COL), load_i64(args, A_SPLITS)
+        inner, row_step, col_step = load_i64(args, A_INNER), load_i64(args, A_ROW_STEP), load_i64(args, A_COL_STEP)
+        mask, scale = scratch + MASK, scratch + SCALES
+        mask_bytes = load_i64(args, A_BLOCK) * itemsize
+        for split_task in range(first, last):
+            task = split_task // splits
+            i_first = (split_task - task * splits) * load_i64(args, A_SPLIT)
+            i_last = min(inner, i_first + load_i64(args, A_SPLIT))
+            plane, oh_first, oh_last = _start_rows(args, task)
+            if masked:
+                _set_mask(args, mask, plane, itemsize, lanes)
+            for oh in range(oh_first, oh_last):
+                row, rows, row_count = _window(args, 0, oh)
+                src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
+                dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
+                for ow in range(load_i64(args, A_OW)):
+                    column, cols, col_count = _window(args, 1, ow)
+                    if kind == SUM_FLOAT:
+                        store_f(scale, _scale(row_count * col_count), itemsize)
+                    s, d, i = src + column * s_col, dst + ow * s_col, i_first
+                    while i + width <= i_last:
+                        m = mask
+                        if masked:
+                            m = mask + i * itemsize % mask_bytes
+                        reduce_window(
+                            kind, itemsize, lanes, vectors, unroll, masked,
+                            s + i * itemsize, rows, row_step, cols, col_step, d + i * itemsize, scale, m,
+                        )  # fmt: skip
+                        i += width
+                    while i < i_last:
+                        i = min(i, inner - lanes)
+                        m = mask
+                        if masked:
+                            m = mask + i * itemsize % mask_bytes
+                        reduce_window(
+                            kind, itemsize, lanes, 1, 4, masked,
+                            s + i * itemsize, rows, row_step, cols, col_step, d + i * itemsize, scale, m,
+                        )  # fmt: skip
+                        i += lanes
+
+    return kernel
+
+
+@jit.kernel
+def pool_wide_lines(kind, itemsize, lanes, masked):
+    """A vector of channels of a row at a time: the windows' rows into a line of vectors, then its columns."""
+    size = lanes * itemsize
+
+    def kernel(args, first, last, scratch):
+        line = scratch + load_i64(args, A_LINE)
+        mask, scales = scratch + MASK, scratch + SCALES
+        inner, iw, ow_count = load_i64(args, A_INNER), load_i64(args, A_IW), load_i64(args, A_OW)
+        s_col, row_step, sw = load_i64(args, A_S_COL), load_i64(args, A_ROW_STEP), load_i64(args, A_SW)
+        # The line's margins stay as they are set here.
+        for k in range(load_i64(args, A_LEFT)):
+            store_value(line + k * itemsize, identity(kind, itemsize), kind, itemsize)
+        image, tap_step = line + load_i64(args, A_PW) * size, load_i64(args, A_COL_STEP) // s_col * size
+        mask_bytes = load_i64(args, A_BLOCK) * itemsize
+        scaled_for = -1
+        for task in range(first, last):
+            plane, oh_first, oh_last = _start_rows(args, task)
+            if masked:
+                _set_mask(args, mask, plane, itemsize, lanes)
+            for oh in range(oh_first, oh_last):
+                row, rows, count = _window(args, 0, oh)
+                if kind == SUM_FLOAT and count != scaled_for:
+                    _set_scales(args, scales, count, 1, itemsize)
+                    scaled_for = count
+                src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
+                dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
+                for i_at in range(0, inner, lanes):
+                    i = min(i_at, inner - lanes) * itemsize
+                    m = mask
+                    if masked:
+                        m = mask + i % mask_bytes
+                    w = 0
+                    while w + 4 <= iw:
+                        s = src + w * s_col + i
+                        reduce_rows(kind, itemsize, lanes, 4, 0, s, s_col, rows, row_step, image + w * size, 0)
+                        w += 4
+                    while w < iw:
+                        s = src + w * s_col + i
+                        reduce_rows(kind, itemsize, lanes, 1, 0, s, s_col, rows, row_step, image + w * size, 0)
+                        w += 1
+                    w = 0
+                    while w + 4 <= ow_count:
+                        reduce_columns(
+                            kind, itemsize, lanes, 4, 1, 1, 0, 1, masked, line + w * sw * size, sw * size,
+                            load_i64(args, A_KW), tap_step, dst + w * s_col + i, s_col, scales + w * itemsize, m, 0,
+                        )  # fmt: skip
+                        w += 4
+                    while w < ow_count:
+                        reduce_columns(
+                            kind, itemsize, lanes, 1, 1, 1, 0, 1, masked, line + w * sw * size, sw * size,
+                            load_i64(args, A_KW), tap_step, dst + w * s_col + i, s_col, scales + w * itemsize, m, 0,
+                        )  # fmt: skip
+                        w += 1
+
+    return kernel
+
+
+# ---------------------------------------------------------------- narrow pixels
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _reduce_whole_rows(kind, itemsize, lanes, src, elements, rows, row_step, line):
+    """The rows of a window, over the whole width of the image, into a line."""
+    size = lanes * itemsize
+    done = 0
+    while done + 4 * lanes <= elements:
+        at = done * itemsize
+        reduce_rows(kind, itemsize, lanes, 4, 0, src + at, size, rows, row_step, line + at, 0)
+        done += 4 * lanes
+    while done + lanes <= elements:
+        at = done * itemsize
+        reduce_rows(kind, itemsize, lanes, 1, 0, src + at, size, rows, row_step, line + at, 0)
+        done += lanes
+    if done < elements:
+        at = done * itemsize
+        reduce_rows(kind, itemsize, lanes, 1, 1, src + at, size, rows, row_step, line + at, elements - done)
+
+
+@jit.kernel
+def pool_lines(kind, itemsize, lanes, inner, stride, masked):
+    """A row of outputs at a time: the windows' rows into a line, then the line's columns.
+
+    stride 1: a row is one run of elements, whatever `inner` is. Else vectors hold whole pixels of it.
+    """
+    used = lanes if stride == 1 else lanes // inner * inner
+    whole = int(used == lanes)
+    several = 4 if stride < 3 else 1
+
+    def kernel(args, first, last, scratch):
+        line = scratch + load_i64(args, A_LINE)
+        mask, scales = scratch + MASK, scratch + SCALES
+        # The line's margins stay as they are set here.
+        for k in range(load_i64(args, A_LEFT)):
+            store_value(line + k * itemsize, identity(kind, itemsize), kind, itemsize)
+        pixel = load_i64(args, A_INNER)
+        image = line + load_i64(args, A_PW) * pixel * itemsize
+        elements, outputs = load_i64(args, A_IW) * pixel, load_i64(args, A_OW) * pixel
+        row_step, taps, tap_step = load_i64(args, A_ROW_STEP), load_i64(args, A_KW), load_i64(args, A_COL_STEP)
+        scaled_for = -1
+        for task in range(first, last):
+            plane, oh_first, oh_last = _start_rows(args, task)
+            if masked:
+                _set_mask(args, mask, plane, itemsize, lanes)
+            for oh in range(oh_first, oh_last):
+                row, rows, count = _window(args, 0, oh)
+                if kind == SUM_FLOAT and count != scaled_for:
+                    _set_scales(args, scales, count, pixel, itemsize)
+                    scaled_for = count
+                src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
+                dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
+                _reduce_whole_rows(kind, itemsize, lanes, src, elements, rows, row_step, image)
+                done = 0
+                while whole and done + several * lanes <= outputs:
+                    at = done * itemsize
+                    reduce_columns(
+                        kind, itemsize, lanes, several, inner, stride, 0, 0, masked, line + at * stride,
+                        used * stride * itemsize, taps, tap_step, dst + at, used * itemsize, scales + at, mask, 0,
+                    )  # fmt: skip
+                    done += several * lanes
+                while done < outputs:
+                    at = done * itemsize
+                    reduce_columns(
+                        kind, itemsize, lanes, 1, inner, stride, 1, 0, masked, line + at * stride, 0,
+                        taps, tap_step, dst + at, 0, scales + at, mask, min(used, outputs - done),
+                    )  # fmt: skip
+                    done += used
+
+    return kernel
+
+
+@jit.kernel
+def pool_bins(kind, itemsize, lanes):
+    """A row of outputs at a time: the windows' rows into a line by vectors, then outputs one by one."""
+
+    def kernel(args, first, last, scratch):
+        line = scratch + load_i64(args, A_LINE)
+        pixel, step = load_i64(args, A_INNER), load_i64(args, A_COL_STEP)
+        row_step, block = load_i64(args, A_ROW_STEP), load_i64(args, A_BLOCK)
+        for task in range(first, last):
+            plane, oh_first, oh_last = _start_rows(args, task)
+            exist = _existing(args, plane)
+            for oh in range(oh_first, oh_last):
+                row, rows, row_count = _window(args, 0, oh)
+                src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
+                dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
+                _reduce_whole_rows(kind, itemsize, lanes, src, load_i64(args, A_IW) * pixel, rows, row_step, line)
+                for ow in range(load_i64(args, A_OW)):
+                    column, cols, col_count = _window(args, 1, ow)
+                    for i in range(pixel):
+                        value = identity(kind, itemsize)
+                        at = line + (column * pixel + i) * itemsize
+                        for _ in range(cols):
+                            value = combine(kind, itemsize, value, load_value(at, kind, itemsize))
+                            at += step
+                        to = dst + (ow * pixel + i) * itemsize
+                        if i % block >= exist:
+                            store_bits(to, 0, itemsize)
+                        elif kind == SUM_FLOAT:
+                            store_f(to, value * _scale(row_count * col_count), itemsize)
+                        else:
+                            store_value(to, value, kind, itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def pool_planes(kind, itemsize, lanes, inner):
+    """Planes of narrow pixels, each into one pixel."""
+    used = lanes // inner * inner
+    folded = int(lanes % inner == 0 and (lanes // inner) & (lanes // inner - 1) == 0)
+
+    def kernel(args, first, last, scratch):
+        runs, run, left = load_i64(args, A_RUNS), load_i64(args, A_RUN), load_i64(args, A_LEFT)
+        block = load_i64(args, A_BLOCK)
+        count = _window(args, 0, 0)[2] * _window(args, 1, 0)[2]
+        for plane in range(first, last):
+            src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE)
+            dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE)
+            reduce_plane(kind, itemsize, lanes, inner, src, runs, run, left, scratch + FILL)
+            exist = _existing(args, plane)
+            for i in range(inner):
+                value = load_value(scratch + FILL + i * itemsize, kind, itemsize)
+                if not folded:
+                    for k in range(i + inner, used, inner):
+                        more = load_value(scratch + FILL + k * itemsize, kind, itemsize)
+                        value = combine(kind, itemsize, value, more)
+                to = dst + i * itemsize
+                if i % block >= exist:
+                    store_bits(to, 0, itemsize)
+                elif kind == SUM_FLOAT:
+                    store_f(to, value * _scale(count), itemsize)
+                else:
+                    store_value(to, value, kind, itemsize)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- one output at a time, between any layouts
+
+# Argument words past the shared ones: source's and destination's geometry, and the destination's channels.
+A_S_GEOMETRY, A_D_GEOMETRY, A_PADDED, A_IDX = A_END, A_END + 6, A_END + 12, A_END + 13
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _place(geometry, n, c, h, w):
+    """The offset of an element, in bytes."""
+    length = load_i64(geometry, 2)
+    at = n * load_i64(geometry, 0) + c // length * load_i64(geometry, 1) + c % length * load_i64(geometry, 3)
+    return at + h * load_i64(geometry, 4) + w * load_i64(geometry, 5)
+
+
+@jit.kernel
+def pool_reference(kind, itemsize):
+    """A task is one row of one channel, padding channels included (they are zero)."""
+
+    def kernel(args, first, last, scratch):
+        oh_count, padded = load_i64(args, A_OH), load_i64(args, A_PADDED)
+        for task in range(first, last):
+            h, rest = task % oh_count, task // oh_count
+            c, n = rest % padded, rest // padded
+            row, rows, row_count = _window(args, 0, h)
+            for w in range(load_i64(args, A_OW)):
+                to = load_i64(args, A_DST) + _place(args + 8 * A_D_GEOMETRY, n, c, h, w)
+                if c >= load_i64(args, A_CHANNELS):
+                    store_bits(to, 0, itemsize)
+                    continue
+                column, cols, col_count = _window(args, 1, w)
+                start = load_i64(args, A_SRC) + _place(args + 8 * A_S_GEOMETRY, n, c, row, column)
+                value = identity(kind, itemsize)
+                for y in range(rows):
+                    for x in range(cols):
+                        at = start + y * load_i64(args, A_ROW_STEP) + x * load_i64(args, A_COL_STEP)
+                        value = combine(kind, itemsize, value, load_value(at, kind, itemsize))
+                if kind == SUM_FLOAT:
+                    store_f(to, value * _scale(row_count * col_count), itemsize)
+                else:
+                    store_value(to, value, kind, itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def pool_indices(kind, itemsize):
+    """Maxima and where they are, h·W + w: of equals the first, of NaNs the last, as PyTorch has it."""
+
+    def kernel(args, first, last, scratch):
+        oh_count, padded, iw = load_i64(args, A_OH), load_i64(args, A_PADDED), load_i64(args, A_IW)
+        row_dilation, col_dilation = load_i64(args, A_RUNS), load_i64(args, A_RUN)
+        for task in range(first, last):
+            h, rest = task % oh_count, task // oh_count
+            c, n = rest % padded, rest // padded
+            row, rows, _ = _window(args, 0, h)
+            for w in range(load_i64(args, A_OW)):
+                place = _place(args + 8 * A_D_GEOMETRY, n, c, h, w)
+                to, index_to = load_i64(args, A_DST) + place, load_i64(args, A_IDX) + place // itemsize * 8
+                if c >= load_i64(args, A_CHANNELS):
+                    store_bits(to, 0, itemsize)
+                    store_i64(index_to, 0, 0)
+                    continue
+                column, cols, _ = _window(args, 1, w)
+                start = load_i64(args, A_SRC) + _place(args + 8 * A_S_GEOMETRY, n, c, row, column)
+                value, index = identity(kind, itemsize), row * iw + column
+                for y in range(rows):
+                    for x in range(cols):
+                        at = start + y * load_i64(args, A_ROW_STEP) + x * load_i64(args, A_COL_STEP)
+                        more = load_value(at, kind, itemsize)
+                        if more > value or more != more:
+                            value = more
+                            index = (row + y * row_dilation) * iw + column + x * col_dilation
+                store_value(to, value, kind, itemsize)
+                store_i64(index_to, 0, index)
+
+    return kernel

@@ -1,0 +1,479 @@
+"""Pooling, native in the eight layouts: maxima and averages over windows, from a layout to the same one.
+
+Every native layout is dense, so to a pool it is an array [planes][rows][columns][inner], and the layouts
+differ only in two numbers: NCHW has N·C planes of 1 inner element, NHWC N planes of C, NCHW16 N·C/16 planes
+of 16, CHWN4 C/4 planes of 4·N. Where inner is at least a vector, vectors run over it; where it is less,
+over the whole pixels of a row.
+
+- `pool_tiles`: wide inner, windows of few columns. Neighbouring outputs share the columns that they read.
+- `pool_windows`: wide inner, each window by itself, whatever its size: global, adaptive.
+- `pool_planes`: narrow inner, one window that is the whole plane.
+- `pool_lines`: any other: the window's rows into a line of scratch, then the line's columns into outputs, so
+  that large windows cost their height plus their width.
+- `pool_bins`: the same with outputs one at a time, for windows of unequal widths and large strides.
+
+What a window covers of the image is a table of rows and one of columns, made when the problem is bound:
+no kernel clips, or counts what an average divides by.
+
+Buffers: source, destination, and for `pool2d_indices` the indices. Options of `bind`: dtype and threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from blockconv import jit
+from blockconv.kernels.cut import geometry
+from blockconv.kernels.pool_kernels import (
+    A_BLOCK,
+    A_BLOCKS,
+    A_CHANNELS,
+    A_CHUNK,
+    A_CHUNKS,
+    A_COL_STEP,
+    A_D_GEOMETRY,
+    A_D_PLANE,
+    A_D_ROW,
+    A_DST,
+    A_END,
+    A_IDX,
+    A_INNER,
+    A_IW,
+    A_KW,
+    A_LEFT,
+    A_LINE,
+    A_OH,
+    A_OW,
+    A_PADDED,
+    A_PW,
+    A_ROW_STEP,
+    A_RUN,
+    A_RUNS,
+    A_S_COL,
+    A_S_GEOMETRY,
+    A_S_PLANE,
+    A_S_ROW,
+    A_SPLIT,
+    A_SPLITS,
+    A_SRC,
+    A_SW,
+    A_TABLE,
+    SCALES,
+    SLACK,
+    pool_bins,
+    pool_indices,
+    pool_lines,
+    pool_planes,
+    pool_reference,
+    pool_tiles,
+    pool_wide_lines,
+    pool_windows,
+)
+from blockconv.kernels.pool_vectors import MAX_FLOAT, MAX_SIGNED, MAX_UNSIGNED, SUM_FLOAT
+from blockconv.kernels.table import Row
+from blockconv.layout import NATIVE, Layout
+from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem
+from blockconv.runtime import OWN_TAIL, Buffer, Op
+
+__all__ = ["ROWS"]
+
+SRC, DST, IDX = (Buffer(k) for k in range(3))
+ITEMSIZE = {"float32": 4, "float64": 8, "int8": 1, "uint8": 1}
+Problem = Pool2dProblem | AdaptivePool2dProblem
+
+
+class View(NamedTuple):
+    """A native layout as [planes][rows][columns][inner]: `block` channels in a plane, of `blocks` such for an image."""
+
+    planes: int
+    inner: int
+    block: int
+    blocks: int
+
+
+def view(layout: Layout, shape: tuple[int, ...]) -> View:
+    n, c = shape[:2]
+    if layout == Layout("NHWC"):
+        return View(n, c, c, 1)
+    block = layout.blocks[1]
+    blocks = -(-c // block)
+    if layout == Layout("CHWN4"):
+        return View(blocks, 4 * n, block, blocks)
+    return View(n * blocks, block, block, blocks)
+
+
+class _Axis(NamedTuple):
+    """One axis of a problem; windows of `kernel` taps, `dilation` apart."""
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    begin: int
+    end: int
+    dilation: int
+
+
+def _axis(problem: Problem, x: str) -> _Axis:
+    if isinstance(problem, AdaptivePool2dProblem):
+        return _Axis(getattr(problem, "i" + x), getattr(problem, "o" + x), 0, 0, 0, 0, 1)
+    return _Axis(
+        *(int(getattr(problem, name)) for name in (f"i{x}", f"o{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}"))
+    )
+
+
+def windows(problem: Problem, x: str) -> list[tuple[int, int, int]]:
+    """Of each window along an axis: the first element in the image, how many there are, how many an average counts."""
+    a = _axis(problem, x)
+    if isinstance(problem, AdaptivePool2dProblem):
+        bounds = [(o * a.size // a.out, -(-(o + 1) * a.size // a.out)) for o in range(a.out)]
+        return [(first, last - first, last - first) for first, last in bounds]
+    found = []
+    for o in range(a.out):
+        start = o * a.stride - a.begin
+        before = -(-max(0, -start) // a.dilation)  # taps in the begin padding
+        until = min(a.kernel, -(-(a.size - start) // a.dilation))
+        taps = max(0, until - before)
+        counted = taps
+        if problem.divisor is not None:
+            counted = problem.divisor if x == "h" else 1
+        elif problem.kind == "avg_include_padding":
+            counted = min(a.kernel, -(-(a.size + a.end - start) // a.dilation))
+        found.append((start + before * a.dilation, taps, counted))
+    return found
+
+
+def _kind(problem: Problem, dtype: str) -> int:
+    if isinstance(problem, AdaptivePool2dProblem) or problem.kind != "max":
+        return SUM_FLOAT
+    return {"int8": MAX_SIGNED, "uint8": MAX_UNSIGNED}.get(dtype, MAX_FLOAT)
+
+
+def _lanes(dtype: str) -> int:
+    return jit.isa().vector_bytes // ITEMSIZE[dtype]
+
+
+def _is_global(problem: Problem) -> bool:
+    """Whether the only window is the whole image."""
+    rows, cols = windows(problem, "h"), windows(problem, "w")
+    return [w[:2] for w in rows] == [(0, problem.ih)] and [w[:2] for w in cols] == [(0, problem.iw)]
+
+
+TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
+
+
+def _words(problem: Problem, layout: Layout, dtype: str, threads: int) -> dict[int, int | Buffer]:
+    """The words that all kernels share, and how the rows of outputs are cut into tasks."""
+    p, itemsize = problem, ITEMSIZE[dtype]
+    v = view(layout, p.src_shape)
+    h, w = _axis(p, "h"), _axis(p, "w")
+    s_col = v.inner * itemsize
+    s_row = p.iw * s_col
+    rows = max(1, min(p.oh, TASK_BYTES * p.oh // (p.ih * s_row)))
+    while rows > 1 and v.planes * -(-p.oh // rows) < 4 * threads:
+        rows -= 1
+    chunks = -(-p.oh // rows)
+    return {
+        A_SRC: SRC, A_DST: DST, A_TABLE: OWN_TAIL, A_OH: p.oh, A_OW: p.ow, A_IW: p.iw,
+        A_INNER: v.inner, A_CHANNELS: p.ic, A_BLOCK: v.block, A_BLOCKS: v.blocks,
+        A_S_PLANE: p.ih * s_row, A_S_ROW: s_row, A_S_COL: s_col, A_D_PLANE: p.oh * p.ow * s_col, A_D_ROW: p.ow * s_col,
+        A_ROW_STEP: h.dilation * s_row, A_COL_STEP: w.dilation * s_col, A_PW: w.begin, A_SW: w.stride, A_KW: w.kernel,
+        A_CHUNK: -(-p.oh // chunks), A_CHUNKS: chunks, A_SPLIT: v.inner, A_SPLITS: 1,
+    }  # fmt: skip
+
+
+def _op(
+    kernel: jit.Kernel, problem: Problem, words: dict[int, int | Buffer], tasks: int, chunk: int, scratch: int
+) -> Op:
+    table = [number for x in "hw" for window in windows(problem, x) for number in window]
+    count = max(A_END, *(key + 1 for key in words))
+    args = (*(words.get(k, 0) for k in range(count)), *table)
+    return Op(kernel, args, tasks, chunk, scratch, len(table))
+
+
+def _tasks(problem: Problem, layout: Layout, words: dict[int, int | Buffer], threads: int) -> tuple[int, int]:
+    """How many tasks there are, and how many a worker takes at a time."""
+    planes, chunks, rows = view(layout, problem.src_shape).planes, words[A_CHUNKS], words[A_CHUNK]
+    plane_bytes, tasks = words[A_S_PLANE], planes * chunks  # type: ignore[operator]
+    bytes_of_task = plane_bytes * rows // problem.oh  # type: ignore[operator]
+    return tasks, max(1, min(tasks // (8 * threads), TASK_BYTES // max(1, bytes_of_task)))
+
+
+def _masked(problem: Problem, layout: Layout) -> int:
+    """Whether a kernel has channels to zero."""
+    return int(layout.padded_shape(problem.src_shape)[1] > problem.ic)
+
+
+def _scales_end(problem: Problem, elements: int, dtype: str) -> int:
+    return -(-(SCALES + elements * ITEMSIZE[dtype] + SLACK) // 64) * 64
+
+
+# ---------------------------------------------------------------- pool_tiles
+
+
+def _tile_columns(problem: Pool2dProblem, pixels: int) -> int:
+    return len({p * problem.sw + t * problem.dw for p in range(pixels) for t in range(problem.kw)})
+
+
+def _tile_pixels(problem: Pool2dProblem) -> int:
+    """Outputs of a tile, so that the fewest columns are read; 0 if a window has too many for the registers."""
+    most = jit.isa().registers - 8
+    fit = [p for p in range(1, min(8, problem.ow) + 1) if _tile_columns(problem, p) <= most]
+    return min(fit, key=lambda p: (-(-problem.ow // p) * (_tile_columns(problem, p) + 1), -p), default=0)
+
+
+def _why_not_tiles(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if (reason := _why_not_wide(dtype, problem, src, dst)) is not None:
+        return reason
+    if isinstance(problem, AdaptivePool2dProblem):
+        return "windows are of unequal sizes"
+    if _is_global(problem) and problem.kw > 1 and view(src, problem.src_shape).inner >= 4 * _lanes(dtype):
+        return "one window with several vectors a pixel is read better pixel by pixel"
+    return (
+        None if _tile_pixels(problem) else f"{problem.kw} columns of a window are more than the vector registers hold"
+    )
+
+
+def _bind_tiles(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, words = problem, _words(problem, src, dtype, threads)
+    kernel = pool_tiles(
+        _kind(p, dtype), ITEMSIZE[dtype], _lanes(dtype), _tile_pixels(p), p.kw, p.sw, p.dw, _masked(p, src)
+    )
+    tasks, chunk = _tasks(p, src, words, threads)
+    return [_op(kernel, p, words, tasks, chunk, _scales_end(p, p.ow, dtype))]
+
+
+# ---------------------------------------------------------------- pool_windows
+
+
+def _why_not_windows(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if (reason := _why_not_wide(dtype, problem, src, dst)) is not None:
+        return reason
+    if isinstance(problem, AdaptivePool2dProblem) or _is_global(problem):
+        return None
+    overlaps = problem.kw > problem.sw or problem.kh > problem.sh
+    return "windows overlap, and their columns are better reduced once" if overlaps else None
+
+
+def _flattened(problem: Problem, words: dict[int, int | Buffer], s_col: int) -> list[tuple[int, int, int]]:
+    """A window that is the whole image as rows of at most 128 pixels, or as it is."""
+    pixels = problem.ih * problem.iw
+    cols = max(k for k in range(1, 129) if pixels % k == 0)
+    row, col = windows(problem, "h")[0], windows(problem, "w")[0]
+    if cols >= min(problem.iw, 16):
+        words |= {A_S_ROW: cols * s_col, A_ROW_STEP: cols * s_col, A_COL_STEP: s_col}
+        return [(0, pixels // cols, row[2]), (0, cols, col[2])]
+    return [row, col]
+
+
+def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
+    v = view(src, p.src_shape)
+    masked = _masked(p, src)
+    vectors = next(k for k in (4, 2, 1) if k == 1 or k * lanes <= (v.block if masked else v.inner))
+    kernel = pool_windows(_kind(p, dtype), ITEMSIZE[dtype], lanes, vectors, 4 // vectors, masked)
+    tasks = v.planes * int(words[A_CHUNKS])  # type: ignore[arg-type]
+    if tasks < 4 * threads:
+        width = vectors * lanes
+        wanted = min(v.inner // width, -(-4 * threads // tasks))
+        words[A_SPLIT] = split = -(-(v.inner // width) // wanted) * width
+        words[A_SPLITS] = splits = -(-v.inner // split)
+        tasks *= splits
+    op = _op(kernel, p, words, tasks, 1, SCALES + 64)
+    if not _is_global(p):
+        return [op]
+    table = _flattened(p, words, v.inner * ITEMSIZE[dtype])
+    tail = tuple(number for window in table for number in window)
+    return [Op(kernel, (*(words.get(k, 0) for k in range(A_END)), *tail), tasks, 1, SCALES + 64, len(tail))]
+
+
+# ---------------------------------------------------------------- pool_lines, pool_wide_lines, pool_bins
+
+
+def _why_not_wide(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if src != dst:
+        return "does not change the layout"
+    inner, lanes = view(src, problem.src_shape).inner, _lanes(dtype)
+    return None if inner >= lanes else f"a pixel of {src} has {inner} elements here, fewer than a vector's {lanes}"
+
+
+def _why_not_narrow(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if src != dst:
+        return "does not change the layout"
+    inner, lanes = view(src, problem.src_shape).inner, _lanes(dtype)
+    return None if inner < lanes else f"a pixel of {src} has {inner} elements here, a vector or more"
+
+
+def _line_columns(problem: Pool2dProblem) -> int:
+    """Columns that the windows of a row of outputs span, and the image's."""
+    p = problem
+    return max((p.ow - 1) * p.sw + (p.kw - 1) * p.dw + 1, p.pw + p.iw)
+
+
+def _why_not_wide_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if isinstance(problem, AdaptivePool2dProblem):
+        return "windows are of unequal sizes"
+    return _why_not_wide(dtype, problem, src, dst)
+
+
+def _bind_wide_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
+    at = _scales_end(p, p.ow, dtype)
+    words |= {A_LINE: at, A_LEFT: _line_columns(p) * lanes}
+    kernel = pool_wide_lines(_kind(p, dtype), ITEMSIZE[dtype], lanes, _masked(p, src))
+    tasks, chunk = _tasks(p, src, words, threads)
+    return [_op(kernel, p, words, tasks, chunk, at + _line_columns(p) * lanes * ITEMSIZE[dtype])]
+
+
+MOST_STRIDE = 4  # a strided load reads as many vectors
+
+
+def _why_not_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if isinstance(problem, AdaptivePool2dProblem):
+        return "windows are of unequal sizes"
+    if problem.sw > MOST_STRIDE:
+        return f"columns of windows are {problem.sw} apart, and more than {MOST_STRIDE} would be loaded for nothing"
+    return _why_not_narrow(dtype, problem, src, dst)
+
+
+def _bind_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, words, itemsize = problem, _words(problem, src, dtype, threads), ITEMSIZE[dtype]
+    inner = view(src, p.src_shape).inner
+    at = _scales_end(p, p.ow * inner, dtype)
+    elements = _line_columns(p) * inner
+    words |= {A_LINE: at, A_LEFT: elements}
+    kernel = pool_lines(_kind(p, dtype), itemsize, _lanes(dtype), inner if p.sw > 1 else 1, p.sw, _masked(p, src))
+    tasks, chunk = _tasks(p, src, words, threads)
+    return [_op(kernel, p, words, tasks, chunk, at + elements * itemsize + SLACK)]
+
+
+def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, words = problem, _words(problem, src, dtype, threads)
+    words[A_LINE] = SCALES
+    kernel = pool_bins(_kind(p, dtype), ITEMSIZE[dtype], _lanes(dtype))
+    tasks, chunk = _tasks(p, src, words, threads)
+    line = p.iw * view(src, p.src_shape).inner * ITEMSIZE[dtype]
+    return [_op(kernel, p, words, tasks, chunk, SCALES + line + SLACK)]
+
+
+# ---------------------------------------------------------------- pool_planes
+
+
+def _why_not_planes(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if not _is_global(problem):
+        return "there are several windows, or they are not the whole image"
+    return _why_not_narrow(dtype, problem, src, dst)
+
+
+def _bind_planes(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
+    v = view(src, p.src_shape)
+    group = 4 * (lanes // v.inner * v.inner)
+    total = p.ih * p.iw * v.inner
+    # A last group may not read past the plane: where lanes are left over, its last vector would.
+    groups = total // group if lanes % v.inner == 0 else max(0, (total - lanes) // group)
+    run = min(groups, 16)
+    runs = groups // run if run else 0
+    words |= {A_RUNS: runs, A_RUN: run, A_LEFT: total - runs * run * group}
+    kernel = pool_planes(_kind(p, dtype), ITEMSIZE[dtype], lanes, v.inner)
+    chunk = max(1, min(v.planes // (4 * threads), TASK_BYTES // (total * ITEMSIZE[dtype])))
+    return [_op(kernel, p, words, v.planes, chunk, SCALES)]
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def _scalar_words(problem: Problem, src: Layout, dst: Layout, dtype: str) -> dict[int, int | Buffer]:
+    p, itemsize = problem, ITEMSIZE[dtype]
+    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    h, w = _axis(p, "h"), _axis(p, "w")
+    words: dict[int, int | Buffer] = {
+        A_SRC: SRC, A_DST: DST, A_TABLE: OWN_TAIL, A_OH: p.oh, A_OW: p.ow, A_IW: p.iw, A_CHANNELS: p.ic,
+        A_ROW_STEP: h.dilation * s.row, A_COL_STEP: w.dilation * s.col,
+        A_RUNS: h.dilation, A_RUN: w.dilation, A_PADDED: dst.padded_shape(p.dst_shape)[1], A_IDX: IDX,
+    }  # fmt: skip
+    words |= {A_S_GEOMETRY + k: number for k, number in enumerate(s)}
+    return words | {A_D_GEOMETRY + k: number for k, number in enumerate(d)}
+
+
+def _bind_reference(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    words = _scalar_words(problem, src, dst, dtype)
+    del words[A_IDX]
+    kernel = pool_reference(_kind(problem, dtype), ITEMSIZE[dtype])
+    return [_op(kernel, problem, words, problem.n * int(words[A_PADDED]) * problem.oh, 4, 0)]  # type: ignore[arg-type]
+
+
+def _bind_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    words = _scalar_words(problem, src, dst, dtype)
+    kernel = pool_indices(_kind(problem, dtype), ITEMSIZE[dtype])
+    return [_op(kernel, problem, words, problem.n * int(words[A_PADDED]) * problem.oh, 4, 0)]  # type: ignore[arg-type]
+
+
+def _cost(cycles: float, dtype: str, problem: Problem, src: Layout, dst: Layout, threads: int) -> float:
+    """Bytes moved at the speed of a copy, or `cycles` for each vector loaded, whichever is more."""
+    itemsize = ITEMSIZE[dtype]
+    moved = itemsize * (src.size(problem.src_shape) + dst.size(problem.dst_shape))
+    taps = sum(w[1] for w in windows(problem, "h")) * sum(w[1] for w in windows(problem, "w"))
+    loads = problem.n * problem.ic * taps / (1 if cycles > 5 else _lanes(dtype))
+    return 2e-6 + max(moved / 25e9, loads * cycles / 3e9) / threads
+
+
+def _why_not_indices(problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if isinstance(problem, AdaptivePool2dProblem) or problem.kind != "max":
+        return "only a maximum has an index"
+    return None
+
+
+_NATIVE = frozenset(NATIVE)
+_TYPES = {"f32": ("float32",), "f64": ("float64",), "i8": ("int8", "uint8")}
+WhyNot = Callable[[str, Any, Layout, Layout], "str | None"]
+
+
+def _rows(name: str, why_not: WhyNot, bind: Callable[..., list[Op]], cycles: float = 1.0) -> list[Row]:
+    """A row for each size of element, as it decides how many of them are a vector."""
+
+    def row(suffix: str, dtypes: tuple[str, ...]) -> Row:
+        def reason(problem: Problem, src: Layout, dst: Layout) -> str | None:
+            averages = isinstance(problem, AdaptivePool2dProblem) or problem.kind != "max"
+            if averages and suffix == "i8":
+                return "averages are of floats"
+            return why_not(dtypes[0], problem, src, dst)
+
+        cost = partial(_cost, cycles, dtypes[0])
+        return Row(f"{name}_{suffix}", "pool2d", _NATIVE, _NATIVE, frozenset(dtypes), reason, cost, bind)
+
+    return [row(*item) for item in _TYPES.items()]
+
+
+ROWS = (
+    *_rows("pool_tiles", _why_not_tiles, _bind_tiles),
+    *_rows("pool_windows", _why_not_windows, _bind_windows),
+    *_rows("pool_wide_lines", _why_not_wide_lines, _bind_wide_lines),
+    *_rows("pool_planes", _why_not_planes, _bind_planes),
+    *_rows("pool_lines", _why_not_lines, _bind_lines),
+    *_rows("pool_bins", _why_not_narrow, _bind_bins, 3.0),
+    Row(
+        "pool_reference",
+        "pool2d",
+        _NATIVE,
+        _NATIVE,
+        frozenset(ITEMSIZE),
+        lambda problem, src, dst: None,
+        partial(_cost, 8.0, "float32"),
+        _bind_reference,
+        reference=True,
+    ),
+    Row(
+        "pool_indices",
+        "pool2d_indices",
+        _NATIVE,
+        _NATIVE,
+        frozenset(ITEMSIZE),
+        _why_not_indices,
+        partial(_cost, 12.0, "float32"),
+        _bind_indices,
+        reference=True,
+    ),
+)

@@ -1,0 +1,308 @@
+"""Pooling with torch.nn.functional's semantics, on NumPy arrays, torch CPU tensors and BlockedArrays.
+
+What goes in comes out: an array in the memory format of its input, a tensor without a copy, a
+BlockedArray in its own layout unless `out_layout` says otherwise. All are safe to call from any number
+of threads at once, and give the same bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blockconv import dispatch
+from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
+from blockconv.boundary import (
+    NATIVE_SET,
+    NCHW,
+    Array,
+    as_numpy,
+    check_out,
+    dense_layout,
+    like,
+    native_layout,
+    pair,
+    reordered,
+    storage_of,
+    two,
+    whole,
+)
+from blockconv.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.layout import Layout
+from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
+from blockconv.runtime import Program, address_of, get_num_threads
+
+__all__ = ["adaptive_avg_pool2d", "avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "max_pool2d"]
+
+Pair = tuple[int, int]
+Pads = tuple[Pair, Pair]
+Problem = Pool2dProblem | AdaptivePool2dProblem
+Shape = tuple[int, ...]
+_FLOATS = ("float32", "float64")
+_NUMBERS = ("float32", "float64", "int8", "uint8")
+
+
+def max_pool2d(
+    input: Any,
+    kernel_size: int | Pair,
+    stride: int | Pair | None = None,
+    padding: int | Pair | Pads = 0,
+    dilation: int | Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    out: Any = None,
+    out_layout: Layout | str | None = None,
+) -> Any:
+    """torch.nn.functional.max_pool2d: the greatest element of each window; NaN if it holds one.
+
+    input: (N, C, H, W) or (C, H, W); float32, float64, int8 or uint8: a NumPy array, a torch CPU tensor,
+    or a BlockedArray. padding: at most half of kernel_size, with elements that are less than any other; an
+    int, a pair, or ((top, bottom), (left, right)). stride: by default kernel_size.
+    return_indices: give (output, indices) too: int64, h * W + w of each output's element in its plane, of
+    equals the first; a BlockedArray in the output's layout if the output is one.
+    out: to write, of the output's kind, shape, dtype and layout; it does not overlap the input.
+
+    Raises ArgumentError and its kinds, before anything is written.
+    """
+    geometry = _geometry("max_pool2d", kernel_size, stride, padding, dilation, ceil_mode)
+    make = functools.partial(_windows, "max_pool2d", "max", geometry, None)
+    return _pool("max_pool2d", make, _NUMBERS, input, out, out_layout, bool(return_indices))
+
+
+def avg_pool2d(
+    input: Any,
+    kernel_size: int | Pair,
+    stride: int | Pair | None = None,
+    padding: int | Pair | Pads = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: Any = None,
+    out_layout: Layout | str | None = None,
+) -> Any:
+    """torch.nn.functional.avg_pool2d: the mean of each window.
+
+    input: (N, C, H, W) or (C, H, W), float32 or float64. A sum is divided by divisor_override where that is
+    given, else by the window's elements: of the padded input (count_include_pad), or of the input alone.
+    Other arguments, kinds of arrays and errors are those of `max_pool2d`.
+    """
+    op = "avg_pool2d"
+    geometry = _geometry(op, kernel_size, stride, padding, 1, ceil_mode)
+    divisor = None
+    if divisor_override is not None and (divisor := whole(divisor_override)) in (None, 0):
+        raise ArgumentError(op, "divisor_override", divisor_override, "has to be an int other than zero, or None")
+    kind: PoolKind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
+    return _pool(op, functools.partial(_windows, op, kind, geometry, divisor), _FLOATS, input, out, out_layout, False)
+
+
+def adaptive_avg_pool2d(
+    input: Any, output_size: int | tuple[int | None, int | None], *, out: Any = None,
+    out_layout: Layout | str | None = None,
+) -> Any:  # fmt: skip
+    """torch.nn.functional.adaptive_avg_pool2d: means of windows that cut the input into `output_size`.
+
+    input: (N, C, H, W) or (C, H, W), float32 or float64. output_size: an int, or a pair of which None keeps
+    the input's size. Kinds of arrays, `out` and errors are those of `max_pool2d`.
+    """
+    op = "adaptive_avg_pool2d"
+    sizes = [None if v is None else whole(v) or 0 for v in two(output_size)]
+    if len(sizes) != 2 or any(v is not None and v < 1 for v in sizes):
+        raise ArgumentError(op, "output_size", output_size, "has to be a positive int, or a pair of them or None")
+    return _pool(op, functools.partial(_adaptive, (sizes[0], sizes[1])), _FLOATS, input, out, out_layout, False)
+
+
+def global_avg_pool2d(input: Any, *, out: Any = None, out_layout: Layout | str | None = None) -> Any:
+    """The mean of each channel: (N, C, H, W) to (N, C, 1, 1), or (C, H, W) to (C, 1, 1). float32 or float64."""
+    make = functools.partial(_whole_image, "avg_exclude_padding")
+    return _pool("global_avg_pool2d", make, _FLOATS, input, out, out_layout, False)
+
+
+def global_max_pool2d(input: Any, *, out: Any = None, out_layout: Layout | str | None = None) -> Any:
+    """The greatest element of each channel: (N, C, H, W) to (N, C, 1, 1), or (C, H, W) to (C, 1, 1).
+
+    float32, float64, int8 or uint8.
+    """
+    return _pool("global_max_pool2d", functools.partial(_whole_image, "max"), _NUMBERS, input, out, out_layout, False)
+
+
+# ---------------------------------------------------------------- problems
+
+
+class _Geometry(NamedTuple):
+    kernel: Pair
+    stride: Pair
+    pads: Pads
+    dilation: Pair
+    ceil_mode: bool
+
+
+def _geometry(op: str, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> _Geometry:
+    kernel = pair(op, "kernel_size", kernel_size)
+    # torch takes an empty stride for a missing one.
+    step = kernel if stride is None or stride in ((), []) else pair(op, "stride", stride)
+    ends = _pads(op, padding, kernel)
+    return _Geometry(kernel, step, ends, pair(op, "dilation", dilation), bool(ceil_mode))
+
+
+def _pads(op: str, padding: Any, kernel: Pair) -> Pads:
+    both = [[whole(v) for v in (two(p) if isinstance(p, (tuple, list)) else (p, p))] for p in two(padding)]
+    ends = [end for side in both for end in side if end is not None and end >= 0]
+    if [len(side) for side in both] != [2, 2] or len(ends) != 4:
+        raise ArgumentError(
+            op, "padding", padding, "has to be an int of at least 0, a pair, or ((top, bottom), (left, right))"
+        )
+    if any(2 * end > size for end, size in zip(ends, (kernel[0], kernel[0], kernel[1], kernel[1]), strict=True)):
+        raise ArgumentError(op, "padding", padding, f"has to be at most half of kernel_size={kernel}")
+    return (ends[0], ends[1]), (ends[2], ends[3])
+
+
+def _windows(op: str, kind: PoolKind, g: _Geometry, divisor: int | None, shape: Shape) -> Problem:
+    (top, bottom), (left, right) = g.pads
+    n, c, h, w = shape
+    return Pool2dProblem(
+        kind, n, c, h, w, *g.kernel, *g.stride, top, left, bottom, right, *g.dilation, g.ceil_mode, divisor
+    )  # fmt: skip
+
+
+def _adaptive(sizes: tuple[int | None, int | None], shape: Shape) -> Problem:
+    n, c, ih, iw = shape
+    oh, ow = sizes[0] or ih, sizes[1] or iw
+    if ih % oh or iw % ow:
+        return AdaptivePool2dProblem(n, c, ih, iw, oh, ow)
+    kh, kw = ih // oh, iw // ow  # windows of one size, side by side
+    return Pool2dProblem("avg_exclude_padding", n, c, ih, iw, kh, kw, kh, kw)
+
+
+def _whole_image(kind: PoolKind, shape: Shape) -> Problem:
+    n, c, h, w = shape
+    return Pool2dProblem(kind, n, c, h, w, h, w)
+
+
+# ---------------------------------------------------------------- running
+
+
+class _Bound(NamedTuple):
+    """A pool of one shape, layout and dtype, ready for the addresses of a call."""
+
+    shape: Shape
+    program: Program
+    threads: int
+
+    def run(self, op: str, src: Array, dst: Array, indices: Array | None) -> None:
+        if np.may_share_memory(src, dst):
+            raise ArgumentError(op, "out", dst, "must not overlap the input", "give another array")
+        addresses = [address_of(src), address_of(dst)]
+        if indices is not None:
+            addresses.append(address_of(indices))
+        self.program.run(addresses, self.threads)
+
+
+_made: dict[Any, _Bound] = {}
+_MOST_MADE = 4096
+
+
+def _bind(
+    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], shape: Shape, layout: Layout, dtype: str,
+    indices: bool,
+) -> _Bound:  # fmt: skip
+    threads = get_num_threads()
+    key = (op, make.args, shape, layout, dtype, indices, threads)  # type: ignore[attr-defined]
+    bound = _made.get(key)
+    if bound is None:
+        if dtype not in dtypes:
+            raise DtypeError(op, "input", dtype, f"has to be of {', '.join(dtypes)}")
+        if min(shape[1:]) < 1:
+            raise ArgumentError(op, "input", shape, "C, H and W have to be at least 1")
+        problem = make(shape)
+        ops = []
+        if problem.n:
+            table_op = "pool2d_indices" if indices else "pool2d"
+            row = dispatch.choose(table_op, problem, layout, layout, dtype, threads)
+            ops = list(row.bind(problem, layout, layout, dtype, threads))
+        if len(_made) >= _MOST_MADE:
+            _made.clear()
+        bound = _made[key] = _Bound(problem.dst_shape, Program(ops), threads)
+    return bound
+
+
+def _pool(
+    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], input: Any, out: Any,
+    out_layout: Layout | str | None, indices: bool,
+) -> Any:  # fmt: skip
+    wanted = None if out_layout is None else native_layout(out_layout, op, "out_layout")
+    if isinstance(input, BlockedArray):
+        return _on_blocked(op, make, dtypes, input, out, wanted, indices)
+    return _on_array(op, make, dtypes, input, out, wanted, indices)
+
+
+def _on_blocked(
+    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], x: BlockedArray, out: Any,
+    wanted: Layout | None, indices: bool,
+) -> Any:  # fmt: skip
+    if x.ndim != 4:
+        raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
+    src = x if x.layout in NATIVE_SET else reordered(op, x, NCHW, 5)
+    bound = _bind(op, make, dtypes, src.shape, src.layout, str(x.dtype), indices)
+    final = wanted or x.layout
+    if out is not None:
+        check_out(op, out, BlockedArray, bound.shape, src.storage.dtype, final)
+    # Pools do not change layouts: another one is a reorder of their output, which is smaller than their input.
+    direct = final == src.layout
+    dst = out if out is not None and direct else empty(bound.shape, src.layout, src.dtype)
+    where = empty(bound.shape, src.layout, np.int64) if indices else None
+    bound.run(op, src.storage, dst.storage, None if where is None else where.storage)
+    if not direct:
+        dst = to_layout(dst, final, out=out)
+    if where is None:
+        return dst
+    return dst, where if direct else to_layout(where, final)
+
+
+def _on_array(
+    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], input: Any, out: Any,
+    wanted: Layout | None, indices: bool,
+) -> Any:  # fmt: skip
+    x = as_numpy(input, op, "input")
+    unbatched = x.ndim == 3
+    if unbatched:
+        x = x[None]
+    if x.ndim != 4:
+        raise ArgumentError(op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+    storage, layout = storage_of(x, is_channels_last(x))
+    bound = _bind(op, make, dtypes, x.shape, layout, str(x.dtype), indices)
+    target, final = _target(op, out, bound.shape, x, layout, wanted, unbatched)
+    direct = final == layout
+    dst = target if direct else np.empty(layout.storage_shape(bound.shape), x.dtype)
+    where = np.empty(layout.storage_shape(bound.shape), np.int64) if indices else None
+    bound.run(op, storage, dst, where)
+    if not direct:
+        to_layout(BlockedArray(dst, layout, bound.shape), final, out=BlockedArray(target, final, bound.shape))
+
+    def leave(held: Array, layout: Layout) -> Any:
+        result = held.transpose(np.argsort(layout.outer))
+        return like(input, result[0] if unbatched else result)
+
+    result = out if out is not None else leave(target, final)
+    return result if where is None else (result, leave(where, layout))
+
+
+def _target(
+    op: str, out: Any, shape: Shape, x: Array, layout: Layout, wanted: Layout | None, unbatched: bool
+) -> tuple[Array, Layout]:
+    """The storage to write, and its layout: that of `out`, else a new one."""
+    if wanted is not None and wanted.is_blocked:
+        rule = "an array's output can be NCHW or NHWC"
+        raise LayoutError(op, "out_layout", str(wanted), rule, "give a BlockedArray as input")
+    if out is None:
+        final = wanted or layout
+        return np.empty(final.storage_shape(shape), x.dtype), final
+    written = as_numpy(out, op, "out", write=True)
+    written = written[None] if unbatched else written
+    check_out(op, written, np.ndarray, shape, x.dtype, None)
+    final = dense_layout(op, written, is_channels_last(written))
+    return written.transpose(final.outer), final
