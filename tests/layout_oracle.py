@@ -25,6 +25,7 @@ class Row(NamedTuple):
     size: Callable[..., int]
     offsets: Callable[[Shape], dict[Index, int]]
     sizes: tuple[Sizes, ...]
+    offset: Callable[..., int] | None  # the formula itself, where there is one; it works on arrays of indices too
 
     def shapes(self) -> list[Shape]:
         """Every size of each dimension with middling others; then all first (the least) and all last."""
@@ -48,7 +49,7 @@ def formula(offset: Callable[..., int], size: Callable[..., int], *sizes: Sizes)
     def offsets(shape: Shape) -> dict[Index, int]:
         return {index: offset(*shape, *index) for index in product(*map(range, shape))}
 
-    return Row(size, offsets, sizes)
+    return Row(size, offsets, sizes, offset)
 
 
 def image(pixels: Callable[..., Iterator[tuple[int, Index]]], size: Callable[..., int], *sizes: Sizes) -> Row:
@@ -60,7 +61,7 @@ def image(pixels: Callable[..., Iterator[tuple[int, Index]]], size: Callable[...
         assert len(found) == len(dict(found)) == len(inside), "the pixels miss or repeat an element"
         return dict(found)
 
-    return Row(size, offsets, sizes)
+    return Row(size, offsets, sizes, None)
 
 
 # MACE's formulas of pixel (i, j), i across and j down, and its component k.

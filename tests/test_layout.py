@@ -248,9 +248,7 @@ TAGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("tag", "name"), [(tag, name) for tag, names in TAGS.items() for name in names.split()]
-)
+@pytest.mark.parametrize(("tag", "name"), [(tag, name) for tag, names in TAGS.items() for name in names.split()])
 def test_a_name_is_its_tag(tag: str, name: str) -> None:
     layout = Layout(name)
     assert layout.tag == tag
@@ -501,9 +499,7 @@ def test_convolution_modes() -> None:
     for library, name in WEIGHTS:
         if library == "megengine":
             assert convolution_mode(name).activation == Layout(name)
-    with pytest.raises(
-        LayoutError, match="'NCHW16': is no convolution mode of MegEngine; take one of NCHW, NHWC"
-    ):
+    with pytest.raises(LayoutError, match="'NCHW16': is no convolution mode of MegEngine; take one of NCHW, NHWC"):
         convolution_mode("NCHW16")
 
 
@@ -568,9 +564,7 @@ def test_one_of_many_threads_gives_a_name_its_meaning() -> None:
 
 
 @st.composite
-def permutations_with_blocks(
-    draw: st.DrawFn, ndims: st.SearchStrategy[int]
-) -> tuple[list[int], list[tuple[int, int]]]:
+def permutations_with_blocks(draw: st.DrawFn, ndims: st.SearchStrategy[int]) -> tuple[list[int], list[tuple[int, int]]]:
     ndim = draw(ndims)
     outer = draw(st.permutations(range(ndim)))
     inner = draw(st.lists(st.tuples(st.integers(0, ndim - 1), st.integers(2, 5)), max_size=4))
@@ -632,9 +626,7 @@ def test_index_maps_of_any_layout(data: st.DataObject) -> None:
 
 @given(permutations_with_blocks(st.integers(1, 4)), st.data())
 @settings(max_examples=100, deadline=None)
-def test_no_two_elements_share_a_place(
-    case: tuple[list[int], list[tuple[int, int]]], data: st.DataObject
-) -> None:
+def test_no_two_elements_share_a_place(case: tuple[list[int], list[tuple[int, int]]], data: st.DataObject) -> None:
     layout = Layout(spelt(*case, "abcdef"))
     shape = data.draw(st.tuples(*[st.integers(0, 5)] * layout.ndim))
     indices = list(product(*map(range, shape)))

@@ -1,0 +1,60 @@
+"""What holds for every test: a cache of kernels apart from the user's, and room for four threads.
+
+BLOCKCONV_CACHE_DIR, where the caller sets it, is used, so that runs can share compiled kernels. Without it, one
+run's processes share a directory that goes away with the run: that they may is one of the promises under test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+# Numba reads this once, when it is imported. A pool of four, also where there are two processors.
+os.environ.setdefault("NUMBA_NUM_THREADS", str(max(4, os.cpu_count() or 1)))
+
+_own_cache = None
+if "BLOCKCONV_CACHE_DIR" not in os.environ:
+    _own_cache = tempfile.mkdtemp(prefix="blockconv-tests-")
+    os.environ["BLOCKCONV_CACHE_DIR"] = _own_cache  # which the workers of pytest-xdist inherit
+
+import pytest  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_unconfigure() -> None:
+    if _own_cache is not None:
+        shutil.rmtree(_own_cache, ignore_errors=True)
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_python() -> Run:
+    """Run code, or a list of arguments, in a Python of its own, with variables added to (None: taken from) ours."""
+
+    def run(
+        code: str | list[str], *, status: int | None = 0, timeout: float = 300, **variables: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1", **variables}
+        done = subprocess.run(
+            [sys.executable, *(["-c", code] if isinstance(code, str) else code)],
+            env={name: value for name, value in environment.items() if value is not None},
+            cwd=tempfile.gettempdir(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert status is None or done.returncode == status, (
+            f"status {done.returncode}\n{done.stdout}\n{done.stderr[-8000:]}"
+        )
+        return done
+
+    return run
