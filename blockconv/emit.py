@@ -225,10 +225,10 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int) -> list
 
 
 @intrinsic(prefer_literal=True)
-def move(typingctx, dst, src, bytes_lit, stream_lit):
+def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped-def]
     """Copy `bytes_lit` (a power of two up to 64) bytes."""
 
-    def codegen(context, builder, signature, args):
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         kind = vector(1, bytes_lit.literal_value)
         value = builder.load(pointer(builder, args[1], kind), align=1)
         store_vector(builder, value, args[0], bool(stream_lit.literal_value))

@@ -13,6 +13,7 @@ hash of everything that the code depends on.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -228,7 +229,7 @@ def _read_entry(path: Path) -> tuple[str, bytes, bytes] | None:
     head, _, body = data.partition(b"\n")
     try:
         symbol, size, digest = head.decode().split(" ")
-        if hashlib.sha256(body).hexdigest() != digest:
+        if _digest(symbol, size, body) != digest:
             return None
         return symbol, body[: int(size)], body[int(size) :]
     except ValueError:
@@ -236,15 +237,22 @@ def _read_entry(path: Path) -> tuple[str, bytes, bytes] | None:
 
 
 def _write_entry(path: Path, symbol: str, code: bytes, bitcode: bytes) -> None:
-    body = code + bitcode
-    head = f"{symbol} {len(code)} {hashlib.sha256(body).hexdigest()}\n".encode()
+    body, size = code + bitcode, str(len(code))
+    head = f"{symbol} {size} {_digest(symbol, size, body)}\n".encode()
+    name = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
             file.write(head + body)
         os.replace(name, path)
-    except OSError:
-        return  # A full or read-only disk costs the next process a compile, and nothing else.
+    except OSError:  # A full or read-only disk costs the next process a compile, and nothing else.
+        if name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+def _digest(symbol: str, size: str, body: bytes) -> str:
+    return hashlib.sha256(f"{symbol} {size}\n".encode() + body).hexdigest()
 
 
 # ---------------------------------------------------------------- kernels
@@ -273,6 +281,7 @@ class KernelFamily:
 
     def __init__(self, build: Callable[..., Callable[[int, int, int, int], None]]) -> None:
         functools.update_wrapper(self, build)
+        self.__name__ = build.__name__
         self._build = build
         self._kernels: dict[tuple[int, ...], Kernel] = {}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,14 +187,14 @@ class Program:
         self._idle.append(instance)
 
 
-def _entry_alone():  # type: ignore[no-untyped-def]
+def _entry_alone() -> Callable[[int, int, int, int], object]:
     entry = _entries.get("alone")
     if entry is None:
         entry = _entries["alone"] = _CALL(launch_alone().address)
     return entry
 
 
-_entries: dict[str, object] = {}
+_entries: dict[str, Callable[[int, int, int, int], object]] = {}
 _local = threading.local()
 
 
