@@ -1,0 +1,144 @@
+"""Imports point strictly downward, and a module is what its place in the list says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import blockconv
+
+PACKAGE = Path(blockconv.__file__).parent
+
+# From the top. A module imports only from lines below its own. `frontends`, `network` and `kernels` are packages.
+ORDER = [
+    "__main__",
+    "__init__",
+    "doctor",
+    "functional",
+    "pooling",
+    "boundary",  # what the drop-in functions check and convert
+    "frontends",
+    "network",
+    "packing",  # by way of a reorder, hence above array
+    "array",
+    "dispatch",
+    "tuning",
+    "kernels",
+    "problem",
+    "layout",
+    "runtime",
+    "emit",
+    "jit",
+    "errors",
+    "_version",
+]
+
+# Inside kernels: a family imports no other family, and the modules that families share import no family.
+SHARED = ["cut", "microkernel", "pool_vectors", "activation", "nest", "table"]
+
+# Debts: what families import from each other that should stand in SHARED.
+OWED: dict[str, set[str]] = {"reference": {"direct"}, "pooling": {"direct"}}
+
+
+def module_of(path: Path) -> str:
+    """Its name below blockconv: jit, kernels, kernels.reorder."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(name: str) -> set[str]:
+    """Modules of blockconv that a module imports, wherever in it."""
+    path = MODULES[name]
+    package = ["blockconv", *name.split(".")][: None if path.name == "__init__.py" and name != "__init__" else -1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            found.add(source)
+            found |= {f"{source}.{alias.name}" for alias in node.names}
+    ours = {text.removeprefix("blockconv.") for text in found if text.startswith("blockconv.")}
+    return {text for text in ours if text in MODULES} - {name}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_downward(name: str) -> None:
+    top = name.split(".")[0]
+    assert top in ORDER, f"{name} has no place in ORDER"
+    for other in imported(name):
+        below = other.split(".")[0]
+        if below != top:
+            assert ORDER.index(top) < ORDER.index(below), f"{name} imports {other}, which stands above it"
+
+
+KERNELS = [name.removeprefix("kernels.") for name in MODULES if name.startswith("kernels.")]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_families_of_kernels_do_not_know_each_other(name: str) -> None:
+    """And what they share stands in SHARED, from the top."""
+    others = {other.removeprefix("kernels.") for other in imported(f"kernels.{name}") if other.startswith("kernels")}
+    assert "kernels" not in others, f"{name} imports the table that it is in"
+    allowed = set(SHARED[SHARED.index(name) + 1 :] if name in SHARED else SHARED)
+    assert others - allowed <= OWED.get(name, set())
+
+
+def test_the_table_is_the_only_one_that_knows_all_families() -> None:
+    families = {name.removeprefix("kernels.") for name in imported("kernels")} - set(SHARED)
+    assert {"direct", "reorder"} <= families <= set(KERNELS)
+
+
+def test_numba_policy_stands_in_one_place() -> None:
+    """Who else calls numba.cfunc, sets its configuration or starts its threads makes policy."""
+    policy = (
+        "cfunc",
+        "cache=True",
+        "THREADING_LAYER",
+        "_launch_threads",
+        "fastmath=True",
+        "set_num_threads(",
+        "cgroup",
+    )
+    for name, path in MODULES.items():
+        if name != "jit":
+            text = path.read_text(encoding="utf-8")
+            held = [word for word in policy if word in text and not (name == "runtime" and word == "set_num_threads(")]
+            assert not held or name in ("__main__", "doctor"), f"{name} holds {held}"
+
+
+def test_importing_is_seen_wherever_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of imports, seen to read every form."""
+    (tmp_path / "array.py").write_text("")
+    forms = {
+        "import blockconv.array": "array",
+        "from blockconv import array": "array",
+        "from blockconv.array import empty": "array",
+        "def f():\n    from .array import empty": "array",
+        "from . import array": "array",
+    }
+    for text, wanted in forms.items():
+        path = tmp_path / "emit.py"
+        path.write_text(text)
+        monkeypatch.setitem(MODULES, "emit", path)
+        assert imported("emit") == {wanted}
+        with pytest.raises(AssertionError, match="emit imports array"):
+            test_imports_point_downward("emit")
+    deeper = tmp_path / "kernels.py"
+    deeper.write_text("from ..array import empty\nfrom .reorder import ROWS")
+    monkeypatch.setitem(MODULES, "kernels.direct", deeper)
+    assert imported("kernels.direct") == {"array", "kernels.reorder"}
+
+
+def test_the_checkers_are_the_same_before_a_commit_and_in_ci() -> None:
+    root = PACKAGE.parent
+    hooks = re.findall(r"(ruff|mypy)==([0-9.]+)", (root / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    extra = re.findall(r'"(ruff|mypy)==([0-9.]+)"', (root / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {name for name, _ in extra} == {"ruff", "mypy"}
+    assert set(hooks) == set(extra)
