@@ -169,11 +169,15 @@ def _source_block(problem: Conv2dProblem, src: Layout) -> int:
     ic, length = problem.ic // problem.g, (NO_BLOCK if src == _NHWC else src.blocks[1])
     if length == 1:
         return 1
-    cb = min(16, length) if ic > 4 else 4
+    if ic <= 4:
+        # Few channels are packed without padding, but for a source that has the padding in the same order.
+        cb = ic if length == NO_BLOCK else 4
+    else:
+        cb = min(16, length)
     if length < NO_BLOCK and problem.g > 1:
         while cb > 1 and ic % cb:
             cb //= 2
-    return 1 if cb == 2 else cb
+    return cb
 
 
 def _destination_piece(problem: Conv2dProblem, dst: Layout, lanes: int) -> int:

@@ -111,7 +111,8 @@ def _reduce(builder: Any, tile: _Tile, px_bytes: int, cb: int, run: _Arguments) 
             slot = cgutils.alloca_once(builder, tile.vector)
             builder.store(bias[v], slot)
             accs.append(slot)
-    _walk(builder, tile, px_bytes, cb, run, accs, const(0), run.whole, const(cb))
+    # A loop of a few steps costs its branch; more steps in a row cost registers, which LLVM loads ahead into.
+    _walk(builder, tile, px_bytes, cb, run, accs, const(0), run.whole, cb if cb <= 4 else const(cb))
     if cb > 1:
         _walk(builder, tile, px_bytes, cb, run, accs, run.whole, run.ended, run.tail)
     return accs
@@ -119,17 +120,19 @@ def _reduce(builder: Any, tile: _Tile, px_bytes: int, cb: int, run: _Arguments) 
 
 def _walk(
     builder: Any, tile: _Tile, px_bytes: int, cb: int, run: _Arguments, accs: list[Any],
-    start: Any, count: Any, channels: Any,
+    start: Any, count: Any, channels: int | Any,
 ) -> None:  # fmt: skip
-    """Reduce over `count` places from `start` on, with `channels` channels each."""
+    """Reduce over `count` places from `start` on, with `channels` channels each: an int is unrolled."""
     step_bytes = tile.vectors * tile.lanes * tile.itemsize
     with cgutils.for_range(builder, count) as loop:
         place = builder.add(start, loop.index)
         offset = builder.load(builder.gep(pointer(builder, run.places, I64), [place]))
         x = builder.add(run.src, offset)
         w = builder.add(run.wei, builder.mul(place, const(cb * step_bytes)))
-        if cb == 1:
-            _step(builder, tile, px_bytes, x, run.row_stride, w, accs)
+        if isinstance(channels, int):
+            for k in range(channels):
+                src, wei = builder.add(x, const(k * tile.itemsize)), builder.add(w, const(k * step_bytes))
+                _step(builder, tile, px_bytes, src, run.row_stride, wei, accs)
         else:
             with cgutils.for_range(builder, channels) as channel:
                 src = builder.add(x, builder.mul(channel.index, const(tile.itemsize)))
