@@ -1,4 +1,4 @@
-"""The command line of the harness: `python -m bench {layers,reorders,compare,machine}`."""
+"""The command line of the harness: `python -m bench {layers,reorders,launcher,compare,tables,machine}`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.console import Console
 from blockconv.errors import BlockconvError
 from blockconv.problem import Conv2dProblem, ReorderProblem, read_shape_file
 
-from . import layers, machine, peers, reorders, report
+from . import launcher, layers, machine, peers, reorders, report, tables
 
 SHAPES = Path(__file__).parent / "shapes"
 
@@ -55,6 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--shape", nargs="+", type=_shape, default=reorders.SHAPES, help="NxCxHxW")
     command.add_argument("--peers-only", action="store_true")
     command.set_defaults(run=_reorders)
+
+    command = commands.add_parser("launcher", help="what a plan costs between its ops")
+    command.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    command.set_defaults(run=_launcher)
+
+    command = commands.add_parser("tables", help="result files as Markdown")
+    command.add_argument("results", nargs="+", type=Path)
+    command.add_argument("--into", type=Path, help="a file whose results section to replace, README.md say")
+    command.set_defaults(run=_tables)
 
     command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")
     command.add_argument("old", type=Path)
@@ -125,6 +134,21 @@ def _reorders(options: argparse.Namespace, console: Console) -> int:
     timing, ours = _timing(options), not options.peers_only
     plans = reorders.plans(problems, options.threads, found, timing, ours=ours)
     return 0 if report.run(plans, _results(options), reorders.COLUMNS, console) else 130
+
+
+def _launcher(options: argparse.Namespace, console: Console) -> int:
+    for threads in options.threads:
+        console.print(launcher.render(threads, launcher.measure(threads)))
+    return 0
+
+
+def _tables(options: argparse.Namespace, console: Console) -> int:
+    text = tables.markdown(options.results)
+    if options.into:
+        tables.insert(options.into, text)
+    else:
+        print(text)
+    return 0
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.jit import container_quota
+
 __all__ = [
     "LoadMeter",
     "caches",
     "copy_bandwidth",
-    "cpu_quota",
     "flush_caches",
     "fp32_peak",
     "keep_freed_memory",
@@ -47,7 +48,7 @@ def record() -> dict[str, Any]:
         "numba_features": features,
         "cores": os.cpu_count(),
         "affinity": len(_affinity()),
-        "quota": cpu_quota(),
+        "quota": container_quota(),
         "memory_gib": _memory_gib(),
         "caches": caches(),
         "os": platform.platform(),
@@ -82,20 +83,6 @@ def _affinity() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def cpu_quota() -> float | None:
-    """Processors that the container allows, or None where it sets no limit."""
-    for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
-        try:
-            words = Path(path).read_text().split()
-            if path.endswith("quota_us"):
-                words.append(Path(path).with_name("cpu.cfs_period_us").read_text())
-        except OSError:
-            continue
-        if words[0] not in ("max", "-1"):
-            return int(words[0]) / int(words[1])
-    return None
 
 
 def _memory_gib() -> float | None:
