@@ -1,7 +1,7 @@
 """Pooling's kernels: serial bodies over planes of rows, columns and inner elements (see `blockconv.kernels.pooling`).
 
 A task is some rows of outputs of one plane. What a window covers of the image comes from a table of rows and
-one of columns, so no kernel clips a window, or counts what an average divides by.
+one of columns, and what its sum is multiplied by from one more: no kernel clips a window, or counts or divides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numba
 
 from blockconv import jit
-from blockconv.emit import load_i64, store_bits, store_f, store_i64
+from blockconv.emit import load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.kernels.pool_vectors import (
     SUM_FLOAT,
     combine,
@@ -27,39 +27,29 @@ from blockconv.kernels.pool_vectors import (
 (
     A_SRC, A_DST, A_TABLE, A_OH, A_OW, A_IW, A_INNER, A_CHANNELS, A_BLOCK, A_BLOCKS,
     A_S_PLANE, A_S_ROW, A_S_COL, A_D_PLANE, A_D_ROW, A_ROW_STEP, A_COL_STEP, A_PW, A_SW, A_KW,
-    A_CHUNK, A_CHUNKS, A_SPLIT, A_SPLITS, A_LINE, A_SCALES, A_RUNS, A_RUN, A_LEFT, A_END,
-) = range(30)  # fmt: skip
+    A_CHUNK, A_CHUNKS, A_SPLIT, A_SPLITS, A_RUNS, A_RUN, A_LEFT, A_END,
+) = range(28)  # fmt: skip
 
-# A worker's scratch: a vector that changes no result, the mask of channels, the scales, the line.
-FILL, MASK, SCALES = 0, 64, 64 + 512
-SLACK = 8 * 64  # bytes that a strided load may read after the end of the line or the scales
+# A worker's scratch: a vector that changes no result, the mask of channels, the line.
+FILL, MASK, LINE = 0, 64, 64 + 512
+SLACK = 8 * 64  # bytes that a strided load may read after the end of the line
 
 
 # ---------------------------------------------------------------- what kernels share
 
 
 @numba.njit(error_model="numpy", forceinline=True)
-def _window(args, axis, index):
-    """(first element, number of them, what they count for in an average) of row or column `index` of windows."""
-    entry = load_i64(args, A_TABLE) + 24 * (index + axis * load_i64(args, A_OH))
-    return load_i64(entry, 0), load_i64(entry, 1), load_i64(entry, 2)
+def _rows(args, oh):
+    """(first row, how many, address of the scales of its outputs) of a row of windows."""
+    entry = load_i64(args, A_TABLE) + 24 * oh
+    return load_i64(entry, 0), load_i64(entry, 1), load_i64(args, A_TABLE) + load_i64(entry, 2)
 
 
 @numba.njit(error_model="numpy", forceinline=True)
-def _scale(count):
-    """What a sum is multiplied by to be an average; that of nothing is 0."""
-    return 1.0 / count if count != 0 else 0.0
-
-
-@numba.njit(error_model="numpy", forceinline=True)
-def _set_scales(args, scales, row_count, repeat, itemsize):
-    """A row of scales, each `repeat` times."""
-    at = scales
-    for ow in range(load_i64(args, A_OW)):
-        scale = _scale(row_count * _window(args, 1, ow)[2])
-        for _ in range(repeat):
-            store_f(at, scale, itemsize)
-            at += itemsize
+def _columns(args, ow):
+    """(first column, how many) of a column of windows."""
+    entry = load_i64(args, A_TABLE) + 24 * load_i64(args, A_OH) + 16 * ow
+    return load_i64(entry, 0), load_i64(entry, 1)
 
 
 @numba.njit(error_model="numpy", forceinline=True)
@@ -92,7 +82,6 @@ def _start_rows(args, task):
 def pool_tiles(kind, itemsize, lanes, pixels, taps, stride, dilation, masked):
     """Tiles of `pixels` outputs by a vector of channels; a row's last tile, or vector, is moved back to be whole."""
     span = (pixels - 1) * stride + (taps - 1) * dilation + 1
-    averages = int(kind == SUM_FLOAT)
 
     def kernel(args, first, last, scratch):
         for k in range(64 // itemsize):
@@ -100,18 +89,14 @@ def pool_tiles(kind, itemsize, lanes, pixels, taps, stride, dilation, masked):
         inner, iw = load_i64(args, A_INNER), load_i64(args, A_IW)
         ow_count, pw = load_i64(args, A_OW), load_i64(args, A_PW)
         s_row, s_col, row_step = load_i64(args, A_S_ROW), load_i64(args, A_S_COL), load_i64(args, A_ROW_STEP)
-        fill, mask, scales = scratch + FILL, scratch + MASK, scratch + SCALES
+        fill, mask = scratch + FILL, scratch + MASK
         mask_bytes = load_i64(args, A_BLOCK) * itemsize
-        scaled_for = -1
         for task in range(first, last):
             plane, oh_first, oh_last = _start_rows(args, task)
             if masked:
                 _set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last):
-                row, rows, count = _window(args, 0, oh)
-                if averages and count != scaled_for:
-                    _set_scales(args, scales, count, 1, itemsize)
-                    scaled_for = count
+                row, rows, scales = _rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
                 for at in range(0, ow_count, pixels):
@@ -145,7 +130,7 @@ def pool_windows(kind, itemsize, lanes, vectors, unroll, masked):
     def kernel(args, first, last, scratch):
         s_row, s_col, splits = load_i64(args, A_S_ROW), load_i64(args, A_S_COL), load_i64(args, A_SPLITS)
         inner, row_step, col_step = load_i64(args, A_INNER), load_i64(args, A_ROW_STEP), load_i64(args, A_COL_STEP)
-        mask, scale = scratch + MASK, scratch + SCALES
+        mask = scratch + MASK
         mask_bytes = load_i64(args, A_BLOCK) * itemsize
         for split_task in range(first, last):
             task = split_task // splits
@@ -155,13 +140,12 @@ def pool_windows(kind, itemsize, lanes, vectors, unroll, masked):
             if masked:
                 _set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last):
-                row, rows, row_count = _window(args, 0, oh)
+                row, rows, scales = _rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
                 for ow in range(load_i64(args, A_OW)):
-                    column, cols, col_count = _window(args, 1, ow)
-                    if kind == SUM_FLOAT:
-                        store_f(scale, _scale(row_count * col_count), itemsize)
+                    column, cols = _columns(args, ow)
+                    scale = scales + ow * itemsize
                     s, d, i = src + column * s_col, dst + ow * s_col, i_first
                     while i + width <= i_last:
                         m = mask
@@ -192,8 +176,8 @@ def pool_wide_lines(kind, itemsize, lanes, masked):
     size = lanes * itemsize
 
     def kernel(args, first, last, scratch):
-        line = scratch + load_i64(args, A_LINE)
-        mask, scales = scratch + MASK, scratch + SCALES
+        line = scratch + LINE
+        mask = scratch + MASK
         inner, iw, ow_count = load_i64(args, A_INNER), load_i64(args, A_IW), load_i64(args, A_OW)
         s_col, row_step, sw = load_i64(args, A_S_COL), load_i64(args, A_ROW_STEP), load_i64(args, A_SW)
         # The line's margins stay as they are set here.
@@ -201,16 +185,12 @@ def pool_wide_lines(kind, itemsize, lanes, masked):
             store_value(line + k * itemsize, identity(kind, itemsize), kind, itemsize)
         image, tap_step = line + load_i64(args, A_PW) * size, load_i64(args, A_COL_STEP) // s_col * size
         mask_bytes = load_i64(args, A_BLOCK) * itemsize
-        scaled_for = -1
         for task in range(first, last):
             plane, oh_first, oh_last = _start_rows(args, task)
             if masked:
                 _set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last):
-                row, rows, count = _window(args, 0, oh)
-                if kind == SUM_FLOAT and count != scaled_for:
-                    _set_scales(args, scales, count, 1, itemsize)
-                    scaled_for = count
+                row, rows, scales = _rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
                 for i_at in range(0, inner, lanes):
@@ -221,22 +201,22 @@ def pool_wide_lines(kind, itemsize, lanes, masked):
                     w = 0
                     while w + 4 <= iw:
                         s = src + w * s_col + i
-                        reduce_rows(kind, itemsize, lanes, 4, 0, s, s_col, rows, row_step, image + w * size, 0)
+                        reduce_rows(kind, itemsize, lanes, 4, 0, 0, s, s_col, rows, row_step, image + w * size, 0)
                         w += 4
                     while w < iw:
                         s = src + w * s_col + i
-                        reduce_rows(kind, itemsize, lanes, 1, 0, s, s_col, rows, row_step, image + w * size, 0)
+                        reduce_rows(kind, itemsize, lanes, 1, 0, 0, s, s_col, rows, row_step, image + w * size, 0)
                         w += 1
                     w = 0
                     while w + 4 <= ow_count:
                         reduce_columns(
-                            kind, itemsize, lanes, 4, 1, 1, 0, 1, masked, line + w * sw * size, sw * size,
+                            kind, itemsize, lanes, 4, 0, 1, 1, 0, 1, masked, line + w * sw * size, sw * size,
                             load_i64(args, A_KW), tap_step, dst + w * s_col + i, s_col, scales + w * itemsize, m, 0,
                         )  # fmt: skip
                         w += 4
                     while w < ow_count:
                         reduce_columns(
-                            kind, itemsize, lanes, 1, 1, 1, 0, 1, masked, line + w * sw * size, sw * size,
+                            kind, itemsize, lanes, 1, 0, 1, 1, 0, 1, masked, line + w * sw * size, sw * size,
                             load_i64(args, A_KW), tap_step, dst + w * s_col + i, s_col, scales + w * itemsize, m, 0,
                         )  # fmt: skip
                         w += 1
@@ -248,36 +228,37 @@ def pool_wide_lines(kind, itemsize, lanes, masked):
 
 
 @numba.njit(error_model="numpy", forceinline=True)
-def _reduce_whole_rows(kind, itemsize, lanes, src, elements, rows, row_step, line):
+def _reduce_whole_rows(kind, itemsize, lanes, known, src, elements, rows, row_step, line):
     """The rows of a window, over the whole width of the image, into a line."""
     size = lanes * itemsize
     done = 0
     while done + 4 * lanes <= elements:
         at = done * itemsize
-        reduce_rows(kind, itemsize, lanes, 4, 0, src + at, size, rows, row_step, line + at, 0)
+        reduce_rows(kind, itemsize, lanes, 4, known, 0, src + at, size, rows, row_step, line + at, 0)
         done += 4 * lanes
     while done + lanes <= elements:
         at = done * itemsize
-        reduce_rows(kind, itemsize, lanes, 1, 0, src + at, size, rows, row_step, line + at, 0)
+        reduce_rows(kind, itemsize, lanes, 1, known, 0, src + at, size, rows, row_step, line + at, 0)
         done += lanes
     if done < elements:
         at = done * itemsize
-        reduce_rows(kind, itemsize, lanes, 1, 1, src + at, size, rows, row_step, line + at, elements - done)
+        reduce_rows(kind, itemsize, lanes, 1, known, 1, src + at, size, rows, row_step, line + at, elements - done)
 
 
 @jit.kernel
-def pool_lines(kind, itemsize, lanes, inner, stride, masked):
+def pool_lines(kind, itemsize, lanes, kh, kw, inner, stride, masked):
     """A row of outputs at a time: the windows' rows into a line, then the line's columns.
 
-    stride 1: a row is one run of elements, whatever `inner` is. Else vectors hold whole pixels of it.
+    kh, kw: of a window that is small enough to be unrolled, or 0. stride 1: a row is one run of elements,
+    whatever `inner` is. Else vectors hold whole pixels of it.
     """
     used = lanes if stride == 1 else lanes // inner * inner
     whole = int(used == lanes)
     several = 4 if stride < 3 else 1
 
     def kernel(args, first, last, scratch):
-        line = scratch + load_i64(args, A_LINE)
-        mask, scales = scratch + MASK, scratch + SCALES
+        line = scratch + LINE
+        mask = scratch + MASK
         # The line's margins stay as they are set here.
         for k in range(load_i64(args, A_LEFT)):
             store_value(line + k * itemsize, identity(kind, itemsize), kind, itemsize)
@@ -285,31 +266,30 @@ def pool_lines(kind, itemsize, lanes, inner, stride, masked):
         image = line + load_i64(args, A_PW) * pixel * itemsize
         elements, outputs = load_i64(args, A_IW) * pixel, load_i64(args, A_OW) * pixel
         row_step, taps, tap_step = load_i64(args, A_ROW_STEP), load_i64(args, A_KW), load_i64(args, A_COL_STEP)
-        scaled_for = -1
         for task in range(first, last):
             plane, oh_first, oh_last = _start_rows(args, task)
             if masked:
                 _set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last):
-                row, rows, count = _window(args, 0, oh)
-                if kind == SUM_FLOAT and count != scaled_for:
-                    _set_scales(args, scales, count, pixel, itemsize)
-                    scaled_for = count
+                row, rows, scales = _rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
-                _reduce_whole_rows(kind, itemsize, lanes, src, elements, rows, row_step, image)
+                if kh > 0 and rows == kh:
+                    _reduce_whole_rows(kind, itemsize, lanes, kh, src, elements, rows, row_step, image)
+                else:
+                    _reduce_whole_rows(kind, itemsize, lanes, 0, src, elements, rows, row_step, image)
                 done = 0
                 while whole and done + several * lanes <= outputs:
                     at = done * itemsize
                     reduce_columns(
-                        kind, itemsize, lanes, several, inner, stride, 0, 0, masked, line + at * stride,
+                        kind, itemsize, lanes, several, kw, inner, stride, 0, 0, masked, line + at * stride,
                         used * stride * itemsize, taps, tap_step, dst + at, used * itemsize, scales + at, mask, 0,
                     )  # fmt: skip
                     done += several * lanes
                 while done < outputs:
                     at = done * itemsize
                     reduce_columns(
-                        kind, itemsize, lanes, 1, inner, stride, 1, 0, masked, line + at * stride, 0,
+                        kind, itemsize, lanes, 1, kw, inner, stride, 1, 0, masked, line + at * stride, 0,
                         taps, tap_step, dst + at, 0, scales + at, mask, min(used, outputs - done),
                     )  # fmt: skip
                     done += used
@@ -322,19 +302,19 @@ def pool_bins(kind, itemsize, lanes):
     """A row of outputs at a time: the windows' rows into a line by vectors, then outputs one by one."""
 
     def kernel(args, first, last, scratch):
-        line = scratch + load_i64(args, A_LINE)
+        line = scratch + LINE
         pixel, step = load_i64(args, A_INNER), load_i64(args, A_COL_STEP)
         row_step, block = load_i64(args, A_ROW_STEP), load_i64(args, A_BLOCK)
         for task in range(first, last):
             plane, oh_first, oh_last = _start_rows(args, task)
             exist = _existing(args, plane)
             for oh in range(oh_first, oh_last):
-                row, rows, row_count = _window(args, 0, oh)
+                row, rows, scales = _rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
-                _reduce_whole_rows(kind, itemsize, lanes, src, load_i64(args, A_IW) * pixel, rows, row_step, line)
+                _reduce_whole_rows(kind, itemsize, lanes, 0, src, load_i64(args, A_IW) * pixel, rows, row_step, line)
                 for ow in range(load_i64(args, A_OW)):
-                    column, cols, col_count = _window(args, 1, ow)
+                    column, cols = _columns(args, ow)
                     for i in range(pixel):
                         value = identity(kind, itemsize)
                         at = line + (column * pixel + i) * itemsize
@@ -345,7 +325,7 @@ def pool_bins(kind, itemsize, lanes):
                         if i % block >= exist:
                             store_bits(to, 0, itemsize)
                         elif kind == SUM_FLOAT:
-                            store_f(to, value * _scale(row_count * col_count), itemsize)
+                            store_f(to, value * load_f(scales + ow * itemsize, itemsize), itemsize)
                         else:
                             store_value(to, value, kind, itemsize)
 
@@ -361,7 +341,7 @@ def pool_planes(kind, itemsize, lanes, inner):
     def kernel(args, first, last, scratch):
         runs, run, left = load_i64(args, A_RUNS), load_i64(args, A_RUN), load_i64(args, A_LEFT)
         block = load_i64(args, A_BLOCK)
-        count = _window(args, 0, 0)[2] * _window(args, 1, 0)[2]
+        scale = _rows(args, 0)[2]
         for plane in range(first, last):
             src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE)
             dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE)
@@ -377,7 +357,7 @@ def pool_planes(kind, itemsize, lanes, inner):
                 if i % block >= exist:
                     store_bits(to, 0, itemsize)
                 elif kind == SUM_FLOAT:
-                    store_f(to, value * _scale(count), itemsize)
+                    store_f(to, value * load_f(scale, itemsize), itemsize)
                 else:
                     store_value(to, value, kind, itemsize)
 
@@ -407,13 +387,13 @@ def pool_reference(kind, itemsize):
         for task in range(first, last):
             h, rest = task % oh_count, task // oh_count
             c, n = rest % padded, rest // padded
-            row, rows, row_count = _window(args, 0, h)
+            row, rows, scales = _rows(args, h)
             for w in range(load_i64(args, A_OW)):
                 to = load_i64(args, A_DST) + _place(args + 8 * A_D_GEOMETRY, n, c, h, w)
                 if c >= load_i64(args, A_CHANNELS):
                     store_bits(to, 0, itemsize)
                     continue
-                column, cols, col_count = _window(args, 1, w)
+                column, cols = _columns(args, w)
                 start = load_i64(args, A_SRC) + _place(args + 8 * A_S_GEOMETRY, n, c, row, column)
                 value = identity(kind, itemsize)
                 for y in range(rows):
@@ -421,7 +401,7 @@ def pool_reference(kind, itemsize):
                         at = start + y * load_i64(args, A_ROW_STEP) + x * load_i64(args, A_COL_STEP)
                         value = combine(kind, itemsize, value, load_value(at, kind, itemsize))
                 if kind == SUM_FLOAT:
-                    store_f(to, value * _scale(row_count * col_count), itemsize)
+                    store_f(to, value * load_f(scales + w * itemsize, itemsize), itemsize)
                 else:
                     store_value(to, value, kind, itemsize)
 
@@ -438,7 +418,7 @@ def pool_indices(kind, itemsize):
         for task in range(first, last):
             h, rest = task % oh_count, task // oh_count
             c, n = rest % padded, rest // padded
-            row, rows, _ = _window(args, 0, h)
+            row, rows, _ = _rows(args, h)
             for w in range(load_i64(args, A_OW)):
                 place = _place(args + 8 * A_D_GEOMETRY, n, c, h, w)
                 to, index_to = load_i64(args, A_DST) + place, load_i64(args, A_IDX) + place // itemsize * 8
@@ -446,7 +426,7 @@ def pool_indices(kind, itemsize):
                     store_bits(to, 0, itemsize)
                     store_i64(index_to, 0, 0)
                     continue
-                column, cols, _ = _window(args, 1, w)
+                column, cols = _columns(args, w)
                 start = load_i64(args, A_SRC) + _place(args + 8 * A_S_GEOMETRY, n, c, row, column)
                 value, index = identity(kind, itemsize), row * iw + column
                 for y in range(rows):

@@ -95,6 +95,19 @@ class _Elements:
     def into(self, builder: Any, slot: Any, x: Any) -> None:
         builder.store(self.combine(builder, builder.load(slot), x), slot)
 
+    def reduced(self, builder: Any, vectors: int, known: int, count: Any, load: Any) -> list[Any]:
+        """`vectors` reductions of `count` steps; load(step, v) gives a value. known: `count`, if not 0; unrolled."""
+        if known:
+            values = [load(const(0), v) for v in range(vectors)]
+            for step in range(1, known):
+                values = [self.combine(builder, value, load(const(step), v)) for v, value in enumerate(values)]
+            return values
+        slots = self.slots(builder, vectors)
+        with cgutils.for_range(builder, count) as loop:
+            for v, slot in enumerate(slots):
+                self.into(builder, slot, load(loop.index, v))
+        return [builder.load(slot) for slot in slots]
+
     def masked(self, builder: Any, value: Any, mask: Any) -> Any:
         """`value` with zero bits where the bits at the address `mask` are."""
         bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
@@ -203,60 +216,61 @@ def reduce_window(
 
 @intrinsic(prefer_literal=True)
 def reduce_rows(
-    typingctx, kind_lit, itemsize_lit, lanes_lit, vectors_lit, partial_lit, src, step, rows, row_step, dst, count
-):
+    typingctx,
+    kind_lit, itemsize_lit, lanes_lit, vectors_lit, known_lit, partial_lit,
+    src, step, rows, row_step, dst, count,
+):  # fmt: skip
     """The rows of a window, reduced into a line: `vectors` vectors, `step` apart in a row, together in the line.
 
-    partial: only `count` elements of one vector exist.
+    known: how many rows, or 0. partial: only `count` elements of one vector exist.
     """
 
     def codegen(context, builder, signature, args):
-        kind, itemsize, lanes, vectors, partial = _literals(signature, 5)
-        src, step, rows, row_step, dst, count = args[5:]
+        kind, itemsize, lanes, vectors, known, partial = _literals(signature, 6)
+        src, step, rows, row_step, dst, count = args[6:]
         e = _Elements(kind, itemsize, lanes)
-        slots = e.slots(builder, vectors)
-        with cgutils.for_range(builder, rows) as loop:
-            row = builder.add(src, builder.mul(loop.index, row_step))
-            for v, slot in enumerate(slots):
-                at = _offset(builder, row, v, step)
-                e.into(builder, slot, e.load_some(builder, at, count) if partial else e.load(builder, at))
-        for v, slot in enumerate(slots):
-            value, at = builder.load(slot), builder.add(dst, const(v * e.bytes))
+
+        def load(row: Any, v: int) -> Any:
+            at = _offset(builder, builder.add(src, builder.mul(row, row_step)), v, step)
+            return e.load_some(builder, at, count) if partial else e.load(builder, at)
+
+        for v, value in enumerate(e.reduced(builder, vectors, known, rows, load)):
+            at = builder.add(dst, const(v * e.bytes))
             if partial:
                 e.store_some(builder, value, at, count)
             else:
                 e.store(builder, value, at)
         return context.get_dummy_value()
 
-    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, partial_lit)
+    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, known_lit, partial_lit)
     return types.void(*literals, *[_i64] * 6), codegen
 
 
 @intrinsic(prefer_literal=True)
 def reduce_columns(
     typingctx,
-    kind_lit, itemsize_lit, lanes_lit, vectors_lit, inner_lit, stride_lit, partial_lit, spread_lit, masked_lit,
+    kind_lit, itemsize_lit, lanes_lit, vectors_lit, known_lit, inner_lit, stride_lit,
+    partial_lit, spread_lit, masked_lit,
     src, step, taps, tap_step, dst, d_step, scales, mask, count,
 ):  # fmt: skip
     """The columns of windows, from a line of columns whose rows are reduced already: `vectors` vectors of outputs.
 
-    stride 1: an output vector's elements lie together in the line. Else pixels of `inner` elements do, and
-    the pixels are `stride` apart. spread: one scale for a whole vector, else one for each lane.
-    partial: only `count` elements are written.
+    known: how many columns, or 0. stride 1: an output vector's elements lie together in the line. Else pixels of
+    `inner` elements do, and the pixels are `stride` apart. spread: one scale for a whole vector, else one for each
+    lane. partial: only `count` elements are written.
     """
 
     def codegen(context, builder, signature, args):
-        kind, itemsize, lanes, vectors, inner, stride, partial, spread, masked = _literals(signature, 9)
-        src, step, taps, tap_step, dst, d_step, scales, mask, count = args[9:]
+        kind, itemsize, lanes, vectors, known, inner, stride, partial, spread, masked = _literals(signature, 10)
+        src, step, taps, tap_step, dst, d_step, scales, mask, count = args[10:]
         e = _Elements(kind, itemsize, lanes)
         used = lanes if stride == 1 else lanes // inner * inner
-        slots = e.slots(builder, vectors)
-        with cgutils.for_range(builder, taps) as loop:
-            tap = builder.add(src, builder.mul(loop.index, tap_step))
-            for v, slot in enumerate(slots):
-                e.into(builder, slot, _strided(builder, e, _offset(builder, tap, v, step), inner, stride))
-        for v, slot in enumerate(slots):
-            value = builder.load(slot)
+
+        def load(tap: Any, v: int) -> Any:
+            at = _offset(builder, builder.add(src, builder.mul(tap, tap_step)), v, step)
+            return _strided(builder, e, at, inner, stride)
+
+        for v, value in enumerate(e.reduced(builder, vectors, known, taps, load)):
             if kind == SUM_FLOAT and spread:
                 value = builder.fmul(value, e.broadcast(builder, builder.add(scales, const(v * itemsize))))
             elif kind == SUM_FLOAT:
@@ -270,8 +284,8 @@ def reduce_columns(
                 e.store(builder, value, at)
         return context.get_dummy_value()
 
-    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, inner_lit, stride_lit, partial_lit, spread_lit)
-    return types.void(*literals, masked_lit, *[_i64] * 9), codegen
+    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, known_lit, inner_lit, stride_lit, partial_lit)
+    return types.void(*literals, spread_lit, masked_lit, *[_i64] * 9), codegen
 
 
 def _strided(builder: Any, e: _Elements, address: Any, inner: int, stride: int) -> Any:

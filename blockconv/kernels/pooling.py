@@ -24,6 +24,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from blockconv import jit
 from blockconv.kernels.cut import geometry
 from blockconv.kernels.pool_kernels import (
@@ -43,7 +45,6 @@ from blockconv.kernels.pool_kernels import (
     A_IW,
     A_KW,
     A_LEFT,
-    A_LINE,
     A_OH,
     A_OW,
     A_PADDED,
@@ -60,7 +61,7 @@ from blockconv.kernels.pool_kernels import (
     A_SRC,
     A_SW,
     A_TABLE,
-    SCALES,
+    LINE,
     SLACK,
     pool_bins,
     pool_indices,
@@ -82,6 +83,9 @@ __all__ = ["ROWS"]
 SRC, DST, IDX = (Buffer(k) for k in range(3))
 ITEMSIZE = {"float32": 4, "float64": 8, "int8": 1, "uint8": 1}
 Problem = Pool2dProblem | AdaptivePool2dProblem
+
+
+Windows = list[tuple[int, int, int]]
 
 
 class View(NamedTuple):
@@ -124,7 +128,7 @@ def _axis(problem: Problem, x: str) -> _Axis:
     )
 
 
-def windows(problem: Problem, x: str) -> list[tuple[int, int, int]]:
+def windows(problem: Problem, x: str) -> Windows:
     """Of each window along an axis: the first element in the image, how many there are, how many an average counts."""
     a = _axis(problem, x)
     if isinstance(problem, AdaptivePool2dProblem):
@@ -184,13 +188,40 @@ def _words(problem: Problem, layout: Layout, dtype: str, threads: int) -> dict[i
     }  # fmt: skip
 
 
+def _table(problem: Problem, dtype: str, repeat: int, of_h: Windows, of_w: Windows) -> list[int]:
+    """The words of all windows' rows, of their columns, and the scales: a line for each height that counts.
+
+    Each scale stands `repeat` times, and slack for a vector's load after the last line.
+    """
+    if _kind(problem, dtype) != SUM_FLOAT:
+        return [*(n for first, taps, _ in of_h for n in (first, taps, 0)), *(n for w in of_w for n in w[:2])]
+    heights = sorted({counted for _, _, counted in of_h})
+    counts = np.multiply.outer(heights, np.repeat([counted for _, _, counted in of_w], repeat)).astype(np.float64)
+    scales = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
+    line = -(-counts.shape[1] * ITEMSIZE[dtype] // 8)
+    held = np.zeros((len(heights), 8 * line // ITEMSIZE[dtype]), dtype)
+    held[:, : counts.shape[1]] = scales
+    start = 3 * len(of_h) + 2 * len(of_w)
+    words = [n for first, taps, c in of_h for n in (first, taps, 8 * (start + line * heights.index(c)))]
+    return [*words, *(n for w in of_w for n in w[:2]), *held.view(np.int64).ravel().tolist(), *[0] * 8]
+
+
 def _op(
-    kernel: jit.Kernel, problem: Problem, words: dict[int, int | Buffer], tasks: int, chunk: int, scratch: int
+    kernel: jit.Kernel,
+    problem: Problem,
+    dtype: str,
+    words: dict[int, int | Buffer],
+    tasks: tuple[int, int],
+    scratch: int = LINE,
+    repeat: int = 1,
+    flat: tuple[Windows, Windows] | None = None,
 ) -> Op:
-    table = [number for x in "hw" for window in windows(problem, x) for number in window]
+    """The op; `tasks`: how many, and how many at a time. flat: other windows than the problem's."""
+    of_h, of_w = flat or (windows(problem, "h"), windows(problem, "w"))
+    table = _table(problem, dtype, repeat, of_h, of_w)
     count = max(A_END, *(key + 1 for key in words))
     args = (*(words.get(k, 0) for k in range(count)), *table)
-    return Op(kernel, args, tasks, chunk, scratch, len(table))
+    return Op(kernel, args, *tasks, scratch, len(table))
 
 
 def _tasks(problem: Problem, layout: Layout, words: dict[int, int | Buffer], threads: int) -> tuple[int, int]:
@@ -204,10 +235,6 @@ def _tasks(problem: Problem, layout: Layout, words: dict[int, int | Buffer], thr
 def _masked(problem: Problem, layout: Layout) -> int:
     """Whether a kernel has channels to zero."""
     return int(layout.padded_shape(problem.src_shape)[1] > problem.ic)
-
-
-def _scales_end(problem: Problem, elements: int, dtype: str) -> int:
-    return -(-(SCALES + elements * ITEMSIZE[dtype] + SLACK) // 64) * 64
 
 
 # ---------------------------------------------------------------- pool_tiles
@@ -241,8 +268,8 @@ def _bind_tiles(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, th
     kernel = pool_tiles(
         _kind(p, dtype), ITEMSIZE[dtype], _lanes(dtype), _tile_pixels(p), p.kw, p.sw, p.dw, _masked(p, src)
     )
-    tasks, chunk = _tasks(p, src, words, threads)
-    return [_op(kernel, p, words, tasks, chunk, _scales_end(p, p.ow, dtype))]
+    tasks = _tasks(p, src, words, threads)
+    return [_op(kernel, p, dtype, words, tasks)]
 
 
 # ---------------------------------------------------------------- pool_windows
@@ -257,15 +284,15 @@ def _why_not_windows(dtype: str, problem: Problem, src: Layout, dst: Layout) -> 
     return "windows overlap, and their columns are better reduced once" if overlaps else None
 
 
-def _flattened(problem: Problem, words: dict[int, int | Buffer], s_col: int) -> list[tuple[int, int, int]]:
+def _flattened(problem: Problem, words: dict[int, int | Buffer], s_col: int) -> tuple[Windows, Windows]:
     """A window that is the whole image as rows of at most 128 pixels, or as it is."""
     pixels = problem.ih * problem.iw
     cols = max(k for k in range(1, 129) if pixels % k == 0)
     row, col = windows(problem, "h")[0], windows(problem, "w")[0]
     if cols >= min(problem.iw, 16):
         words |= {A_S_ROW: cols * s_col, A_ROW_STEP: cols * s_col, A_COL_STEP: s_col}
-        return [(0, pixels // cols, row[2]), (0, cols, col[2])]
-    return [row, col]
+        return [(0, pixels // cols, row[2])], [(0, cols, col[2])]
+    return [row], [col]
 
 
 def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
@@ -281,12 +308,8 @@ def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, thread
         words[A_SPLIT] = split = -(-(v.inner // width) // wanted) * width
         words[A_SPLITS] = splits = -(-v.inner // split)
         tasks *= splits
-    op = _op(kernel, p, words, tasks, 1, SCALES + 64)
-    if not _is_global(p):
-        return [op]
-    table = _flattened(p, words, v.inner * ITEMSIZE[dtype])
-    tail = tuple(number for window in table for number in window)
-    return [Op(kernel, (*(words.get(k, 0) for k in range(A_END)), *tail), tasks, 1, SCALES + 64, len(tail))]
+    flat = _flattened(p, words, v.inner * ITEMSIZE[dtype]) if _is_global(p) else None
+    return [_op(kernel, p, dtype, words, (tasks, 1), flat=flat)]
 
 
 # ---------------------------------------------------------------- pool_lines, pool_wide_lines, pool_bins
@@ -320,14 +343,14 @@ def _why_not_wide_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) 
 
 def _bind_wide_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
-    at = _scales_end(p, p.ow, dtype)
-    words |= {A_LINE: at, A_LEFT: _line_columns(p) * lanes}
+    words |= {A_LEFT: _line_columns(p) * lanes}
     kernel = pool_wide_lines(_kind(p, dtype), ITEMSIZE[dtype], lanes, _masked(p, src))
-    tasks, chunk = _tasks(p, src, words, threads)
-    return [_op(kernel, p, words, tasks, chunk, at + _line_columns(p) * lanes * ITEMSIZE[dtype])]
+    tasks = _tasks(p, src, words, threads)
+    return [_op(kernel, p, dtype, words, tasks, LINE + _line_columns(p) * lanes * ITEMSIZE[dtype])]
 
 
 MOST_STRIDE = 4  # a strided load reads as many vectors
+MOST_UNROLLED = 3  # taps along an axis; more are a loop
 
 
 def _why_not_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
@@ -341,21 +364,21 @@ def _why_not_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) -> st
 def _bind_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     p, words, itemsize = problem, _words(problem, src, dtype, threads), ITEMSIZE[dtype]
     inner = view(src, p.src_shape).inner
-    at = _scales_end(p, p.ow * inner, dtype)
     elements = _line_columns(p) * inner
-    words |= {A_LINE: at, A_LEFT: elements}
-    kernel = pool_lines(_kind(p, dtype), itemsize, _lanes(dtype), inner if p.sw > 1 else 1, p.sw, _masked(p, src))
-    tasks, chunk = _tasks(p, src, words, threads)
-    return [_op(kernel, p, words, tasks, chunk, at + elements * itemsize + SLACK)]
+    words |= {A_LEFT: elements}
+    kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
+    wide = inner if p.sw > 1 else 1
+    kernel = pool_lines(_kind(p, dtype), itemsize, _lanes(dtype), kh, kw, wide, p.sw, _masked(p, src))
+    tasks = _tasks(p, src, words, threads)
+    return [_op(kernel, p, dtype, words, tasks, LINE + elements * itemsize + SLACK, inner)]
 
 
 def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     p, words = problem, _words(problem, src, dtype, threads)
-    words[A_LINE] = SCALES
     kernel = pool_bins(_kind(p, dtype), ITEMSIZE[dtype], _lanes(dtype))
-    tasks, chunk = _tasks(p, src, words, threads)
+    tasks = _tasks(p, src, words, threads)
     line = p.iw * view(src, p.src_shape).inner * ITEMSIZE[dtype]
-    return [_op(kernel, p, words, tasks, chunk, SCALES + line + SLACK)]
+    return [_op(kernel, p, dtype, words, tasks, LINE + line + SLACK)]
 
 
 # ---------------------------------------------------------------- pool_planes
@@ -379,7 +402,7 @@ def _bind_planes(problem: Problem, src: Layout, dst: Layout, dtype: str, threads
     words |= {A_RUNS: runs, A_RUN: run, A_LEFT: total - runs * run * group}
     kernel = pool_planes(_kind(p, dtype), ITEMSIZE[dtype], lanes, v.inner)
     chunk = max(1, min(v.planes // (4 * threads), TASK_BYTES // (total * ITEMSIZE[dtype])))
-    return [_op(kernel, p, words, v.planes, chunk, SCALES)]
+    return [_op(kernel, p, dtype, words, (v.planes, chunk))]
 
 
 # ---------------------------------------------------------------- the reference
@@ -402,13 +425,15 @@ def _bind_reference(problem: Problem, src: Layout, dst: Layout, dtype: str, thre
     words = _scalar_words(problem, src, dst, dtype)
     del words[A_IDX]
     kernel = pool_reference(_kind(problem, dtype), ITEMSIZE[dtype])
-    return [_op(kernel, problem, words, problem.n * int(words[A_PADDED]) * problem.oh, 4, 0)]  # type: ignore[arg-type]
+    tasks = problem.n * dst.padded_shape(problem.dst_shape)[1] * problem.oh
+    return [_op(kernel, problem, dtype, words, (tasks, 4))]
 
 
 def _bind_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     words = _scalar_words(problem, src, dst, dtype)
     kernel = pool_indices(_kind(problem, dtype), ITEMSIZE[dtype])
-    return [_op(kernel, problem, words, problem.n * int(words[A_PADDED]) * problem.oh, 4, 0)]  # type: ignore[arg-type]
+    tasks = problem.n * dst.padded_shape(problem.dst_shape)[1] * problem.oh
+    return [_op(kernel, problem, dtype, words, (tasks, 4))]
 
 
 def _cost(cycles: float, dtype: str, problem: Problem, src: Layout, dst: Layout, threads: int) -> float:
