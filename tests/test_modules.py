@@ -36,11 +36,8 @@ ORDER = [
     "_version",
 ]
 
-# Inside kernels: a family imports no other family, and the modules that families share import no family.
-SHARED = ["cut", "microkernel", "pool_vectors", "activation", "nest", "table"]
-
-# Debts: what families import from each other that should stand in SHARED.
-OWED: dict[str, set[str]] = {"reference": {"direct"}, "pooling": {"direct"}}
+# Debts: what families import from another family.
+OWED: dict[str, set[str]] = {"reference": {"direct"}}
 
 
 def module_of(path: Path) -> str:
@@ -78,21 +75,39 @@ def test_imports_point_downward(name: str) -> None:
             assert ORDER.index(top) < ORDER.index(below), f"{name} imports {other}, which stands above it"
 
 
-KERNELS = [name.removeprefix("kernels.") for name in MODULES if name.startswith("kernels.")]
+KERNELS = [name for name in MODULES if name.startswith("kernels.")]
+
+
+def families() -> set[str]:
+    """Modules of kernels that the table takes rows from."""
+    return imported("kernels") - {"kernels.table"}
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_families_of_kernels_do_not_know_each_other(name: str) -> None:
-    """And what they share stands in SHARED, from the top."""
-    others = {other.removeprefix("kernels.") for other in imported(f"kernels.{name}") if other.startswith("kernels")}
-    assert "kernels" not in others, f"{name} imports the table that it is in"
-    allowed = set(SHARED[SHARED.index(name) + 1 :] if name in SHARED else SHARED)
-    assert others - allowed <= OWED.get(name, set())
+    """Nor does what they share know them, or the table that they are in."""
+    others = imported(name)
+    assert "kernels" not in others
+    owed = {f"kernels.{family}" for family in OWED.get(name.removeprefix("kernels."), set())}
+    assert not others & families() - owed
 
 
-def test_the_table_is_the_only_one_that_knows_all_families() -> None:
-    families = {name.removeprefix("kernels.") for name in imported("kernels")} - set(SHARED)
-    assert {"direct", "reorder"} <= families <= set(KERNELS)
+def test_the_table_takes_rows_from_families() -> None:
+    assert {"kernels.direct", "kernels.reorder"} <= families() <= set(KERNELS)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    above: dict[str, set[str]] = {}
+
+    def walk(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"a circle: {' > '.join((*path, name))}"
+        if name not in above:
+            for other in imported(name):
+                walk(other, (*path, name))
+            above[name] = set(path)
+
+    for name in MODULES:
+        walk(name, ())
 
 
 def test_numba_policy_stands_in_one_place() -> None:
