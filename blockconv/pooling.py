@@ -68,9 +68,8 @@ def max_pool2d(
 
     Raises ArgumentError and its kinds, before anything is written.
     """
-    geometry = _geometry("max_pool2d", kernel_size, stride, padding, dilation, ceil_mode)
-    make = functools.partial(_windows, "max_pool2d", "max", geometry, None)
-    return _pool("max_pool2d", make, _NUMBERS, input, out, out_layout, bool(return_indices))
+    parameters = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _pool("max_pool2d", parameters, input, out, out_layout, bool(return_indices))
 
 
 def avg_pool2d(
@@ -91,13 +90,8 @@ def avg_pool2d(
     given, else by the window's elements: of the padded input (count_include_pad), or of the input alone.
     Other arguments, kinds of arrays and errors are those of `max_pool2d`.
     """
-    op = "avg_pool2d"
-    geometry = _geometry(op, kernel_size, stride, padding, 1, ceil_mode)
-    divisor = None
-    if divisor_override is not None and (divisor := whole(divisor_override)) in (None, 0):
-        raise ArgumentError(op, "divisor_override", divisor_override, "has to be an int other than zero, or None")
-    kind: PoolKind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
-    return _pool(op, functools.partial(_windows, op, kind, geometry, divisor), _FLOATS, input, out, out_layout, False)
+    parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _pool("avg_pool2d", parameters, input, out, out_layout)
 
 
 def adaptive_avg_pool2d(
@@ -109,17 +103,12 @@ def adaptive_avg_pool2d(
     input: (N, C, H, W) or (C, H, W), float32 or float64. output_size: an int, or a pair of which None keeps
     the input's size. Kinds of arrays, `out` and errors are those of `max_pool2d`.
     """
-    op = "adaptive_avg_pool2d"
-    sizes = [None if v is None else whole(v) or 0 for v in two(output_size)]
-    if len(sizes) != 2 or any(v is not None and v < 1 for v in sizes):
-        raise ArgumentError(op, "output_size", output_size, "has to be a positive int, or a pair of them or None")
-    return _pool(op, functools.partial(_adaptive, (sizes[0], sizes[1])), _FLOATS, input, out, out_layout, False)
+    return _pool("adaptive_avg_pool2d", (output_size,), input, out, out_layout)
 
 
 def global_avg_pool2d(input: Any, *, out: Any = None, out_layout: Layout | str | None = None) -> Any:
     """The mean of each channel: (N, C, H, W) to (N, C, 1, 1), or (C, H, W) to (C, 1, 1). float32 or float64."""
-    make = functools.partial(_whole_image, "avg_exclude_padding")
-    return _pool("global_avg_pool2d", make, _FLOATS, input, out, out_layout, False)
+    return _pool("global_avg_pool2d", (), input, out, out_layout)
 
 
 def global_max_pool2d(input: Any, *, out: Any = None, out_layout: Layout | str | None = None) -> Any:
@@ -127,60 +116,78 @@ def global_max_pool2d(input: Any, *, out: Any = None, out_layout: Layout | str |
 
     float32, float64, int8 or uint8.
     """
-    return _pool("global_max_pool2d", functools.partial(_whole_image, "max"), _NUMBERS, input, out, out_layout, False)
+    return _pool("global_max_pool2d", (), input, out, out_layout)
 
 
-# ---------------------------------------------------------------- problems
+# ---------------------------------------------------------------- problems, one function for each op
 
 
-class _Geometry(NamedTuple):
-    kernel: Pair
-    stride: Pair
-    pads: Pads
-    dilation: Pair
-    ceil_mode: bool
+def _max_problem(shape: Shape, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> Problem:
+    return _windows("max_pool2d", "max", shape, kernel, stride, padding, dilation, ceil_mode, None)
 
 
-def _geometry(op: str, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> _Geometry:
+def _avg_problem(
+    shape: Shape, kernel: Any, stride: Any, padding: Any, ceil_mode: Any, count_include_pad: Any, divisor: Any
+) -> Problem:
+    op = "avg_pool2d"
+    if divisor is not None and whole(divisor) in (None, 0):
+        raise ArgumentError(op, "divisor_override", divisor, "has to be an int other than zero, or None")
+    kind: PoolKind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
+    return _windows(op, kind, shape, kernel, stride, padding, 1, ceil_mode, divisor)
+
+
+def _windows(
+    op: str, kind: PoolKind, shape: Shape, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any,
+    divisor: int | None,
+) -> Problem:  # fmt: skip
     kernel = pair(op, "kernel_size", kernel_size)
     # torch takes an empty stride for a missing one.
     step = kernel if stride is None or stride in ((), []) else pair(op, "stride", stride)
-    ends = _pads(op, padding, kernel)
-    return _Geometry(kernel, step, ends, pair(op, "dilation", dilation), bool(ceil_mode))
+    (top, bottom), (left, right) = _pads(op, padding, kernel)
+    apart = pair(op, "dilation", dilation)
+    n, c, h, w = shape
+    return Pool2dProblem(
+        kind, n, c, h, w, *kernel, *step, top, left, bottom, right, *apart, bool(ceil_mode), divisor
+    )  # fmt: skip
 
 
 def _pads(op: str, padding: Any, kernel: Pair) -> Pads:
     both = [[whole(v) for v in (two(p) if isinstance(p, (tuple, list)) else (p, p))] for p in two(padding)]
     ends = [end for side in both for end in side if end is not None and end >= 0]
     if [len(side) for side in both] != [2, 2] or len(ends) != 4:
-        raise ArgumentError(
-            op, "padding", padding, "has to be an int of at least 0, a pair, or ((top, bottom), (left, right))"
-        )
+        rule = "has to be an int of at least 0, a pair, or ((top, bottom), (left, right))"
+        raise ArgumentError(op, "padding", padding, rule)
     if any(2 * end > size for end, size in zip(ends, (kernel[0], kernel[0], kernel[1], kernel[1]), strict=True)):
         raise ArgumentError(op, "padding", padding, f"has to be at most half of kernel_size={kernel}")
     return (ends[0], ends[1]), (ends[2], ends[3])
 
 
-def _windows(op: str, kind: PoolKind, g: _Geometry, divisor: int | None, shape: Shape) -> Problem:
-    (top, bottom), (left, right) = g.pads
-    n, c, h, w = shape
-    return Pool2dProblem(
-        kind, n, c, h, w, *g.kernel, *g.stride, top, left, bottom, right, *g.dilation, g.ceil_mode, divisor
-    )  # fmt: skip
-
-
-def _adaptive(sizes: tuple[int | None, int | None], shape: Shape) -> Problem:
+def _adaptive_problem(shape: Shape, output_size: Any) -> Problem:
+    op = "adaptive_avg_pool2d"
+    given = two(output_size)
+    sizes = [default if v is None else whole(v) or 0 for v, default in zip(given, shape[2:], strict=False)]
+    if len(given) != 2 or min(sizes) < 1:
+        raise ArgumentError(op, "output_size", output_size, "has to be a positive int, or a pair of them or None")
     n, c, ih, iw = shape
-    oh, ow = sizes[0] or ih, sizes[1] or iw
+    oh, ow = sizes
     if ih % oh or iw % ow:
         return AdaptivePool2dProblem(n, c, ih, iw, oh, ow)
     kh, kw = ih // oh, iw // ow  # windows of one size, side by side
     return Pool2dProblem("avg_exclude_padding", n, c, ih, iw, kh, kw, kh, kw)
 
 
-def _whole_image(kind: PoolKind, shape: Shape) -> Problem:
+def _global_problem(kind: PoolKind, shape: Shape) -> Problem:
     n, c, h, w = shape
     return Pool2dProblem(kind, n, c, h, w, h, w)
+
+
+_PROBLEMS: dict[str, Callable[..., Problem]] = {
+    "max_pool2d": _max_problem,
+    "avg_pool2d": _avg_problem,
+    "adaptive_avg_pool2d": _adaptive_problem,
+    "global_avg_pool2d": functools.partial(_global_problem, "avg_exclude_padding"),
+    "global_max_pool2d": functools.partial(_global_problem, "max"),
+}
 
 
 # ---------------------------------------------------------------- running
@@ -206,48 +213,47 @@ _made: dict[Any, _Bound] = {}
 _MOST_MADE = 4096
 
 
-def _bind(
-    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], shape: Shape, layout: Layout, dtype: str,
-    indices: bool,
-) -> _Bound:  # fmt: skip
+def _bind(op: str, parameters: tuple[Any, ...], shape: Shape, layout: Layout, dtype: Any, indices: bool) -> _Bound:
     threads = get_num_threads()
-    key = (op, make.args, shape, layout, dtype, indices, threads)  # type: ignore[attr-defined]
-    bound = _made.get(key)
-    if bound is None:
-        if dtype not in dtypes:
-            raise DtypeError(op, "input", dtype, f"has to be of {', '.join(dtypes)}")
-        if min(shape[1:]) < 1:
-            raise ArgumentError(op, "input", shape, "C, H and W have to be at least 1")
-        problem = make(shape)
-        ops = []
-        if problem.n:
-            table_op = "pool2d_indices" if indices else "pool2d"
-            row = dispatch.choose(table_op, problem, layout, layout, dtype, threads)
-            ops = list(row.bind(problem, layout, layout, dtype, threads))
-        if len(_made) >= _MOST_MADE:
-            _made.clear()
-        bound = _made[key] = _Bound(problem.dst_shape, Program(ops), threads)
+    # By their text, which tells 2 from 2.0 and True, and which lists have too.
+    key = (op, repr(parameters), shape, layout.tag, dtype, indices, threads)
+    return _made.get(key) or _make(key, parameters, layout)
+
+
+def _make(key: Any, parameters: tuple[Any, ...], layout: Layout) -> _Bound:
+    op, _, shape, _, dtype, indices, threads = key
+    name, dtypes = str(dtype), _NUMBERS if "max" in op else _FLOATS
+    if name not in dtypes:
+        raise DtypeError(op, "input", name, f"has to be of {', '.join(dtypes)}")
+    if min(shape[1:]) < 1:
+        raise ArgumentError(op, "input", shape, "C, H and W have to be at least 1")
+    problem = _PROBLEMS[op](shape, *parameters)
+    ops = []
+    if problem.n:
+        row = dispatch.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, name, threads)
+        ops = list(row.bind(problem, layout, layout, name, threads))
+    if len(_made) >= _MOST_MADE:
+        _made.clear()
+    bound = _made[key] = _Bound(problem.dst_shape, Program(ops), threads)
     return bound
 
 
 def _pool(
-    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], input: Any, out: Any,
-    out_layout: Layout | str | None, indices: bool,
-) -> Any:  # fmt: skip
+    op: str, parameters: tuple[Any, ...], input: Any, out: Any, out_layout: Layout | str | None, indices: bool = False
+) -> Any:
     wanted = None if out_layout is None else native_layout(out_layout, op, "out_layout")
     if isinstance(input, BlockedArray):
-        return _on_blocked(op, make, dtypes, input, out, wanted, indices)
-    return _on_array(op, make, dtypes, input, out, wanted, indices)
+        return _on_blocked(op, parameters, input, out, wanted, indices)
+    return _on_array(op, parameters, input, out, wanted, indices)
 
 
 def _on_blocked(
-    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], x: BlockedArray, out: Any,
-    wanted: Layout | None, indices: bool,
-) -> Any:  # fmt: skip
+    op: str, parameters: tuple[Any, ...], x: BlockedArray, out: Any, wanted: Layout | None, indices: bool
+) -> Any:
     if x.ndim != 4:
         raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
     src = x if x.layout in NATIVE_SET else reordered(op, x, NCHW, 5)
-    bound = _bind(op, make, dtypes, src.shape, src.layout, str(x.dtype), indices)
+    bound = _bind(op, parameters, src.shape, src.layout, x.dtype, indices)
     final = wanted or x.layout
     if out is not None:
         check_out(op, out, BlockedArray, bound.shape, src.storage.dtype, final)
@@ -263,10 +269,7 @@ def _on_blocked(
     return dst, where if direct else to_layout(where, final)
 
 
-def _on_array(
-    op: str, make: Callable[[Shape], Problem], dtypes: tuple[str, ...], input: Any, out: Any,
-    wanted: Layout | None, indices: bool,
-) -> Any:  # fmt: skip
+def _on_array(op: str, parameters: tuple[Any, ...], input: Any, out: Any, wanted: Layout | None, indices: bool) -> Any:
     x = as_numpy(input, op, "input")
     unbatched = x.ndim == 3
     if unbatched:
@@ -274,7 +277,7 @@ def _on_array(
     if x.ndim != 4:
         raise ArgumentError(op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
     storage, layout = storage_of(x, is_channels_last(x))
-    bound = _bind(op, make, dtypes, x.shape, layout, str(x.dtype), indices)
+    bound = _bind(op, parameters, x.shape, layout, x.dtype, indices)
     target, final = _target(op, out, bound.shape, x, layout, wanted, unbatched)
     direct = final == layout
     dst = target if direct else np.empty(layout.storage_shape(bound.shape), x.dtype)
