@@ -84,8 +84,10 @@ def storage_of(x: Array, channels_last: bool) -> tuple[Array, Layout]:
 
 def dense_layout(op: str, out: Array, channels_last: bool) -> Layout:
     """NHWC or NCHW, as the strides of the 4-D array `out` are; where both fit, as `channels_last` says."""
+    if out.ndim != 4:
+        raise ArgumentError(op, "out", out, "has to be of as many dimensions as the input")
     for layout in (NHWC, NCHW) if channels_last else (NCHW, NHWC):
-        if out.ndim == 4 and out.transpose(layout.outer).flags.c_contiguous:
+        if out.transpose(layout.outer).flags.c_contiguous:
             return layout
     raise LayoutError(op, "out", out, "has to be dense in NCHW or NHWC order")
 

@@ -329,22 +329,19 @@ def conv2d(
 def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
     stride, padding, dilation, groups, out_layout, activation, algorithm = options
-    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), options)
-    try:
-        known = _called.get(key)
-    except TypeError:  # a list among the options
-        key, known = None, None
+    # By what is written, since True and 1.0 equal 1, and are refused.
+    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), repr(options))
+    known = _called.get(key)
     if known is not None:
         return known._with(w, b)
     conv = Conv2d(
         w, b, stride, padding, dilation, groups,
         out_layout=out_layout, activation=activation, algorithm=algorithm, op="conv2d",
     )  # fmt: skip
-    if key is not None:
-        if len(_called) >= KEPT:
-            _called.clear()
-        # Kept without its weights, but with their shape.
-        _called[key] = conv._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None)
+    if len(_called) >= KEPT:
+        _called.clear()
+    # Kept without its weights, but with their shape.
+    _called[key] = conv._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None)
     return conv
 
 

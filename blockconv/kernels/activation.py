@@ -60,8 +60,8 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
     """
     if spec is None:
         return IDENTITY
-    name, *given = (spec,) if isinstance(spec, str) else tuple(spec)
-    if name not in _TABLE:
+    name, *given = spec if isinstance(spec, (tuple, list)) and spec else (spec,)
+    if not isinstance(name, str) or name not in _TABLE:
         raise ArgumentError(op, "activation", spec, f"has to be one of {', '.join(_TABLE)}, or (name, *parameters)")
     number, defaults = _TABLE[name]
     if len(given) > len(defaults):

@@ -1,0 +1,77 @@
+"""The problems that every convolution kernel is tried on, and the pairs of layouts for each.
+
+Chosen so that few specialisations have to be compiled: kernels differ by the class of a layout (how many
+channels lie together), so a problem is tried on all pairs of two classes, and four problems in a row cover
+all sixteen.
+"""
+
+from __future__ import annotations
+
+from conv_lab import NAMES, PAIRS
+
+# Each on all 64 pairs: ragged everything; groups that fill no block; flat 1x1 with a tail of one channel.
+WHOLE = (
+    "mb2ic17ih13iw14oc33kh3kw3ph1pw1",
+    "g3mb1ic12ih5iw7oc18kh3kw3ph1pw1",
+    "mb2ic5ih7oc65kh1",
+)
+
+# Each on 16 pairs.
+SAMPLED = (
+    "mb1ic3ih30oc64kh7sh2ph3",  # a first layer
+    "mb1ic1ih17iw29oc1kh5kw5ph2pw2",  # one channel
+    "mb1ic4ih30oc9kh11sh3",
+    "mb3ic8ih1iw5oc3kh1kw3pw1",  # one row
+    "mb1ic9ih2oc4kh3ph1",  # every window over an edge
+    "mb3ic16ih7oc48kh1",  # three vectors of 16
+    "mb1ic31ih5iw7oc100kh1kw7ph0pw3",
+    "mb2ic33ih5iw7oc15kh7kw1ph3pw0",
+    "mb5ic64ih7oc64kh3ph1",  # four vectors of 16
+    "mb1ic1000ih1oc17kh1",
+    "mb1ic17ih1oc1000kh1",
+    "mb1ic15ih14iw14oc31kh3kw3sh2sw1ph1pw1",  # strides that differ
+    "mb1ic5ih17iw29oc8kh3kw3ph1pw2dh1dw2",  # dilations (2, 3)
+    "mb1ic9ih7oc16kh1ph1",  # 1x1 over padding
+    "mb2ic16ih14oc5kh1sh2",  # 1x1 with a stride
+    "mb1ic8ih13oh14oc17kh4ph2",  # an even kernel, 2 above and 2 below
+    "mb1ic4ih13iw14oh7ow6oc33kh3kw2sh2sw3ph2pw1",  # padding that differs on all sides
+    "g16mb1ic16ih14oc16kh3ph1",  # depthwise
+    "g5mb1ic5ih7oc15kh3ph1",  # depthwise, three outputs a channel
+    "g2mb2ic6ih7oc34kh1",  # a group ends inside every block
+    "g4mb1ic32ih7oc64kh3ph1",  # groups of whole blocks
+    "g2mb1ic4ih2oc96kh1",  # a group of three vectors: the second begins inside a block of 32 or 64
+    "g2mb1ic16ih1iw5oc160kh1kw3pw1",
+    "mb1ic5ih2oc9kh5ph2",  # a kernel larger than the map
+    "mb2ic5ih14oc16kh2sh3",  # a stride that leaves out rows
+    "mb1ic4ih7oc4kh3ph3dh2",  # taps that fall off on both sides
+    "mb1ic9ih20oh9oc16kh3sh2ph0",  # rows at the end that nothing reads
+    "mb5ic3ih1iw5oc65kh1kw1",
+)
+
+# Batches, which lie together in CHWN4: each from there to every layout, and from others to there.
+BATCHES = (
+    "mb17ic5ih5oc20kh3ph1",
+    "mb33ic6ih4oc9kh3sh2ph1",
+    "g2mb3ic10ih7oc12kh3ph2dh1",
+    "mb5ic17ih5iw6oc33kh1kw1",
+    "mb18ic4ih6iw5oc8kh1kw5pw2",
+)
+
+GRID = WHOLE + SAMPLED + BATCHES
+
+# These few again as another machine (marker `isa`, see .ci/run).
+AS_OTHERS = (WHOLE[1], SAMPLED[0], SAMPLED[9], SAMPLED[21], BATCHES[0])
+
+CLASSES = (("NCHW",), ("NCHW4", "CHWN4"), ("NCHW8",), ("NHWC", "NCHW16", "NCHW32", "NCHW64"))
+assert sorted(sum(CLASSES, ())) == sorted(NAMES)
+_CLASS = {name: k for k, names in enumerate(CLASSES) for name in names}
+
+
+def pairs(descriptor: str) -> tuple[tuple[str, str], ...]:
+    """The pairs of layouts for a problem."""
+    if descriptor in WHOLE:
+        return PAIRS
+    if descriptor in BATCHES:
+        return (*(("CHWN4", dst) for dst in NAMES), ("NHWC", "CHWN4"), ("NCHW", "CHWN4"))
+    shift = SAMPLED.index(descriptor)
+    return tuple((src, dst) for src, dst in PAIRS if (_CLASS[dst] - _CLASS[src] - shift) % 4 == 0)
