@@ -90,8 +90,8 @@ def _packer(cb, itemsize):
         right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
         # Blocks that lie side by side in the source are copied pixel by pixel: its lines are read once, in order.
         beside = min(blocks, max(1, s_len // cb))
-        if s_len < NO_BLOCK and channel % s_len:
-            beside = 1  # a group that begins inside a block of the source ends in another
+        if (s_len < NO_BLOCK and channel % s_len) or load_i64(args, A_DEPTH) > 1:
+            beside = 1  # a group that begins inside a block of the source ends in another; levels lie in between
         for group in range((blocks + beside - 1) // beside):
             first = group * beside
             count = min(beside, blocks - first)
