@@ -1,4 +1,4 @@
-"""The command line of the harness: `python -m bench {layers,reorders,launcher,compare,tables,machine}`."""
+"""The command line of the harness: `python -m bench {layers,reorders,pools,launcher,compare,tables,machine}`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ os.environ.setdefault("KMP_BLOCKTIME", "1")
 from rich.console import Console
 
 from blockconv.errors import BlockconvError
-from blockconv.problem import Conv2dProblem, ReorderProblem, read_shape_file
+from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
-from . import launcher, layers, machine, peers, reorders, report, tables
+from . import launcher, layers, machine, peers, pools, reorders, report, tables
 
 SHAPES = Path(__file__).parent / "shapes"
 
@@ -64,6 +64,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("results", nargs="+", type=Path)
     command.add_argument("--into", type=Path, help="a file whose results section to replace, README.md say")
     command.set_defaults(run=_tables)
+
+    command = commands.add_parser("pools", help="pooling, in every layout, beside the peers and a copy")
+    _add_common(command)
+    command.add_argument("--layouts", nargs="*", default=list(layers.LAYOUTS), help="ours; none: only the peers")
+    command.add_argument("--shapes", nargs="+", type=Path, default=[], help="shape files, for the common few")
+    command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
+    command.add_argument("--kind", choices=POOL_KINDS, default="max", help="of files and descriptors")
+    command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
+    command.set_defaults(run=_pools)
 
     command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")
     command.add_argument("old", type=Path)
@@ -124,6 +133,19 @@ def _layers(options: argparse.Namespace, console: Console) -> int:
     found = _load_peers(options, console)
     plans = layers.plans(problems, options.threads, options.layouts, found, _timing(options))
     return 0 if report.run(plans, _results(options), layers.COLUMNS, console) else 130
+
+
+def _pools(options: argparse.Namespace, console: Console) -> int:
+    problems = [Pool2dProblem.from_descriptor(text, options.kind) for text in options.problem]
+    for path in options.shapes:
+        found_there = read_shape_file(path, "pool2d", skip_unsupported=True)
+        problems += [dataclasses.replace(problem, kind=options.kind) for problem in found_there]
+    problems = problems or list(pools.PROBLEMS)
+    if options.batch is not None:
+        problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
+    found = _load_peers(options, console)
+    plans = pools.plans(problems, options.threads, options.layouts, found, _timing(options))
+    return 0 if report.run(plans, _results(options), pools.COLUMNS, console) else 130
 
 
 def _reorders(options: argparse.Namespace, console: Console) -> int:
