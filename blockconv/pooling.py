@@ -16,7 +16,6 @@ import numpy as np
 from blockconv import dispatch
 from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
 from blockconv.boundary import (
-    NATIVE_SET,
     NCHW,
     Array,
     as_numpy,
@@ -31,7 +30,7 @@ from blockconv.boundary import (
     whole,
 )
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
-from blockconv.layout import Layout
+from blockconv.layout import NATIVE, Layout
 from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
 from blockconv.runtime import Program, address_of, get_num_threads
 
@@ -201,14 +200,13 @@ class _Bound(NamedTuple):
     threads: int
 
     def run(self, op: str, src: Array, dst: Array, indices: Array | None) -> None:
-        if np.may_share_memory(src, dst):
+        start, to = address_of(src), address_of(dst)
+        if start < to + dst.nbytes and to < start + src.nbytes:  # (both are contiguous)
             raise ArgumentError(op, "out", dst, "must not overlap the input", "give another array")
-        addresses = [address_of(src), address_of(dst)]
-        if indices is not None:
-            addresses.append(address_of(indices))
-        self.program.run(addresses, self.threads)
+        self.program.run((start, to) if indices is None else (start, to, address_of(indices)), self.threads)
 
 
+_NATIVE_TAGS = frozenset(layout.tag for layout in NATIVE)
 _made: dict[Any, _Bound] = {}
 _MOST_MADE = 4096
 
@@ -252,13 +250,13 @@ def _on_blocked(
 ) -> Any:
     if x.ndim != 4:
         raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
-    src = x if x.layout in NATIVE_SET else reordered(op, x, NCHW, 5)
+    src = x if x.layout.tag in _NATIVE_TAGS else reordered(op, x, NCHW, 5)
     bound = _bind(op, parameters, src.shape, src.layout, x.dtype, indices)
     final = wanted or x.layout
     if out is not None:
         check_out(op, out, BlockedArray, bound.shape, src.storage.dtype, final)
     # Pools do not change layouts: another one is a reorder of their output, which is smaller than their input.
-    direct = final == src.layout
+    direct = final is src.layout or final == src.layout
     dst = out if out is not None and direct else empty(bound.shape, src.layout, src.dtype)
     where = empty(bound.shape, src.layout, np.int64) if indices else None
     bound.run(op, src.storage, dst.storage, None if where is None else where.storage)
