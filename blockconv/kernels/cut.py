@@ -110,7 +110,8 @@ class Blocking:
     """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
 
     cb: channels packed together. piece: channels that are stored together. group_rows, group_cols: pixels of
-    a task. splits: tasks that share a group's output channels, in `ocbs` blocks. panel: output columns of a
+    a task. splits: tasks that share a group's output channels, in `ocbs` blocks. in_place: the source is
+    read where it is, since it lies as a packed window would. panel: output columns of a
     window, a tile's where windows of tiles do not overlap, so that what a tile reads is in one piece; else
     the group's. scratch: bytes a worker needs.
     """
@@ -125,6 +126,7 @@ class Blocking:
     group_cols: int
     splits: int
     ocbs: int
+    in_place: bool
     panel: int
     window_rows: int
     window_cols: int
@@ -155,12 +157,14 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     g_rows, g_cols = _group(at, p.g, rows, pixels, channels * itemsize, 3 * threads)
     tasks = max(1, at.images * p.g) * -(-at.oh // g_rows) * -(-at.ow // g_cols)
     splits = min(ocbs, -(-3 * threads // tasks)) if threads > 1 else 1
-    panel = pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else g_cols
+    dense = at.axes[2] == "hwn" or (at.axes[2] == "hw" and (src != _CHWN4 or p.n == 1))
+    in_place = dense and at.oh == 1 and 1 < cb == src.blocks[1] and p.g == 1
+    panel = g_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else g_cols
     w_rows, w_cols = at.window(g_rows, panel)
-    windows = -(-g_cols // panel) * channels * itemsize * w_rows * w_cols
+    windows = 0 if in_place else -(-g_cols // panel) * channels * itemsize * w_rows * w_cols
     scratch = -(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize
     return Blocking(
-        rows, pixels, vectors, lanes, cb, piece, g_rows, g_cols, splits, ocbs, panel, w_rows, w_cols, scratch
+        rows, pixels, vectors, lanes, cb, piece, g_rows, g_cols, splits, ocbs, in_place, panel, w_rows, w_cols, scratch
     )  # fmt: skip
 
 

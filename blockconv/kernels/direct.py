@@ -4,13 +4,13 @@ A task is a group of output pixels (rows x columns of one image, of one group) a
 channel blocks. Its source window is packed once into the worker's scratch, zeros where the image
 ends, in the order [channel block][row][column][channels]: as it lies in the source, only closer
 together, so that borders, strides between pixels and cache conflicts are gone, and what is copied
-is never more than a window. Then each tile of pixels runs the microkernel for each block of output
-channels. Groups at the image's end are moved back to be whole, as are tiles at a group's end: they
-recompute a few pixels, to the same bits, and no tail code exists.
+is never more than a window. (A 1x1 problem whose source lies like that already is read in place.)
+Then each tile of pixels runs the microkernel for each block of output channels. Groups at the
+image's end are moved back to be whole, as are tiles at a group's end: they recompute a few pixels,
+to the same bits, and no tail code exists.
 
-`options` of the row's bind: `Epilogue` and threads. Buffers: source, packed weights, bias
-([groups][blocks * channels of a tile], zero-padded), destination, residual (or the destination),
-activation parameters.
+Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
+destination, residual (or the destination), activation parameters.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
     A_DEPTH, A_DEPTH_STEP, A_DEPTH_SIZE, A_DEPTH_BYTES, A_IMAGE_STEP, A_IMAGE_START,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
-    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT,
+    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
     A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
-) = range(62)  # fmt: skip
+) = range(63)  # fmt: skip
 
 
 # ---------------------------------------------------------------- packing a window
@@ -183,12 +183,12 @@ def conv_direct(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece
             g_rows, g_cols, panel = load_i64(args, A_GROW), load_i64(args, A_GCOL), load_i64(args, A_PANEL)
             oh0 = min(row_group * g_rows, load_i64(args, A_OH) - g_rows)
             ow0 = min(col_group * g_cols, load_i64(args, A_OW) - g_cols)
-            if rest != packed:
-                ih, iw = (
-                    oh0 * load_i64(args, A_SH) - load_i64(args, A_PH),
-                    ow0 * load_i64(args, A_SW) - load_i64(args, A_PW),
-                )
-                image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
+            image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
+            if load_i64(args, A_IN_PLACE):
+                window = image + ow0 * load_i64(args, A_SCOL)
+            elif rest != packed:
+                ih = oh0 * load_i64(args, A_SH) - load_i64(args, A_PH)
+                iw = ow0 * load_i64(args, A_SW) - load_i64(args, A_PW)
                 depth = n * load_i64(args, A_IMAGE_STEP) + load_i64(args, A_IMAGE_START)
                 for k in range((g_cols + panel - 1) // panel):
                     col = iw + min(k * panel, g_cols - panel) * load_i64(args, A_SW)
@@ -268,7 +268,7 @@ def bind(
     s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
     ic, oc, chunk = p.ic // p.g, p.oc // p.g, cut.cb * itemsize
     blocks, w_row = -(-ic // cut.cb), cut.window_cols * chunk
-    w_block = cut.window_rows * w_row
+    w_block = s.block if cut.in_place else cut.window_rows * w_row
     # A stride of one tap only is taken out when the window is packed.
     out_sh, row_step = (1, at.sh) if at.kh == 1 else (at.sh, 1)
     out_sw, col_step = (1, at.sw) if at.kw == 1 else (at.sw, 1)
@@ -292,7 +292,7 @@ def bind(
         A_DCHAN: d.channel, A_DPIECE: d.block if d.length <= cut.lanes else cut.lanes * itemsize,
         A_PADDED: dst.padded_shape(p.dst_shape)[1], A_GROUPS: p.g,
         A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block,
-        A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_block,
+        A_IN_PLACE: cut.in_place, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_block,
         A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
         A_OH: at.oh, A_OW: at.ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
         A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,
