@@ -217,7 +217,7 @@ def problems(draw: st.DrawFn) -> Pool2dProblem:
 
 
 @given(problems(), st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from((1, 2)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_problem(p: Pool2dProblem, layout: str, special: bool, threads: int) -> None:
     check(p, layout, "float32", threads, special)
 

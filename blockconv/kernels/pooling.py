@@ -305,7 +305,7 @@ def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, thread
     v = view(src, p.src_shape)
     masked = _masked(p, src)
     vectors = next(k for k in (4, 2, 1) if k == 1 or k * lanes <= (v.block if masked else v.inner))
-    kernel = pool_windows(_kind(p, dtype), ITEMSIZE[dtype], lanes, vectors, 4 // vectors, masked)
+    kernel = pool_windows(_kind(p, dtype), ITEMSIZE[dtype], lanes, vectors, 8 // vectors, masked)
     tasks = v.planes * int(words[A_CHUNKS])  # type: ignore[arg-type]
     if tasks < 4 * threads:
         width = vectors * lanes
