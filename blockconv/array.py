@@ -119,7 +119,7 @@ class BlockedArray:
         array = self.numpy()
         if copy is False and (not np.shares_memory(array, self.storage) or dtype not in (None, array.dtype)):
             raise ValueError(f"{self.layout} is no view of NumPy's: copy=False cannot be had")
-        return np.array(array, dtype=dtype, copy=bool(copy) or None)
+        return np.array(array, dtype=dtype) if copy else np.asarray(array, dtype=dtype)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         """The storage (not the logical array), by the array API's protocol."""

@@ -34,7 +34,7 @@ import numba
 from numba.core import config, types
 from numba.core.registry import cpu_target
 
-from blockconv.errors import SlowPathWarning
+from blockconv.errors import SlowPathWarning, UnsupportedError
 
 __all__ = [
     "Isa",
@@ -299,6 +299,10 @@ class KernelFamily:
     def compile(self, *params: int) -> Kernel:
         """Compile now, past every cache, and keep the result on disk."""
         name = self.name(*params)
+        if config.DISABLE_JIT:
+            raise UnsupportedError(
+                f"kernel {name}: NUMBA_DISABLE_JIT is set, and kernels are LLVM code, with no Python twin"
+            )
         body = self._build(*params)
         body.__name__ = body.__qualname__ = name
         with _lock:

@@ -129,7 +129,7 @@ def test_saving_and_loading(number: int, tmp_path: Path) -> None:
 
 
 def test_a_layout_of_a_users_own_is_saved_by_its_tag(tmp_path: Path, run_python: Any) -> None:
-    bc.register_layout("mine", "aBcd7b")
+    bc.register_layout("mine", "aBcd11b")
     x = to_layout(np.arange(9, dtype="f4").reshape(1, 9, 1, 1), "mine")
     x.save(tmp_path / "mine.npz")
     (tmp_path / "mine.pickle").write_bytes(pickle.dumps(x))
@@ -137,7 +137,7 @@ def test_a_layout_of_a_users_own_is_saved_by_its_tag(tmp_path: Path, run_python:
 import pathlib, pickle, blockconv as bc
 here = pathlib.Path({str(tmp_path)!r})
 for x in (bc.BlockedArray.load(here / "mine.npz"), pickle.loads((here / "mine.pickle").read_bytes())):
-    assert x.layout.tag == "aBcd7b" and x.numpy().reshape(-1).tolist() == list(range(9)), x
+    assert x.layout.tag == "aBcd11b" and x.numpy().reshape(-1).tolist() == list(range(9)), x
 """)
 
 

@@ -88,6 +88,22 @@ def test_code_that_could_raise_is_refused() -> None:
         raises.compile()
 
 
+def test_without_numbas_compiler_an_error_says_so(run_python: Any) -> None:
+    run_python(
+        """
+import numpy as np, blockconv as bc
+try:
+    bc.to_layout(np.ones((1, 3, 2, 2)), "NCHW4")
+except bc.UnsupportedError as error:
+    assert "NUMBA_DISABLE_JIT is set" in str(error)
+else:
+    raise AssertionError
+""",
+        NUMBA_DISABLE_JIT="1",
+        BLOCKCONV_CACHE_DIR="/proc/none",
+    )
+
+
 def test_names_tell_specialisations_apart() -> None:
     family = reorder.reorder_copy
     assert family.name(1, 23) != family.name(12, 3)
