@@ -162,9 +162,7 @@ ACTIVATIONS = {
         lambda N, C, H, W: up(C, 4) * H * W * N * 4,
         *(BATCH, around(4), HEIGHT, WIDTH),
     ),
-    "NHCW4": image(
-        channel_major, lambda N, C, H, W: N * H * up(C, 4) * W * 4, *(BATCH, around(4), HEIGHT, WIDTH)
-    ),
+    "NHCW4": image(channel_major, lambda N, C, H, W: N * H * up(C, 4) * W * 4, *(BATCH, around(4), HEIGHT, WIDTH)),
     "height-major image": image(
         height_major, lambda N, C, H, W: N * up(H, 4) * C * W * 4, *(BATCH, CHANNELS, around(4), WIDTH)
     ),
@@ -235,23 +233,17 @@ DENSE = {
         *(FEW, around(64), TAPS_H, TAPS_W),
     ),
     "[O/4][I/4][H][W][4i][4o]": formula(
-        lambda O, I, H, W, o, i, h, w: (
-            ((((o // 4 * up(I, 4) + i // 4) * H + h) * W + w) * 4 + i % 4) * 4 + o % 4
-        ),
+        lambda O, I, H, W, o, i, h, w: ((((o // 4 * up(I, 4) + i // 4) * H + h) * W + w) * 4 + i % 4) * 4 + o % 4,
         lambda O, I, H, W: up(O, 4) * up(I, 4) * H * W * 4 * 4,
         *(around(4), around(4), TAPS_H, TAPS_W),
     ),
     "[O/4][I/4][H][W][4o][4i]": formula(
-        lambda O, I, H, W, o, i, h, w: (
-            ((((o // 4 * up(I, 4) + i // 4) * H + h) * W + w) * 4 + o % 4) * 4 + i % 4
-        ),
+        lambda O, I, H, W, o, i, h, w: ((((o // 4 * up(I, 4) + i // 4) * H + h) * W + w) * 4 + o % 4) * 4 + i % 4,
         lambda O, I, H, W: up(O, 4) * up(I, 4) * H * W * 4 * 4,
         *(around(4), around(4), TAPS_H, TAPS_W),
     ),
     "[O/8][I/8][H][W][8i][8o]": formula(
-        lambda O, I, H, W, o, i, h, w: (
-            ((((o // 8 * up(I, 8) + i // 8) * H + h) * W + w) * 8 + i % 8) * 8 + o % 8
-        ),
+        lambda O, I, H, W, o, i, h, w: ((((o // 8 * up(I, 8) + i // 8) * H + h) * W + w) * 8 + i % 8) * 8 + o % 8,
         lambda O, I, H, W: up(O, 8) * up(I, 8) * H * W * 8 * 8,
         *(around(8), around(8), TAPS_H, TAPS_W),
     ),
@@ -275,9 +267,7 @@ DENSE = {
         *(FEW, around(4), TAPS_H, TAPS_W),
     ),
     "[O/4][H][W][I/4][4o][4i]": formula(
-        lambda O, I, H, W, o, i, h, w: (
-            ((((o // 4 * H + h) * W + w) * up(I, 4) + i // 4) * 4 + o % 4) * 4 + i % 4
-        ),
+        lambda O, I, H, W, o, i, h, w: ((((o // 4 * H + h) * W + w) * up(I, 4) + i // 4) * 4 + o % 4) * 4 + i % 4,
         lambda O, I, H, W: up(O, 4) * H * W * up(I, 4) * 4 * 4,
         *(around(4), around(4), TAPS_H, TAPS_W),
     ),
@@ -319,30 +309,22 @@ GROUPED = {
         *(FEW, CHANNELS, FEW, TAPS_H, TAPS_W),
     ),
     "[G][O][I/4][H][W][4i]": formula(
-        lambda G, O, I, H, W, g, o, i, h, w: (
-            ((((g * O + o) * up(I, 4) + i // 4) * H + h) * W + w) * 4 + i % 4
-        ),
+        lambda G, O, I, H, W, g, o, i, h, w: ((((g * O + o) * up(I, 4) + i // 4) * H + h) * W + w) * 4 + i % 4,
         lambda G, O, I, H, W: G * O * up(I, 4) * H * W * 4,
         *(FEW, FEW, around(4), TAPS_H, TAPS_W),
     ),
     "[G][O][I/8][H][W][8i]": formula(
-        lambda G, O, I, H, W, g, o, i, h, w: (
-            ((((g * O + o) * up(I, 8) + i // 8) * H + h) * W + w) * 8 + i % 8
-        ),
+        lambda G, O, I, H, W, g, o, i, h, w: ((((g * O + o) * up(I, 8) + i // 8) * H + h) * W + w) * 8 + i % 8,
         lambda G, O, I, H, W: G * O * up(I, 8) * H * W * 8,
         *(FEW, FEW, around(8), TAPS_H, TAPS_W),
     ),
     "[G][O][I/32][H][W][32i]": formula(
-        lambda G, O, I, H, W, g, o, i, h, w: (
-            ((((g * O + o) * up(I, 32) + i // 32) * H + h) * W + w) * 32 + i % 32
-        ),
+        lambda G, O, I, H, W, g, o, i, h, w: ((((g * O + o) * up(I, 32) + i // 32) * H + h) * W + w) * 32 + i % 32,
         lambda G, O, I, H, W: G * O * up(I, 32) * H * W * 32,
         *(FEW, FEW, around(32), TAPS_H, TAPS_W),
     ),
     "[G][O][I/64][H][W][64i]": formula(
-        lambda G, O, I, H, W, g, o, i, h, w: (
-            ((((g * O + o) * up(I, 64) + i // 64) * H + h) * W + w) * 64 + i % 64
-        ),
+        lambda G, O, I, H, W, g, o, i, h, w: ((((g * O + o) * up(I, 64) + i // 64) * H + h) * W + w) * 64 + i % 64,
         lambda G, O, I, H, W: G * O * up(I, 64) * H * W * 64,
         *((1, 2), (1, 2), around(64), TAPS_H, TAPS_W),
     ),
@@ -369,8 +351,7 @@ GROUPED = {
     ),
     "[G][O/16][I/16][H][W][16i][16o]": formula(
         lambda G, O, I, H, W, g, o, i, h, w: (
-            (((((g * up(O, 16) + o // 16) * up(I, 16) + i // 16) * H + h) * W + w) * 16 + i % 16) * 16
-            + o % 16
+            (((((g * up(O, 16) + o // 16) * up(I, 16) + i // 16) * H + h) * W + w) * 16 + i % 16) * 16 + o % 16
         ),
         lambda G, O, I, H, W: G * up(O, 16) * up(I, 16) * H * W * 256,
         *((1, 2), around(16), around(16), (1, 2), (1, 3)),
@@ -386,16 +367,12 @@ GROUPED = {
         *((1, 2), around(16), around(16), (1, 2), (1, 3)),
     ),
     "[G][I/4][H][W][O][4i]": formula(
-        lambda G, O, I, H, W, g, o, i, h, w: (
-            ((((g * up(I, 4) + i // 4) * H + h) * W + w) * O + o) * 4 + i % 4
-        ),
+        lambda G, O, I, H, W, g, o, i, h, w: ((((g * up(I, 4) + i // 4) * H + h) * W + w) * O + o) * 4 + i % 4,
         lambda G, O, I, H, W: G * up(I, 4) * H * W * O * 4,
         *(FEW, FEW, around(4), TAPS_H, TAPS_W),
     ),
     "[G][O/4][H][W][I][4o]": formula(
-        lambda G, O, I, H, W, g, o, i, h, w: (
-            ((((g * up(O, 4) + o // 4) * H + h) * W + w) * I + i) * 4 + o % 4
-        ),
+        lambda G, O, I, H, W, g, o, i, h, w: ((((g * up(O, 4) + o // 4) * H + h) * W + w) * I + i) * 4 + o % 4,
         lambda G, O, I, H, W: G * up(O, 4) * H * W * I * 4,
         *(FEW, around(4), FEW, TAPS_H, TAPS_W),
     ),
