@@ -52,7 +52,7 @@ def test_infinite_weights_meet_padding_as_in_torch():
 def test_the_grid_covers_every_pair_many_times():
     covered = Counter(pair for descriptor in GRID for pair in pairs(descriptor))
     assert set(covered) == set(PAIRS)
-    assert min(covered.values()) >= 9
+    assert min(covered.values()) >= 6
     assert len(NAMES) == 8
 
 
@@ -77,17 +77,13 @@ def each(descriptor, kind, dtype="float32", reference=True, **options):
 
 
 @pytest.mark.parametrize("descriptor", MARKED)
-def test_small_integers_are_exact(descriptor):
+def test_float32(descriptor):
+    """Exact on small integers, close on floats; NaN and infinity go where the definition sends them.
+
+    One test, so that one process compiles a problem's kernels.
+    """
     each(descriptor, "integers", residual=True)
-
-
-@pytest.mark.parametrize("descriptor", MARKED)
-def test_floats_are_close(descriptor):
     each(descriptor, "floats", reference=False)
-
-
-@pytest.mark.parametrize("descriptor", MARKED)
-def test_nan_and_infinity_go_where_the_definition_sends_them(descriptor):
     each(descriptor, "floats", specials=True)
 
 

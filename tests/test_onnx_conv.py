@@ -140,8 +140,9 @@ def test_case(name):
     found = call(case)
     assert found.shape == case.wanted.shape
     np.testing.assert_allclose(found, case.wanted, rtol=case.rtol, atol=case.atol)
-    layout = LAYOUTS[RUN.index(name) % len(LAYOUTS)]
-    np.testing.assert_allclose(call(case, layout), case.wanted, rtol=case.rtol, atol=case.atol, err_msg=layout)
+    if RUN.index(name) % 3 == 0:  # some in another layout too
+        layout = LAYOUTS[1 + RUN.index(name) // 3 % (len(LAYOUTS) - 1)]
+        np.testing.assert_allclose(call(case, layout), case.wanted, rtol=case.rtol, atol=case.atol, err_msg=layout)
 
 
 @pytest.mark.parametrize("name", NOT_SUPPORTED)
