@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import Case, Entry, load, seconds, summary
+from .report import DISTURBED, Case, Entry, load, seconds, summary
 
 __all__ = ["BEGIN", "END", "insert", "markdown"]
 
@@ -35,7 +35,9 @@ def _section(headers: list[dict[str, Any]], cases: dict[str, Case]) -> str:
     for suite in suites:
         chosen = [case for case in cases.values() if case["suite"] == suite]
         table = _reorders(chosen) if suite == "reorders" else _layers(chosen)
-        parts.append("\n".join(table) + f"\n\n{summary(chosen)}.")
+        disturbed = sum((case.get("others") or 0.0) > DISTURBED for case in chosen)
+        quiet = f" Other processes were busy during {disturbed} of the {len(chosen)} cases." if disturbed else ""
+        parts.append("\n".join(table) + f"\n\n{summary(chosen)}.{quiet}")
     return "\n\n".join(parts)
 
 
