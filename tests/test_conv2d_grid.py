@@ -105,3 +105,14 @@ def small_cache(monkeypatch):
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3]])
 def test_cut_into_many_windows(descriptor, small_cache):
     each(descriptor, "integers", residual=True, reference=False)
+
+
+def test_tiles_wider_than_would_be_chosen(monkeypatch):
+    """Several vectors where a group ends inside a block: as if weights cost nothing to load."""
+    monkeypatch.setattr(cut, "WEIGHT_CYCLES", 0.0)
+    cut.blocking.cache_clear()
+    try:
+        for descriptor in SAMPLED[21:23]:
+            each(descriptor, "integers", residual=True, reference=False)
+    finally:
+        cut.blocking.cache_clear()
