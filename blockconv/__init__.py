@@ -15,6 +15,7 @@ from blockconv.errors import (
     BlockconvError,
     DtypeError,
     LayoutError,
+    NetworkError,
     SlowPathWarning,
     UnsupportedError,
 )
@@ -30,6 +31,8 @@ from blockconv.layout import (
     register_layout,
     weights_for,
 )
+from blockconv.network.builder import NetworkBuilder
+from blockconv.network.graph import Network
 from blockconv.pooling import (
     adaptive_avg_pool2d,
     avg_pool2d,
@@ -54,6 +57,9 @@ __all__ = [
     "KnownLayout",
     "Layout",
     "LayoutError",
+    "Network",
+    "NetworkBuilder",
+    "NetworkError",
     "Pool2dProblem",
     "ReorderProblem",
     "SlowPathWarning",

@@ -12,6 +12,7 @@ __all__ = [
     "BlockconvError",
     "DtypeError",
     "LayoutError",
+    "NetworkError",
     "SlowPathWarning",
     "UnsupportedError",
 ]
@@ -39,6 +40,10 @@ class LayoutError(ArgumentError):
 
 class DtypeError(ArgumentError, TypeError):
     """An element type that the operation does not take."""
+
+
+class NetworkError(ArgumentError):
+    """A network, or a file that holds one, that breaks a rule; `op` names the node."""
 
 
 class UnsupportedError(BlockconvError, NotImplementedError):

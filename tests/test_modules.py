@@ -19,9 +19,9 @@ ORDER = [
     "doctor",
     "functional",
     "pooling",
-    "boundary",  # what the drop-in functions check and convert
     "frontends",
     "network",
+    "boundary",  # what the drop-in functions, and builders of networks, check and convert
     "packing",  # by way of a reorder, hence above array
     "array",
     "dispatch",

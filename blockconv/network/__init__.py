@@ -1,0 +1,1 @@
+"""Networks: the graph, its fusion, and the plan of layouts that runs it."""

@@ -1,0 +1,153 @@
+"""A network built in Python, an op a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.boundary import pads, pair
+from blockconv.errors import NetworkError
+from blockconv.kernels.activation import activation as read_activation
+from blockconv.network import ops
+from blockconv.network.graph import Network, Node, Tensor
+
+__all__ = ["NetworkBuilder"]
+
+Array = npt.NDArray[Any]
+
+
+class NetworkBuilder:
+    """Collects nodes; each method of an op returns the name of its value, which other methods take.
+
+    Stride, padding and dilation are those of the drop-in functions. Every op takes a `name`, that of its node.
+
+    >>> import numpy as np
+    >>> from blockconv import NetworkBuilder
+    >>> b = NetworkBuilder("tiny")
+    >>> x = b.input("x", (1, 3, 8, 8))
+    >>> y = b.conv2d(x, np.ones((4, 3, 3, 3), np.float32), padding=1, activation="relu")
+    >>> b.output(b.global_avg_pool2d(y))
+    >>> b.build().evaluate(np.ones((1, 3, 8, 8), np.float32))["pool2d_1"].shape
+    (1, 4, 1, 1)
+    """
+
+    def __init__(self, name: str = "network") -> None:
+        self.name = name
+        self._inputs: list[Tensor] = []
+        self._outputs: list[str] = []
+        self._nodes: list[Node] = []
+        self._constants: dict[str, Array] = {}
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
+        """An input of the network."""
+        self._inputs.append(Tensor(name, tuple(int(k) for k in shape), np.dtype(dtype)))
+        return name
+
+    def constant(self, value: Any, name: str | None = None) -> str:
+        """A constant, to be an operand of a binary op or a concatenation."""
+        name = name or f"constant_{len(self._constants)}"
+        if name in self._constants:
+            raise NetworkError(self.name, "name", name, "is the name of another constant")
+        self._constants[name] = np.asarray(value)
+        return name
+
+    def output(self, *values: str) -> None:
+        """Values that the network gives."""
+        self._outputs += values
+
+    def build(self) -> Network:
+        """The network. Raises NetworkError, naming the node, if it is not sound."""
+        return Network(tuple(self._inputs), tuple(self._outputs), tuple(self._nodes), self._constants, self.name)
+
+    def add(
+        self, attributes: ops.Attributes, *inputs: str, parameters: tuple[Any, ...] = (), name: str | None = None
+    ) -> str:
+        """A node with any attributes. parameters: arrays. Its value has the node's name."""
+        name = name or f"{attributes.op}_{len(self._nodes)}"
+        held = tuple(self.constant(value, f"{name}.{i}") for i, value in enumerate(parameters))
+        self._nodes.append(Node(name, attributes, inputs, name, held))
+        return name
+
+    # -- one method an op, where `add` does not read well
+
+    def conv2d(
+        self,
+        x: str,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        *,
+        activation: Any = None,
+        residual: str | None = None,
+        name: str | None = None,
+    ) -> str:
+        """activation(conv + bias + residual); weight: (O, I/groups, KH, KW)."""
+        w = np.asarray(weight)
+        apart, step = pair("conv2d", "dilation", dilation), pair("conv2d", "stride", stride)
+        sides = pads("conv2d", padding, w.shape[2:], step, apart)
+        attributes = ops.Conv2d(step, sides, apart, groups, read_activation(activation))
+        inputs = (x,) if residual is None else (x, residual)
+        return self.add(attributes, *inputs, parameters=(w,) if bias is None else (w, bias), name=name)
+
+    def max_pool2d(
+        self,
+        x: str,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        name: str | None = None,
+    ) -> str:
+        """The largest of each window; stride is the kernel's size by default."""
+        return self._pool("max", x, kernel_size, stride, padding, ceil_mode, name)
+
+    def avg_pool2d(
+        self,
+        x: str,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        name: str | None = None,
+    ) -> str:
+        """The mean of each window."""
+        kind: ops.PoolKind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
+        return self._pool(kind, x, kernel_size, stride, padding, ceil_mode, name)
+
+    def _pool(
+        self, kind: ops.PoolKind, x: str, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, name: str | None
+    ) -> str:
+        window = pair("pool2d", "kernel_size", kernel)
+        step = window if stride is None else pair("pool2d", "stride", stride)
+        sides = pads("pool2d", padding, window, step, (1, 1))
+        return self.add(ops.Pool2d(kind, window, step, sides, (1, 1), ceil_mode), x, name=name)
+
+    def global_avg_pool2d(self, x: str, name: str | None = None) -> str:
+        """The mean of each channel: (N, C, 1, 1)."""
+        return self.add(ops.Pool2d("avg_exclude_padding"), x, name=name)
+
+    def adaptive_avg_pool2d(self, x: str, output_size: Any, name: str | None = None) -> str:
+        """The mean over windows that together cover the image."""
+        return self.add(ops.AdaptivePool2d(pair("adaptive_avg_pool2d", "output_size", output_size)), x, name=name)
+
+    def activation(self, x: str, activation: Any, name: str | None = None) -> str:
+        """An activation by its name, or (name, *parameters)."""
+        return self.add(ops.Activate(read_activation(activation, "activation")), x, name=name)
+
+    def binary(self, kind: ops.BinaryKind, a: str, b: str, name: str | None = None) -> str:
+        """add, mul, sub, div, max or min of two values, broadcast as NumPy does."""
+        return self.add(ops.Binary(kind), a, b, name=name)
+
+    def affine(self, x: str, scale: Any, shift: Any, name: str | None = None) -> str:
+        """x * scale[c] + shift[c] over axis 1."""
+        return self.add(ops.Affine(), x, parameters=(scale, shift), name=name)
+
+    def concat(self, *values: str, axis: int = 1, name: str | None = None) -> str:
+        """Values one after the other along an axis."""
+        return self.add(ops.Concat(axis), *values, name=name)

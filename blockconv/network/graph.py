@@ -1,0 +1,285 @@
+"""A network: nodes in an order that can run, the values between them, and constants.
+
+Every value has a name and one producer: an input of the network, a constant, or a node. A node's `inputs` are
+the values that flow at run time (one of them may be a constant: the second operand of a binary op); its
+`parameters` are constants that a kernel may repack once (weight, bias, scale, shift). What a node does is
+said by its attributes, records of `blockconv.network.ops`, and these alone: front ends translate straight into
+them, so there is no second, unfused set of ops, and every pass and the evaluator know one vocabulary.
+
+Attributes hold no sizes; shapes are inferred when a network is made, so that any change makes a checked network.
+Networks are immutable: a pass makes another.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.errors import ArgumentError, NetworkError
+from blockconv.network import evaluate
+from blockconv.network.ops import AdaptivePool2d, Attributes, Conv2d, Pool2d, Shape
+from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
+
+__all__ = ["Network", "Node", "Tensor"]
+
+Array = npt.NDArray[Any]
+Problem = Conv2dProblem | Pool2dProblem | AdaptivePool2dProblem
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value's name, logical shape and element type."""
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def elements(self) -> int:
+        """Number of logical elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op. `name` is unique among nodes; `output` is the value that it produces."""
+
+    name: str
+    attributes: Attributes
+    inputs: tuple[str, ...]
+    output: str
+    parameters: tuple[str, ...] = ()
+
+    @property
+    def op(self) -> str:
+        """The kind of op: conv2d, pool2d, activation, ..."""
+        return self.attributes.op
+
+    def __str__(self) -> str:
+        return f"node {self.name!r} ({self.op})"
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """inputs: in calling order. outputs: names of values. nodes: in any order; they are kept in one that can run.
+    constants: read-only arrays by name. Raises NetworkError, naming the node, for a graph that is not sound."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Array]
+    name: str = "network"
+    # Makes the network anew for other input shapes where a front end folded shapes into constants.
+    remake: Callable[[dict[str, Shape]], Network] | None = field(default=None, repr=False)
+    tensors: dict[str, Tensor] = field(init=False, repr=False)  # every value, constants included
+
+    def __post_init__(self) -> None:
+        constants = {}
+        for name, value in self.constants.items():
+            constants[name] = np.asarray(value).view()
+            constants[name].flags.writeable = False
+        object.__setattr__(self, "constants", constants)
+        object.__setattr__(self, "nodes", _ordered(self))
+        object.__setattr__(self, "tensors", _inferred(self))
+
+    # -- looking around
+
+    @functools.cached_property
+    def producers(self) -> dict[str, Node]:
+        """The node that produces a value; inputs and constants have none."""
+        return {node.output: node for node in self.nodes}
+
+    @functools.cached_property
+    def readers(self) -> dict[str, tuple[Node, ...]]:
+        """The nodes that read each value or constant, in order; one that reads a value twice stands twice."""
+        found: dict[str, list[Node]] = {name: [] for name in self.tensors}
+        for node in self.nodes:
+            for name in (*node.inputs, *node.parameters):
+                found[name].append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def shape(self, name: str) -> Shape:
+        """The logical shape of a value."""
+        return self.tensors[name].shape
+
+    def problem(self, node: Node) -> Problem:
+        """The problem of a conv2d or pool2d node."""
+        attributes, src = node.attributes, self.shape(node.inputs[0])
+        if isinstance(attributes, Conv2d):
+            return replace(attributes.problem(src, self.shape(node.parameters[0])), name=node.name)
+        if isinstance(attributes, (Pool2d, AdaptivePool2d)):
+            return attributes.problem(src)
+        raise NetworkError(str(node), "op", node.op, "has no problem: only conv2d and pool2d have")
+
+    # -- making others
+
+    def changed(
+        self,
+        nodes: Iterable[Node] | None = None,
+        constants: Mapping[str, Array] | None = None,
+        outputs: Iterable[str] | None = None,
+    ) -> Network:
+        """This network with other nodes, constants or outputs, checked anew; it cannot be remade by its front end."""
+        return replace(
+            self,
+            remake=None,
+            nodes=self.nodes if nodes is None else tuple(nodes),
+            constants=self.constants if constants is None else constants,
+            outputs=self.outputs if outputs is None else tuple(outputs),
+        )
+
+    def with_input_shapes(self, shapes: Mapping[str, Shape] | Shape) -> Network:
+        """The same network for other sizes of its inputs: by name, or one shape for its only input."""
+        named = self._by_input(shapes, "shapes")
+        sizes = {name: tuple(int(k) for k in shape) for name, shape in named.items()}
+        if all(self.shape(name) == size for name, size in sizes.items()):
+            return self
+        if self.remake is not None:
+            return self.remake(sizes)
+        return replace(self, inputs=tuple(replace(t, shape=sizes.get(t.name, t.shape)) for t in self.inputs))
+
+    def _by_input(self, given: Any, argument: str) -> dict[str, Any]:
+        """`given` by the names of inputs: a mapping, or what the only input gets."""
+        names = [tensor.name for tensor in self.inputs]
+        if not isinstance(given, Mapping):
+            if len(names) != 1:
+                rule = f"the network has {len(names)} inputs"
+                raise NetworkError(self.name, argument, given, rule, f"give a dict by name: {', '.join(names)}")
+            return {names[0]: given}
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise NetworkError(self.name, argument, unknown, f"no such input; there are {', '.join(names)}")
+        return dict(given)
+
+    # -- running
+
+    def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, Array]:
+        """Each output by name (`every`: each value), by plain NumPy: slow, and independent of the kernels.
+
+        inputs: arrays by name, or the array of the only input. Each op runs in float64 and rounds once.
+        """
+        given = self._by_input(inputs, "inputs")
+        values: dict[str, Array] = dict(self.constants)
+        for tensor in self.inputs:
+            if tensor.name not in given:
+                raise NetworkError(self.name, "inputs", sorted(given), f"input {tensor.name!r} is missing")
+            array = np.asarray(given[tensor.name])
+            if array.shape != tensor.shape or array.dtype != tensor.dtype:
+                rule = f"has to be of shape {tensor.shape}, dtype {tensor.dtype}"
+                raise NetworkError(self.name, tensor.name, array, rule, "see Network.with_input_shapes")
+            values[tensor.name] = array
+        last = {name: node for node in self.nodes for name in node.inputs}
+        for node in self.nodes:
+            operands = [values[name] for name in node.inputs]
+            result = evaluate.compute(node.attributes, operands, [values[name] for name in node.parameters])
+            values[node.output] = result.astype(self.tensors[node.output].dtype, copy=False)
+            for name in set(node.inputs):
+                if not every and last[name] is node and name not in self.outputs:
+                    del values[name]
+        return values if every else {name: values[name] for name in self.outputs}
+
+    def summary(self) -> str:
+        """A table: each node with its op, inputs, output shape and multiply-adds."""
+        rows = [("node", "op", "inputs", "output", "shape", "MMAC")]
+        for node in self.nodes:
+            problem = self.problem(node) if node.op == "conv2d" else None
+            macs = f"{problem.macs / 1e6:.1f}" if isinstance(problem, Conv2dProblem) else ""
+            shape = "x".join(map(str, self.shape(node.output)))
+            rows.append((node.name, node.op, ", ".join(node.inputs), node.output, shape, macs))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        ins = ", ".join(f"{t.name} {t.shape}" for t in self.inputs)
+        outs = ", ".join(f"{name} {self.shape(name)}" for name in self.outputs)
+        return "\n".join([f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes", *lines])
+
+
+# ---------------------------------------------------------------- what a sound network is
+
+
+def _ordered(net: Network) -> tuple[Node, ...]:
+    """The nodes in an order that can run, the given one where it can. Every name is known, and made once."""
+    made: dict[str, str] = {}
+    sources = [*((t.name, "an input") for t in net.inputs), *((name, "a constant") for name in net.constants)]
+    for name, what in [*sources, *((node.output, str(node)) for node in net.nodes)]:
+        if name in made:
+            raise NetworkError(what, "output", name, f"is already the name of {made[name]}", "values have one producer")
+        made[name] = what
+    names: set[str] = set()
+    for node in net.nodes:
+        _check_node(net, node, made)
+        if node.name in names:
+            raise NetworkError(str(node), "name", node.name, "is the name of another node too")
+        names.add(node.name)
+    for name in net.outputs:
+        if name not in made:
+            raise NetworkError(net.name, "outputs", name, "no node produces it, and it is no input")
+    return _sorted(net)
+
+
+def _check_node(net: Network, node: Node, made: Mapping[str, str]) -> None:
+    for argument, names in (("inputs", node.inputs), ("parameters", node.parameters)):
+        taken: range = getattr(node.attributes, argument)
+        if len(names) not in taken:
+            counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
+            raise NetworkError(str(node), argument, names, f"{node.op} takes {counts}")
+        for name in names:
+            if name not in made:
+                raise NetworkError(str(node), argument, name, "is no input, no constant, and no node produces it")
+            if argument == "parameters" and name not in net.constants:
+                raise NetworkError(str(node), argument, name, "has to be a constant, so that it can be packed once")
+
+
+def _sorted(net: Network) -> tuple[Node, ...]:
+    """Kahn's order, ready nodes in the order given; a circle is named."""
+    waiting = list(net.nodes)
+    known = {t.name for t in net.inputs} | set(net.constants)
+    order: list[Node] = []
+    while waiting:
+        later = []
+        for node in waiting:
+            if all(name in known for name in node.inputs):
+                order.append(node)
+                known.add(node.output)
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            circle = _circle(later)
+            text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])
+            raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"the graph has a circle: {text}")
+        waiting = later
+    return tuple(order)
+
+
+def _circle(nodes: list[Node]) -> list[Node]:
+    """Nodes that wait for each other, each for the one before."""
+    producers = {node.output: node for node in nodes}
+    path = [nodes[0]]
+    while True:
+        before = next(producers[name] for name in path[-1].inputs if name in producers)
+        if before in path:
+            return path[path.index(before) :][::-1]
+        path.append(before)
+
+
+def _inferred(net: Network) -> dict[str, Tensor]:
+    tensors = {t.name: t for t in net.inputs}
+    tensors |= {name: Tensor(name, value.shape, value.dtype) for name, value in net.constants.items()}
+    for node in net.nodes:
+        inputs = tuple(tensors[name].shape for name in node.inputs)
+        parameters = tuple(tensors[name].shape for name in node.parameters)
+        try:
+            shape = node.attributes.infer(inputs, parameters)
+        except ArgumentError as error:
+            raise NetworkError(str(node), error.argument, error.value, error.rule, error.remedy) from error
+        dtypes = {tensors[name].dtype for name in (*node.inputs, *node.parameters)}
+        if len(dtypes) > 1:
+            given = ", ".join(f"{name}: {tensors[name].dtype}" for name in (*node.inputs, *node.parameters))
+            raise NetworkError(str(node), "dtype", given, "have to be of one dtype")
+        tensors[node.output] = Tensor(node.output, shape, dtypes.pop())
+    return tensors
