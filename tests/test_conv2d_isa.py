@@ -14,7 +14,8 @@ import pytest
 from conv_lab import check, data, rows
 
 from blockconv import jit
-from blockconv.kernels import direct
+from blockconv.kernels import tiles
+from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -57,9 +58,9 @@ def fresh(descriptor: str, src: str, dst: str, dtype: str = "float32", act: int 
     """The kernel of the direct row for a problem, compiled now."""
     p = Conv2dProblem.from_descriptor(descriptor)
     row = next(row for row in rows(p, src, dst) if row.name == "conv_direct")
-    source, destination = (direct.Layout(name) for name in (src, dst))
+    source, destination = (Layout(name) for name in (src, dst))
     (op,) = row.bind(p, source, destination, dtype, 1, act, False)
-    kernel = direct.conv_direct.compile(*map(int, op.kernel.name.partition("__")[2].split("_")))
+    kernel = tiles.conv_tiles.compile(*map(int, op.kernel.name.partition("__")[2].split("_")))
     assert kernel.name == op.kernel.name
     assert kernel.compiled
     return kernel

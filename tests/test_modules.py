@@ -37,7 +37,7 @@ ORDER = [
 ]
 
 # Debts: what families import from another family.
-OWED: dict[str, set[str]] = {"reference": {"direct"}}
+OWED: dict[str, set[str]] = {}
 
 
 def module_of(path: Path) -> str:

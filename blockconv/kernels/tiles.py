@@ -1,0 +1,306 @@
+"""Convolution from any native layout to any other: windows packed into scratch, tiles by the microkernel.
+
+A task is a group of output pixels (rows x columns of one image, of one group) and a range of output
+channel blocks. Its source window is packed once into the worker's scratch, zeros where the image
+ends, in the order [channel block][row][column][channels]: as it lies in the source, only closer
+together, so that borders, strides between pixels and cache conflicts are gone, and what is copied
+is never more than a window. (A 1x1 problem whose source lies like that already is read in place.)
+Then each tile of pixels runs the microkernel for each block of output channels. Groups at the
+image's end are moved back to be whole, as are tiles at a group's end: they recompute a few pixels,
+to the same bits, and no tail code exists.
+
+Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
+destination, residual (or the destination), activation parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+
+from blockconv import jit
+from blockconv.emit import load_bits, load_i64, move, store_bits
+from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, Blocking, geometry, space
+from blockconv.kernels.microkernel import conv_tile
+from blockconv.layout import Layout
+from blockconv.problem import Conv2dProblem
+from blockconv.runtime import OWN_TAIL, Buffer, Op
+
+__all__ = ["ACT", "BIA", "DST", "RES", "SRC", "WEI", "bind_tiles", "conv_tiles"]
+
+SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
+
+# Argument words. s_: source, d_: destination, w_: window in the scratch; all strides in bytes.
+(
+    A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_PLACES,
+    A_IC, A_OC, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_PH, A_PW,
+    A_ROW_STEP, A_COL_STEP, A_SH, A_SW, A_OUT_SH, A_OUT_SW,
+    A_DEPTH, A_DEPTH_STEP, A_DEPTH_SIZE, A_DEPTH_BYTES, A_IMAGE_STEP, A_IMAGE_START,
+    A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
+    A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
+    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
+    A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
+) = range(63)  # fmt: skip
+
+
+# ---------------------------------------------------------------- packing a window
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _copy(dst, src, size):
+    """Copy `size` bytes, a multiple of 4."""
+    if size >= 64:
+        for at in range(0, size - 63, 64):
+            move(dst + at, src + at, 64, 0)
+        move(dst + size - 64, src + size - 64, 64, 0)
+    elif size >= 16:
+        for at in range(0, size - 15, 16):
+            move(dst + at, src + at, 16, 0)
+        move(dst + size - 16, src + size - 16, 16, 0)
+    else:
+        for at in range(0, size, 4):
+            move(dst + at, src + at, 4, 0)
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _zero(dst, size):
+    """Zero `size` bytes, a multiple of 4."""
+    for at in range(0, size, 4):
+        store_bits(dst + at, 0, 4)
+
+
+@functools.cache
+def _packer(cb, itemsize):
+    """pack_window for blocks of `cb` channels."""
+    chunk = cb * itemsize
+
+    @numba.njit(error_model="numpy", forceinline=True)
+    def pack_window(args, window, image, channel, depth, ih, iw):
+        """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][depth][row][column][channel].
+
+        With more than one level of depth (`Space`), the first is `depth`, and blocks do not lie side by side.
+        """
+        cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
+        col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
+        step, blocks, rows = col_step * s_col, load_i64(args, A_BLOCKS), load_i64(args, A_WROWS)
+        # Columns of the window that lie in the image.
+        left = min(cols, max(0, (-iw + col_step - 1) // col_step))
+        right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
+        # Blocks that lie side by side in the source are copied pixel by pixel: its lines are read once, in order.
+        beside = min(blocks, max(1, s_len // cb))
+        if (s_len < NO_BLOCK and channel % s_len) or load_i64(args, A_DEPTH) > 1:
+            beside = 1  # a group that begins inside a block of the source ends in another; levels lie in between
+        for group in range((blocks + beside - 1) // beside):
+            first = group * beside
+            count = min(beside, blocks - first)
+            c = channel + first * cb
+            there = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
+            # A source's padding is read with the rest; where there is none, a tail ends where it ends.
+            tail = load_i64(args, A_IC) - (first + count - 1) * cb
+            padded = tail >= cb or (s_len < NO_BLOCK and load_i64(args, A_GROUPS) == 1)
+            full = count if padded else count - 1
+            for line in range(load_i64(args, A_DEPTH) * rows):
+                level, r = line // rows, line % rows
+                z = depth + level * load_i64(args, A_DEPTH_STEP)
+                h = ih + r * load_i64(args, A_ROW_STEP)
+                out = window + (first * load_i64(args, A_DEPTH) + level) * w_block + r * row_bytes
+                if h < 0 or h >= load_i64(args, A_IH) or z < 0 or z >= load_i64(args, A_DEPTH_SIZE):
+                    for k in range(count):
+                        _zero(out + k * w_block, row_bytes)
+                    continue
+                for k in range(count):
+                    _zero(out + k * w_block, left * chunk)
+                    _zero(out + k * w_block + right * chunk, (cols - right) * chunk)
+                src = there + z * load_i64(args, A_DEPTH_BYTES)
+                src += h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
+                out += left * chunk
+                if step == chunk and count == 1 and padded:
+                    _copy(out, src, (right - left) * chunk)
+                    continue
+                for _ in range(right - left):
+                    for k in range(full):
+                        move(out + k * w_block, src + k * chunk, chunk, 0)
+                    if full < count:
+                        _copy(out + full * w_block, src + full * chunk, tail * itemsize)
+                    src, out = src + step, out + chunk
+
+    return pack_window
+
+
+# ---------------------------------------------------------------- destinations whose blocks groups share
+
+
+@numba.njit(error_model="numpy", forceinline=True)
+def _channel_offset(args, c):
+    d_len = load_i64(args, A_DLEN)
+    return (c // d_len) * load_i64(args, A_DBLOCK) + (c % d_len) * load_i64(args, A_DCHAN)
+
+
+@functools.cache
+def _scatterer(itemsize):
+    """scatter for elements of `itemsize` bytes."""
+
+    @numba.njit(error_model="numpy", forceinline=True)
+    def scatter(args, tile, base, first, rows, pixels, width, valid, written, gather):
+        """Move a tile [pixel][width channels] to its places in memory, channel by channel; `gather` moves it here."""
+        for c in range(written):
+            at = base + _channel_offset(args, first + c)
+            for r in range(rows):
+                for p in range(pixels):
+                    here = tile + ((r * pixels + p) * width + c) * itemsize
+                    there = at + r * load_i64(args, A_DROW) + p * load_i64(args, A_DCOL)
+                    if gather:
+                        store_bits(here, load_bits(there, itemsize), itemsize)
+                    else:
+                        store_bits(there, load_bits(here, itemsize) if c < valid else 0, itemsize)
+
+    return scatter
+
+
+# ---------------------------------------------------------------- the kernel
+
+
+@jit.kernel
+def conv_tiles(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act):
+    """Tiles of rows x pixels x (vectors * lanes) channels; piece 0 scatters each tile channel by channel."""
+    width = vectors * lanes
+    scatters = int(piece == 0)
+    stored_piece = lanes if piece == 0 else piece
+    tile_bytes = rows * pixels * width * itemsize
+    pack_window, scatter = _packer(cb, itemsize), _scatterer(itemsize)
+
+    def kernel(args, first, last, scratch):
+        window, spare = scratch, scratch + load_i64(args, A_TILE_AT)
+        tile, other = spare + tile_bytes, spare + 2 * tile_bytes
+        packed = -1
+        for task in range(first, last):
+            split, rest = task % load_i64(args, A_SPLITS), task // load_i64(args, A_SPLITS)
+            col_group, above = rest % load_i64(args, A_COL_GROUPS), rest // load_i64(args, A_COL_GROUPS)
+            row_group, above = above % load_i64(args, A_ROW_GROUPS), above // load_i64(args, A_ROW_GROUPS)
+            group, n = above % load_i64(args, A_GROUPS), above // load_i64(args, A_GROUPS)
+            g_rows, g_cols, panel = load_i64(args, A_GROW), load_i64(args, A_GCOL), load_i64(args, A_PANEL)
+            oh0 = min(row_group * g_rows, load_i64(args, A_OH) - g_rows)
+            ow0 = min(col_group * g_cols, load_i64(args, A_OW) - g_cols)
+            image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
+            if load_i64(args, A_IN_PLACE):
+                window = image + ow0 * load_i64(args, A_SCOL)
+            elif rest != packed:
+                ih = oh0 * load_i64(args, A_SH) - load_i64(args, A_PH)
+                iw = ow0 * load_i64(args, A_SW) - load_i64(args, A_PW)
+                depth = n * load_i64(args, A_IMAGE_STEP) + load_i64(args, A_IMAGE_START)
+                for k in range((g_cols + panel - 1) // panel):
+                    col = iw + min(k * panel, g_cols - panel) * load_i64(args, A_SW)
+                    at = window + k * load_i64(args, A_PANEL_BYTES)
+                    pack_window(args, at, image, group * load_i64(args, A_IC), depth, ih, col)
+                packed = rest
+            oc, ocbs = load_i64(args, A_OC), load_i64(args, A_OCB)
+            whole, ended, tail = load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL)
+            w_row = load_i64(args, A_WROW)
+            row_bytes, col_bytes = load_i64(args, A_OUT_SH) * w_row, load_i64(args, A_OUT_SW) * (cb * itemsize)
+            d_row, d_col = load_i64(args, A_DROW), load_i64(args, A_DCOL)
+            base = load_i64(args, A_DST) + n * load_i64(args, A_DN)
+            to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
+            ocb_last = ocbs * (split + 1) // load_i64(args, A_SPLITS)
+            for ocb in range(ocbs * split // load_i64(args, A_SPLITS), ocb_last):
+                oc0 = group * oc + ocb * width
+                valid = oc - ocb * width
+                written = min(width, valid)
+                if group == load_i64(args, A_GROUPS) - 1:
+                    # The last group writes the padding, its last tile all that is left of it.
+                    padding = load_i64(args, A_PADDED) - oc0
+                    written = padding if ocb == ocbs - 1 else min(width, padding)
+                wei = load_i64(args, A_WEI) + (group * load_i64(args, A_WEI_BLOCKS) + ocb) * load_i64(args, A_WEI_OCB)
+                bias = load_i64(args, A_BIA) + (group * ocbs + ocb) * (width * itemsize)
+                for r_at in range(0, g_rows, rows):
+                    r = min(r_at, g_rows - rows)
+                    for c_at in range(0, g_cols, pixels):
+                        c = min(c_at, g_cols - pixels)
+                        panel_start = min(c_at // panel * panel, g_cols - panel)
+                        src = window + r * row_bytes
+                        src += c_at // panel * load_i64(args, A_PANEL_BYTES) + (c - panel_start) * col_bytes
+                        place = base + (oh0 + r) * d_row + (ow0 + c) * d_col
+                        if scatters:
+                            if to_residual:
+                                scatter(
+                                    args,
+                                    other,
+                                    place + to_residual,
+                                    oc0,
+                                    rows,
+                                    pixels,
+                                    width,
+                                    valid,
+                                    min(width, valid),
+                                    1,
+                                )
+                            conv_tile(
+                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
+                                src, row_bytes, load_i64(args, A_PLACES), whole, ended, tail,
+                                wei, bias, tile, pixels * width * itemsize, width * itemsize, lanes * itemsize,
+                                tile_bytes if to_residual else 0, width, width, load_i64(args, A_ACT), spare,
+                            )  # fmt: skip
+                            scatter(args, tile, place, oc0, rows, pixels, width, valid, written, 0)
+                        else:
+                            conv_tile(
+                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
+                                src, row_bytes, load_i64(args, A_PLACES),
+                                whole if valid > 0 else 0, ended if valid > 0 else 0, tail,
+                                wei, bias, place + _channel_offset(args, oc0), d_row, d_col, load_i64(args, A_DPIECE),
+                                to_residual, valid, written, load_i64(args, A_ACT), spare,
+                            )  # fmt: skip
+                            if written > width:
+                                scatter(args, tile, place, oc0 + width, rows, pixels, width, 0, written - width, 0)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- binding
+
+
+def bind_tiles(
+    problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, cut: Blocking, act: int, residual: bool
+) -> list[Op]:
+    """The op. act: `ACT_NONE`, `ACT_CLIP` or `ACT_OTHER`. The residual lies in memory as the destination does."""
+    p, at = problem, space(problem, src, dst)
+    itemsize = ITEMSIZE[dtype]
+    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    ic, oc, chunk = p.ic // p.g, p.oc // p.g, cut.cb * itemsize
+    blocks, w_row = -(-ic // cut.cb), cut.window_cols * chunk
+    w_block = s.block if cut.in_place else cut.window_rows * w_row
+    # A stride of one tap only is taken out when the window is packed.
+    out_sh, row_step = (1, at.sh) if at.kh == 1 else (at.sh, 1)
+    out_sw, col_step = (1, at.sw) if at.kw == 1 else (at.sw, 1)
+    taps = [h * at.dh * w_row + w * at.dw * chunk for h in range(at.kh) for w in range(at.kw)]
+    places = [b * w_block + tap for b in range(blocks * at.depth) for tap in taps]
+    tail, of_block = ic - (blocks - 1) * cut.cb, at.depth * len(taps)
+    row_groups, col_groups = -(-at.oh // cut.group_rows), -(-at.ow // cut.group_cols)
+    image, row, col = at.axes
+    by_h = image == "h"
+    words: dict[int, int | Buffer] = {
+        A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
+        A_PLACES: OWN_TAIL, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAIL: tail,
+        A_WHOLE: (blocks - (tail < cut.cb)) * of_block, A_ENDED: (tail < cut.cb) * of_block,
+        A_IH: at.ih, A_IW: at.iw, A_PH: at.ph, A_PW: at.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
+        A_SH: at.sh, A_SW: at.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
+        A_DEPTH: at.depth, A_DEPTH_STEP: p.dh if by_h else 1, A_DEPTH_SIZE: p.ih if by_h else NO_BLOCK,
+        A_DEPTH_BYTES: s.row if by_h else 0, A_IMAGE_STEP: p.sh if by_h else 0, A_IMAGE_START: -p.ph if by_h else 0,
+        A_SN: 0 if by_h else s.along(image), A_SBLOCK: s.block, A_SLEN: s.length,
+        A_SROW: s.along(row), A_SCOL: s.along(col), A_SCHAN: s.channel,
+        A_DN: d.along(image), A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.along(row), A_DCOL: d.along(col),
+        A_DCHAN: d.channel, A_DPIECE: d.block if d.length <= cut.lanes else cut.lanes * itemsize,
+        A_PADDED: dst.padded_shape(p.dst_shape)[1], A_GROUPS: p.g,
+        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block,
+        A_IN_PLACE: cut.in_place, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_block,
+        A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
+        A_OH: at.oh, A_OW: at.ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
+        A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,
+        A_WEI_OCB: blocks * of_block * cut.cb * cut.width * itemsize, A_WEI_BLOCKS: -(-oc // cut.width),
+    }  # fmt: skip
+    args = tuple(words[k] for k in range(A_END)) + tuple(places)
+    kernel = conv_tiles(
+        itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
+        out_sw * chunk, cut.cb, cut.piece, act,
+    )  # fmt: skip
+    tasks = at.images * p.g * row_groups * col_groups * cut.splits
+    return [Op(kernel, args, tasks, 1, cut.scratch, len(places))]
