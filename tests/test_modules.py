@@ -27,6 +27,7 @@ ORDER = [
     "dispatch",
     "tuning",
     "kernels",
+    "eltwise_problem",
     "problem",
     "layout",
     "runtime",

@@ -5,9 +5,15 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
-from blockconv.kernels import direct, pooling, reference, reorder
+from blockconv.kernels import direct, eltwise, pooling, reference, reorder
 from blockconv.kernels.table import Row, WeightForm
 
 __all__ = ["TABLE", "Row", "WeightForm"]
 
-TABLE: tuple[Row, ...] = (*direct.ROWS, *reference.ROWS, *pooling.ROWS, *reorder.ROWS)
+TABLE: tuple[Row, ...] = (
+    *direct.ROWS,
+    *reference.ROWS,
+    *pooling.ROWS,
+    *eltwise.ROWS,
+    *reorder.ROWS,
+)
