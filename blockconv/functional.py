@@ -34,7 +34,7 @@ from blockconv.boundary import (
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.kernels import WeightForm
 from blockconv.kernels.activation import Activation, activation
-from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER
+from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
 from blockconv.layout import NATIVE, Layout
 from blockconv.packing import pack_bias, pack_weights
 from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem

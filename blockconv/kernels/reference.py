@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.emit import load_f, load_i64, store_f
 from blockconv.kernels.cut import ITEMSIZE, geometry
-from blockconv.kernels.microkernel import activate_scalar
+from blockconv.kernels.epilogue import activate_scalar
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.layout import NATIVE, Layout
