@@ -30,7 +30,7 @@ from blockconv.eltwise_problem import ActivationProblem, AffineProblem, BinaryPr
 from blockconv.emit import I32, I64, call_llvm, const, load_bits, load_i64, pointer, splat, store_bits
 from blockconv.kernels.activation import IDENTITY, Activation, activate_vector
 from blockconv.kernels.cut import ITEMSIZE
-from blockconv.kernels.microkernel import ACT_CLIP, ACT_NONE, ACT_OTHER
+from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
 from blockconv.kernels.table import Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.runtime import OWN_TAIL, Buffer, Op
