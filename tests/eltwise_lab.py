@@ -1,4 +1,4 @@
-"""Run a row of the table on logical arrays: sources with dirty tails against guard pages, destinations compared whole."""
+"""Runs rows of the table on logical arrays: dirty tails, guard pages, the destination compared whole."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
-from blockconv.kernels import direct, eltwise, pooling, reference, reorder
+from blockconv.kernels import box, direct, eltwise, pooling, reference, reorder
 from blockconv.kernels.table import Row, WeightForm
 
 __all__ = ["TABLE", "Row", "WeightForm"]
@@ -15,5 +15,6 @@ TABLE: tuple[Row, ...] = (
     *reference.ROWS,
     *pooling.ROWS,
     *eltwise.ROWS,
+    *box.ROWS,
     *reorder.ROWS,
 )

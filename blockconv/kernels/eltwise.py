@@ -230,7 +230,7 @@ def eltwise(itemsize, lanes, kind, mode, act):
 
 @dataclass(frozen=True)
 class Loop:
-    """Neighbouring stretches of the storage: how many, the operand's stride (elements), channels from one to the next."""
+    """Neighbouring stretches of the storage: how many, the stride of the operand, channels from one to the next."""
 
     size: int
     other: int
@@ -340,7 +340,8 @@ def _op(
     channels, block = (shape[1], layout.blocks[1]) if found.ragged else (ALL, 1)
     words: list[int | Buffer] = [
         *buffers, OWN_TAIL, found.run, piece, pieces, rows.size, group, groups,
-        rows.other * itemsize, rows.channels, found.inner, found.period, int(found.written), channels, block, len(outer),
+        rows.other * itemsize, rows.channels, found.inner, found.period, int(found.written),
+        channels, block, len(outer),
     ]  # fmt: skip
     tasks = pieces * groups
     for loop in reversed(outer):
