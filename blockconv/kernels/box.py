@@ -207,7 +207,8 @@ def _axes(box: Box, s: Geometry, d: Geometry) -> list[Axis]:
         above = done[-1] if done else None
         whole = axis.begin == 0 and axis.count == axis.size
         if above and whole and above.src == axis.size * axis.src and above.dst == axis.size * axis.dst:
-            done[-1] = Axis(*(axis.size * n for n in (above.size, above.begin, above.count)), axis.src, axis.dst)
+            size, begin, count = (axis.size * n for n in (above.size, above.begin, above.count))
+            done[-1] = Axis(size, begin, count, axis.src, axis.dst)
         else:
             done.append(axis)
     return [Axis(1, 0, 1, 0, 0)] * (3 - len(done)) + done
