@@ -19,6 +19,7 @@ from blockconv.errors import (
     SlowPathWarning,
     UnsupportedError,
 )
+from blockconv.frontends.onnx import load_onnx
 from blockconv.functional import Conv2d, conv1d, conv2d, explain
 from blockconv.layout import (
     NATIVE,
@@ -77,6 +78,7 @@ __all__ = [
     "global_max_pool2d",
     "is_channels_last",
     "known_layouts",
+    "load_onnx",
     "max_pool2d",
     "register_layout",
     "set_num_threads",

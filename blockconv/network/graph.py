@@ -24,6 +24,7 @@ import numpy.typing as npt
 from blockconv.errors import ArgumentError, NetworkError
 from blockconv.network import evaluate
 from blockconv.network.ops import AdaptivePool2d, Attributes, Conv2d, Pool2d, Shape
+from blockconv.network.order import topological
 from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 
 __all__ = ["Network", "Node", "Tensor"]
@@ -219,7 +220,12 @@ def _ordered(net: Network) -> tuple[Node, ...]:
     for name in net.outputs:
         if name not in made:
             raise NetworkError(net.name, "outputs", name, "no node produces it, and it is no input")
-    return _sorted(net)
+    known = [*(t.name for t in net.inputs), *net.constants]
+    order, circle = topological(net.nodes, lambda node: node.inputs, lambda node: (node.output,), known)
+    if circle:
+        text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])
+        raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"the graph has a circle: {text}")
+    return tuple(order)
 
 
 def _check_node(net: Network, node: Node, made: Mapping[str, str]) -> None:
@@ -233,38 +239,6 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str]) -> None:
                 raise NetworkError(str(node), argument, name, "is no input, no constant, and no node produces it")
             if argument == "parameters" and name not in net.constants:
                 raise NetworkError(str(node), argument, name, "has to be a constant, so that it can be packed once")
-
-
-def _sorted(net: Network) -> tuple[Node, ...]:
-    """Kahn's order, ready nodes in the order given; a circle is named."""
-    waiting = list(net.nodes)
-    known = {t.name for t in net.inputs} | set(net.constants)
-    order: list[Node] = []
-    while waiting:
-        later = []
-        for node in waiting:
-            if all(name in known for name in node.inputs):
-                order.append(node)
-                known.add(node.output)
-            else:
-                later.append(node)
-        if len(later) == len(waiting):
-            circle = _circle(later)
-            text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])
-            raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"the graph has a circle: {text}")
-        waiting = later
-    return tuple(order)
-
-
-def _circle(nodes: list[Node]) -> list[Node]:
-    """Nodes that wait for each other, each for the one before."""
-    producers = {node.output: node for node in nodes}
-    path = [nodes[0]]
-    while True:
-        before = next(producers[name] for name in path[-1].inputs if name in producers)
-        if before in path:
-            return path[path.index(before) :][::-1]
-        path.append(before)
 
 
 def _inferred(net: Network) -> dict[str, Tensor]:
