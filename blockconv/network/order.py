@@ -42,5 +42,7 @@ def _circle(items: Sequence[T], reads: Callable[[T], Iterable[str]], makes: Call
     while True:
         before = next(makers[name] for name in reads(path[-1]) if name in makers)
         if before in path:
-            return path[path.index(before) :][::-1]
+            circle = path[path.index(before) :][::-1]
+            first = min(range(len(circle)), key=lambda i: items.index(circle[i]))
+            return circle[first:] + circle[:first]
         path.append(before)
