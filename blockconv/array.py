@@ -229,7 +229,7 @@ def _reorder(src: BlockedArray, out: BlockedArray) -> None:
     nbytes = src.nbytes + out.nbytes
     addresses = [address_of(src.storage), address_of(out.storage)]
     # Past the caches, lines that are written whole need not be read first.
-    stream = nbytes > 2 * jit.second_level_cache() and addresses[1] % 64 == 0
+    stream = 2 * nbytes > jit.last_level_cache() and addresses[1] % 64 == 0
     itemsize = 0 if packed else src.storage.itemsize
     program = reorder_program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
     if packed:

@@ -154,12 +154,22 @@ def default_threads() -> int:
 @functools.cache
 def second_level_cache() -> int:
     """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
+    return _cache_size(2) or 1 << 20
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """Bytes of the third-level cache, else of the second."""
+    return _cache_size(3) or second_level_cache()
+
+
+def _cache_size(level: int) -> int | None:
     try:
-        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").read_text().strip()
         units = {"K": 1 << 10, "M": 1 << 20}
         return int(text[:-1]) * units[text[-1]]
     except (OSError, ValueError, KeyError, IndexError):
-        return 1 << 20
+        return None
 
 
 # ---------------------------------------------------------------- the on-disk cache

@@ -1,8 +1,10 @@
 """The launcher: a program (a list of kernels with their arguments and tasks) run in one native call.
 
-A program's ops run one after the other; the tasks of one op run on all threads. Workers take
-chunks of tasks from the op's counter and wait until every task of the op is done before they
-go on, so a worker that never starts holds nobody up: the others take its chunks.
+A program's ops run one after the other; the tasks of one op run on all threads. Each worker has
+a range of the op's tasks of its own, so that what it read and wrote in the last run, or wrote in
+the op before, is still in its own caches; it takes chunks of them from the range's counter, and
+then chunks of the others' ranges. It waits until every task of the op is done before it goes on,
+so a worker that never starts holds nobody up: the others take its chunks.
 
 What a run needs (argument blocks, counters) is an *instance*, checked out for the call, so that
 any number of threads may run one program at once.
@@ -69,26 +71,31 @@ class Op:
 def launch_worker():  # type: ignore[no-untyped-def]
     """One worker of a run. Called by Numba's threading layer, so the fourth argument is the run's record.
 
-    record: ops, address of the op table, worker counter, scratch, scratch bytes a worker.
+    record: ops, address of the op table, worker counter, scratch, scratch bytes a worker, workers.
     """
 
     def worker(unused_args, unused_dims, unused_steps, record):  # type: ignore[no-untyped-def]
         ops = load_i64(record, 0)
         table = load_i64(record, 1)
+        workers = load_i64(record, 5)
         me = fetch_add(record + 8 * 2, 1)
         scratch = load_i64(record, 3) + me * load_i64(record, 4)
         for i in range(ops):
             op = table + i * (8 * OP_WORDS)
             tasks = load_i64(op, 2)
             chunk = load_i64(op, 3)
-            taken = load_i64(op, 4)
-            done = taken + 8 * LINE
-            first = fetch_add(taken, chunk)
-            while first < tasks:
-                last = min(first + chunk, tasks)
-                call_kernel(load_i64(op, 0), load_i64(op, 1), first, last, scratch)
-                fetch_add(done, last - first)
-                first = fetch_add(taken, chunk)
+            done = load_i64(op, 4)
+            for k in range(workers):
+                owner = me + k if me + k < workers else me + k - workers
+                taken = done + 8 * LINE * (1 + owner)
+                start = tasks * owner // workers
+                end = tasks * (owner + 1) // workers
+                first = start + fetch_add(taken, chunk)
+                while first < end:
+                    last = min(first + chunk, end)
+                    call_kernel(load_i64(op, 0), load_i64(op, 1), first, last, scratch)
+                    fetch_add(done, last - first)
+                    first = start + fetch_add(taken, chunk)
             spins = 0
             while load_acquire(done) < tasks:
                 spins += 1
@@ -119,17 +126,21 @@ _RECORD_WORDS = LINE
 
 
 class _Instance:
-    """The memory of one run: record, counters, op table, argument blocks, in one aligned block."""
+    """The memory of one run: record, counters, op table, argument blocks, in one aligned block.
 
-    def __init__(self, program: Program) -> None:
+    An op's counters: tasks done, then the tasks taken of each worker's range.
+    """
+
+    def __init__(self, program: Program, workers: int) -> None:
         ops = program.ops
-        counters = _RECORD_WORDS
-        table = counters + 2 * LINE * len(ops)
+        self.workers = workers
+        counters, lines = _RECORD_WORDS, (1 + workers if workers > 1 else 0)
+        table = counters + lines * LINE * len(ops)
         block = aligned_empty(8 * (table + OP_WORDS * len(ops) + sum(len(op.args) for op in ops))).view(np.int64)
         block[:] = 0
         self.block: Block = block
         self.address = base = address_of(block)
-        self.counters = block[counters:table]
+        self.counters = block[counters:table:LINE]
         block[0], block[1] = len(ops), base + 8 * table
         self.patches: list[tuple[int, int, int]] = []  # (word, buffer, offset)
         at = table + OP_WORDS * len(ops)
@@ -140,7 +151,7 @@ class _Instance:
                 base + 8 * at,
                 op.tasks,
                 op.chunk,
-                base + 8 * (counters + 2 * LINE * i),
+                base + 8 * (counters + lines * LINE * i),
             )
             for word, value in enumerate(op.args, start=at):
                 if value is OWN_TAIL:
@@ -172,7 +183,9 @@ class Program:
         try:
             instance = self._idle.pop()
         except IndexError:
-            instance = _Instance(self)
+            instance = None
+        if instance is None or instance.workers != threads:
+            instance = _Instance(self, threads)
         block = instance.block
         for word, index, offset in instance.patches:
             block[word] = buffers[index] + offset
@@ -181,7 +194,7 @@ class Program:
         if threads == 1:
             _entry_alone()(0, 0, 0, instance.address)
         else:
-            block[2] = 0
+            block[2], block[5] = 0, threads
             instance.counters[:] = 0
             jit.parallel_for(launch_worker().address, instance.address, threads)
         self._idle.append(instance)

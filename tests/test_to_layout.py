@@ -235,7 +235,7 @@ BIG = (2, 19, 97, 256)
 @pytest.mark.isa
 @pytest.mark.parametrize(("src", "dst"), list(itertools.permutations(NATIVE, 2)))
 def test_arrays_past_the_caches(src: str, dst: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bc.jit, "second_level_cache", lambda: 1 << 20)
+    monkeypatch.setattr(bc.jit, "last_level_cache", lambda: 1 << 20)
     logical = logical_bits(BIG, 4)
     out = bc.empty(BIG, dst, np.uint32)
     out.storage.fill(1)
