@@ -16,7 +16,7 @@ from llvmlite import ir
 from blockconv.emit import I64, call_llvm
 from blockconv.errors import ArgumentError
 
-__all__ = ["IDENTITY", "Activation", "activate_vector", "activation"]
+__all__ = ["IDENTITY", "Activation", "Vectors", "activate_vector", "activation"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
 # ---------------------------------------------------------------- code
 
 
-class _Vectors:
+class Vectors:
     """Arithmetic on vectors of one type, written as expressions."""
 
     def __init__(self, builder: Any, kind: Any) -> None:
@@ -152,11 +152,11 @@ class _Vectors:
         return self.b.select(negative, self.b.fneg(value), value)
 
 
-def _leaky_relu(v: _Vectors, x: Any, params: list[Any]) -> Any:
+def _leaky_relu(v: Vectors, x: Any, params: list[Any]) -> Any:
     return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), v.mul(x, v.all(params[0])), x)
 
 
-def _tanh(v: _Vectors, x: Any, params: list[Any]) -> Any:
+def _tanh(v: Vectors, x: Any, params: list[Any]) -> Any:
     """float32 as Cephes has it: x + x^3 p(x^2) near 0, where 2 sigmoid(2x) - 1 would lose what is small."""
     if not v.single:
         return v.each_lane("tanh", x)
@@ -167,23 +167,23 @@ def _tanh(v: _Vectors, x: Any, params: list[Any]) -> Any:
     return v.b.select(v.b.fcmp_ordered("<", square, v.c(0.625 * 0.625)), small, large)
 
 
-def _silu(v: _Vectors, x: Any, params: list[Any]) -> Any:
+def _silu(v: Vectors, x: Any, params: list[Any]) -> Any:
     return v.mul(x, v.sigmoid(x))
 
 
-def _hardswish(v: _Vectors, x: Any, params: list[Any]) -> Any:
+def _hardswish(v: Vectors, x: Any, params: list[Any]) -> Any:
     return v.mul(x, v.mul(v.clip(v.add(x, v.c(3.0)), 0.0, 6.0), v.c(1 / 6)))
 
 
-def _gelu(v: _Vectors, x: Any, params: list[Any]) -> Any:
+def _gelu(v: Vectors, x: Any, params: list[Any]) -> Any:
     return v.mul(v.mul(x, v.c(0.5)), v.add(v.c(1.0), v.erf(v.mul(x, v.c(math.sqrt(0.5))))))
 
 
-def _hardsigmoid(v: _Vectors, x: Any, params: list[Any]) -> Any:
+def _hardsigmoid(v: Vectors, x: Any, params: list[Any]) -> Any:
     return v.clip(v.add(v.mul(x, v.all(params[0])), v.all(params[1])), 0.0, 1.0)
 
 
-_CODE: dict[int, Callable[[_Vectors, Any, list[Any]], Any]] = {
+_CODE: dict[int, Callable[[Vectors, Any, list[Any]], Any]] = {
     1: _leaky_relu,
     2: lambda v, x, params: v.sigmoid(x),
     3: _tanh,
@@ -204,7 +204,7 @@ def activate_vector(builder: Any, x: Any, number: Any, params: list[Any]) -> Any
         block = builder.append_basic_block(f"activation_{value}")
         switch.add_case(ir.Constant(I64, value), block)
         builder.position_at_end(block)
-        results.append((code(_Vectors(builder, x.type), x, params), builder.block))
+        results.append((code(Vectors(builder, x.type), x, params), builder.block))
         builder.branch(done)
     builder.position_at_end(done)
     phi = builder.phi(x.type)

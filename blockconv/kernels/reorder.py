@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
 from blockconv import jit
+from blockconv.eltwise_problem import TransposeProblem
 from blockconv.emit import (
     I64,
     const,
@@ -604,7 +606,36 @@ def _cost(seconds_per_byte: float) -> Callable[[ReorderProblem, Layout, Layout, 
     return cost
 
 
-ROWS = (
+# ---------------------------------------------------------------- permutations of row-major arrays
+# A permuted array is its own layout: the result's elements in the order of the source. So a transpose is a reorder.
+
+
+def _as_reorder(problem: TransposeProblem, itemsize: int) -> tuple[ReorderProblem, Layout, Layout]:
+    src = Layout("".join("abcdef"[problem.perm.index(axis)] for axis in range(len(problem.perm))))
+    dst = Layout("abcdef"[: len(problem.perm)])
+    return ReorderProblem(problem.dst_shape, src.name, dst.name, itemsize), src, dst
+
+
+def _transpose_row(of: Row) -> Row:
+    """A reorder's row as one of transpose; of `bind`, dtype and threads are given as to the other ops of a network."""
+
+    def why_not(problem: TransposeProblem, src: Layout, dst: Layout) -> str | None:
+        rank = len(problem.shape)
+        if not src == dst == Layout("abcdef"[:rank]):
+            return f"is for row-major arrays of {rank} dimensions, {'abcdef'[:rank]}"
+        return None if 0 in problem.shape else of.why_not(*_as_reorder(problem, 4))
+
+    def cost(problem: TransposeProblem, src: Layout, dst: Layout, threads: int) -> float:
+        return of.cost(*_as_reorder(problem, 4), threads)
+
+    def bind(problem: TransposeProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Sequence[Op]:
+        return of.bind(*_as_reorder(problem, np.dtype(dtype).itemsize))
+
+    return Row(of.name.replace("reorder", "transpose"), "transpose", None, None, None, why_not, cost, bind,
+               reference=of.reference)  # fmt: skip
+
+
+REORDERS = (
     Row(
         "reorder_transpose",
         "reorder",
@@ -628,3 +659,5 @@ ROWS = (
         reference=True,
     ),
 )
+
+ROWS = (*REORDERS, *map(_transpose_row, REORDERS))
