@@ -5,7 +5,7 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
-from blockconv.kernels import box, direct, eltwise, normalise, pooling, reference, reorder
+from blockconv.kernels import box, direct, eltwise, lrn, pooling, reference, reorder, softmax
 from blockconv.kernels.table import Row, WeightForm
 
 __all__ = ["TABLE", "Row", "WeightForm"]
@@ -16,6 +16,7 @@ TABLE: tuple[Row, ...] = (
     *pooling.ROWS,
     *eltwise.ROWS,
     *box.ROWS,
-    *normalise.ROWS,
+    *softmax.ROWS,
+    *lrn.ROWS,
     *reorder.ROWS,
 )
