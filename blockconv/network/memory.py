@@ -1,0 +1,75 @@
+"""Where tensors lie: which bytes are the same in two layouts, which part of one is in a piece, and an arena's offsets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blockconv.kernels.nest import nest
+from blockconv.layout import Layout
+
+__all__ = ["ALIGNMENT", "Interval", "packed", "part", "same_bytes"]
+
+ALIGNMENT = 128  # bytes: no two tensors share a (pair of) cache lines
+
+
+@functools.lru_cache(maxsize=4096)
+def same_bytes(shape: tuple[int, ...], a: Layout, b: Layout) -> bool:
+    """Whether an array's storage is the same in two layouts: NCHW and NHWC of 1x1 images, NCHW4 and CHWN4 of one."""
+    if a == b:
+        return True
+    if a.padded_shape(shape) != b.padded_shape(shape):
+        return False
+    loops = nest(a, b, shape)
+    return loops is not None and all(loop.src == loop.dst for loop in loops.loops)
+
+
+def part(layout: Layout, shape: tuple[int, ...], axis: int, begin: int, size: int) -> int | None:
+    """The offset, in elements, of `size` of an array's elements along an axis if they lie in one piece; else None.
+
+    They do if whatever lies outside of that axis has one element, and no block is cut in two.
+    """
+    for at in layout.axes(shape):
+        if at.dim == axis:
+            ends = (begin + size) % at.step == 0 or begin + size == shape[axis]
+            return begin // at.step * at.stride if begin % at.step == 0 and ends else None
+        if at.size != 1:
+            return None
+    return None
+
+
+class Interval(NamedTuple):
+    """Bytes that are needed from step `first` to step `last`, both included."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def packed(intervals: Sequence[Interval]) -> tuple[list[int], int]:
+    """(an offset for each, the bytes of them all), so that no two that live at once overlap.
+
+    The largest is placed first, each in the smallest gap that holds it (Pisarchyk and Lee, MLSys 2020: "greedy by
+    size"; within a few percent of the largest live set on the networks that they and we tried).
+    """
+    offsets = [0] * len(intervals)
+    placed: list[int] = []  # by offset
+    total = 0
+    for k in sorted(range(len(intervals)), key=lambda k: (-intervals[k].nbytes, intervals[k].first)):
+        need = intervals[k]
+        best: tuple[int, int] | None = None  # (gap, offset)
+        end = 0
+        for other in placed:
+            there = intervals[other]
+            if there.last < need.first or need.last < there.first:
+                continue
+            gap = offsets[other] - end
+            if gap >= need.nbytes and (best is None or gap < best[0]):
+                best = gap, end
+            end = max(end, -(-(offsets[other] + there.nbytes) // ALIGNMENT) * ALIGNMENT)
+        offsets[k] = best[1] if best is not None else end
+        total = max(total, offsets[k] + need.nbytes)
+        placed.append(k)
+        placed.sort(key=lambda k: offsets[k])
+    return offsets, total
