@@ -10,7 +10,7 @@ from blockconv.errors import SlowPathWarning, UnsupportedError
 from blockconv.kernels import TABLE, Row
 from blockconv.layout import Layout
 
-__all__ = ["Candidate", "candidates", "choose", "explain", "named"]
+__all__ = ["Candidate", "candidates", "choose", "explain", "named", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ def candidates(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, thre
     for row in TABLE:
         if row.op != op:
             continue
-        why_not = _mismatch(row, src, dst, dtype) or row.why_not(problem, src, dst)
-        cost = None if why_not else row.cost(problem, src, dst, threads)
-        found.append(Candidate(row, src, dst, cost, why_not))
+        reason = why_not(row, problem, src, dst, dtype)
+        cost = None if reason else row.cost(problem, src, dst, threads)
+        found.append(Candidate(row, src, dst, cost, reason))
     return found
 
 
@@ -49,13 +49,13 @@ def choose(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads:
     for row in TABLE:
         if row.op != op:
             continue
-        why_not = _mismatch(row, src, dst, dtype) or row.why_not(problem, src, dst)
-        if why_not is None:
+        reason = why_not(row, problem, src, dst, dtype)
+        if reason is None:
             if row.reference and rejected:
                 text = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {row.name}: "
                 warnings.warn(text + "; ".join(rejected), SlowPathWarning, stacklevel=3)
             return row
-        rejected.append(f"{row.name}: {why_not}")
+        rejected.append(f"{row.name}: {reason}")
     raise UnsupportedError(f"{op} from {src} to {dst}, {dtype}: no kernel takes it. " + "; ".join(rejected))
 
 
@@ -69,11 +69,12 @@ def explain(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads
     return "\n".join(str(c) for c in candidates(op, problem, src, dst, dtype, threads))
 
 
-def _mismatch(row: Row, src: Layout, dst: Layout, dtype: str) -> str | None:
+def why_not(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str) -> str | None:
+    """None if a row takes a problem from and to these layouts, else a sentence."""
     if row.srcs is not None and src not in row.srcs:
         return f"takes no {src} source"
     if row.dsts is not None and dst not in row.dsts:
         return f"gives no {dst} destination"
     if row.dtypes is not None and dtype not in row.dtypes:
         return f"is not for {dtype}"
-    return None
+    return row.why_not(problem, src, dst)

@@ -34,9 +34,8 @@ from blockconv.boundary import (
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.kernels import WeightForm
 from blockconv.kernels.activation import Activation, activation
-from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
 from blockconv.layout import NATIVE, Layout
-from blockconv.packing import pack_bias, pack_weights
+from blockconv.packing import activation_block, pack_bias, pack_weights
 from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.runtime import Program, address_of, get_num_threads
 
@@ -90,7 +89,7 @@ class Conv2d:
         if algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
         self.algorithm = algorithm
-        self._act, self._params = _act_block(self.activation)
+        self._act, self._params = activation_block(self.activation)
         self._weight_is_channels_last = is_channels_last(self.weight)
         self._packed: dict[WeightForm, _Packed] = {}
         self._bound: dict[Any, _Bound] = {}
@@ -402,12 +401,3 @@ def explain(
 
 def _activation(spec: Any, op: str) -> Activation:
     return spec if isinstance(spec, Activation) else activation(spec, op)
-
-
-def _act_block(act: Activation) -> tuple[int, Array]:
-    """The kind of activation that a kernel is compiled for, and its parameter block."""
-    kind = ACT_NONE if act.is_identity else ACT_CLIP if act.number == 0 else ACT_OTHER
-    block = np.zeros(3, np.int64)
-    block[0] = act.number
-    block[1:].view(np.float64)[:] = act.first, act.second
-    return kind, block

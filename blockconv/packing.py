@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from blockconv.array import reorder_program
 from blockconv.kernels import WeightForm
+from blockconv.kernels.activation import Activation
+from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 from blockconv.runtime import Program, address_of, aligned_empty
 
-__all__ = ["pack_bias", "pack_weights"]
+__all__ = ["activation_block", "pack_bias", "pack_weights"]
 
 _PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
@@ -47,3 +49,12 @@ def pack_bias(problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: Weigh
     if bias is not None:
         packed[:, : problem.oc // problem.g] = bias.reshape(problem.g, -1)
     return packed
+
+
+def activation_block(act: Activation) -> tuple[int, npt.NDArray[Any]]:
+    """The kind of activation that a kernel is compiled for, and its parameter block."""
+    kind = ACT_NONE if act.is_identity else ACT_CLIP if act.number == 0 else ACT_OTHER
+    block = np.zeros(3, np.int64)
+    block[0] = act.number
+    block[1:].view(np.float64)[:] = act.first, act.second
+    return kind, block
