@@ -34,6 +34,7 @@ from blockconv.layout import (
 )
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
+from blockconv.network.plan import Plan, compile
 from blockconv.pooling import (
     adaptive_avg_pool2d,
     avg_pool2d,
@@ -61,6 +62,7 @@ __all__ = [
     "Network",
     "NetworkBuilder",
     "NetworkError",
+    "Plan",
     "Pool2dProblem",
     "ReorderProblem",
     "SlowPathWarning",
@@ -68,6 +70,7 @@ __all__ = [
     "__version__",
     "adaptive_avg_pool2d",
     "avg_pool2d",
+    "compile",
     "conv1d",
     "conv2d",
     "convolution_mode",

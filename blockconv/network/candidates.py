@@ -8,7 +8,7 @@ what the buffers of its kernels are. The table says the rest. A node whose outpu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import dispatch
-from blockconv.kernels import Row
-from blockconv.layout import NATIVE, Layout
+from blockconv.kernels import TABLE, Row
+from blockconv.layout import Layout
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import part
@@ -110,7 +110,7 @@ class Parameters:
 
 
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
-    """Every way to run a node, the cheapest kernel for each pair of layouts; the reference only if there is no other."""
+    """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
     rule = _RULES[type(node.attributes)]
     found = [*rule.views(network, node, pricing)]
     problem = rule.problem(network, node)
@@ -145,7 +145,7 @@ def accepted(
     rank = len(problem.src_shape), len(problem.dst_shape)
     srcs = layouts if rank[0] == 4 else (plain(rank[0]),)
     dsts = layouts if rank[1] == 4 else (plain(rank[1]),)
-    rows = [row for row in dispatch.TABLE if row.op == op and allowed(row)]
+    rows = [row for row in TABLE if row.op == op and allowed(row)]
     taken = [
         (row, src, dst)
         for row in rows
@@ -210,7 +210,7 @@ class _Concat(Rule):
         return None
 
     def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
-        shape, axis = network.shape(node.output), node.attributes.axis  # type: ignore[attr-defined]
+        shape = network.shape(node.output)
         for layout in pricing.layouts if len(shape) == 4 else (plain(len(shape)),):
             if pieces(network, node, layout) is not None:
                 yield Candidate(None, None, (layout,) * len(node.inputs), layout, 0.0)

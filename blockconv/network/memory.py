@@ -1,4 +1,4 @@
-"""Where tensors lie: which bytes are the same in two layouts, which part of one is in a piece, and an arena's offsets."""
+"""Where tensors lie: bytes that are the same in two layouts, parts that are in one piece, offsets in an arena."""
 
 from __future__ import annotations
 

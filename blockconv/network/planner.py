@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from blockconv.errors import ArgumentError
 
 __all__ = ["Assignment", "Choice", "Solution", "Step", "evaluate", "fixed", "greedy", "optimal", "restrict"]
 
-Lay = Hashable  # a layout; anything that can be compared
+Lay = Any  # a layout; anything that can be hashed
 Costs = npt.NDArray[np.float64]
 BRANCHES = 4096  # subproblems that `optimal` looks at before it stops with a bound
 
@@ -129,12 +129,11 @@ def greedy(problem: Assignment) -> Solution:
     made: set[tuple[str, Lay]] = set(where.items())
     chosen = []
     for step in problem.steps:
-
-        def price(choice: Choice, step: Step = step) -> float:
-            wanted = set(zip(step.inputs, choice.srcs, strict=True)) - made
-            return choice.cost + sum(problem.reorder(tensor, where[tensor], lay) for tensor, lay in wanted)
-
-        best = min(range(len(step.choices)), key=lambda k: price(step.choices[k]))
+        prices = []
+        for choice in step.choices:
+            wanted = dict.fromkeys(pair for pair in zip(step.inputs, choice.srcs, strict=True) if pair not in made)
+            prices.append(choice.cost + sum(problem.reorder(name, where[name], lay) for name, lay in wanted))
+        best = int(np.argmin(prices))
         chosen.append(best)
         choice = step.choices[best]
         where[step.output] = choice.dst
@@ -205,7 +204,7 @@ class _Pbqp:
 def _through(left: Costs, right: Costs) -> Costs:
     """The least over k of left[k, i] + right[k, j]."""
     # The middle variable's values in turn; what is added and compared stays in the cache.
-    best = left[0][:, None] + right[0]
+    best: Costs = left[0][:, None] + right[0]
     for k in range(1, len(left)):
         np.minimum(best, left[k][:, None] + right[k], out=best)
     return best

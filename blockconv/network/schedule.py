@@ -227,7 +227,9 @@ class _Scheduler:
         offsets, total = packed(intervals)
         for block, offset in zip(blocks, offsets, strict=True):
             block.place = Buffer(buffers, offset)
-        live = max((sum(i.nbytes for i in intervals if i.first <= t <= i.last) for t in range(len(self.drafts))), default=0)
+        live = max(
+            (sum(i.nbytes for i in intervals if i.first <= t <= i.last) for t in range(len(self.drafts))), default=0
+        )
         held = [x for draft in self.drafts for x in draft.operands if isinstance(x, np.ndarray)]
         return Schedule(tuple(map(_placed, self.drafts)), total, live, tuple(self.views), tuple(held))
 
@@ -252,9 +254,7 @@ def _moved(place: Buffer | int | None, by: int) -> Buffer | int:
 
 
 def _located(args: Sequence[int | Buffer], places: Sequence[Buffer | int]) -> tuple[int | Buffer, ...]:
-    return tuple(
-        _moved(places[a.index], a.offset) if isinstance(a, Buffer) and a is not OWN_TAIL else a for a in args
-    )
+    return tuple(_moved(places[a.index], a.offset) if isinstance(a, Buffer) and a is not OWN_TAIL else a for a in args)
 
 
 def schedule(
