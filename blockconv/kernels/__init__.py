@@ -5,7 +5,7 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
-from blockconv.kernels import box, direct, eltwise, lrn, pooling, reference, reorder, softmax
+from blockconv.kernels import box, direct, eltwise, lrn, pooling, reduce, reference, reorder, resize, softmax
 from blockconv.kernels.table import Row, WeightForm
 
 __all__ = ["TABLE", "Row", "WeightForm"]
@@ -18,5 +18,7 @@ TABLE: tuple[Row, ...] = (
     *box.ROWS,
     *softmax.ROWS,
     *lrn.ROWS,
+    *resize.ROWS,
+    *reduce.ROWS,
     *reorder.ROWS,
 )
