@@ -125,7 +125,7 @@ def _bind(problem: ReduceMeanProblem, src: Layout, dst: Layout, dtype: str, thre
     lanes = lanes_of(itemsize)
     results = math.prod(loops[False][::2])
     tasks = results if last else results * -(-size // lanes)
-    words = (Buffer(0), Buffer(1), size, count, *loops[False], *loops[True])
+    words: tuple[int | Buffer, ...] = (Buffer(0), Buffer(1), size, count, *loops[False], *loops[True])
     kernel = reduce_mean(itemsize, lanes, int(not last))
     return [Op(kernel, words, tasks, chunk_of(tasks, count * itemsize, threads), scratch=lanes * itemsize)]
 
