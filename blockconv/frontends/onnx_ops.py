@@ -137,7 +137,7 @@ def _gemm(call: Call) -> Tensor:
     if len(a.shape) != 2 or weight.ndim != 2:
         raise NetworkError(title(call.node), "inputs", (a.shape, weight.shape), "have to be matrices")
     if call.attribute("transA", 0):
-        a = call.emit(ops.Transpose((1, 0)), a)
+        a = call.emit(ops.Transpose((1, 0)), a, helps=True)
     alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
     # alpha is a float32; exactly one is the common case, and leaves large weights uncopied.
     scaled = weight if alpha == 1 else (weight * alpha).astype(weight.dtype)
@@ -310,7 +310,7 @@ def _size(call: Call) -> Tensor:
 def _flatten(call: Call) -> Tensor:
     shape, axis = call.input().shape, call.attribute("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
-    return call.reshape(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    return call.reshape(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])), helps=False)
 
 
 @_op("Reshape")
@@ -327,9 +327,9 @@ def _squeeze(call: Call) -> Tensor:
     x = call.input()
     axes = call.ints(1, "axes") if call.has(1) else call.attribute("axes")
     if axes is None:
-        return call.reshape(x, tuple(size for size in x.shape if size != 1))
+        return call.reshape(x, tuple(size for size in x.shape if size != 1), helps=False)
     gone = [call.axis(axis, len(x.shape)) for axis in axes]
-    return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone))
+    return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
 
 
 @_op("Unsqueeze")
@@ -339,7 +339,7 @@ def _unsqueeze(call: Call) -> Tensor:
     rank = len(x.shape) + len(axes)
     new = {call.axis(axis, rank) for axis in axes}
     sizes = iter(x.shape)
-    return call.reshape(x, tuple(1 if i in new else next(sizes) for i in range(rank)))
+    return call.reshape(x, tuple(1 if i in new else next(sizes) for i in range(rank)), helps=False)
 
 
 @_op("Transpose")

@@ -136,20 +136,22 @@ class Call:
         """A constant of this node."""
         return self.scope.constant(self.scope.value_name(f"{self._name}.{what}"), np.ascontiguousarray(value))
 
-    def emit(self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = ()) -> Tensor:
-        """A node of the network, and the value that it makes."""
+    def emit(
+        self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False
+    ) -> Tensor:
+        """A node of the network, and the value that it makes. It has this node's name unless it only helps."""
         try:
             shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
         except ArgumentError as error:
             raise NetworkError(title(self.node), error.argument, error.value, error.rule, error.remedy) from error
-        name = self.scope.node_name(self._name)
+        name = self.scope.node_name(f"{self._name}.{attributes.op}" if helps else self._name)
         output = self.scope.value_name(f"{name}.value")  # until `rename`, if it is what the node gives
         node = Node(name, attributes, tuple(t.name for t in inputs), output, tuple(t.name for t in parameters))
         self.scope.nodes.append(node)
         self.made.add(output)
         return Tensor(output, shape, inputs[0].dtype)
 
-    def reshape(self, x: Tensor, shape: Shape) -> Tensor:
+    def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape; itself if it has that."""
         if x.shape == shape:
             return x
@@ -157,7 +159,7 @@ class Call:
             raise Unsupported("an empty tensor")
         if math.prod(shape) != x.elements:
             raise NetworkError(title(self.node), "shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
-        return self.emit(Reshape(shape), x)
+        return self.emit(Reshape(shape), x, helps=helps)
 
     @property
     def _name(self) -> str:

@@ -1,0 +1,152 @@
+"""Rewriting a network: rules that look at one node and at what produces its inputs, until none finds anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import Attributes, Shape
+
+__all__ = ["Edit", "Rule", "rewritten"]
+
+Array = npt.NDArray[Any]
+A = TypeVar("A", bound=Attributes)
+
+
+class Edit:
+    """A network being rewritten: its nodes in order, with producers, readers and shapes kept up to date."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.constants = dict(network.constants)
+        self.nodes: dict[str, Node] = {node.name: node for node in network.nodes}
+        self.changes = 0
+        self._producers = dict(network.producers)
+        # An output is read by the caller too.
+        self._reads = {name: len(nodes) + (name in network.outputs) for name, nodes in network.readers.items()}
+        self._shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in network.tensors.items()}
+
+    # -- looking
+
+    def shape(self, name: str) -> Shape:
+        """A value's shape."""
+        return self._shapes[name]
+
+    def producer(self, name: str, kind: type[A]) -> tuple[Node, A] | None:
+        """The node of that kind that produces a value, and its attributes."""
+        node = self._producers.get(name)
+        if node is not None and isinstance(node.attributes, kind):
+            return node, node.attributes
+        return None
+
+    def private(self, name: str, kind: type[A]) -> tuple[Node, A] | None:
+        """The same if the value is read once, and not given by the network: then it may vanish."""
+        return self.producer(name, kind) if self._reads[name] == 1 else None
+
+    def position(self, node: Node) -> int:
+        """Where a node stands in the order."""
+        return list(self.nodes).index(node.name)
+
+    def value_name(self, name: str) -> str:
+        """A name like `name` that no value has."""
+        return _free(name, self._shapes)
+
+    # -- changing
+
+    def constant(self, name: str, value: Array) -> str:
+        """A new constant, under a name like `name`."""
+        free = self.value_name(name)
+        self.constants[free], self._shapes[free], self._reads[free] = value, value.shape, 0
+        return free
+
+    def replace(self, old: Iterable[Node], *new: Node) -> bool:
+        """`new`, in order, in place of `old`, where the last of these stands; the last makes the value that that made.
+
+        Always True, for a rule to return.
+        """
+        gone = list(old)
+        for node in gone:
+            self._forget(node)
+        names = {node.name for node in gone}
+        nodes: dict[str, Node] = {}
+        for name, node in self.nodes.items():
+            if name not in names:
+                nodes[name] = node
+            if name == gone[-1].name:
+                for one in new:
+                    named = one if one.name not in nodes else replace(one, name=_free(one.name, self.nodes))
+                    nodes[named.name] = named
+                    self._remember(named)
+        self.nodes = nodes
+        self.changes += 1
+        return True
+
+    def bypass(self, node: Node) -> bool:
+        """Readers of its value read its input instead. False, and nothing is done, if its value is an output."""
+        if node.output in self.network.outputs:
+            return False
+        source = node.inputs[0]
+        self.replace((node,))
+        for name, reader in self.nodes.items():
+            if node.output in reader.inputs:
+                self._forget(reader)
+                inputs = tuple(source if value == node.output else value for value in reader.inputs)
+                self.nodes[name] = replace(reader, inputs=inputs)
+                self._remember(self.nodes[name])
+        return True
+
+    def fold(self, node: Node, value: Array) -> bool:
+        """A node's value as a constant. Always True."""
+        self.constants[node.output] = value
+        return self.replace((node,))
+
+    def done(self) -> Network:
+        """The network as it is now, without constants that nothing reads."""
+        if not self.changes:
+            return self.network
+        read = {name for node in self.nodes.values() for name in (*node.inputs, *node.parameters)}
+        read |= set(self.network.outputs)
+        constants = {name: value for name, value in self.constants.items() if name in read}
+        return self.network.changed(self.nodes.values(), constants)
+
+    def _forget(self, node: Node) -> None:
+        for name in (*node.inputs, *node.parameters):
+            self._reads[name] -= 1
+        del self._producers[node.output]
+
+    def _remember(self, node: Node) -> None:
+        for name in (*node.inputs, *node.parameters):
+            self._reads[name] += 1
+        self._producers[node.output] = node
+        self._reads.setdefault(node.output, 0)
+        inputs, parameters = (tuple(map(self.shape, names)) for names in (node.inputs, node.parameters))
+        self._shapes[node.output] = node.attributes.infer(inputs, parameters)
+
+
+Rule = Callable[[Edit, Node], bool]
+
+
+def rewritten(network: Network, *rules: Rule) -> Network:
+    """The network after rules, each of which may rewrite around a node and says whether it did, until none does."""
+    edit = Edit(network)
+    seen = -1
+    while edit.changes != seen:
+        seen = edit.changes
+        for name in list(edit.nodes):
+            for rule in rules:
+                node = edit.nodes.get(name)
+                if node is None or rule(edit, node):
+                    break
+    return edit.done()
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    free, number, names = name, 0, set(taken)
+    while free in names:
+        number += 1
+        free = f"{name}.{number}"
+    return free
