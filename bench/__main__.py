@@ -21,6 +21,8 @@ from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
 from . import launcher, layers, machine, peers, pools, reorders, report, tables
+from .peers import OURS
+from .workers import Crew
 
 SHAPES = Path(__file__).parent / "shapes"
 
@@ -28,7 +30,7 @@ SHAPES = Path(__file__).parent / "shapes"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     machine.keep_freed_memory()
     try:
         return int(options.run(options, console))
@@ -111,12 +113,15 @@ def _timing(options: argparse.Namespace) -> dict[str, Any]:
     return timing
 
 
-def _load_peers(options: argparse.Namespace, console: Console) -> list[peers.Peer]:
-    found, missing = peers.load(options.peers)
-    console.print("peers: " + (", ".join(f"{peer.name} {peer.version}" for peer in found) or "none"), markup=False)
-    for name, reason in missing.items():
+def _crew(options: argparse.Namespace, console: Console, *, ours: bool = True) -> Crew:
+    names = [*([OURS] if ours else []), *options.peers]
+    with console.status(f"starting {', '.join(names)}"):
+        crew = Crew(names, options.threads)
+    for name, reason in crew.missing.items():
         console.print(f"without {name}: {reason}", style="yellow", markup=False)
-    return found
+    listed = ", ".join(f"{name} {version}" for name, version in crew.versions.items())
+    console.print(f"each in its own process: {listed}", markup=False)
+    return crew
 
 
 def _results(options: argparse.Namespace) -> report.ResultFile:
@@ -130,9 +135,9 @@ def _layers(options: argparse.Namespace, console: Console) -> int:
         problems += read_shape_file(path, "conv2d")
     if options.batch is not None:
         problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
-    found = _load_peers(options, console)
-    plans = layers.plans(problems, options.threads, options.layouts, found, _timing(options))
-    return 0 if report.run(plans, _results(options), layers.COLUMNS, console) else 130
+    with _crew(options, console, ours=bool(options.layouts)) as crew:
+        plans = layers.plans(problems, options.threads, options.layouts, crew, _timing(options))
+        return 0 if report.run(plans, _results(options), layers.COLUMNS, console) else 130
 
 
 def _pools(options: argparse.Namespace, console: Console) -> int:
@@ -143,19 +148,18 @@ def _pools(options: argparse.Namespace, console: Console) -> int:
     problems = problems or list(pools.PROBLEMS)
     if options.batch is not None:
         problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
-    found = _load_peers(options, console)
-    plans = pools.plans(problems, options.threads, options.layouts, found, _timing(options))
-    return 0 if report.run(plans, _results(options), pools.COLUMNS, console) else 130
+    with _crew(options, console, ours=bool(options.layouts)) as crew:
+        plans = pools.plans(problems, options.threads, options.layouts, crew, _timing(options))
+        return 0 if report.run(plans, _results(options), pools.COLUMNS, console) else 130
 
 
 def _reorders(options: argparse.Namespace, console: Console) -> int:
     chosen = set(options.layouts) if options.layouts else None
     pairs = [pair for pair in reorders.PAIRS if chosen is None or set(pair) <= chosen]
     problems = [ReorderProblem(shape, *pair, itemsize=4) for shape in options.shape for pair in pairs]
-    found = _load_peers(options, console)
-    timing, ours = _timing(options), not options.peers_only
-    plans = reorders.plans(problems, options.threads, found, timing, ours=ours)
-    return 0 if report.run(plans, _results(options), reorders.COLUMNS, console) else 130
+    with _crew(options, console, ours=not options.peers_only) as crew:
+        plans = reorders.plans(problems, options.threads, crew, _timing(options))
+        return 0 if report.run(plans, _results(options), reorders.COLUMNS, console) else 130
 
 
 def _launcher(options: argparse.Namespace, console: Console) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from blockconv.problem import Conv2dProblem
 
 from . import machine
-from .peers import Peer, Variant, is_symmetric
 from .report import Case, Column, Entry, Plan, measure, seconds, speedup_text
+from .workers import Crew
 
 __all__ = ["COLUMNS", "LAYOUTS", "plans", "reference"]
 
@@ -36,34 +36,25 @@ def plans(
     problems: Sequence[Conv2dProblem],
     threads: Sequence[int],
     layouts: Sequence[str],
-    peers: Sequence[Peer],
+    crew: Crew,
     timing: dict[str, Any],
 ) -> list[Plan]:
     """A case for each problem and number of threads."""
-    return [_plan(problem, count, layouts, peers, timing) for count in threads for problem in problems]
+    return [_plan(problem, count, layouts, crew, timing) for count in threads for problem in problems]
 
 
-def _plan(
-    problem: Conv2dProblem,
-    threads: int,
-    layouts: Sequence[str],
-    peers: Sequence[Peer],
-    timing: dict[str, Any],
-) -> Plan:
+def _plan(problem: Conv2dProblem, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]) -> Plan:
     def measure_it() -> Case:
         src, wei, bias = _data(problem)
-        arguments = problem, src, wei, bias, threads
-        variants = [_ours(problem, src, wei, bias, threads, layout) for layout in layouts]
-        for peer in peers:
-            variants += peer.variants("conv2d", *arguments)
+        variants = crew.contenders("conv2d", problem, src, wei, bias, layouts=layouts, threads=threads)
         measured = measure(variants, reference(problem, src, wei, bias), TOLERANCE, **timing)
-        return {"flops": problem.flops, "peak": machine.fp32_peak(threads), **measured}
+        nbytes = 4 * (src.size + wei.size + math.prod(problem.dst_shape))
+        return {"flops": problem.flops, "bytes": nbytes, **machine.roof(nbytes, threads), **measured}
 
     descriptor = problem.descriptor()
     params = {"problem": descriptor, "threads": threads, "cold": timing.get("cold", False)}
-    wanted = {"layouts": list(layouts), "peers": [peer.name for peer in peers]}
     title = f"{problem.name or descriptor}, {threads} threads" + (", cold" if params["cold"] else "")
-    return Plan("layers", title, params, measure_it, wanted)
+    return Plan("layers", title, params, measure_it, crew.wanted(layouts))
 
 
 def _data(problem: Conv2dProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -73,27 +64,6 @@ def _data(problem: Conv2dProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for shape in (problem.src_shape, problem.wei_shape, (problem.oc,))
     )
     return src, wei, bias
-
-
-def _ours(
-    problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray, threads: int, layout: str
-) -> Variant:
-    import blockconv as bc
-
-    p = problem
-    padding: Any = (p.ph, p.pw) if is_symmetric(p) else ((p.ph, p.ph_r), (p.pw, p.pw_r))
-    conv = bc.Conv2d(wei, bias, (p.sh, p.sw), padding, (p.dh, p.dw), p.g, layout=layout)
-    blocked = bc.BlockedArray.from_numpy(src, layout)
-    out = bc.empty(p.dst_shape, layout, src.dtype)
-    bc.set_num_threads(threads)
-
-    def fetch() -> np.ndarray:
-        out.storage.fill(math.nan)
-        conv(blocked, out=out)
-        return out.numpy()
-
-    function: Callable[[], object] = lambda: conv(blocked, out=out)  # noqa: E731
-    return Variant(f"blockconv {layout}", function, fetch, role="ours", version=bc.__version__)
 
 
 def reference(problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

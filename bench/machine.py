@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import multiprocessing
 import os
 import platform
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -25,15 +27,19 @@ from blockconv.jit import container_quota
 
 __all__ = [
     "LoadMeter",
+    "affinity",
     "caches",
     "copy_bandwidth",
     "flush_caches",
     "fp32_peak",
     "keep_freed_memory",
+    "pin",
+    "processors",
     "record",
+    "roof",
 ]
 
-PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "torch", "onnxruntime", "openvino", "ncnn", "onnx")
+PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "torch", "onnxruntime", "openvino", "ncnn", "onnx", "ai-edge-litert")
 ROOT = Path(__file__).parents[1]
 SETTINGS = ("NUMBA_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "BLOCKCONV_")
 
@@ -47,7 +53,7 @@ def record() -> dict[str, Any]:
         "numba_cpu": cpu_name,
         "numba_features": features,
         "cores": os.cpu_count(),
-        "affinity": len(_affinity()),
+        "affinity": len(affinity()),
         "quota": container_quota(),
         "memory_gib": _memory_gib(),
         "caches": caches(),
@@ -79,10 +85,29 @@ def _numba_target() -> tuple[str, list[str]]:
     return cpu_name, sorted(name[1:] for name in features.split(",") if name.startswith("+"))
 
 
-def _affinity() -> list[int]:
+def affinity() -> list[int]:
+    """The processors that this thread may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def pin(processors: Sequence[int]) -> None:
+    """Keep this thread, and those that it starts, to these processors, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, processors)
+
+
+def processors(count: int) -> list[int]:
+    """`count` processors to measure on: of different cores as far as possible, the last ones, since the
+    first have most of the interrupts."""
+    by_core: dict[str, list[int]] = {}
+    for processor in reversed(affinity()):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        core = siblings.read_text().strip() if siblings.exists() else str(processor)
+        by_core.setdefault(core, []).append(processor)
+    in_turn = [p for turn in itertools.zip_longest(*by_core.values()) for p in turn if p is not None]
+    return sorted(in_turn[:count])
 
 
 def _memory_gib() -> float | None:
@@ -138,7 +163,10 @@ def _threading_layer() -> str | None:
 
 
 class LoadMeter:
-    """How busy other processes keep the machine, from the making of the meter on."""
+    """How busy other processes keep the machine, from the making of the meter on.
+
+    Our own are this one and those that it started by `multiprocessing`.
+    """
 
     def __init__(self) -> None:
         self.start = self._now()
@@ -152,15 +180,19 @@ class LoadMeter:
 
     @staticmethod
     def _now() -> tuple[float, float, float] | None:
-        """(time, seconds that all processors were busy, that this process was)."""
+        """(time, seconds that all processors were busy, that our processes were)."""
+        own = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
         try:
             fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+            ours = 0
+            for process in own:  # user and system, behind the name, which may have spaces
+                ours += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
         except OSError:
             return None
         user, nice, system, _, _, interrupts, soft_interrupts, steal = fields[:8]
         ticks = user + nice + system + interrupts + soft_interrupts + steal
-        used = os.times()
-        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), used.user + used.system
+        frequency = os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), ticks / frequency, ours / frequency
 
 
 @functools.cache
@@ -219,19 +251,24 @@ def copy_bandwidth(nbytes: int, threads: int = 1) -> float:
     return 2.0 * share * threads * repeats / (timing.median * 1e-9)
 
 
+def roof(nbytes: int, threads: int) -> dict[str, float]:
+    """What bounds work on so many bytes: "peak" in operations a second, "bandwidth" of a copy in bytes a second."""
+    size = 1 << max(16, nbytes.bit_length())  # few sizes, each measured once
+    return {"peak": fp32_peak(threads), "bandwidth": copy_bandwidth(min(size, 64 << 20), threads)}
+
+
 def flush_caches() -> None:
     """Evict this process's data: every processor streams through more memory than its caches hold.
 
     Best effort: the hardware's replacement is not ours to command.
     """
-    processors = _affinity()
-    with _Team(len(processors)) as team:
-        team.each(lambda worker: _stream(processors[worker]))()
+    there = affinity()
+    with _Team(len(there)) as team:
+        team.each(lambda worker: _stream(there[worker]))()
 
 
 def _stream(processor: int) -> None:
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {processor})  # of this thread only
+    pin([processor])  # this thread only
     np.add(_flush_buffer(), 1, out=_flush_buffer())
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .peers import Variant
-from .timing import Comparison, compare, time_once
+from .timing import MIN_ROUNDS, Comparison, compare, time_once
 
 __all__ = ["Column", "Plan", "ResultFile", "changes", "measure", "relative_error", "render", "run", "summary"]
 
@@ -68,12 +68,27 @@ def measure(variants: Sequence[Variant], expected: np.ndarray, tolerance: float,
             entry["timing"] = comparison[entry["name"]].to_json() | {"first": entry["first"]}
         else:
             entry |= {"verdict": WRONG, "error": error}
+    _time_reorders(entries, right, timing)
     return {"entries": entries, "speedups": _speedups(entries, comparison), "others": comparison.others}
+
+
+def _time_reorders(entries: Iterable[Entry], right: dict[str, Variant], timing: dict[str, Any]) -> None:
+    """What a caller with plain arrays pays besides: a few short samples, apart from the others'."""
+    parts = {(v.name, part): getattr(v, part) for v in right.values() for part in ("reorder_in", "reorder_out")}
+    functions = {f"{name}|{part}": function for (name, part), function in parts.items() if function}
+    if not functions:
+        return
+    short = timing | {"rounds": MIN_ROUNDS, "min_time": 100e-6, "warmup": 2}
+    comparison = compare(functions, **short)
+    for entry in entries:
+        for part in ("reorder_in", "reorder_out"):
+            if f"{entry['name']}|{part}" in functions and "timing" in entry:
+                entry[part] = comparison[f"{entry['name']}|{part}"].median
 
 
 def _checked(variant: Variant, expected: np.ndarray, tolerance: float) -> Entry:
     """An entry without a time."""
-    entry: Entry = {"name": variant.name, "role": variant.role, "version": variant.version}
+    entry: Entry = {"name": variant.name, "role": variant.role, "version": variant.version, "prepare": variant.prepare}
     if variant.note:
         entry["note"] = variant.note
     try:
@@ -187,10 +202,28 @@ def speedup_text(case: Case, entry: Entry) -> str:
     return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else ""
 
 
+def bandwidth(case: Case, entry: Entry) -> float:
+    """Billions of bytes a second, of the fewest that can be moved: the source once, the destination once."""
+    return float(case["bytes"]) / seconds(entry) / 1e9
+
+
+def share_of_copy(case: Case, entry: Entry) -> str:
+    """The speed as a share of that of the best copy of as many bytes."""
+    copies = [seconds(other) for other in case["entries"] if other["role"] == "roof" and "timing" in other]
+    return f"{min(copies) / seconds(entry):.0%}" if copies else ""
+
+
+def _part(name: str) -> Callable[[Case, Entry], str]:
+    return lambda _, entry: time_text(entry[name]) if name in entry else ""
+
+
 TIME_COLUMNS = (
     Column("time", lambda _, entry: time_text(entry["timing"]["median"])),
     Column("± half", lambda _, entry: f"{_spread(entry):.1%}"),
-    Column("first call", lambda _, entry: time_text(entry["timing"]["first"])),
+    Column("prepare", _part("prepare")),
+    Column("first call", _part("first")),
+    Column("reorder in", _part("reorder_in")),
+    Column("and out", _part("reorder_out")),
 )
 
 

@@ -14,12 +14,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from . import machine
 from .machine import LoadMeter
 
-__all__ = ["Comparison", "Ratio", "Timing", "compare", "median_interval", "time_once"]
+__all__ = ["Comparison", "Local", "Ratio", "Timed", "Timing", "compare", "median_interval", "time_once"]
 
 Clock = Callable[[], int]
 """Returns nanoseconds; `time.perf_counter_ns`, or a test's own."""
@@ -28,6 +28,38 @@ CONFIDENCE = 0.95
 MIN_ROUNDS = 9  # fewer do not give a median an interval worth its name
 MAX_REPEATS = 1 << 20
 PRIME_NS = 2_000_000
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A function that times itself, such as one in another process."""
+
+    def timed(self, calls: int, prime: int = 0, cold: bool = False) -> float:
+        """Nanoseconds of `calls` calls, after `prime` untimed ones and, if `cold`, a flush of the caches."""
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """A function of this process, timed by its clock. `setup` runs untimed before the calls."""
+
+    function: Callable[[], object]
+    clock: Clock = time.perf_counter_ns
+    setup: Callable[[], object] | None = None
+
+    def timed(self, calls: int, prime: int = 0, cold: bool = False) -> float:
+        function, clock = self.function, self.clock
+        for _ in range(prime):
+            function()
+        if self.setup is not None:
+            self.setup()
+        if cold:
+            machine.flush_caches()
+        turns = range(calls)
+        started = clock()
+        for _ in turns:
+            function()
+        return float(clock() - started)
 
 
 @dataclass(frozen=True)
@@ -120,7 +152,7 @@ class Comparison:
 
 
 def compare(
-    functions: Mapping[str, Callable[[], object]],
+    functions: Mapping[str, Callable[[], object] | Timed],
     *,
     min_time: float = 500e-6,
     rounds: int = 30,
@@ -149,15 +181,17 @@ def compare(
     unknown = ({baseline} - {None} | set(setup)) - set(functions)
     if unknown:
         raise ValueError(f"compare: no function is called {', '.join(sorted(map(str, unknown)))}")
-    flush = machine.flush_caches if cold else None
     meter = LoadMeter()
-    samplers = [_Sampler(name, function, clock, setup.get(name), flush) for name, function in functions.items()]
+    samplers = [
+        _Sampler(name, _timed(function, clock, setup.get(name)), cold, name not in setup and not cold)
+        for name, function in functions.items()
+    ]
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for sampler in samplers:
-            sampler.warm_up(warmup, min_time)
+            sampler.warm_up(warmup, min_time, clock)
         if budget is not None:
             round_seconds = sum(sampler.cost for sampler in samplers) / 1e9
             rounds = max(MIN_ROUNDS, min(rounds, int(budget / max(round_seconds, 1e-9))))
@@ -172,11 +206,17 @@ def compare(
     return Comparison({sampler.name: sampler.timing() for sampler in samplers}, baseline, meter.others())
 
 
-def time_once(function: Callable[[], object], clock: Clock = time.perf_counter_ns) -> float:
+def time_once(function: Callable[[], object] | Timed, clock: Clock = time.perf_counter_ns) -> float:
     """Nanoseconds of one call: a first call, which `compare` would come too late for."""
-    started = clock()
-    function()
-    return float(clock() - started)
+    return _timed(function, clock).timed(1)
+
+
+def _timed(function: Callable[[], object] | Timed, clock: Clock, setup: Callable[[], object] | None = None) -> Timed:
+    if not isinstance(function, Timed):
+        return Local(function, clock, setup)
+    if setup is not None:
+        raise ValueError("compare: a function that times itself takes no setup")
+    return function
 
 
 @dataclass
@@ -184,53 +224,42 @@ class _Sampler:
     """Takes the samples of one function."""
 
     name: str
-    function: Callable[[], object]
-    clock: Clock
-    setup: Callable[[], object] | None
-    flush: Callable[[], None] | None
+    function: Timed
+    cold: bool
+    repeatable: bool  # whether a sample may be several calls
     repeats: int = 1
     first: float = 0.0
     cost: float = 0.0  # of one sample with what surrounds it
     prime: int = 0  # untimed calls before a sample
     samples: list[float] = field(default_factory=list)
 
-    def warm_up(self, calls: int, min_time: float) -> None:
+    def warm_up(self, calls: int, min_time: float, clock: Clock) -> None:
         """Call until everything is compiled and allocated, then find how many calls make a sample."""
         self.first = self._timed(1)
         for _ in range(calls - 1):
             self._timed(1)
         target, elapsed = min_time * 1e9, self._timed(1)
-        if self.setup is None and self.flush is None:
+        if self.repeatable:
             # Grow by measured steps: the first guesses, of very short calls, are mostly the clock's.
             while elapsed < target and self.repeats < MAX_REPEATS:
                 growth = 1.2 * target / max(elapsed, 1.0)
                 self.repeats = min(MAX_REPEATS, math.ceil(self.repeats * min(10.0, max(1.2, growth))))
                 elapsed = self._timed(self.repeats)
             self.prime = min(MAX_REPEATS, max(1, round(PRIME_NS * self.repeats / max(elapsed, 1.0))))
-        started = self.clock()
+        started = clock()
         self.sample()
-        self.cost = float(self.clock() - started)
+        self.cost = float(clock() - started)
         self.samples.clear()
 
     def sample(self) -> None:
         """Take one sample."""
-        for _ in range(self.prime):
-            self.function()
-        self.samples.append(self._timed(self.repeats) / self.repeats)
+        self.samples.append(self.function.timed(self.repeats, self.prime, self.cold) / self.repeats)
 
     def timing(self) -> Timing:
         return Timing(self.name, tuple(self.samples), self.repeats, self.first)
 
     def _timed(self, repeats: int) -> float:
-        if self.setup is not None:
-            self.setup()
-        if self.flush is not None:
-            self.flush()
-        function, clock, calls = self.function, self.clock, range(repeats)
-        started = clock()
-        for _ in calls:
-            function()
-        return float(clock() - started)
+        return self.function.timed(repeats, cold=self.cold)
 
 
 def median_interval(ordered: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:

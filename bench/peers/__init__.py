@@ -1,20 +1,23 @@
-"""The peers: other libraries doing the same work, each with its best honest setting.
+"""The libraries that are compared: ours and its peers, each with its best honest setting.
 
-One module a peer, named `<name>_peer`. It imports its library, which may be missing, and has
+One module a library, named `<name>_peer`. It imports its library, which may be missing, and has
 
     version() -> str
-    conv2d(problem, src, wei, bias, threads) -> list[Variant]
-    pool2d(problem, src, threads) -> list[Variant]                   where it has pools
-    reorder(problem, src, threads) -> list[Variant]                  where it has reorders
+    conv2d(problem, src, wei, bias, threads) -> Iterable[Variant]
+    pool2d(problem, src, threads) -> Iterable[Variant]               where it has pools
+    reorder(problem, src, threads) -> Iterable[Variant]              where it has reorders
+    plain_copy(src, threads) -> Iterable[Variant]                    where its copies are a roof
 
 Arrays are NumPy's, NCHW and OIHW (a reorder's source is the storage of its layout). What can be
-prepared is prepared before it returns: weights packed, models compiled, outputs allocated.
-A list may be empty, where the library cannot express the problem.
+prepared is prepared before a variant is yielded: weights packed, models compiled, outputs allocated.
+There may be none, where the library cannot express the problem. Our own module takes the
+layouts to do it in before `threads`.
 """
 
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -24,9 +27,10 @@ import numpy as np
 
 from blockconv.problem import Conv2dProblem, Pool2dProblem
 
-__all__ = ["NAMES", "Peer", "Variant", "end_padding", "is_symmetric", "load"]
+__all__ = ["NAMES", "OURS", "Peer", "Variant", "end_padding", "is_symmetric", "load", "pool_padding"]
 
-NAMES = ("torch", "onnxruntime", "openvino", "ncnn")
+OURS = "blockconv"
+NAMES = ("torch", "onnxruntime", "openvino", "ncnn", "litert", "numpy")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Variant:
 
     `function()` runs it; that is what is timed. `fetch()` runs it once more, into an output that was
     spoilt before where it writes into one of its own, and returns the result in logical order.
-    A `roof` is no contender: it shows what the machine allows.
+    `reorder_in` and `reorder_out` are what a caller with plain NCHW arrays pays besides, where the
+    variant works in another layout. A `roof` is no contender: it shows what the machine allows.
     """
 
     name: str
@@ -44,6 +49,9 @@ class Variant:
     role: Literal["ours", "peer", "roof"] = "peer"
     version: str = ""
     note: str = ""
+    reorder_in: Callable[[], object] | None = None
+    reorder_out: Callable[[], object] | None = None
+    prepare: float = 0.0  # nanoseconds that it took to prepare
 
 
 @dataclass(frozen=True)
@@ -57,14 +65,20 @@ class Peer:
     def variants(self, op: str, *arguments: Any) -> list[Variant]:
         """What the peer has for an operation: nothing, if it does not have it."""
         make = getattr(self.module, op, None)
-        return [replace(variant, version=self.version) for variant in make(*arguments)] if make else []
+        found: list[Variant] = []
+        started = time.perf_counter_ns()
+        for variant in make(*arguments) if make else ():
+            now = time.perf_counter_ns()
+            found.append(replace(variant, version=self.version, prepare=float(now - started)))
+            started = time.perf_counter_ns()
+        return found
 
 
 def load(names: Sequence[str] = NAMES) -> tuple[list[Peer], dict[str, str]]:
     """The peers of these names, and for each that could not be imported the reason."""
     found, missing = [], {}
     for name in names:
-        if name not in NAMES:
+        if name not in (OURS, *NAMES):
             raise ValueError(f"no peer is called {name!r}: there are {', '.join(NAMES)}")
         try:
             module = importlib.import_module(f"{__name__}.{name}_peer")
@@ -93,6 +107,15 @@ def end_padding(problem: Conv2dProblem | Pool2dProblem) -> tuple[int, int] | Non
             return None
         ends.append(end)
     return ends[0], ends[1]
+
+
+def pool_padding(problem: Pool2dProblem) -> tuple[int, int] | None:
+    """`end_padding`, or None too where an average would count other elements than the problem says."""
+    ends = end_padding(problem)
+    padded = ends is not None and any((problem.ph, problem.pw, *ends))
+    if padded and problem.ceil_mode and problem.kind == "avg_include_padding":
+        return None
+    return ends
 
 
 def _axes(problem: Conv2dProblem | Pool2dProblem) -> list[tuple[int, ...]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import ncnn
 import numpy as np
 
-from blockconv.problem import Conv2dProblem
+from blockconv.problem import Conv2dProblem, Pool2dProblem
 
-from . import Variant, end_padding
+from . import Variant, end_padding, pool_padding
 
 PACKINGS = (16, 8, 4, 1)
 
@@ -30,17 +30,41 @@ def conv2d(
     ends = end_padding(problem)
     if ends is None:
         return []
-    net = _net(problem, ends, wei, bias, threads)
-    packing = next(p for p in PACKINGS if problem.ic % p == 0 and p <= _widest_packing())
-    images = [_packed(image, packing, net.opt) for image in src]
+    return [_variant(_conv2d(problem, ends, wei, bias, threads), src)]
+
+
+def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> list[Variant]:
+    p, ends = problem, pool_padding(problem)
+    if ends is None or p.divisor or p.dh * p.dw != 1:
+        return []
+    values = {
+        0: int(p.kind != "max"), 1: p.kw, 11: p.kh, 2: p.sw, 12: p.sh, 3: p.pw, 13: p.ph, 14: ends[1], 15: ends[0],
+        5: 1, 6: int(p.kind == "avg_include_padding"),
+    }  # fmt: skip
+    return [_variant(_net("Pooling", values, p.src_shape, b"", threads), src)]
+
+
+def _variant(net: ncnn.Net, src: np.ndarray) -> Variant:
+    packing = next(p for p in PACKINGS if src.shape[1] % p == 0 and p <= _widest_packing())
+    plain = [ncnn.Mat(np.ascontiguousarray(image)).clone() for image in src]  # else they would point into the array
+    images = [_packed(image, packing, net.opt) for image in plain]
 
     def run() -> list[ncnn.Mat]:
         return [_infer(net, image) for image in images]
 
     def fetch() -> np.ndarray:
-        return np.stack([ncnn.convert_packing(result, 1, net.opt).numpy().copy() for result in run()])
+        return np.stack([_packed(result, 1, net.opt).numpy().copy() for result in run()])
 
-    return [Variant(f"ncnn pack{packing}", run, fetch)]
+    if packing == 1:
+        return Variant("ncnn pack1", run, fetch)
+    results = functools.cache(run)  # of the first call
+    return Variant(
+        f"ncnn pack{packing}",
+        run,
+        fetch,
+        reorder_in=lambda: [_packed(image, packing, net.opt) for image in plain],
+        reorder_out=lambda: [_packed(result, 1, net.opt) for result in results()],
+    )
 
 
 def _infer(net: ncnn.Net, image: ncnn.Mat) -> ncnn.Mat:
@@ -49,15 +73,13 @@ def _infer(net: ncnn.Net, image: ncnn.Mat) -> ncnn.Mat:
     return extractor.extract("y", 1)[1]  # 1: as the layer wrote it, not unpacked
 
 
-def _packed(image: np.ndarray, packing: int, options: ncnn.Option) -> ncnn.Mat:
-    plain = ncnn.Mat(np.ascontiguousarray(image)).clone()  # else it would point into the array
-    return plain if packing == 1 else ncnn.convert_packing(plain, packing, options)
+def _packed(image: ncnn.Mat, packing: int, options: ncnn.Option) -> ncnn.Mat:
+    return image if image.elempack == packing else ncnn.convert_packing(image, packing, options)
 
 
-def _net(
-    problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None, threads: int
+def _conv2d(
+    p: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None, threads: int
 ) -> ncnn.Net:
-    p = problem
     values = {
         0: p.oc, 1: p.kw, 11: p.kh, 2: p.dw, 12: p.dh, 3: p.sw, 13: p.sh,
         4: p.pw, 14: p.ph, 15: ends[1], 16: ends[0], 5: int(bias is not None), 6: wei.size,
@@ -65,10 +87,16 @@ def _net(
     kind = "Convolution"
     if p.g > 1:
         kind, values[7] = "ConvolutionDepthWise", p.g
-    layer = " ".join(f"{key}={value}" for key, value in values.items())
-    # 7767517 marks the format; then the number of layers and of blobs.
-    text = f"7767517\n2 2\nInput x 0 1 x 0={p.iw} 1={p.ih} 2={p.ic}\n{kind} layer 1 1 x y {layer}\n"
     weights = b"\0\0\0\0" + wei.tobytes()  # zero: plain float32
+    return _net(kind, values, p.src_shape, weights + (b"" if bias is None else bias.tobytes()), threads)
+
+
+def _net(kind: str, values: dict[int, int], shape: tuple[int, ...], weights: bytes, threads: int) -> ncnn.Net:
+    """A net of one layer with these parameters."""
+    layer = " ".join(f"{key}={value}" for key, value in values.items())
+    _, c, h, w = shape
+    # 7767517 marks the format; then the number of layers and of blobs.
+    text = f"7767517\n2 2\nInput x 0 1 x 0={w} 1={h} 2={c}\n{kind} layer 1 1 x y {layer}\n"
     net = ncnn.Net()
     net.opt.num_threads = threads
     for name in dir(net.opt):
@@ -77,9 +105,9 @@ def _net(
     with tempfile.TemporaryDirectory() as folder:
         param, model = Path(folder, "net.param"), Path(folder, "net.bin")
         param.write_text(text)
-        model.write_bytes(weights + (b"" if bias is None else bias.tobytes()))
+        model.write_bytes(weights)
         if net.load_param(str(param)) or net.load_model(str(model)):
-            raise RuntimeError(f"ncnn did not load the layer: {layer}")
+            raise RuntimeError(f"ncnn did not load the layer: {kind} {layer}")
     return net
 
 
@@ -87,5 +115,5 @@ def _net(
 def _widest_packing() -> int:
     """How many channels its vectors hold here: what it packs the output of a wide layer to."""
     probe = Conv2dProblem(n=1, ic=16, ih=4, iw=4, oc=16, kh=1, kw=1)
-    net = _net(probe, (0, 0), np.ones(probe.wei_shape, np.float32), None, 1)
-    return int(_infer(net, _packed(np.ones((16, 4, 4), np.float32), 1, net.opt)).elempack)
+    net = _conv2d(probe, (0, 0), np.ones(probe.wei_shape, np.float32), None, 1)
+    return int(_infer(net, ncnn.Mat(np.ones((16, 4, 4), np.float32)).clone()).elempack)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from blockconv.problem import Conv2dProblem
+from blockconv.problem import Conv2dProblem, Pool2dProblem
 
-from . import Variant, end_padding
+from . import Variant, end_padding, pool_padding
 
 BLOCKED = "com.microsoft.nchwc"
 
@@ -30,17 +31,42 @@ def version() -> str:
 
 def conv2d(
     problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None, threads: int
-) -> list[Variant]:
+) -> Iterator[Variant]:
     ends = end_padding(problem)
     if ends is None:
-        return []
+        return
     model = _model(problem, ends, wei, bias)
-    run, out = _bound(model, src, problem.dst_shape, threads)
-    variants = [Variant("onnxruntime NCHW", run, lambda: _spoil(out, run).copy())]
+    yield _plain(model, src, problem.dst_shape, threads)
     optimised = _optimise(model)
     if any(node.domain == BLOCKED for node in optimised.graph.node):
-        variants.append(_blocked(problem, optimised, src, threads))
-    return variants
+        yield _blocked(problem, optimised, src, threads)
+
+
+def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
+    """In its blocked layout too, of whole blocks of channels, which its optimiser leaves so between convolutions."""
+    p, ends = problem, pool_padding(problem)
+    if ends is None or p.divisor or (p.kind != "max" and p.dh * p.dw != 1):
+        return
+    attributes = {"kernel_shape": [p.kh, p.kw], "strides": [p.sh, p.sw], "pads": [p.ph, p.pw, *ends]}
+    if p.kind == "max":
+        attributes["dilations"] = [p.dh, p.dw]
+    else:
+        attributes["count_include_pad"] = int(p.kind == "avg_include_padding")
+    kind = "MaxPool" if p.kind == "max" else "AveragePool"
+    model = _single(helper.make_node(kind, ["x"], ["y"], **attributes), p.src_shape, p.dst_shape, {})
+    yield _plain(model, src, p.dst_shape, threads)
+    if p.ic % 16 == 0:  # whole blocks, of 8 or 16 as the machine's vectors are
+
+        def node(kind: str, **values: Any) -> onnx.NodeProto:
+            return helper.make_node(kind, ["x"], ["y"], domain=BLOCKED, **values)
+
+        steps = node("ReorderInput"), node(kind, **attributes), node("ReorderOutput", channels=p.ic)
+        yield _between(*(_alone(model, step) for step in steps), src, p.dst_shape, threads)
+
+
+def _plain(model: onnx.ModelProto, src: np.ndarray, out_shape: tuple[int, ...], threads: int) -> Variant:
+    run, out = _bound(model, src, out_shape, threads)
+    return Variant("onnxruntime NCHW", run, lambda: _spoil(out, run).copy())
 
 
 def _model(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None) -> onnx.ModelProto:
@@ -50,11 +76,16 @@ def _model(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias:
         "Conv", ["x", *weights], ["y"], kernel_shape=[p.kh, p.kw], strides=[p.sh, p.sw],
         dilations=[p.dh, p.dw], group=p.g, pads=[p.ph, p.pw, *ends],
     )  # fmt: skip
-    graph = helper.make_graph(
-        [node], "layer", [_value("x", p.src_shape)], [_value("y", p.dst_shape)],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return _single(node, p.src_shape, p.dst_shape, weights)
+
+
+def _single(
+    node: onnx.NodeProto, src: tuple[int, ...], dst: tuple[int, ...], weights: dict[str, np.ndarray]
+) -> onnx.ModelProto:
+    constants = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph([node], "layer", [_value("x", src)], [_value("y", dst)], constants)
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid(BLOCKED, 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=9)
 
 
 def _value(name: str, shape: tuple[int, ...] | None) -> onnx.ValueInfoProto:
@@ -107,17 +138,37 @@ def _optimise(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _blocked(problem: Conv2dProblem, optimised: onnx.ModelProto, src: np.ndarray, threads: int) -> Variant:
-    """The blocked node between its reorders, which are run before and after the timing."""
-    nodes = {node.op_type: node for node in optimised.graph.node}
-    conv = nodes["Conv"]
-    if "ReorderInput" in nodes:  # a first layer reads plain NCHW
-        alone = _alone(optimised, nodes["ReorderInput"])
-        src = _session(alone, 1, optimise=False).run(None, {"x": src})[0]
-    out_channels = next(array.dims[0] for array in optimised.graph.initializer if array.name == conv.input[1])
+    """The blocked node between its reorders, which are no part of its time."""
+    nodes = {node.op_type: _alone(optimised, node) for node in optimised.graph.node}
+    weights = next(node.input[1] for node in optimised.graph.node if node.op_type == "Conv")
+    out_channels = next(array.dims[0] for array in optimised.graph.initializer if array.name == weights)
     n, _, oh, ow = problem.dst_shape
-    run, out = _bound(_alone(optimised, conv), src, (n, out_channels, oh, ow), threads, optimise=False)
-    unblock = _session(_alone(optimised, nodes["ReorderOutput"]), 1, optimise=False)
-    return Variant("onnxruntime NCHWc", run, lambda: unblock.run(None, {"x": _spoil(out, run)})[0])
+    reorder_in = nodes.get("ReorderInput")  # a first layer reads plain NCHW
+    return _between(reorder_in, nodes["Conv"], nodes["ReorderOutput"], src, (n, out_channels, oh, ow), threads)
+
+
+def _between(
+    before: onnx.ModelProto | None,
+    model: onnx.ModelProto,
+    after: onnx.ModelProto,
+    src: np.ndarray,
+    out_shape: tuple[int, ...],
+    threads: int,
+) -> Variant:
+    """A blocked node, from blocked to blocked, with the nodes that block and unblock."""
+    x, reorder_in = src, None
+    if before is not None:
+        x = _session(before, 1, optimise=False).run(None, {"x": src})[0]
+        reorder_in, _ = _bound(before, src, x.shape, threads, optimise=False)
+    run, out = _bound(model, x, out_shape, threads, optimise=False)
+    unblock = _session(after, threads, optimise=False)
+    return Variant(
+        "onnxruntime NCHWc",
+        run,
+        lambda: unblock.run(None, {"x": _spoil(out, run)})[0],
+        reorder_in=reorder_in,
+        reorder_out=lambda: unblock.run(None, {"x": out}),
+    )
 
 
 def _alone(model: onnx.ModelProto, node: onnx.NodeProto) -> onnx.ModelProto:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 from openvino.preprocess import PrePostProcessor
 
-from blockconv.problem import Conv2dProblem
+from blockconv.problem import Conv2dProblem, Pool2dProblem
 
-from . import Variant, end_padding
+from . import Variant, end_padding, pool_padding
 
 
 def version() -> str:
     return str(ov.__version__).partition("-")[0]
+
+
+ENDS = ("NCHW", "NHWC")
 
 
 @functools.cache
@@ -30,24 +34,23 @@ def _core() -> ov.Core:
 
 def conv2d(
     problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None, threads: int
-) -> list[Variant]:
+) -> Iterator[Variant]:
     ends = end_padding(problem)
     if ends is None:
-        return []
-    return [_variant(problem, ends, src, wei, bias, threads, layout) for layout in ("NCHW", "NHWC")]
+        return
+    for end in ENDS:
+        yield _variant(_conv2d(problem, ends, wei, bias), src, problem.dst_shape, threads, end)
 
 
-def _variant(
-    problem: Conv2dProblem,
-    ends: tuple[int, int],
-    src: np.ndarray,
-    wei: np.ndarray,
-    bias: np.ndarray | None,
-    threads: int,
-    layout: str,
-) -> Variant:
-    model = _model(problem, ends, wei, bias)
-    out_shape = problem.dst_shape
+def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
+    ends = pool_padding(problem)
+    if ends is None or problem.divisor or (problem.kind != "max" and problem.dh * problem.dw != 1):
+        return
+    for end in ENDS:
+        yield _variant(_pool2d(problem, ends), src, problem.dst_shape, threads, end)
+
+
+def _variant(model: ov.Model, src: np.ndarray, out_shape: tuple[int, ...], threads: int, layout: str) -> Variant:
     if layout == "NHWC":
         model = _channels_last(model)
         src = np.ascontiguousarray(src.transpose(0, 2, 3, 1))
@@ -75,7 +78,7 @@ def _variant(
     return Variant(f"openvino {layout}", request.infer, fetch)
 
 
-def _model(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None) -> ov.Model:
+def _conv2d(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None) -> ov.Model:
     p = problem
     x = ops.parameter(p.src_shape, ov.Type.f32, name="x")
     windows = [[p.sh, p.sw], [p.ph, p.pw], list(ends), [p.dh, p.dw]]
@@ -85,6 +88,16 @@ def _model(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias:
         y = ops.group_convolution(x, ops.constant(wei.reshape(p.g, p.oc // p.g, *wei.shape[1:])), *windows)
     if bias is not None:
         y = ops.add(y, ops.constant(bias.reshape(1, -1, 1, 1)))
+    return ov.Model([y], [x])
+
+
+def _pool2d(p: Pool2dProblem, ends: tuple[int, int]) -> ov.Model:
+    x = ops.parameter(p.src_shape, ov.Type.f32, name="x")
+    begin, end, kernel, stride = [p.ph, p.pw], list(ends), [p.kh, p.kw], [p.sh, p.sw]
+    if p.kind == "max":
+        y = ops.max_pool(x, stride, [p.dh, p.dw], begin, end, kernel).output(0)
+    else:
+        y = ops.avg_pool(x, stride, begin, end, kernel, p.kind == "avg_exclude_padding")
     return ov.Model([y], [x])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -41,10 +41,10 @@ def _start(threads: int) -> None:
 
 def conv2d(
     problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None, threads: int
-) -> list[Variant]:
+) -> Iterator[Variant]:
     ends = end_padding(problem)
     if ends is None:
-        return []
+        return
     _start(threads)
     x, w = torch.from_numpy(src), torch.from_numpy(wei)
     b = None if bias is None else torch.from_numpy(bias)
@@ -58,23 +58,35 @@ def conv2d(
     def plain(x: torch.Tensor, w: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: F.conv2d(pad(x), w, b, stride, padding, dilation, p.g)
 
+    yield _variant("contiguous", plain(x, w))
+
     x_last, w_last = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-    shape = list(pad(x).shape)
-    packed = torch.ops.mkldnn._reorder_convolution_weight(w, padding, stride, dilation, p.g, shape)
+    yield _variant("channels_last", plain(x_last, w_last), x)
+
+    packed = torch.ops.mkldnn._reorder_convolution_weight(w, padding, stride, dilation, p.g, list(pad(x).shape))
 
     def prepacked() -> torch.Tensor:
         return torch.ops.mkldnn._convolution_pointwise(
             pad(x_last), packed, b, padding, stride, dilation, p.g, "none", [], ""
         )
 
-    functions = {
-        "contiguous": plain(x, w),
-        "channels_last": plain(x_last, w_last),
-        "channels_last prepacked": prepacked,
-    }
+    yield _variant("channels_last prepacked", prepacked, x)
     if is_symmetric(problem):
-        functions["blocked"] = _blocked(problem, x, w, b)
-    return [Variant(f"torch {name}", function, _fetch(function)) for name, function in functions.items()]
+        yield _variant("blocked", _blocked(problem, x, w, b))
+
+
+def _variant(name: str, function: Callable[[], torch.Tensor], plain: torch.Tensor | None = None) -> Variant:
+    """`plain`: the NCHW tensor that a channels_last one is made of."""
+    if plain is None:
+        return Variant(f"torch {name}", function, _fetch(function))
+    result = functools.cache(function)  # of the first call
+    return Variant(
+        f"torch {name}",
+        function,
+        _fetch(function),
+        reorder_in=lambda: plain.contiguous(memory_format=torch.channels_last),
+        reorder_out=lambda: result().contiguous(),
+    )
 
 
 def _blocked(
@@ -102,13 +114,13 @@ def _fetch(function: Callable[[], torch.Tensor]) -> Callable[[], np.ndarray]:
     return fetch
 
 
-def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> list[Variant]:
+def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
     p = problem
     same_ends = (p.ph, p.pw) == (p.ph_r, p.pw_r) if p.ceil_mode else is_symmetric(problem)
     at_most_half = 2 * p.ph <= p.kh and 2 * p.pw <= p.kw
     dense = p.dh == p.dw == 1
     if not same_ends or not at_most_half or (p.kind != "max" and not dense):
-        return []
+        return
     _start(threads)
     kernel, stride, padding = (p.kh, p.kw), (p.sh, p.sw), (p.ph, p.pw)
 
@@ -119,11 +131,8 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> list[Varian
         return lambda: F.avg_pool2d(x, kernel, stride, padding, p.ceil_mode, include, p.divisor)
 
     x = torch.from_numpy(src)
-    functions = {
-        "contiguous": pool(x),
-        "channels_last": pool(x.contiguous(memory_format=torch.channels_last)),
-    }
-    return [Variant(f"torch {name}", function, _fetch(function)) for name, function in functions.items()]
+    yield _variant("contiguous", pool(x))
+    yield _variant("channels_last", pool(x.contiguous(memory_format=torch.channels_last)), x)
 
 
 def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Variant]:
@@ -187,7 +196,9 @@ def _logical(storage: torch.Tensor, layout: str, blocks: list[int]) -> torch.Ten
 
 
 def plain_copy(src: np.ndarray, threads: int) -> list[Variant]:
-    """The copy that a reorder is measured by where there are several threads."""
+    """The copy that a move is measured by where there are several threads."""
+    if threads == 1:
+        return []
     _start(threads)
     given = torch.from_numpy(src).clone()
     into = torch.empty_like(given)

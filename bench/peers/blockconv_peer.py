@@ -1,0 +1,89 @@
+"""blockconv itself, in every layout that is asked for, on arrays that are in that layout at both ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import blockconv as bc
+from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+
+from . import Variant, is_symmetric
+
+
+def version() -> str:
+    return bc.__version__
+
+
+def conv2d(
+    problem: Conv2dProblem,
+    src: np.ndarray,
+    wei: np.ndarray,
+    bias: np.ndarray | None,
+    layouts: Sequence[str],
+    threads: int,
+) -> Iterator[Variant]:
+    p = problem
+    padding: Any = (p.ph, p.pw) if is_symmetric(p) else ((p.ph, p.ph_r), (p.pw, p.pw_r))
+
+    def variant(layout: str) -> Variant:
+        conv = bc.Conv2d(wei, bias, (p.sh, p.sw), padding, (p.dh, p.dw), p.g, layout=layout)
+        blocked, out = _arrays(src, p.dst_shape, layout)
+        return _variant(layout, src, blocked, out, lambda: conv(blocked, out=out))
+
+    bc.set_num_threads(threads)
+    yield from map(variant, layouts)
+
+
+def pool2d(problem: Pool2dProblem, src: np.ndarray, layouts: Sequence[str], threads: int) -> Iterator[Variant]:
+    p = problem
+    kernel, stride = (p.kh, p.kw), (p.sh, p.sw)
+    padding = ((p.ph, max(p.ph_r, 0)), (p.pw, max(p.pw_r, 0)))
+    include = p.kind == "avg_include_padding"
+
+    def variant(layout: str) -> Variant:
+        x, out = _arrays(src, p.dst_shape, layout)
+        if p.kind == "max":
+            call = lambda: bc.max_pool2d(x, kernel, stride, padding, (p.dh, p.dw), p.ceil_mode, out=out)  # noqa: E731
+        else:
+            call = lambda: bc.avg_pool2d(x, kernel, stride, padding, p.ceil_mode, include, p.divisor, out=out)  # noqa: E731
+        return _variant(layout, src, x, out, call)
+
+    bc.set_num_threads(threads)
+    yield from map(variant, layouts)
+
+
+def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Variant]:
+    given = bc.BlockedArray(src, problem.src, problem.shape)
+    out = bc.empty(problem.shape, problem.dst, src.dtype)
+    bc.set_num_threads(threads)
+
+    def fetch() -> np.ndarray:
+        out.storage.fill(math.nan)
+        bc.to_layout(given, problem.dst, out=out)
+        return out.storage.copy()
+
+    return [Variant("blockconv", lambda: bc.to_layout(given, problem.dst, out=out), fetch, role="ours")]
+
+
+def _arrays(src: np.ndarray, shape: tuple[int, ...], layout: str) -> tuple[bc.BlockedArray, bc.BlockedArray]:
+    return bc.BlockedArray.from_numpy(src, layout), bc.empty(shape, layout, src.dtype)
+
+
+def _variant(
+    layout: str, src: np.ndarray, x: bc.BlockedArray, out: bc.BlockedArray, call: Callable[[], object]
+) -> Variant:
+    def fetch() -> np.ndarray:
+        out.storage.fill(math.nan)
+        call()
+        return out.numpy()
+
+    reorders: dict[str, Callable[[], object]] = {}
+    if layout != "NCHW":
+        plain = bc.empty(out.shape, "NCHW", out.dtype)
+        reorders["reorder_in"] = lambda: bc.to_layout(src, layout, out=x)
+        reorders["reorder_out"] = lambda: bc.to_layout(out, "NCHW", out=plain)
+    return Variant(f"blockconv {layout}", call, fetch, role="ours", **reorders)

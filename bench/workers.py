@@ -1,0 +1,246 @@
+"""Each library in a process of its own, pinned to as many processors as it may use.
+
+In one process libraries change each other: two of them share a TBB, whose threads then work for a
+library that was told to use one (OpenVINO ran at twice its speed beside Numba); they share an
+allocator; the spinning threads of one take the processors of the next. A worker that is not asked
+for anything sleeps in a read of its pipe. It takes its samples by itself, so that the pipe is no
+part of any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+
+from . import machine, peers
+from .peers import OURS, Variant
+from .timing import Local
+
+__all__ = ["Crew", "PeerError"]
+
+
+class PeerError(RuntimeError):
+    """What went wrong in a worker, with the name of the error there."""
+
+
+class Crew:
+    """The workers of a run, one for each library and number of threads, kept until `close`.
+
+    versions: of the libraries that could be imported. missing: of the others, why not.
+    """
+
+    def __init__(self, names: Sequence[str], threads: Sequence[int] = (1,)) -> None:
+        self.versions: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
+        self._workers: dict[tuple[str, int], _Worker] = {}
+        started = {(name, count): _Worker(name, count) for count in threads for name in names}
+        for (name, count), worker in started.items():
+            try:
+                self.versions[name] = worker.answer()
+            except PeerError as error:
+                self.missing[name] = str(error)
+                worker.close()
+            else:
+                self._workers[name, count] = worker
+
+    def contenders(self, op: str, *arguments: Any, threads: int, layouts: Sequence[str] | None = None) -> list[Variant]:
+        """Ours (in these layouts, for an op that has them) and the peers', built anew; the last ones are forgotten."""
+        self.clear()
+        found = []
+        for name in self.versions:
+            own = (layouts,) if name == OURS and layouts is not None else ()
+            found += self.variants(name, op, *arguments, *own, threads=threads)
+        return found
+
+    def variants(self, name: str, op: str, *arguments: Any, threads: int) -> list[Variant]:
+        """What a library has for an operation, built in its worker; `arguments` as its module wants them.
+
+        A library that fails at it has one variant, which says so when it is called.
+        """
+        worker = self._workers.get((name, threads))
+        if worker is None:
+            return []
+        try:
+            found = worker.ask("build", op, *arguments, threads)
+        except PeerError as error:
+            return [_failed(name, self.versions[name], error)]
+        return [replace(variant, **_handles(worker, handle, variant)) for handle, variant in found]
+
+    def copies(self, nbytes: int, expected: np.ndarray, threads: int) -> list[Variant]:
+        """Copies that read and write so many bytes in all: the roof of what only moves memory.
+
+        One is right if it copied; that is fetched as what the others are expected to give.
+        """
+        given = np.arange(nbytes // 8, dtype=np.float32)
+
+        def judged(copy: Variant) -> Variant:
+            def fetch() -> np.ndarray:
+                return expected if np.array_equal(copy.fetch(), given) else np.full_like(expected, np.nan)
+
+            return replace(copy, fetch=fetch)
+
+        found = [self.variants(name, "plain_copy", given, threads=threads) for name in self.versions]
+        return [judged(copy) for copies in found for copy in copies]
+
+    def wanted(self, layouts: Sequence[str] = ()) -> dict[str, list[str]]:
+        """What is to be in a case that this crew measures."""
+        ours = {"layouts": list(layouts)} if layouts else {"ours": [OURS] if OURS in self.versions else []}
+        return {**ours, "peers": [name for name in self.versions if name != OURS]}
+
+    def clear(self) -> None:
+        """Forget every variant, before the next problem."""
+        for worker in self._workers.values():
+            worker.ask("clear")
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A function of a variant in a worker: `compare` has it timed there."""
+
+    worker: _Worker
+    handle: int
+    part: str
+
+    def __call__(self) -> None:
+        self.timed(1)
+
+    def timed(self, calls: int, prime: int = 0, cold: bool = False) -> float:
+        """Nanoseconds of `calls` calls, after `prime` untimed ones and, if `cold`, a flush of the caches."""
+        return float(self.worker.ask("timed", self.handle, self.part, calls, prime, cold))
+
+
+def _failed(name: str, version: str, error: PeerError) -> Variant:
+    def fail() -> np.ndarray:
+        raise error
+
+    return Variant(name, fail, fail, "ours" if name == OURS else "peer", version)
+
+
+PARTS = ("function", "reorder_in", "reorder_out")
+
+
+def _handles(worker: _Worker, handle: int, variant: Variant) -> dict[str, Any]:
+    parts = {part: Remote(worker, handle, part) for part in PARTS if getattr(variant, part)}
+    return {"fetch": lambda: worker.ask("fetch", handle), **parts}
+
+
+class _Worker:
+    """The near end of a worker."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would take our threads' locks along
+        self.pipe, far_end = context.Pipe()
+        arguments = far_end, name, machine.processors(threads)
+        self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
+        with _pinned(machine.processors(threads)):  # what counts the processors at its import counts these
+            self.process.start()
+        far_end.close()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        self.pipe.send((method, arguments))
+        return self.answer()
+
+    def answer(self) -> Any:
+        try:
+            right, answer = self.pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            self.process.join(5)
+            raise PeerError(f"its process ended (status {self.process.exitcode})") from error
+        if not right:
+            raise PeerError(answer)
+        return answer
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+@contextlib.contextmanager
+def _pinned(processors: Sequence[int]) -> Iterator[None]:
+    """This thread on these processors, which a process that is started meanwhile inherits."""
+    before = machine.affinity()
+    machine.pin(processors)
+    try:
+        yield
+    finally:
+        machine.pin(before)
+
+
+# The far end
+
+
+def _serve(pipe: Connection, name: str, processors: Sequence[int]) -> None:
+    """Answer until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the near end decides what an interrupt means
+    machine.pin(processors)
+    machine.keep_freed_memory()
+    try:
+        found, missing = peers.load([name])
+        if missing:
+            pipe.send((False, missing[name]))
+            return
+        desk = _Desk(found[0])
+        pipe.send((True, found[0].version))
+        while True:
+            method, arguments = pipe.recv()
+            try:
+                answer = True, getattr(desk, method)(*arguments)
+            except Exception as error:  # the failure of one variant is no end of the worker
+                answer = False, f"{type(error).__name__}: {error}"
+            pipe.send(answer)
+    except (EOFError, ConnectionError):
+        pass
+
+
+class _Desk:
+    """What a worker does when asked."""
+
+    def __init__(self, peer: peers.Peer) -> None:
+        self.peer = peer
+        self.variants: list[Variant] = []
+
+    def build(self, op: str, *arguments: Any) -> list[tuple[int, Variant]]:
+        """(handle, variant with marks instead of functions) of each variant."""
+        made = self.peer.variants(op, *arguments)
+        first = len(self.variants)
+        self.variants += made
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        marks: list[dict[str, Any]] = [{part: getattr(v, part) and abs for part in (*PARTS, "fetch")} for v in made]
+        return [(first + i, replace(v, **m)) for i, (v, m) in enumerate(zip(made, marks, strict=True))]
+
+    def timed(self, handle: int, part: str, calls: int, prime: int, cold: bool) -> float:
+        return Local(getattr(self.variants[handle], part)).timed(calls, prime, cold)
+
+    def fetch(self, handle: int) -> np.ndarray:
+        return np.ascontiguousarray(self.variants[handle].fetch())
+
+    def clear(self) -> None:
+        self.variants.clear()
+        gc.enable()
+        gc.unfreeze()
+        gc.collect()
