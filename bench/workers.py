@@ -99,7 +99,8 @@ class Crew:
     def clear(self) -> None:
         """Forget every variant, before the next problem."""
         for worker in self._workers.values():
-            worker.ask("clear")
+            with contextlib.suppress(PeerError):  # one that ended says so when it is next asked for something
+                worker.ask("clear")
 
     def close(self) -> None:
         for worker in self._workers.values():
@@ -157,7 +158,8 @@ class _Worker:
         far_end.close()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        self.pipe.send((method, arguments))
+        with contextlib.suppress(ConnectionError):  # if it ended, `answer` says so
+            self.pipe.send((method, arguments))
         return self.answer()
 
     def answer(self) -> Any:

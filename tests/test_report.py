@@ -16,6 +16,7 @@ from bench import layers, peers, reorders, report
 from bench.__main__ import main
 from bench.peers import Variant
 from bench.report import Column, Plan, ResultFile, changes, load, measure, relative_error
+from bench.workers import Crew
 from blockconv.problem import Conv2dProblem, ReorderProblem
 
 ROOT = Path(__file__).parents[1]
@@ -369,19 +370,29 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch):
     assert "ncnn" in missing["ncnn"]
 
 
-def test_the_installed_peers_are_right(tmp_path):
-    """From the command line, in a process of its own: peers change the process that they are loaded into."""
-    problems = ["mb2ic16ih9oc20kh3ph1sh2", "g8mb1ic8ih10oc8kh3ph1", "mb1ic3ih10oc5oh5kh3sh2ph0"]
+@pytest.mark.parametrize(
+    ("suite", "problems"),
+    [
+        ("layers", ["mb2ic16ih9oc20kh3ph1sh2", "g8mb1ic8ih10oc8kh3ph1", "mb1ic3ih10oc5oh5kh3sh2ph0"]),
+        ("pools", ["mb2ic16ih9oh5kh3sh2ph1", "mb1ic5ih8oh4kh2sh2"]),
+        ("pools --kind avg_include_padding", ["mb1ic16ih9oh9kh3ph1"]),
+        ("pools --kind avg_exclude_padding", ["mb1ic16ih9oh9kh3ph1"]),
+    ],
+)
+def test_the_installed_peers_are_right(tmp_path, suite, problems):
+    """From the command line, every peer in a process of its own."""
     path = tmp_path / "results.jsonl"
-    command = [sys.executable, "-m", "bench", "layers", "--quick", "--layouts", "--out", str(path), "--problem"]
-    done = subprocess.run([*command, *problems], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "bench", *suite.split(), "--quick", "--budget", "0.1", "--layouts"]
+    command += ["--out", str(path), "--problem", *problems]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     headers, cases = load(path)
     assert headers[0]["machine"]["cpu"]
-    assert len(cases) == 3
+    assert len(cases) == len(problems)
     entries = [entry for one in cases.values() for entry in one["entries"]]
     assert all(entry["verdict"] == "ok" for entry in entries), entries
     assert all(entry["error"] < 1e-5 and entry["version"] for entry in entries)
+    assert all(entry["prepare"] > 0 for entry in entries if entry["role"] == "peer")
 
 
 def test_the_reorders_of_torch_are_right():
@@ -404,7 +415,8 @@ assert not torch.variants("reorder", ReorderProblem((1, 6, 2, 2), "NCHW", "NCHW4
 
 def test_plans_are_told_apart():
     one, two = (Conv2dProblem.from_descriptor(text) for text in ("ic3ih8oc4kh3", "ic3ih8oc4kh1"))
-    plans = layers.plans([one, two], [1, 2], ["NCHW"], [], {})
-    plans += layers.plans([one], [1], ["NCHW"], [], {"cold": True})
-    plans += reorders.plans([ReorderProblem((1, 4, 2, 2), "NCHW", "NHWC", 4)], [1, 2], [], {})
+    crew = Crew([])
+    plans = layers.plans([one, two], [1, 2], ["NCHW"], crew, {})
+    plans += layers.plans([one], [1], ["NCHW"], crew, {"cold": True})
+    plans += reorders.plans([ReorderProblem((1, 4, 2, 2), "NCHW", "NHWC", 4)], [1, 2], crew, {})
     assert len({plan.key for plan in plans}) == len(plans) == 7
