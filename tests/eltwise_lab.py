@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from guarded import Guarded, available
 from storage_oracle import Array, stored
 
@@ -16,6 +17,13 @@ from blockconv.runtime import Program, address_of
 
 LAYOUTS = [str(layout) for layout in NATIVE]
 ISA_LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW32", "CHWN4")
+
+
+def isa_layouts() -> list[Any]:
+    """All native layouts, as parameters; some run again with narrower vectors."""
+    return [pytest.param(name, marks=[pytest.mark.isa] if name in ISA_LAYOUTS else []) for name in LAYOUTS]
+
+
 _ARENAS = [Guarded(1 << 21) for _ in range(7)] if available() else []
 
 
