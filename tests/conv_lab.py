@@ -19,11 +19,10 @@ from guarded import Guarded
 from storage_oracle import places, stored
 
 from blockconv import dispatch, runtime
-from blockconv.functional import _act_block
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.activation import activation
 from blockconv.layout import NATIVE, Layout
-from blockconv.packing import pack_bias, pack_weights
+from blockconv.packing import activation_block, pack_bias, pack_weights
 from blockconv.problem import Conv2dProblem
 
 Array = npt.NDArray[Any]
@@ -148,7 +147,7 @@ def run(
     memory = Canaried() if memory is None else memory
     dtype = str(given.x.dtype)
     form = row.weights(problem, Layout(src), Layout(dst), dtype)  # type: ignore[misc]
-    act_kind, act_block = _act_block(activation(act))
+    act_kind, act_block = activation_block(activation(act))
     here = functools.partial(_placed, memory)
     source = here("source", stored(given.x, src, np.nan))
     weights = here("weights", pack_weights(problem, given.w, form))
