@@ -281,7 +281,7 @@ class ResizeProblem:
 
     Output o reads at the source's coordinate, with s the scale (given, or out / in)
     half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; asymmetric: o / s;
-    align_corners: o * (in - 1) / (out - 1), or 0 where out is 1.
+    align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
     linear blends the two elements around it along each axis; nearest takes one, rounded as `nearest` says
     (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border.
     """

@@ -137,6 +137,8 @@ def test_resize_by_a_scale_that_is_not_the_sizes_ratio() -> None:
     x = np.random.default_rng(0).integers(-50, 50, (2, 1, 5, 7)).astype("f4")
     p = ResizeProblem(2, 1, 5, 7, 12, 16, "linear", "asymmetric", scale_h=2.5, scale_w=2.4)
     check("resize", p, "NCHW", [(x, "NCHW")], onnx_resize(x, p, True), exact=False, tolerance=2e-6)
+    p = ResizeProblem(2, 1, 5, 7, 12, 4, "linear", "align_corners", scale_h=2.5, scale_w=0.6)
+    check("resize", p, "NCHW", [(x, "NCHW")], onnx_resize(x, p, True), exact=False, tolerance=2e-6)
 
 
 @pytest.mark.parametrize("layout", isa_layouts())

@@ -5,9 +5,7 @@ Every case of the suite that holds a Conv or ConvTranspose is listed: it is run,
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,52 +15,17 @@ import blockconv as bc
 
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402
+from onnx_cases import Case, exported_cases, node_cases  # noqa: E402
 
 OPS = {"Conv", "ConvTranspose"}
 LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")
 
 
-class Case(NamedTuple):
-    model: Any
-    inputs: list[np.ndarray]
-    wanted: np.ndarray
-    rtol: float
-    atol: float
+def _convolutions(cases: dict[str, Case]) -> dict[str, Case]:
+    return {name: case for name, case in cases.items() if OPS & {node.op_type for node in case.model.graph.node}}
 
 
-def _node_cases() -> dict[str, Case]:
-    """Made in memory; older releases of onnx keep them in files instead."""
-    from onnx.backend.test.loader import DATA_DIR, load_model_tests
-
-    if (Path(DATA_DIR) / "node").exists():
-        return _stored_cases("node/*conv*")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tests = load_model_tests(kind="node")
-    found = {}
-    for test in tests:
-        if OPS & {node.op_type for node in test.model.graph.node}:
-            inputs, outputs = test.data_sets[0]
-            found[test.name] = Case(test.model, list(inputs), outputs[0], test.rtol, test.atol)
-    return found
-
-
-def _stored_cases(folders: str) -> dict[str, Case]:
-    from onnx.backend.test.loader import DATA_DIR
-
-    found = {}
-    for path in sorted(Path(DATA_DIR).glob(f"{folders}/model.onnx")):
-        model = onnx.load(path)
-        if not OPS & {node.op_type for node in model.graph.node}:
-            continue
-        tensors = {kind: sorted((path.parent / "test_data_set_0").glob(f"{kind}_*.pb")) for kind in ("input", "output")}
-        arrays = {kind: [numpy_helper.to_array(onnx.load_tensor(p)) for p in paths] for kind, paths in tensors.items()}
-        found[path.parent.name] = Case(model, arrays["input"], arrays["output"][0], 1e-3, 1e-7)
-    return found
-
-
-NODE, EXPORTED = _node_cases(), _stored_cases("pytorch-*/*")
+NODE, EXPORTED = _convolutions(node_cases()), _convolutions(exported_cases())
 CASES = {**NODE, **EXPORTED}
 
 
@@ -138,11 +101,11 @@ def test_how_many_cases_there_are():
 def test_case(name):
     case = CASES[name]
     found = call(case)
-    assert found.shape == case.wanted.shape
-    np.testing.assert_allclose(found, case.wanted, rtol=case.rtol, atol=case.atol)
+    assert found.shape == case.outputs[0].shape
+    np.testing.assert_allclose(found, case.outputs[0], rtol=case.rtol, atol=case.atol)
     if RUN.index(name) % 3 == 0:  # some in another layout too
         layout = LAYOUTS[1 + RUN.index(name) // 3 % (len(LAYOUTS) - 1)]
-        np.testing.assert_allclose(call(case, layout), case.wanted, rtol=case.rtol, atol=case.atol, err_msg=layout)
+        np.testing.assert_allclose(call(case, layout), case.outputs[0], rtol=case.rtol, atol=case.atol, err_msg=layout)
 
 
 @pytest.mark.parametrize("name", NOT_SUPPORTED)

@@ -133,7 +133,8 @@ def taps(problem: ResizeProblem, axis: str) -> list[tuple[int, int, float]]:
         if p.coordinates == "asymmetric":
             x = o / scale
         elif p.coordinates == "align_corners":
-            x = o * (size - 1) / (out - 1) if out > 1 else 0.0
+            length = size * scale  # a scale may leave a part of an element over, which counts
+            x = o * (size - 1) / ((out if math.isclose(length, out, rel_tol=1e-6) else length) - 1) if out > 1 else 0.0
         elif p.coordinates == "pytorch_half_pixel" and out == 1:
             x = 0.0
         else:

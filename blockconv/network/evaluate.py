@@ -215,7 +215,8 @@ def _coordinates(a: ops.Resize, size: int, out: int, scale: float) -> Array:
     if a.coordinates == "asymmetric":
         return at / scale
     if a.coordinates == "align_corners":
-        return np.asarray(at * ((size - 1) / (out - 1)) if out > 1 else at * 0)
+        length = out if math.isclose(size * scale, out, rel_tol=1e-6) else size * scale
+        return np.asarray(at * (size - 1) / (length - 1) if out > 1 else at * 0)
     if a.coordinates == "pytorch_half_pixel" and out == 1:
         return at * 0
     return np.asarray((at + 0.5) / scale - 0.5)

@@ -245,7 +245,7 @@ class Resize(Attributes):
 
     With scale s (given, or out / in), output pixel o reads at source coordinate
     half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; asymmetric: o / s;
-    align_corners: o * (in - 1) / (out - 1), or 0 where out is 1.
+    align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
     linear blends the two pixels around it along each axis; nearest takes one, rounded as `nearest` says
     (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border pixel.
     """

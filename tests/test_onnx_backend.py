@@ -1,0 +1,131 @@
+"""The ONNX backend suite with blockconv as backend: every case whose ops are all among LISTED.
+
+Each is loaded, and run by the evaluator and by a compiled plan. What is skipped is named with its reason, and is no
+pass: not supported (the loader says what is missing), folded (nothing is left to run), or of a type that kernels do
+not take. Parameters that a case feeds, such as weights, are given as constants.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+
+onnx = pytest.importorskip("onnx")
+from onnx_cases import exported_cases, node_cases  # noqa: E402
+
+LISTED = {
+    "Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Relu", "Clip", "LeakyRelu", "Sigmoid",
+    "Tanh", "HardSwish", "HardSigmoid", "Gelu", "Swish", "Add", "Sum", "Sub", "Mul", "Div", "Max", "Min", "Concat",
+    "BatchNormalization", "Pad", "Gemm", "MatMul", "Flatten", "Reshape", "Transpose", "LRN", "Softmax", "Dropout",
+    "Identity", "Constant", "ConstantOfShape", "Unsqueeze", "Squeeze", "Shape", "Size", "Resize", "Upsample", "Split",
+    "Slice", "ReduceMean",
+}  # fmt: skip
+# Operands that have to be constants.
+PARAMETERS = {
+    "Conv": (1, 2), "BatchNormalization": (1, 2, 3, 4), "Gemm": (1, 2), "MatMul": (1,), "Reshape": (1,),
+    "Clip": (1, 2), "Pad": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Unsqueeze": (1,),
+    "ReduceMean": (1,), "Resize": (1, 2, 3), "Upsample": (1,), "Dropout": (1, 2), "ConstantOfShape": (0,),
+}  # fmt: skip
+CASES = {
+    name: case
+    for name, case in {**node_cases(), **exported_cases()}.items()
+    if {node.op_type for node in case.model.graph.node} <= LISTED
+}
+# Why a case of these ops cannot be loaded, and how many there are with this onnx or a newer one.
+UNSUPPORTED = {
+    "3-D windows": 13,
+    "training": 8,
+    "its output": 4,
+    "cubic": 8,
+    "antialias": 2,
+    "tf_crop_and_resize": 4,
+    "half_pixel_symmetric": 2,
+    "scales of N or C": 0,
+    "an empty tensor": 2,
+    "a batch of second matrices": 4,
+    "mode 'edge'": 1,
+    "mode 'reflect'": 2,
+    "mode 'wrap'": 1,
+    "is no tensor": 2,
+    "the approximation by tanh": 2,
+    "an alpha other than 1": 1,
+    "is computed or fed": 0,
+    "dimensions": 0,
+}
+
+
+@functools.cache
+def loaded(name: str) -> tuple[bc.Network | None, dict[str, Any], str]:
+    """(the network, what to feed, why there is none)."""
+    case = CASES[name]
+    graph = case.model.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    fed = dict(zip([v.name for v in graph.input if v.name not in weights], case.inputs, strict=True))
+    parameters = {
+        node.input[i]
+        for node in graph.node
+        for i in PARAMETERS.get(node.op_type, ())
+        if i < len(node.input) and node.input[i] in fed
+    }
+    inputs = {key: value for key, value in fed.items() if key not in parameters}
+    try:
+        shapes = {key: np.shape(value) for key, value in inputs.items()}
+        net = bc.load_onnx(case.model, shapes, constants={key: fed[key] for key in parameters})
+    except bc.UnsupportedError as error:
+        return None, {}, str(error)
+    return net, inputs, ""
+
+
+def backend(net: bc.Network, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs of a compiled plan, by name."""
+    found = bc.compile(net)(*(inputs[tensor.name] for tensor in net.inputs))
+    return found if isinstance(found, dict) else {net.outputs[0]: found}
+
+
+def check(name: str, found: dict[str, Any]) -> None:
+    case = CASES[name]
+    for value, wanted in zip(case.model.graph.output, case.outputs, strict=False):
+        assert found[value.name].dtype == wanted.dtype
+        np.testing.assert_allclose(found[value.name], wanted, rtol=case.rtol, atol=case.atol)
+
+
+def why_not_run(name: str) -> str:
+    """Why a plan does not run a case; empty if it does."""
+    net, _, missing = loaded(name)
+    if net is None:
+        return f"not supported: {missing}"
+    if not net.nodes:
+        return "folded: nothing is left to run"
+    others = {t.dtype for t in net.tensors.values()} - {np.dtype(np.float32), np.dtype(np.float64)}
+    if others:
+        return f"kernels take float32 and float64, not {', '.join(map(str, others))}"
+    empty = [t.name for t in net.tensors.values() if not t.elements or not t.shape]
+    return f"empty tensors, or tensors without dimensions: {empty}" if empty else ""
+
+
+def test_how_many_cases_there_are() -> None:
+    """So that none is passed over in silence."""
+    kinds = collections.Counter(why_not_run(name).split(":")[0].split(",")[0] or "run" for name in CASES)
+    assert sum(kinds.values()) == len(CASES)
+    assert kinds["run"] >= 270, kinds
+    reasons = collections.Counter()
+    for name in CASES:
+        missing = loaded(name)[2]
+        known = [reason for reason in UNSUPPORTED if reason in missing]
+        assert bool(known) == bool(missing), f"{name}: {missing}"
+        reasons.update(known[:1])
+    assert all(reasons[reason] >= count for reason, count in UNSUPPORTED.items()), reasons
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evaluated(name: str) -> None:
+    net, inputs, missing = loaded(name)
+    if net is None:
+        pytest.skip(f"not supported: {missing}")
+    check(name, net.evaluate(inputs))
