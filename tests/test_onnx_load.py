@@ -235,3 +235,37 @@ def test_a_constant_that_cannot_be_computed():
     nodes = [helper.make_node("Gather", ["w", "at"], ["c"], "pick"), helper.make_node("Add", ["x", "c"], ["y"])]
     with pytest.raises(NetworkError, match=r"node 'pick' \(Gather\).*cannot be computed"):
         bc.load_onnx(model(nodes, {"x": [2]}, ["y"], w=np.ones(3, np.float32), at=np.array(7)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_broken_the_error_is_ours(seed):
+    """Bytes of the graph changed, and nodes, operands, attributes and weights taken away or replaced."""
+    rng = np.random.default_rng(seed)
+    whole = small()
+    raw = whole.SerializeToString()
+    ops = ("Conv", "Gemm", "Resize", "Pad", "Slice", "Split", "Transpose", "LRN", "Reshape", "Unsqueeze", "Concat")
+    extras = (("axis", 3), ("perm", [1, 0]), ("auto_pad", [1]), ("axes", [0, 9]), ("mode", "cubic"), ("pads", [1, 1]))
+    broken = 0
+    for _ in range(60):
+        cut = bytearray(raw)
+        cut[rng.integers(400)] = rng.integers(256)
+        proto = onnx.ModelProto()
+        proto.CopyFrom(whole)
+        node = proto.graph.node[rng.integers(4)]
+        change = rng.integers(5)
+        if change == 0:
+            node.op_type = ops[rng.integers(len(ops))]
+        elif change == 1:
+            node.input[rng.integers(len(node.input))] = ("", "nothing", "y", "w")[rng.integers(4)]
+        elif change == 2:
+            node.attribute.append(helper.make_attribute(*extras[rng.integers(len(extras))]))
+        elif change == 3:
+            proto.graph.node.remove(node)
+        else:
+            proto.graph.initializer[rng.integers(2)].dims[0] = rng.integers(9)
+        for model in (bytes(cut), proto):
+            try:
+                bc.load_onnx(model)
+            except bc.BlockconvError:
+                broken += 1
+    assert broken > 30

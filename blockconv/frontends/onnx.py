@@ -43,17 +43,25 @@ def load_onnx(
         from blockconv.frontends import onnx_graph
     except ImportError:
         raise UnsupportedError(f"{OP}: needs the onnx package: pip install 'blockconv[onnx]'") from None
+    try:
+        return _load(onnx, onnx_graph, model, input_shapes, constants)
+    except UnicodeDecodeError as error:
+        raise NetworkError(OP, "model", _named(model), f"holds a name that is no text: {error}") from error
+
+
+def _load(onnx: Any, onnx_graph: Any, model: Any, input_shapes: Any, constants: Any) -> Network:
     proto = _read(onnx, model)
     if proto.functions:
-        import onnx.inliner
+        from onnx import inliner
 
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = inliner.inline_local_functions(proto)
     arrays = _initializers(onnx, proto, dict(constants or {}))
     skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     skeleton.graph.name = proto.graph.name
     for part in ("node", "input", "output"):
         getattr(skeleton.graph, part).extend(getattr(proto.graph, part))
-    return onnx_graph.read_graph(skeleton, arrays, input_shapes)
+    network: Network = onnx_graph.read_graph(skeleton, arrays, input_shapes)
+    return network
 
 
 # ---------------------------------------------------------------- the file
@@ -87,7 +95,9 @@ def _read(onnx: Any, model: Any) -> Any:
 
 
 def _named(model: Any) -> str:
-    return str(model) if isinstance(model, (str, Path)) else f"<{len(model)} bytes>"
+    if isinstance(model, (str, Path)):
+        return str(model)
+    return f"<{len(model)} bytes>" if isinstance(model, (bytes, bytearray, memoryview)) else "<ModelProto>"
 
 
 def _initializers(onnx: Any, proto: Any, given: dict[str, Any]) -> dict[str, Array]:

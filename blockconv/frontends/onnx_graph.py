@@ -11,7 +11,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from blockconv.errors import ArgumentError, NetworkError, UnsupportedError
-from blockconv.frontends.onnx_ops import TRANSLATORS
+from blockconv.frontends import onnx_ops, onnx_shapes
 from blockconv.frontends.onnx_scope import OP, Call, Scope, Unsupported, title
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.order import topological
@@ -20,6 +20,7 @@ __all__ = ["read_graph"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+TRANSLATORS = onnx_ops.TRANSLATORS | onnx_shapes.TRANSLATORS
 
 
 def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, Shape] | Shape | None) -> Network:
@@ -147,7 +148,7 @@ class _Refused:
             return
         except NetworkError:
             raise
-        except (ArgumentError, ValueError, TypeError, KeyError, IndexError) as error:
+        except (ArgumentError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             rule = f"cannot be read: {error}"
             raise NetworkError(title(call.node), "attributes", list(call._attributes), rule) from error
         _name_results(call, results if isinstance(results, list) else [results])

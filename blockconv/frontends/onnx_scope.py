@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from blockconv.errors import ArgumentError, NetworkError
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.ops import Attributes, Reshape, Shape
 
-__all__ = ["OP", "Call", "Scope", "Unsupported", "title"]
+__all__ = ["OP", "Call", "Scope", "Translator", "Unsupported", "registered", "title"]
 
 Array = npt.NDArray[Any]
 OP = "load_onnx"
@@ -69,6 +70,19 @@ class Scope:
             if node.output == old:
                 self.nodes[i] = Node(node.name, node.attributes, node.inputs, new, node.parameters)
                 return
+
+
+Translator = Callable[["Call"], "Tensor | list[Tensor]"]
+
+
+def registered(table: dict[str, Translator], *names: str) -> Callable[[Translator], Translator]:
+    """Put a translator into a table, for the ONNX ops of these names."""
+
+    def register(translate: Translator) -> Translator:
+        table.update(dict.fromkeys(names, translate))
+        return translate
+
+    return register
 
 
 def _free(name: str, taken: set[str]) -> str:
