@@ -45,9 +45,12 @@ def _packer(shape: tuple[int, ...], source: Layout, layout: Layout, itemsize: in
 
 def pack_bias(problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: WeightForm, dtype: str) -> npt.NDArray[Any]:
     """[groups][bias elements], zero beyond a group's channels; zeros without a bias."""
-    packed = np.zeros((problem.g, form.bias), dtype)
+    groups, oc = -(-problem.g // form.sharing), form.sharing * (problem.oc // problem.g)
+    packed = np.zeros((groups, form.bias), dtype)
     if bias is not None:
-        packed[:, : problem.oc // problem.g] = bias.reshape(problem.g, -1)
+        for k in range(groups):
+            part = bias[k * oc : (k + 1) * oc]
+            packed[k, : part.size] = part
     return packed
 
 

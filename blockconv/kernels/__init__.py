@@ -5,12 +5,13 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
-from blockconv.kernels import box, direct, eltwise, lrn, pooling, reduce, reference, reorder, resize, softmax
+from blockconv.kernels import box, direct, eltwise, grouped, lrn, pooling, reduce, reference, reorder, resize, softmax
 from blockconv.kernels.table import Row, WeightForm
 
 __all__ = ["TABLE", "Row", "WeightForm"]
 
 TABLE: tuple[Row, ...] = (
+    *grouped.ROWS,
     *direct.ROWS,
     *reference.ROWS,
     *pooling.ROWS,

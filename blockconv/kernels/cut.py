@@ -7,10 +7,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from blockconv import jit
+from blockconv.kernels.shared import DENSE, Shared
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
-__all__ = ["ITEMSIZE", "NO_BLOCK", "Blocking", "Geometry", "Space", "blocking", "geometry", "space", "weight_layout"]
+__all__ = [
+    "ITEMSIZE",
+    "NO_BLOCK",
+    "Blocking",
+    "Geometry",
+    "Space",
+    "blocking",
+    "destination_piece",
+    "geometry",
+    "pixels_of_task",
+    "space",
+    "weight_layout",
+]
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 SHORT = 48  # columns that a window may be longer than its outputs where the batch is flattened
@@ -113,7 +126,8 @@ class Blocking:
     a task. splits: tasks that share a group's output channels, in `ocbs` blocks. in_place: the source is
     read where it is, since it lies as a packed window would. panel: output columns of a
     window, a tile's where windows of tiles do not overlap, so that what a tile reads is in one piece; else
-    the group's. scratch: bytes a worker needs.
+    the group's. scratch: bytes a worker needs. shared: how groups share a vector; a "group" above is then
+    as many of them as do.
     """
 
     rows: int
@@ -131,6 +145,7 @@ class Blocking:
     window_rows: int
     window_cols: int
     scratch: int
+    shared: Shared = DENSE
 
     @property
     def width(self) -> int:
@@ -149,12 +164,12 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     """How a problem is cut on this machine. Tile and block sizes do not depend on the threads."""
     isa, itemsize, p, at = jit.isa(), ITEMSIZE[dtype], problem, space(problem, src, dst)
     lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
-    cb, piece = _source_block(p, src), _destination_piece(p, dst, lanes)
+    cb, piece = _source_block(p, src), destination_piece(dst, lanes, p.g, oc)
     rows, pixels, vectors = _tile(oc, p.g, at, dst, piece, lanes, 32 if isa.registers == 32 else 16)
     width = vectors * lanes
     ocbs = -(-(oc if piece == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
-    g_rows, g_cols = _group(at, p.g, rows, pixels, channels * itemsize, 3 * threads)
+    g_rows, g_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, 3 * threads)
     tasks = max(1, at.images * p.g) * -(-at.oh // g_rows) * -(-at.ow // g_cols)
     splits = min(ocbs, -(-3 * threads // tasks)) if threads > 1 else 1
     dense = at.axes[2] == "hwn" or (at.axes[2] == "hw" and (src != _CHWN4 or p.n == 1))
@@ -184,12 +199,12 @@ def _source_block(problem: Conv2dProblem, src: Layout) -> int:
     return cb
 
 
-def _destination_piece(problem: Conv2dProblem, dst: Layout, lanes: int) -> int:
-    """Contiguous channels that a tile stores at once; 0 where groups begin or end inside a block."""
+def destination_piece(dst: Layout, lanes: int, groups: int, oc: int) -> int:
+    """Contiguous channels that a tile stores at once; 0 where groups (of `oc`) begin or end inside a block."""
     if dst == _NHWC:
         return lanes
     piece = min(dst.blocks[1], lanes)
-    return 0 if problem.g > 1 and (problem.oc // problem.g) % piece else piece
+    return 0 if groups > 1 and oc % piece else piece
 
 
 WEIGHT_CYCLES = 5.5  # to stream a vector of weights from the second-level cache
@@ -218,7 +233,7 @@ def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, 
     return best[2]
 
 
-def _group(at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, wanted: int) -> tuple[int, int]:
+def pixels_of_task(at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, wanted: int) -> tuple[int, int]:
     """(rows, columns) of a task: as large as its window may be, as small as makes `wanted` tasks."""
     room = jit.second_level_cache() // 4
 

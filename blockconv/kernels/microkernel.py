@@ -20,6 +20,7 @@ from numba.extending import intrinsic
 
 from blockconv.emit import I64, const, pointer, splat
 from blockconv.kernels.epilogue import Output, Tile, finish
+from blockconv.kernels.shared import Shared, reduce_shared
 
 __all__ = ["conv_tile"]
 
@@ -28,6 +29,7 @@ __all__ = ["conv_tile"]
 def conv_tile(  # one tile, from the weights to the stored output
     typingctx,
     itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act,
+    groups, group_ic, group_oc, pitch, taps, tap_step,
     src, row_stride, places, whole, ended, tail, wei, bias, dst, d_row, d_px, d_piece,
     residual_offset, valid, written, params, tile_scratch,
 ):  # fmt: skip
@@ -35,7 +37,8 @@ def conv_tile(  # one tile, from the weights to the stored output
 
     Compile time: itemsize (4 or 8), fma (0, 1), tile (rows x pixels x vectors of lanes), px_bytes between
     neighbouring source pixels of a row, cb (channels of a block), piece (contiguous destination channels; 1
-    is NCHW), act (`ACT_NONE`, `ACT_CLIP`, `ACT_OTHER`).
+    is NCHW), act (`ACT_NONE`, `ACT_CLIP`, `ACT_OTHER`), and the six numbers of `Shared`: where more than one
+    group shares a vector, a place may be several taps, and the channels are unrolled.
     Run time, in bytes: the source's first pixel and row stride; the address of a table of places, the offset
     of each (block, tap) in the order of the weights; how many of them hold cb channels, and how many come
     after them that hold `tail`; weights [place][cb][vectors * lanes]; bias [vectors * lanes]; the destination
@@ -46,15 +49,19 @@ def conv_tile(  # one tile, from the weights to the stored output
     i64 = types.int64
 
     def codegen(context, builder, signature, args):
-        shape = [t.literal_value for t in signature.args[:10]]
+        shape = [t.literal_value for t in signature.args[:16]]
         tile, px_bytes, cb, piece, act = Tile(*shape[:6]), *shape[6:10]
-        run = _Arguments(*args[10:])
-        accs = _reduce(builder, tile, px_bytes, cb, run)
+        shared, run = Shared(*shape[10:]), _Arguments(*args[16:])
+        if shared.dense:
+            accs = _reduce(builder, tile, px_bytes, cb, run)
+        else:
+            accs = reduce_shared(builder, tile, shared, px_bytes // (shared.pitch * tile.itemsize), run)
         finish(builder, tile, piece, act, run, accs)
         return context.get_dummy_value()
 
     literals = (itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act)
-    return types.void(*literals, *[i64] * 17), codegen
+    sharing = (groups, group_ic, group_oc, pitch, taps, tap_step)
+    return types.void(*literals, *sharing, *[i64] * 17), codegen
 
 
 class _Arguments(Output):

@@ -15,11 +15,13 @@ __all__ = ["Row", "WeightForm"]
 class WeightForm(NamedTuple):
     """How a kernel wants weights and bias.
 
-    layout: of the weights, over (G, O/G, I/G, H, W). bias: elements a group, the end zero-padded.
+    layout: of the weights, over (G, O/G, I/G, H, W). bias: elements a group, the end zero-padded; `sharing` groups,
+    where they share a vector, count as one.
     """
 
     layout: Layout
     bias: int
+    sharing: int = 1
 
 
 @dataclass(frozen=True)

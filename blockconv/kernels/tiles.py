@@ -34,14 +34,14 @@ SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
 # Argument words. s_: source, d_: destination, w_: window in the scratch; all strides in bytes.
 (
     A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_PLACES,
-    A_IC, A_OC, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_PH, A_PW,
+    A_ALL_IC, A_ALL_OC, A_IC, A_OC, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_PH, A_PW,
     A_ROW_STEP, A_COL_STEP, A_SH, A_SW, A_OUT_SH, A_OUT_SW,
     A_DEPTH, A_DEPTH_STEP, A_DEPTH_SIZE, A_DEPTH_BYTES, A_IMAGE_STEP, A_IMAGE_START,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
-    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
+    A_WROWS, A_WCOLS, A_WROW, A_WLEVEL, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
     A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
-) = range(63)  # fmt: skip
+) = range(65)  # fmt: skip
 
 
 # ---------------------------------------------------------------- packing a window
@@ -71,19 +71,25 @@ def _zero(dst, size):
 
 
 @functools.cache
-def _packer(cb, itemsize):
-    """pack_window for blocks of `cb` channels."""
-    chunk = cb * itemsize
+def _packer(cb, pitch, itemsize):
+    """pack_window for blocks of `cb` channels, with `pitch` elements from pixel to pixel of the window.
+
+    Where that is more than a block, the blocks of a pixel lie beside each other.
+    """
+    chunk, pixel = cb * itemsize, pitch * itemsize
 
     @numba.njit(error_model="numpy", forceinline=True)
     def pack_window(args, window, image, channel, depth, ih, iw):
         """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][depth][row][column][channel].
 
+        Or to [depth][row][column][block][channel], by the strides of block and depth.
+
         With more than one level of depth (`Space`), the first is `depth`, and blocks do not lie side by side.
         """
         cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
+        channels = min(load_i64(args, A_IC), load_i64(args, A_ALL_IC) - channel)
         col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
-        step, blocks, rows = col_step * s_col, load_i64(args, A_BLOCKS), load_i64(args, A_WROWS)
+        step, blocks, rows = col_step * s_col, (channels + cb - 1) // cb, load_i64(args, A_WROWS)
         # Columns of the window that lie in the image.
         left = min(cols, max(0, (-iw + col_step - 1) // col_step))
         right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
@@ -97,25 +103,25 @@ def _packer(cb, itemsize):
             c = channel + first * cb
             there = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
             # A source's padding is read with the rest; where there is none, a tail ends where it ends.
-            tail = load_i64(args, A_IC) - (first + count - 1) * cb
+            tail = channels - (first + count - 1) * cb
             padded = tail >= cb or (s_len < NO_BLOCK and load_i64(args, A_GROUPS) == 1)
             full = count if padded else count - 1
             for line in range(load_i64(args, A_DEPTH) * rows):
                 level, r = line // rows, line % rows
                 z = depth + level * load_i64(args, A_DEPTH_STEP)
                 h = ih + r * load_i64(args, A_ROW_STEP)
-                out = window + (first * load_i64(args, A_DEPTH) + level) * w_block + r * row_bytes
+                out = window + first * w_block + level * load_i64(args, A_WLEVEL) + r * row_bytes
                 if h < 0 or h >= load_i64(args, A_IH) or z < 0 or z >= load_i64(args, A_DEPTH_SIZE):
-                    for k in range(count):
+                    for k in range(count if pitch == cb else 1 - first):
                         _zero(out + k * w_block, row_bytes)
                     continue
-                for k in range(count):
-                    _zero(out + k * w_block, left * chunk)
-                    _zero(out + k * w_block + right * chunk, (cols - right) * chunk)
+                for k in range(count if pitch == cb else 1 - first):
+                    _zero(out + k * w_block, left * pixel)
+                    _zero(out + k * w_block + right * pixel, (cols - right) * pixel)
                 src = there + z * load_i64(args, A_DEPTH_BYTES)
                 src += h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
-                out += left * chunk
-                if step == chunk and count == 1 and padded:
+                out += left * pixel
+                if pitch == cb and step == chunk and count == 1 and padded:
                     _copy(out, src, (right - left) * chunk)
                     continue
                 for _ in range(right - left):
@@ -123,7 +129,7 @@ def _packer(cb, itemsize):
                         move(out + k * w_block, src + k * chunk, chunk, 0)
                     if full < count:
                         _copy(out + full * w_block, src + full * chunk, tail * itemsize)
-                    src, out = src + step, out + chunk
+                    src, out = src + step, out + pixel
 
     return pack_window
 
@@ -162,13 +168,19 @@ def _scatterer(itemsize):
 
 
 @jit.kernel
-def conv_tiles(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act):
-    """Tiles of rows x pixels x (vectors * lanes) channels; piece 0 scatters each tile channel by channel."""
+def conv_tiles(
+    itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act,
+    groups, group_ic, group_oc, pitch, taps, tap_step,
+):  # fmt: skip
+    """Tiles of rows x pixels x (vectors * lanes) channels; piece 0 scatters each tile channel by channel.
+
+    The first ten and the last six integers are those of `conv_tile`.
+    """
     width = vectors * lanes
     scatters = int(piece == 0)
     stored_piece = lanes if piece == 0 else piece
     tile_bytes = rows * pixels * width * itemsize
-    pack_window, scatter = _packer(cb, itemsize), _scatterer(itemsize)
+    pack_window, scatter = _packer(cb, pitch, itemsize), _scatterer(itemsize)
 
     def kernel(args, first, last, scratch):
         window, spare = scratch, scratch + load_i64(args, A_TILE_AT)
@@ -184,7 +196,9 @@ def conv_tiles(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece,
             ow0 = min(col_group * g_cols, load_i64(args, A_OW) - g_cols)
             image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
             if load_i64(args, A_IN_PLACE):
-                window = image + ow0 * load_i64(args, A_SCOL)
+                c, s_len = group * load_i64(args, A_IC), load_i64(args, A_SLEN)
+                window = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
+                window += ow0 * load_i64(args, A_SCOL)
             elif rest != packed:
                 ih = oh0 * load_i64(args, A_SH) - load_i64(args, A_PH)
                 iw = ow0 * load_i64(args, A_SW) - load_i64(args, A_PW)
@@ -197,14 +211,14 @@ def conv_tiles(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece,
             oc, ocbs = load_i64(args, A_OC), load_i64(args, A_OCB)
             whole, ended, tail = load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL)
             w_row = load_i64(args, A_WROW)
-            row_bytes, col_bytes = load_i64(args, A_OUT_SH) * w_row, load_i64(args, A_OUT_SW) * (cb * itemsize)
+            row_bytes, col_bytes = load_i64(args, A_OUT_SH) * w_row, load_i64(args, A_OUT_SW) * (pitch * itemsize)
             d_row, d_col = load_i64(args, A_DROW), load_i64(args, A_DCOL)
             base = load_i64(args, A_DST) + n * load_i64(args, A_DN)
             to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
             ocb_last = ocbs * (split + 1) // load_i64(args, A_SPLITS)
             for ocb in range(ocbs * split // load_i64(args, A_SPLITS), ocb_last):
                 oc0 = group * oc + ocb * width
-                valid = oc - ocb * width
+                valid = min(oc, load_i64(args, A_ALL_OC) - group * oc) - ocb * width
                 written = min(width, valid)
                 if group == load_i64(args, A_GROUPS) - 1:
                     # The last group writes the padding, its last tile all that is left of it.
@@ -221,6 +235,7 @@ def conv_tiles(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece,
                         src += c_at // panel * load_i64(args, A_PANEL_BYTES) + (c - panel_start) * col_bytes
                         place = base + (oh0 + r) * d_row + (ow0 + c) * d_col
                         if scatters:
+                            tile_to_other = tile_bytes if to_residual else 0
                             if to_residual:
                                 scatter(
                                     args,
@@ -236,16 +251,19 @@ def conv_tiles(itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece,
                                 )
                             conv_tile(
                                 itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
+                                groups, group_ic, group_oc, pitch, taps, tap_step,
                                 src, row_bytes, load_i64(args, A_PLACES), whole, ended, tail,
                                 wei, bias, tile, pixels * width * itemsize, width * itemsize, lanes * itemsize,
-                                tile_bytes if to_residual else 0, width, width, load_i64(args, A_ACT), spare,
+                                tile_to_other, width, width, load_i64(args, A_ACT), spare,
                             )  # fmt: skip
                             scatter(args, tile, place, oc0, rows, pixels, width, valid, written, 0)
                         else:
+                            whole_here, ended_here = whole if valid > 0 else 0, ended if valid > 0 else 0
                             conv_tile(
                                 itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
+                                groups, group_ic, group_oc, pitch, taps, tap_step,
                                 src, row_bytes, load_i64(args, A_PLACES),
-                                whole if valid > 0 else 0, ended if valid > 0 else 0, tail,
+                                whole_here, ended_here, tail,
                                 wei, bias, place + _channel_offset(args, oc0), d_row, d_col, load_i64(args, A_DPIECE),
                                 to_residual, valid, written, load_i64(args, A_ACT), spare,
                             )  # fmt: skip
@@ -265,21 +283,26 @@ def bind_tiles(
     p, at = problem, space(problem, src, dst)
     itemsize = ITEMSIZE[dtype]
     s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
-    ic, oc, chunk = p.ic // p.g, p.oc // p.g, cut.cb * itemsize
-    blocks, w_row = -(-ic // cut.cb), cut.window_cols * chunk
-    w_block = s.block if cut.in_place else cut.window_rows * w_row
+    shared, beside = cut.shared, not cut.shared.dense
+    groups, ic, oc = -(-p.g // shared.groups), shared.groups * (p.ic // p.g), shared.groups * (p.oc // p.g)
+    pitch = shared.pitch if beside else cut.cb
+    pixel, w_row = pitch * itemsize, cut.window_cols * pitch * itemsize
+    # Of a window: planes of channel blocks, or one where the blocks of a pixel lie beside each other.
+    blocks = 1 if beside else -(-ic // cut.cb)
+    w_plane = s.block if cut.in_place else cut.window_rows * w_row
     # A stride of one tap only is taken out when the window is packed.
     out_sh, row_step = (1, at.sh) if at.kh == 1 else (at.sh, 1)
     out_sw, col_step = (1, at.sw) if at.kw == 1 else (at.sw, 1)
-    taps = [h * at.dh * w_row + w * at.dw * chunk for h in range(at.kh) for w in range(at.kw)]
-    places = [b * w_block + tap for b in range(blocks * at.depth) for tap in taps]
-    tail, of_block = ic - (blocks - 1) * cut.cb, at.depth * len(taps)
+    taps = [h * at.dh * w_row + w * at.dw * pixel for h in range(at.kh) for w in range(0, at.kw, shared.taps)]
+    places = [b * w_plane + tap for b in range(blocks * at.depth) for tap in taps]
+    steps, weights = (shared.ic * p.kh * p.kw, oc) if beside else (len(places) * cut.cb, cut.width)
+    tail, of_block = cut.cb if beside else ic - (blocks - 1) * cut.cb, at.depth * len(taps)
     row_groups, col_groups = -(-at.oh // cut.group_rows), -(-at.ow // cut.group_cols)
     image, row, col = at.axes
     by_h = image == "h"
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
-        A_PLACES: OWN_TAIL, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAIL: tail,
+        A_PLACES: OWN_TAIL, A_ALL_IC: p.ic, A_ALL_OC: p.oc, A_IC: ic, A_OC: oc, A_TAIL: tail,
         A_WHOLE: (blocks - (tail < cut.cb)) * of_block, A_ENDED: (tail < cut.cb) * of_block,
         A_IH: at.ih, A_IW: at.iw, A_PH: at.ph, A_PW: at.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
         A_SH: at.sh, A_SW: at.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
@@ -289,18 +312,19 @@ def bind_tiles(
         A_SROW: s.along(row), A_SCOL: s.along(col), A_SCHAN: s.channel,
         A_DN: d.along(image), A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.along(row), A_DCOL: d.along(col),
         A_DCHAN: d.channel, A_DPIECE: d.block if d.length <= cut.lanes else cut.lanes * itemsize,
-        A_PADDED: dst.padded_shape(p.dst_shape)[1], A_GROUPS: p.g,
-        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_block,
-        A_IN_PLACE: cut.in_place, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_block,
+        A_PADDED: dst.padded_shape(p.dst_shape)[1], A_GROUPS: groups,
+        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WLEVEL: w_plane,
+        A_WBLOCK: cut.cb * itemsize if beside else at.depth * w_plane,
+        A_IN_PLACE: cut.in_place, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_plane,
         A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
         A_OH: at.oh, A_OW: at.ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
         A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,
-        A_WEI_OCB: blocks * of_block * cut.cb * cut.width * itemsize, A_WEI_BLOCKS: -(-oc // cut.width),
+        A_WEI_OCB: steps * weights * itemsize, A_WEI_BLOCKS: -(-oc // cut.width),
     }  # fmt: skip
     args = tuple(words[k] for k in range(A_END)) + tuple(places)
     kernel = conv_tiles(
         itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
-        out_sw * chunk, cut.cb, cut.piece, act,
+        out_sw * pixel, cut.cb, cut.piece, act, *shared._replace(pitch=pitch),
     )  # fmt: skip
-    tasks = at.images * p.g * row_groups * col_groups * cut.splits
+    tasks = at.images * groups * row_groups * col_groups * cut.splits
     return [Op(kernel, args, tasks, 1, cut.scratch, len(places))]
