@@ -98,8 +98,11 @@ def _weights(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> We
     """[vector][channel][row][tap][groups of the vector][channels of a group]."""
     cut = blocking(problem, src, dst, dtype, 1)
     count, oc = cut.shared.groups, cut.shared.oc
-    inner = f"{count}a{oc}b" if oc > 1 else f"{count}a"
-    return WeightForm(Layout(f"A{'B' if oc > 1 else 'b'}cde{inner}"), cut.lanes, count)
+    outer, inner = (
+        ("A" if count > 1 else "a") + ("B" if oc > 1 else "b"),
+        f"{count}a" * (count > 1) + f"{oc}b" * (oc > 1),
+    )
+    return WeightForm(Layout(f"{outer}cde{inner}"), cut.lanes, count)
 
 
 def _bind(
