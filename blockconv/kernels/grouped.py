@@ -53,6 +53,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     g_rows, g_cols = pixels_of_task(at, groups, rows, pixels, at.depth * pitch * itemsize, 3 * threads)
     w_rows, w_cols = at.window(g_rows, g_cols)
     window = at.depth * pitch * itemsize * w_rows * w_cols
+    window += (lanes - 1) * pitch * itemsize  # planes are transposed in whole vectors of pixels
     scratch = -(-window // 128) * 128 + 256 + 3 * rows * pixels * lanes * itemsize
     piece = destination_piece(dst, lanes, groups, count * oc)
     cb = _source_block(channels, geometry(src, p.src_shape, itemsize).length, lanes)

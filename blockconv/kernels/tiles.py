@@ -23,6 +23,7 @@ from blockconv import jit
 from blockconv.emit import load_bits, load_i64, move, store_bits
 from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, Blocking, geometry, space
 from blockconv.kernels.microkernel import conv_tile
+from blockconv.kernels.pixels import line_packer, zero_pixels
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 from blockconv.runtime import OWN_TAIL, Buffer, Op
@@ -34,12 +35,12 @@ SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
 # Argument words. s_: source, d_: destination, w_: window in the scratch; all strides in bytes.
 (
     A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_PLACES,
-    A_ALL_IC, A_ALL_OC, A_IC, A_OC, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_PH, A_PW,
+    A_ALL_IC, A_ALL_OC, A_IC, A_OC, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_PH, A_PW,
     A_ROW_STEP, A_COL_STEP, A_SH, A_SW, A_OUT_SH, A_OUT_SW,
     A_DEPTH, A_DEPTH_STEP, A_DEPTH_SIZE, A_DEPTH_BYTES, A_IMAGE_STEP, A_IMAGE_START,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
-    A_WROWS, A_WCOLS, A_WROW, A_WLEVEL, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
+    A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
     A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
 ) = range(65)  # fmt: skip
 
@@ -70,26 +71,26 @@ def _zero(dst, size):
         store_bits(dst + at, 0, 4)
 
 
-@functools.cache
-def _packer(cb, pitch, itemsize):
-    """pack_window for blocks of `cb` channels, with `pitch` elements from pixel to pixel of the window.
+@numba.njit(error_model="numpy", forceinline=True)
+def _source_offset(args, c):
+    s_len = load_i64(args, A_SLEN)
+    return (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
 
-    Where that is more than a block, the blocks of a pixel lie beside each other.
-    """
-    chunk, pixel = cb * itemsize, pitch * itemsize
+
+@functools.cache
+def _packer(cb, itemsize):
+    """pack_window for blocks of `cb` channels."""
+    chunk = cb * itemsize
 
     @numba.njit(error_model="numpy", forceinline=True)
     def pack_window(args, window, image, channel, depth, ih, iw):
         """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][depth][row][column][channel].
 
-        Or to [depth][row][column][block][channel], by the strides of block and depth.
-
         With more than one level of depth (`Space`), the first is `depth`, and blocks do not lie side by side.
         """
         cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
-        channels = min(load_i64(args, A_IC), load_i64(args, A_ALL_IC) - channel)
         col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
-        step, blocks, rows = col_step * s_col, (channels + cb - 1) // cb, load_i64(args, A_WROWS)
+        step, blocks, rows = col_step * s_col, load_i64(args, A_BLOCKS), load_i64(args, A_WROWS)
         # Columns of the window that lie in the image.
         left = min(cols, max(0, (-iw + col_step - 1) // col_step))
         right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
@@ -103,25 +104,25 @@ def _packer(cb, pitch, itemsize):
             c = channel + first * cb
             there = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
             # A source's padding is read with the rest; where there is none, a tail ends where it ends.
-            tail = channels - (first + count - 1) * cb
+            tail = load_i64(args, A_IC) - (first + count - 1) * cb
             padded = tail >= cb or (s_len < NO_BLOCK and load_i64(args, A_GROUPS) == 1)
             full = count if padded else count - 1
             for line in range(load_i64(args, A_DEPTH) * rows):
                 level, r = line // rows, line % rows
                 z = depth + level * load_i64(args, A_DEPTH_STEP)
                 h = ih + r * load_i64(args, A_ROW_STEP)
-                out = window + first * w_block + level * load_i64(args, A_WLEVEL) + r * row_bytes
+                out = window + (first * load_i64(args, A_DEPTH) + level) * w_block + r * row_bytes
                 if h < 0 or h >= load_i64(args, A_IH) or z < 0 or z >= load_i64(args, A_DEPTH_SIZE):
-                    for k in range(count if pitch == cb else 1 - first):
+                    for k in range(count):
                         _zero(out + k * w_block, row_bytes)
                     continue
-                for k in range(count if pitch == cb else 1 - first):
-                    _zero(out + k * w_block, left * pixel)
-                    _zero(out + k * w_block + right * pixel, (cols - right) * pixel)
+                for k in range(count):
+                    _zero(out + k * w_block, left * chunk)
+                    _zero(out + k * w_block + right * chunk, (cols - right) * chunk)
                 src = there + z * load_i64(args, A_DEPTH_BYTES)
                 src += h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
-                out += left * pixel
-                if pitch == cb and step == chunk and count == 1 and padded:
+                out += left * chunk
+                if step == chunk and count == 1 and padded:
                     _copy(out, src, (right - left) * chunk)
                     continue
                 for _ in range(right - left):
@@ -129,9 +130,50 @@ def _packer(cb, pitch, itemsize):
                         move(out + k * w_block, src + k * chunk, chunk, 0)
                     if full < count:
                         _copy(out + full * w_block, src + full * chunk, tail * itemsize)
-                    src, out = src + step, out + pixel
+                    src, out = src + step, out + chunk
 
     return pack_window
+
+
+@functools.cache
+def _pixel_packer(channels, cb, pitch, lanes, itemsize):
+    """pack_pixels for the `channels` of the groups of a vector, from a source that has them in pieces of `cb`."""
+    pixel = pitch * itemsize
+    pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), zero_pixels(pixel)
+
+    @numba.njit(error_model="numpy", forceinline=True)
+    def pack_pixels(args, window, image, channel, depth, ih, iw):
+        """Copy the window whose first pixel is (ih, iw) to [depth][row][column][pitch]."""
+        cols, s_col, s_len = load_i64(args, A_WCOLS), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
+        col_step, rows = load_i64(args, A_COL_STEP), load_i64(args, A_WROWS)
+        there = min(channels, load_i64(args, A_ALL_IC) - channel)
+        left = min(cols, max(0, (-iw + col_step - 1) // col_step))
+        right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
+        # A source's padding is read with the rest, where it has any.
+        at_once = cb == s_len or (cb == channels and (there == channels or s_len < NO_BLOCK))
+        for line in range(load_i64(args, A_DEPTH) * rows):
+            level, r = line // rows, line % rows
+            z, h = depth + level * load_i64(args, A_DEPTH_STEP), ih + r * load_i64(args, A_ROW_STEP)
+            out = window + line * load_i64(args, A_WROW)
+            if h < 0 or h >= load_i64(args, A_IH) or z < 0 or z >= load_i64(args, A_DEPTH_SIZE):
+                zero(out, cols)
+                continue
+            src = (
+                image + z * load_i64(args, A_DEPTH_BYTES) + h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
+            )
+            zero(out, left)
+            to, count, step = out + left * pixel, right - left, col_step * s_col
+            if at_once:
+                first, last = src + _source_offset(args, channel), (there - 1) // cb
+                pack_line(to, first, count, step, load_i64(args, A_SBLOCK), last)
+            else:
+                for c in range(0, there, cb):
+                    size, piece = min(cb, there - c) * itemsize, src + _source_offset(args, channel + c)
+                    for p in range(count):
+                        _copy(to + p * pixel + c * itemsize, piece + p * step, size)
+            zero(out + right * pixel, cols - right)
+
+    return pack_pixels
 
 
 # ---------------------------------------------------------------- destinations whose blocks groups share
@@ -180,7 +222,11 @@ def conv_tiles(
     scatters = int(piece == 0)
     stored_piece = lanes if piece == 0 else piece
     tile_bytes = rows * pixels * width * itemsize
-    pack_window, scatter = _packer(cb, pitch, itemsize), _scatterer(itemsize)
+    scatter = _scatterer(itemsize)
+    if group_ic == 0:
+        pack_window = _packer(cb, itemsize)
+    else:
+        pack_window = _pixel_packer(groups * group_ic, cb, pitch, lanes, itemsize)
 
     def kernel(args, first, last, scratch):
         window, spare = scratch, scratch + load_i64(args, A_TILE_AT)
@@ -196,9 +242,7 @@ def conv_tiles(
             ow0 = min(col_group * g_cols, load_i64(args, A_OW) - g_cols)
             image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
             if load_i64(args, A_IN_PLACE):
-                c, s_len = group * load_i64(args, A_IC), load_i64(args, A_SLEN)
-                window = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
-                window += ow0 * load_i64(args, A_SCOL)
+                window = image + _source_offset(args, group * load_i64(args, A_IC)) + ow0 * load_i64(args, A_SCOL)
             elif rest != packed:
                 ih = oh0 * load_i64(args, A_SH) - load_i64(args, A_PH)
                 iw = ow0 * load_i64(args, A_SW) - load_i64(args, A_PW)
@@ -302,7 +346,7 @@ def bind_tiles(
     by_h = image == "h"
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
-        A_PLACES: OWN_TAIL, A_ALL_IC: p.ic, A_ALL_OC: p.oc, A_IC: ic, A_OC: oc, A_TAIL: tail,
+        A_PLACES: OWN_TAIL, A_ALL_IC: p.ic, A_ALL_OC: p.oc, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAIL: tail,
         A_WHOLE: (blocks - (tail < cut.cb)) * of_block, A_ENDED: (tail < cut.cb) * of_block,
         A_IH: at.ih, A_IW: at.iw, A_PH: at.ph, A_PW: at.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
         A_SH: at.sh, A_SW: at.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
@@ -313,8 +357,7 @@ def bind_tiles(
         A_DN: d.along(image), A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.along(row), A_DCOL: d.along(col),
         A_DCHAN: d.channel, A_DPIECE: d.block if d.length <= cut.lanes else cut.lanes * itemsize,
         A_PADDED: dst.padded_shape(p.dst_shape)[1], A_GROUPS: groups,
-        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WLEVEL: w_plane,
-        A_WBLOCK: cut.cb * itemsize if beside else at.depth * w_plane,
+        A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_plane,
         A_IN_PLACE: cut.in_place, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_plane,
         A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
         A_OH: at.oh, A_OW: at.ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
