@@ -48,6 +48,19 @@ SAMPLED = (
     "mb5ic3ih1iw5oc65kh1kw1",
 )
 
+# Groups that share a vector, on as many pairs as those.
+GROUPED = (
+    "g5mb2ic20ih6iw9oc20kh3kw3ph1pw1",  # 4 channels a group, the last vector not full
+    "g3mb1ic24ih9oc24kh3sh2ph1",  # 8
+    "g9mb1ic18ih5iw21oc18kh3kw3ph1pw1",  # 2
+    "g6mb1ic48ih5iw7oc24kh1kw3ph0pw1",  # 8 to 4: source channels of two vectors
+    "g7mb1ic21ih7oc21kh3ph2dh1",  # 3, in no block, with dilation
+    "g18mb1ic72ih5oc18kh3ph1",  # 4 to 1: of four vectors
+    "g5mb3ic25ih4iw6oc35kh2kw5ph1pw2",  # 5 to 7
+    "g10mb2ic40ih7oc40kh1",  # flat
+    "g6mb1ic24ih4iw19oc24kh1kw9ph0pw4",  # a row of taps too long to load a pixel for all of it
+)
+
 # Batches, which lie together in CHWN4: each from there to every layout, and from others to there.
 BATCHES = (
     "mb17ic5ih5oc20kh3ph1",
@@ -55,12 +68,13 @@ BATCHES = (
     "g2mb3ic10ih7oc12kh3ph2dh1",
     "mb5ic17ih5iw6oc33kh1kw1",
     "mb18ic4ih6iw5oc8kh1kw5pw2",
+    "g5mb17ic20ih5oc20kh3ph1",
 )
 
-GRID = WHOLE + SAMPLED + BATCHES
+GRID = WHOLE + SAMPLED + GROUPED + BATCHES
 
 # These few again as another machine (marker `isa`, see .ci/run).
-AS_OTHERS = (WHOLE[1], SAMPLED[0], SAMPLED[9], SAMPLED[21], BATCHES[0])
+AS_OTHERS = (WHOLE[1], SAMPLED[0], SAMPLED[9], SAMPLED[21], GROUPED[2], BATCHES[0])
 
 CLASSES = (("NCHW",), ("NCHW4", "CHWN4"), ("NCHW8",), ("NHWC", "NCHW16", "NCHW32", "NCHW64"))
 assert sorted(sum(CLASSES, ())) == sorted(NAMES)
@@ -73,7 +87,8 @@ def pairs(descriptor: str) -> tuple[tuple[str, str], ...]:
         return PAIRS
     if descriptor in BATCHES:
         return (*(("CHWN4", dst) for dst in NAMES), ("NHWC", "CHWN4"), ("NCHW", "CHWN4"))
-    shift, half = SAMPLED.index(descriptor), SAMPLED.index(descriptor) // 4 % 2
+    shift = (SAMPLED + GROUPED).index(descriptor)
+    half = shift // 4 % 2
     sources = ((0, 3), (1, 2))[half]
     return tuple(
         (src, dst) for src, dst in PAIRS if _CLASS[src] in sources and (_CLASS[dst] - _CLASS[src] - shift) % 4 == 0

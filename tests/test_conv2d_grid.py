@@ -8,10 +8,10 @@ import conv_oracle
 import numpy as np
 import pytest
 from conv_lab import NAMES, PAIRS, ROWS, check, data, rows
-from conv_problems import AS_OTHERS, BATCHES, GRID, SAMPLED, WHOLE, pairs
+from conv_problems import AS_OTHERS, BATCHES, GRID, GROUPED, SAMPLED, WHOLE, pairs
 
 from blockconv import jit
-from blockconv.kernels import cut
+from blockconv.kernels import cut, grouped
 from blockconv.problem import Conv2dProblem
 
 MARKED = [pytest.param(d, marks=pytest.mark.isa) if d in AS_OTHERS else d for d in GRID]
@@ -87,7 +87,7 @@ def test_float32(descriptor):
     each(descriptor, "floats", specials=True)
 
 
-@pytest.mark.parametrize("descriptor", [WHOLE[1], SAMPLED[0], SAMPLED[8]])
+@pytest.mark.parametrize("descriptor", [WHOLE[1], SAMPLED[0], SAMPLED[8], GROUPED[0]])
 def test_float64(descriptor):
     each(descriptor, "floats", "float64", residual=True)
     each(descriptor, "floats", "float64", reference=False, specials=True)
@@ -98,11 +98,13 @@ def small_cache(monkeypatch):
     """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
     monkeypatch.setattr(jit, "second_level_cache", lambda: 8 << 10)
     cut.blocking.cache_clear()
+    grouped.blocking.cache_clear()
     yield
     cut.blocking.cache_clear()
+    grouped.blocking.cache_clear()
 
 
-@pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3]])
+@pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
 def test_cut_into_many_windows(descriptor, small_cache):
     each(descriptor, "integers", residual=True, reference=False)
 

@@ -27,7 +27,7 @@ some = st.tuples(*[st.integers(1, 5)] * 2, *[one_or_more] * 2, *[st.integers(0, 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Conv2dProblem:
-    g = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 5)))
+    g = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 5, 9)))
     most = 70 // g
     ic, oc = (g * draw(st.sampled_from([c for c in CHANNELS if c <= most])) for _ in range(2))
     kh, kw, sh, sw, ph, ph_r, pw, pw_r = draw(plain) or draw(some)

@@ -13,11 +13,11 @@ import threading
 import numpy as np
 import pytest
 from conv_lab import Canaried, data, rows, run
-from conv_problems import BATCHES, SAMPLED, WHOLE
+from conv_problems import BATCHES, GROUPED, SAMPLED, WHOLE
 
 import blockconv as bc
 from blockconv import jit, runtime
-from blockconv.kernels import cut
+from blockconv.kernels import cut, grouped
 from blockconv.problem import Conv2dProblem
 
 CALLS = int(os.environ.get("BLOCKCONV_STRESS", "1000"))
@@ -27,7 +27,7 @@ THREADS = 16
 CUTS = (
     (WHOLE[0], "NCHW16", "NHWC"), (WHOLE[1], "NCHW4", "NCHW16"), (WHOLE[2], "NHWC", "NCHW"),
     (SAMPLED[17], "NCHW8", "NCHW8"), (SAMPLED[10], "NHWC", "NCHW16"), (BATCHES[0], "CHWN4", "CHWN4"),
-    (BATCHES[4], "CHWN4", "NCHW4"),
+    (BATCHES[4], "CHWN4", "NCHW4"), (GROUPED[0], "NHWC", "NCHW16"),
 )  # fmt: skip
 
 
@@ -46,9 +46,11 @@ def test_the_same_bits_for_any_number_of_threads_and_any_split(descriptor, src, 
         for size in (4 << 10, 64 << 10):
             monkeypatch.setattr(jit, "second_level_cache", lambda size=size: size)
             cut.blocking.cache_clear()
+            grouped.blocking.cache_clear()
             assert run(row, p, src, dst, given, threads=2).tobytes() == wanted, "another cut"
         monkeypatch.undo()
         cut.blocking.cache_clear()
+        grouped.blocking.cache_clear()
 
 
 def _with_chunk(bind, chunk):
