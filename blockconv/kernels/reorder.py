@@ -163,9 +163,9 @@ def copy_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> Op | 
         run, inner = Loop(run.dim, 1, piece, 1, 1), []
         outer = [loop for loop in nest.loops if loop is not whole]
     else:
-        x = min(inner, key=lambda loop: loop.dst, default=_UNIT)
+        x = min(inner, key=lambda loop: loop.src, default=_UNIT)
         outer = [loop for loop in nest.loops if loop is not run and loop is not x]
-    y = min((loop for loop in inner if loop is not x), key=lambda loop: loop.src, default=_UNIT)
+    y = min((loop for loop in inner if loop is not x), key=lambda loop: loop.dst, default=_UNIT)
     outer = [loop for loop in outer if loop is not y]
     run_bytes = run.size * itemsize
     x_strip = min(x.size, max(1, SEGMENT // run_bytes))
