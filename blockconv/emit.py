@@ -132,6 +132,19 @@ def load_acquire(typingctx, address):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
+    """Ask for a line that will be read, in the second-level cache."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        at = pointer(builder, args[0], ir.IntType(8))
+        hints = [ir.Constant(I32, k) for k in (0, 2, 1)]  # to read, moderate locality, data
+        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def spin_pause(typingctx):  # type: ignore[no-untyped-def]
     """The processor's hint for a spinning loop."""
 

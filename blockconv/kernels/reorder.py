@@ -28,6 +28,7 @@ from blockconv.emit import (
     load_i64,
     move,
     pointer,
+    prefetch,
     shuffle,
     store_bits,
     store_i64,
@@ -48,6 +49,7 @@ LINE = 64  # bytes of one line of fill values, and of one line that takes what m
 SCRATCH = 2 * LINE
 TASK_BYTES = 16 * 1024  # a task's share of each side: both stay in the first-level cache
 SEGMENT = 256  # bytes in a row on either side that a task moves at the least, so that whole lines are filled
+FAR = 4096  # bytes between two rows from which on they are streams of their own
 LONG, LONGEST = 128, 4096  # elements of a run made of several loops: enough, and the most
 ALL = 1 << 40  # the limit of a dimension that is walked whole
 
@@ -309,7 +311,7 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
     """Tiles of a x b elements. u runs along contiguous source elements, v along contiguous destination ones.
 
     own words: of u then of v: elements, strip (elements in a task), far stride, near stride on the
-    other side, what an element adds to the limited index.
+    other side, what an element adds to the limited index. Last: bytes of a source row to prefetch.
     """
     whole_u, whole_v = (
         int(ub == b),
@@ -348,6 +350,13 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
             u_written = (load_i64(limits, 1) - i0 + u_index - 1) // u_index
             v_valid = (load_i64(limits, 2) - i1 + v_index - 1) // v_index if exists else 0
             u_first, v_first = u_task * u_strip, (rest % v_strips) * v_strip
+            ahead = load_i64(own, 10)
+            if ahead:
+                # What is read in pieces comes in order, once.
+                for v in range(v_first, min(vs, v_first + v_strip)):
+                    row = src + (v // va) * s1 + (v % va) * s0 + u_first * itemsize
+                    for at in range(0, min(ahead, (us - u_first) * itemsize), 64):
+                        prefetch(row + at)
             for u_at in range(u_first, min(us, u_first + u_strip), b):
                 u = min(u_at, us - b)
                 u_src, u_dst, rows = src + u * itemsize, dst + (u // ub) * d1 + (u % ub) * d0, d1
@@ -414,7 +423,8 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
     lines = a * itemsize == 64 and d0 * itemsize % 64 == 0
     if stream and aligned and not flags & TABLED and (lines or (flags & DENSE_DST and us % b == 0)):
         flags |= STREAM
-    u_strip, v_strip = _strips(us, vs, a, b, itemsize)
+    u_strip, v_strip = _strips(us, vs, a, b, s0 * itemsize, d0 * itemsize, itemsize)
+    ahead = u_strip * itemsize if stream and u_strip > b and v_strip > a else 0
     own: list[int | Buffer] = [
         us,
         u_strip,
@@ -426,6 +436,7 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
         s1 * itemsize,
         s0 * itemsize,
         v.step,
+        ahead,
     ]
     tasks = -(-us // u_strip) * -(-vs // v_strip)
     kernel = reorder_transpose(itemsize, a, b, va, ub, flags)
@@ -462,11 +473,21 @@ def _around(nest: Nest, loop: Loop, other: Loop, stride: Callable[[Loop], int]) 
     return next(fits, None)
 
 
-def _strips(us: int, vs: int, a: int, b: int, itemsize: int) -> tuple[int, int]:
-    """Elements of u and v in a task: whole tiles, long enough segments on both sides, a cache's share together."""
-    u_strip = min(us, max(b, SEGMENT // itemsize))
-    v_strip = min(vs, max(a, TASK_BYTES // (u_strip * itemsize)))
-    u_strip = min(us, max(b, TASK_BYTES // (v_strip * itemsize)))
+def _strips(us: int, vs: int, a: int, b: int, s0: int, d0: int, itemsize: int) -> tuple[int, int]:
+    """Elements of u and v in a task: whole tiles, long enough segments on both sides, a cache's share together.
+
+    Rows that are far apart are streams, and memory keeps up with few: of source rows a tile takes, long pieces.
+    """
+    if s0 >= FAR > d0:
+        v_strip = min(vs, a)
+        u_strip = min(us, TASK_BYTES // (v_strip * itemsize))
+    elif d0 >= FAR > s0:
+        u_strip = min(us, max(b, SEGMENT // itemsize))
+        v_strip = min(vs, 4 * TASK_BYTES // (u_strip * itemsize))
+    else:
+        u_strip = min(us, max(b, SEGMENT // itemsize))
+        v_strip = min(vs, max(a, TASK_BYTES // (u_strip * itemsize)))
+        u_strip = min(us, max(b, TASK_BYTES // (v_strip * itemsize)))
     return -(-u_strip // b) * b, -(-v_strip // a) * a
 
 
