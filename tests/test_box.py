@@ -114,10 +114,11 @@ def shuffled(x: Array, groups: int) -> Array:
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize(("channels", "groups"), [(24, 3), (68, 4), (58, 2), (64, 8), (7, 1), (5, 5)])
 def test_shuffle(layout: str, channels: int, groups: int) -> None:
-    x = array(2, channels, 5, 6)
-    p = ShuffleProblem(x.shape, groups)
-    for dst in (layout, "NCHW8"):
-        check("shuffle", p, layout, [(x, layout)], shuffled(x, groups), dst=dst)
+    for height, width in ((5, 6), (2, 1)):
+        x = array(2, channels, height, width)
+        p = ShuffleProblem(x.shape, groups)
+        for dst in (layout, "NCHW8"):
+            check("shuffle", p, layout, [(x, layout)], shuffled(x, groups), dst=dst)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW4"])

@@ -133,9 +133,10 @@ def test_resize_as_onnx_has_it(sizes: tuple[int, ...]) -> None:
         check("resize", p, "NCHW", [(x, "NCHW")], onnx_resize(x, p, False), exact=False, tolerance=2e-6)
 
 
-def test_resize_by_a_scale_that_is_not_the_sizes_ratio() -> None:
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_resize_by_a_scale_that_is_not_the_sizes_ratio(coordinates: Any) -> None:
     x = np.random.default_rng(0).integers(-50, 50, (2, 1, 5, 7)).astype("f4")
-    p = ResizeProblem(2, 1, 5, 7, 12, 16, "linear", "asymmetric", scale_h=2.5, scale_w=2.4)
+    p = ResizeProblem(2, 1, 5, 7, 12, 16, "linear", coordinates, scale_h=2.5, scale_w=2.4)
     check("resize", p, "NCHW", [(x, "NCHW")], onnx_resize(x, p, True), exact=False, tolerance=2e-6)
     p = ResizeProblem(2, 1, 5, 7, 12, 4, "linear", "align_corners", scale_h=2.5, scale_w=0.6)
     check("resize", p, "NCHW", [(x, "NCHW")], onnx_resize(x, p, True), exact=False, tolerance=2e-6)

@@ -5,7 +5,20 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
-from blockconv.kernels import box, direct, eltwise, grouped, lrn, pooling, reduce, reference, reorder, resize, softmax
+from blockconv.kernels import (
+    box,
+    direct,
+    eltwise,
+    grouped,
+    lrn,
+    permute,
+    pooling,
+    reduce,
+    reference,
+    reorder,
+    resize,
+    softmax,
+)
 from blockconv.kernels.table import Row, WeightForm
 
 __all__ = ["TABLE", "Row", "WeightForm"]
@@ -16,10 +29,11 @@ TABLE: tuple[Row, ...] = (
     *reference.ROWS,
     *pooling.ROWS,
     *eltwise.ROWS,
+    *permute.ROWS,
+    *reorder.ROWS,
     *box.ROWS,
     *softmax.ROWS,
     *lrn.ROWS,
     *resize.ROWS,
     *reduce.ROWS,
-    *reorder.ROWS,
 )

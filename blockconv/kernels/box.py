@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numba
-
 from blockconv import jit
 from blockconv.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
-from blockconv.emit import load_bits, load_i64, move, store_bits
+from blockconv.emit import load_i64, store_bits
+from blockconv.kernels.copies import copy_bytes, copy_pixels
 from blockconv.kernels.cut import ITEMSIZE, Geometry, geometry
 from blockconv.kernels.table import Row
 from blockconv.layout import NATIVE, Layout
@@ -30,9 +29,8 @@ from blockconv.runtime import OWN_TAIL, Buffer, Op
 
 __all__ = ["ROWS"]
 
-TASK_BYTES = 16 * 1024  # of the destination
-STRETCH = 512  # bytes of a piece's pixels in a task, where they touch
-PIXELS = 16  # pixels in a task, where they do not
+LARGE_TASK, TASK_BYTES = 64 * 1024, 16 * 1024  # of the destination: where pixels of a piece touch, and where not
+STRETCH, PIXELS = 16 * 1024, 16  # bytes of a piece, or pixels, in a task at the least
 COPY, FILL, ZERO = range(3)  # what is done to a piece
 PIECE_WORDS = 4  # source offset, destination offset, bytes, what is done
 
@@ -42,55 +40,6 @@ AXIS_WORDS = 5
 
 
 # ---------------------------------------------------------------- the kernel
-
-
-@numba.njit(error_model="numpy", forceinline=True)
-def _copy(dst, src, size):
-    """Copy `size` bytes, a multiple of 4."""
-    if size >= 64:
-        for at in range(0, size - 63, 64):
-            move(dst + at, src + at, 64, 0)
-        if size % 64:
-            move(dst + size - 64, src + size - 64, 64, 0)
-    elif size >= 16:
-        for at in range(0, size - 15, 16):
-            move(dst + at, src + at, 16, 0)
-        if size % 16:
-            move(dst + size - 16, src + size - 16, 16, 0)
-    else:
-        for at in range(0, size, 4):
-            move(dst + at, src + at, 4, 0)
-
-
-@numba.njit(error_model="numpy", forceinline=True)
-def _copy_pixels(dst, src, pixels, d_col, s_col, size):
-    """`size` bytes of each pixel; the sizes that layouts make are one move."""
-    if size == 4:
-        for _ in range(pixels):
-            store_bits(dst, load_bits(src, 4), 4)
-            dst, src = dst + d_col, src + s_col
-    elif size == 8:
-        for _ in range(pixels):
-            store_bits(dst, load_bits(src, 8), 8)
-            dst, src = dst + d_col, src + s_col
-    elif size == 16:
-        for _ in range(pixels):
-            move(dst, src, 16, 0)
-            dst, src = dst + d_col, src + s_col
-    elif size == 64:
-        for _ in range(pixels):
-            move(dst, src, 64, 0)
-            dst, src = dst + d_col, src + s_col
-    elif size > 64:
-        for _ in range(pixels):
-            for at in range(0, size - 63, 64):
-                move(dst + at, src + at, 64, 0)
-            move(dst + size - 64, src + size - 64, 64, 0)
-            dst, src = dst + d_col, src + s_col
-    else:
-        for _ in range(pixels):
-            _copy(dst, src, size)
-            dst, src = dst + d_col, src + s_col
 
 
 @jit.kernel
@@ -128,9 +77,9 @@ def box_copy(itemsize):
                                 store_bits(d + k * d_col + at, value, itemsize)
                 if until > copied:
                     if touch == size:
-                        _copy(d + copied * d_col, s, (until - copied) * size)
+                        copy_bytes(d + copied * d_col, s, (until - copied) * size)
                     else:
-                        _copy_pixels(d + copied * d_col, s, until - copied, d_col, s_col, size)
+                        copy_pixels(d + copied * d_col, s, until - copied, d_col, s_col, size)
 
     return kernel
 
@@ -229,12 +178,12 @@ def _ops(
     touch = cols.src if cols.src == cols.dst or cols.size == 1 else 0
     total = sum(size for _, _, size, _ in pieces)
     largest = max(size for _, _, size, _ in pieces)
-    least = -(-STRETCH // largest) if touch == largest else PIXELS
-    width = min(cols.size, max(least, TASK_BYTES // total))
+    least, nbytes = (-(-STRETCH // largest), LARGE_TASK) if touch == largest else (PIXELS, TASK_BYTES)
+    width = min(cols.size, max(least, nbytes // total))
     chunks = -(-cols.size // width)
     width = -(-cols.size // chunks)
     lines = axes[0].size * axes[1].size * chunks
-    group = max(1, min(len(pieces), TASK_BYTES * len(pieces) // (width * total)))
+    group = max(1, min(len(pieces), nbytes * len(pieces) // (width * total)))
     if lines * -(-len(pieces) // group) < 4 * threads:
         group = max(1, min(group, len(pieces) * lines // (4 * threads)))
     groups = -(-len(pieces) // group)
@@ -250,7 +199,7 @@ def _ops(
         words += piece
     tasks = lines * groups
     each = width * total // groups
-    chunk = max(1, min(tasks // (4 * threads), TASK_BYTES // max(1, each)))
+    chunk = max(1, min(tasks // (4 * threads), nbytes // max(1, each)))
     return [Op(box_copy(itemsize), tuple(words), tasks, chunk, tail=PIECE_WORDS * len(pieces))]
 
 

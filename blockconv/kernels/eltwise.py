@@ -43,7 +43,7 @@ KINDS = {"add": ADD, "sub": SUB, "mul": MUL, "div": DIV, "max": MAX, "min": MIN}
 # How an operand goes along with a run: not at all, beside it, as one vector, as a period.
 NONE, BESIDE, CONSTANT, PERIOD = range(4)
 UNROLL = 4  # vectors at a time
-TASK_BYTES = 16 * 1024  # of the destination
+TASK_BYTES, LARGE_TASK = 16 * 1024, 128 * 1024  # of the destination: if tasks are few, and if there are plenty
 TABLE = 128  # elements that a written-out period has at the least, if the run is long
 LONGEST = 2048  # elements that it has at the most
 ALL = 1 << 40
@@ -164,7 +164,7 @@ def eltwise(itemsize, lanes, kind, mode, act):
         rows, pieces, groups = load_i64(args, A_ROWS), load_i64(args, A_PIECES), load_i64(args, A_GROUPS)
         table_bytes = period * itemsize
         mask = scratch + 2 * table_bytes
-        held, masked = -1, -1
+        held, masked = -1, 0
         for task in range(first, last):
             start, rest = (task % pieces) * load_i64(args, A_PIECE), task // pieces
             row_first, outer = (rest % groups) * load_i64(args, A_GROUP), rest // groups
@@ -199,10 +199,10 @@ def eltwise(itemsize, lanes, kind, mode, act):
                         held = offset
                     other, second = scratch, scratch + table_bytes
                 if valid < block:
-                    if valid != masked:
+                    if not masked:  # what a last block holds is the same in every image
                         for j in range(period):
                             store_bits(mask + j * itemsize, -1 if j % block < valid else 0, itemsize)
-                        masked = valid
+                        masked = 1
                     for p in range((count + period - 1) // period):
                         k = p * period
                         beside = k * itemsize if mode == BESIDE else 0
@@ -328,13 +328,12 @@ def _op(
         return []
     itemsize = ITEMSIZE[dtype]
     rows, outer = (found.loops[-1], found.loops[:-1]) if found.loops else (Loop(1, 0), ())
-    unit = math.lcm(found.period, 64)
-    piece = max(1, TASK_BYTES // (itemsize * unit)) * unit
-    pieces = -(-found.run // piece)
-    group = max(1, min(rows.size, TASK_BYTES // (found.run * itemsize)))
     total = math.prod(loop.size for loop in found.loops) * found.run * itemsize
-    if total < 4 * threads * TASK_BYTES:  # few tasks: smaller ones
-        group = max(1, min(group, rows.size // (4 * threads)))
+    nbytes = min(max(TASK_BYTES, total // (8 * threads)), LARGE_TASK)
+    unit = math.lcm(found.period, 64)
+    piece = max(1, nbytes // (itemsize * unit)) * unit
+    pieces = -(-found.run // piece)
+    group = max(1, min(rows.size, nbytes // (found.run * itemsize)))
     groups = -(-rows.size // group)
     act = ACT_NONE if activation.is_identity else ACT_CLIP if activation.number == 0 else ACT_OTHER
     channels, block = (shape[1], layout.blocks[1]) if found.ragged else (ALL, 1)
@@ -349,7 +348,7 @@ def _op(
         tasks *= loop.size
     words += [activation.number, *(_double(x) for x in (activation.first, activation.second))]
     kernel = eltwise(itemsize, jit.isa().vector_bytes // itemsize, kind, found.mode, act)
-    chunk = max(1, min(tasks // (4 * threads), TASK_BYTES // (min(found.run, piece) * group * itemsize)))
+    chunk = max(1, min(tasks // (4 * threads), nbytes // (min(found.run, piece) * group * itemsize)))
     return [Op(kernel, tuple(words), tasks, chunk, scratch=3 * found.period * itemsize + 64, tail=3)]
 
 

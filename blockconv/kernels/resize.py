@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import struct
 
-import numba
 from numba.core import types
 from numba.extending import intrinsic
 
 from blockconv import jit
 from blockconv.eltwise_problem import ResizeProblem
-from blockconv.emit import load_bits, load_f, load_i64, move, splat, store_bits, store_f
+from blockconv.emit import load_bits, load_f, load_i64, splat, store_bits, store_f
+from blockconv.kernels.copies import copy_bytes
 from blockconv.kernels.cut import ITEMSIZE
 from blockconv.kernels.lines import Code, chunk_of, lanes_of, literals
 from blockconv.kernels.table import Row
@@ -56,19 +56,6 @@ def blend(typingctx, itemsize_lit, lanes_lit, a, b, weight, dst, count):
     return types.void(
         itemsize_lit, lanes_lit, types.int64, types.int64, types.float64, types.int64, types.int64
     ), codegen
-
-
-@numba.njit(error_model="numpy", forceinline=True)
-def _copy(dst, src, size):
-    """Copy `size` bytes, a multiple of 4."""
-    if size >= 64:
-        for at in range(0, size - 63, 64):
-            move(dst + at, src + at, 64, 0)
-        if size % 64:
-            move(dst + size - 64, src + size - 64, 64, 0)
-    else:
-        for at in range(0, size, 4):
-            move(dst + at, src + at, 4, 0)
 
 
 @jit.kernel
@@ -114,7 +101,7 @@ def resize_rows(itemsize, lanes, inner_lanes, linear):
                     if inner_lanes == 1:
                         store_bits(dst + k * itemsize, load_bits(src + load_i64(col, 0), itemsize), itemsize)
                     else:
-                        _copy(dst + k * pixel, src + load_i64(col, 0), pixel)
+                        copy_bytes(dst + k * pixel, src + load_i64(col, 0), pixel)
                     col += TAP
             if valid < block and plane % blocks == blocks - 1:
                 for k in range(ow * inner // block):
@@ -128,13 +115,14 @@ def taps(problem: ResizeProblem, axis: str) -> list[tuple[int, int, float]]:
     """Of each result along "h" or "w": the two elements that it is made of, and the weight of the second."""
     p = problem
     size, out, scale = getattr(p, "i" + axis), getattr(p, "o" + axis), getattr(p, "scale_" + axis)
+    # A scale may leave a part of an element, which align_corners counts.
+    length = out if math.isclose(size * scale, out, rel_tol=1e-6) else size * scale
     found = []
     for o in range(out):
         if p.coordinates == "asymmetric":
             x = o / scale
         elif p.coordinates == "align_corners":
-            length = size * scale  # a scale may leave a part of an element over, which counts
-            x = o * (size - 1) / ((out if math.isclose(length, out, rel_tol=1e-6) else length) - 1) if out > 1 else 0.0
+            x = o * (size - 1) / (length - 1) if out > 1 else 0.0
         elif p.coordinates == "pytorch_half_pixel" and out == 1:
             x = 0.0
         else:
