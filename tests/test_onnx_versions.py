@@ -1,0 +1,183 @@
+"""Ops as older opsets spell them, and what the suite has no case of: against ONNX's own reference evaluator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+X = np.random.default_rng(0).standard_normal((2, 6, 5, 4)).astype(np.float32)
+
+
+def weights(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def model(op: str, opset: int, x: np.ndarray, constants: dict[str, Any], outputs: int = 1, **attributes: Any) -> Any:
+    names = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op, ["x", *constants], names, "node", **attributes)
+    tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items() if name]
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names],
+        tensors,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    ("Slice", 9, {}, {"starts": [1, -3], "ends": [100, -1], "axes": [1, 2]}),
+    ("Slice", 9, {}, {"starts": [0, 1], "ends": [1, 4]}),
+    ("Slice", 13, {"s": ints(4, -1), "e": ints(-100, 0), "a": ints(1, 3), "t": ints(-2, -1)}, {}),
+    ("Clip", 6, {}, {"min": -0.5, "max": 0.25}),
+    ("Clip", 6, {}, {"max": 0.25}),
+    ("Clip", 13, {"": None, "high": np.float32(0.5)}, {}),
+    ("Pad", 2, {}, {"pads": [0, 0, 1, 2, 0, 0, 3, 0], "value": 1.5}),
+    ("Pad", 18, {"p": ints(1, 2, 0, 3), "v": np.float32(-2), "a": ints(3, 1)}, {}),
+    ("Squeeze", 11, {}, {"axes": [1]}),
+    ("Squeeze", 13, {}, {}),
+    ("Unsqueeze", 11, {}, {"axes": [0, 4]}),
+    ("Unsqueeze", 13, {"a": ints(-1, 1)}, {}),
+    ("Softmax", 11, {}, {"axis": -1}),
+    ("Softmax", 13, {}, {"axis": 1}),
+    ("ReduceMean", 13, {}, {"axes": [-1, 1]}),
+    ("ReduceMean", 13, {}, {"axes": [2], "keepdims": 0}),
+    ("ReduceMean", 13, {}, {}),
+    ("ReduceMean", 18, {"a": ints(2, 3)}, {"keepdims": 0}),
+    ("ReduceMean", 18, {}, {"noop_with_empty_axes": 1}),
+    ("Dropout", 7, {}, {"ratio": 0.4}),
+    ("Dropout", 13, {"r": np.float32(0.4), "t": np.array(False)}, {}),
+    ("Upsample", 9, {"s": np.array([1, 1, 2, 3], np.float32)}, {"mode": "nearest"}),
+    ("Resize", 18, {"r": weights(0), "s": np.array([2, 1.5], np.float32)}, {"mode": "linear", "axes": [2, 3]}),
+    ("Resize", 13, {"r": weights(0), "s": weights(0), "z": ints(2, 6, 7, 3)}, {"mode": "linear"}),
+    ("LeakyRelu", 6, {}, {"alpha": 0.3}),
+    ("HardSigmoid", 6, {}, {"alpha": 0.3, "beta": 0.1}),
+    ("Flatten", 13, {}, {"axis": 2}),
+    ("Flatten", 13, {}, {"axis": 0}),
+    ("Flatten", 13, {}, {"axis": -1}),
+    ("Transpose", 13, {}, {}),
+    ("Add", 7, {"c": weights(6, 1, 1)}, {}),
+    ("Mul", 14, {"c": weights(2, 1, 5, 1)}, {}),
+    ("Sum", 8, {"c": weights(4), "d": weights(5, 1)}, {}),
+    ("Max", 8, {"c": weights(4)}, {}),
+    ("Conv", 11, {"w": weights(6, 3, 3, 2)}, {"group": 2, "auto_pad": "SAME_LOWER", "strides": [2, 1]}),
+    ("Conv", 11, {"w": weights(4, 6, 2, 3), "b": weights(4)}, {"pads": [2, 0, 1, 1], "dilations": [2, 1]}),
+    ("MaxPool", 12, {}, {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1, "pads": [1, 0, 1, 1]}),
+    ("AveragePool", 11, {}, {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}),
+    ("AveragePool", 11, {}, {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ("MatMul", 13, {"w": weights(4, 7)}, {}),
+    ("MatMul", 13, {"w": weights(4)}, {}),
+]  # fmt: skip
+
+
+def compare(proto: Any, x: np.ndarray) -> None:
+    wanted = ReferenceEvaluator(proto).run(None, {"x": x})
+    net = bc.load_onnx(proto)
+    found = net.evaluate(x)
+    for value, reference in zip(proto.graph.output, wanted, strict=True):
+        assert net.shape(value.name) == reference.shape
+        np.testing.assert_allclose(found[value.name], reference, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("op", "opset", "constants", "attributes"), CASES, ids=lambda v: str(v)[:40])
+def test_case(op: str, opset: int, constants: dict[str, Any], attributes: dict[str, Any]) -> None:
+    x = X[:, :1] if op == "Squeeze" else X
+    compare(model(op, opset, x, constants, **attributes), x)
+
+
+# What the reference evaluator has not, or has wrong: from the definitions.
+
+
+def check(proto: Any, wanted: np.ndarray) -> None:
+    found = bc.load_onnx(proto).evaluate(X)["y0"]
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_softmax_before_opset_13_runs_over_all_axes_from_one_on() -> None:
+    powers = np.exp(X)
+    check(model("Softmax", 11, X, {}), powers / powers.sum(axis=(1, 2, 3), keepdims=True))
+    check(model("Softmax", 11, X, {}, axis=2), powers / powers.sum(axis=(2, 3), keepdims=True))
+
+
+def test_batch_norm() -> None:
+    scale, bias, mean, variance = (abs(weights(6)) + i for i in range(4))
+    along = (slice(None), None, None)
+    wanted = (X - mean[along]) / np.sqrt(variance[along] + 1e-3) * scale[along] + bias[along]
+    constants = {"s": scale, "b": bias, "m": mean, "v": variance}
+    check(model("BatchNormalization", 9, X, constants, epsilon=1e-3), wanted)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5])
+def test_lrn(size: int) -> None:
+    wanted = np.empty_like(X)
+    for c in range(6):
+        near = X[:, max(0, c - (size - 1) // 2) : c + size // 2 + 1]
+        wanted[:, c] = X[:, c] / (1.5 + 0.2 / size * (near**2).sum(axis=1)) ** 0.6
+    check(model("LRN", 13, X, {}, size=size, alpha=0.2, beta=0.6, bias=1.5), wanted)
+
+
+def test_padding_that_crops() -> None:
+    wanted = np.pad(X[..., :-1], ((0, 0), (1, 0), (1, 0), (2, 0)))
+    check(model("Pad", 13, X, {"p": ints(0, 1, 1, 2, 0, 0, 0, -1)}), wanted)
+
+
+def test_resize_of_opset_10() -> None:
+    rows, columns = np.arange(10) // 2, np.floor(np.arange(6) / 1.5).astype(int)
+    scales = np.array([1, 1, 2, 1.5], np.float32)
+    check(model("Resize", 10, X, {"s": scales}, mode="nearest"), X[:, :, rows][..., columns])
+
+
+def test_split() -> None:
+    compare(model("Split", 11, X, {}, 2, axis=1, split=[2, 4]), X)
+    compare(model("Split", 11, X, {}, 3, axis=1), X)
+    compare(model("Split", 13, X, {"s": ints(1, 4)}, 2, axis=2), X)
+    compare(model("Split", 18, X, {}, 2, axis=2, num_outputs=2), X)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_gemm(transposed: int) -> None:
+    x = X.reshape(8, 30)
+    for c in ((), (7,), (1, 7), (1,), (8, 1), (8, 7)):
+        w = weights(7, 30) if transposed else weights(30, 7)
+        compare(model("Gemm", 13, x, {"w": w, "c": weights(*c)}, transB=transposed, alpha=0.5, beta=2.0), x)
+    compare(model("Gemm", 13, x, {"w": weights(8, 7)}, transA=1), x)
+
+
+def test_conv1d_and_pools_of_rows() -> None:
+    x = X.reshape(4, 6, 10)
+    compare(model("Conv", 11, x, {"w": weights(8, 3, 3), "b": weights(8)}, group=2, pads=[1, 2], strides=[2]), x)
+    compare(model("MaxPool", 12, x, {}, kernel_shape=[3], strides=[2], pads=[1, 1]), x)
+    compare(model("AveragePool", 11, x, {}, kernel_shape=[2], auto_pad="VALID"), x)
+    compare(model("GlobalAveragePool", 1, x, {}), x)
+
+
+def test_broadcasting_before_opset_7() -> None:
+    """A second operand's axes began where `axis` said."""
+    proto = model("Add", 6, X, {"c": weights(6)}, axis=1, broadcast=1)
+    found = bc.load_onnx(proto).evaluate(X)["y0"]
+    np.testing.assert_allclose(found, X + weights(6)[:, None, None], rtol=1e-6)
+
+
+def test_functions_of_a_model_are_inlined() -> None:
+    opset = helper.make_opsetid("", 17)
+    body = [helper.make_node("Relu", ["a"], ["r"]), helper.make_node("Add", ["a", "r"], ["b"])]
+    function = helper.make_function("own", "Both", ["a"], ["b"], body, [opset])
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, X.shape) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Both", ["x"], ["y"], domain="own")], "g", info[:1], info[1:])
+    opsets = [opset, helper.make_opsetid("own", 1)]
+    proto = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
+    np.testing.assert_allclose(bc.load_onnx(proto).evaluate(X)["y"], X + np.maximum(X, 0), rtol=1e-6)
