@@ -10,7 +10,9 @@ from blockconv.errors import SlowPathWarning, UnsupportedError
 from blockconv.kernels import TABLE, Row
 from blockconv.layout import Layout
 
-__all__ = ["Candidate", "candidates", "choose", "explain", "named", "why_not"]
+__all__ = ["ACCURACY", "Candidate", "candidates", "choose", "explain", "named", "why_not"]
+
+ACCURACY = 1e-5  # the largest error, relative to the largest output, of a kernel that is taken unasked
 
 
 @dataclass(frozen=True)
@@ -28,35 +30,44 @@ class Candidate:
         return f"{self.row.name:32} {self.src} -> {self.dst}: {said}"
 
 
-def candidates(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Candidate]:
+def candidates(
+    op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int, accuracy: float = ACCURACY
+) -> list[Candidate]:
     """Every row of the table for `op`, in the table's order, taken or rejected."""
     found = []
     for row in TABLE:
         if row.op != op:
             continue
-        reason = why_not(row, problem, src, dst, dtype)
+        reason = why_not(row, problem, src, dst, dtype, accuracy)
         cost = None if reason else row.cost(problem, src, dst, threads)
         found.append(Candidate(row, src, dst, cost, reason))
     return found
 
 
-def choose(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int) -> Row:
-    """The first row of the table that takes the problem; a fall to the reference warns of what was missing.
+def choose(
+    op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int, accuracy: float = ACCURACY
+) -> Row:
+    """The first row of the table that computes by the definition, or one that does not and is cheaper.
 
-    The choice depends on the problem alone, never on the threads, so that results keep their bits.
+    The choice depends on the problem alone, never on the threads, so that results keep their bits. A fall to the
+    reference warns of what was missing.
     """
-    rejected: list[str] = []
-    for row in TABLE:
-        if row.op != op:
-            continue
-        reason = why_not(row, problem, src, dst, dtype)
-        if reason is None:
-            if row.reference and rejected:
-                text = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {row.name}: "
-                warnings.warn(text + "; ".join(rejected), SlowPathWarning, stacklevel=3)
-            return row
-        rejected.append(f"{row.name}: {reason}")
-    raise UnsupportedError(f"{op} from {src} to {dst}, {dtype}: no kernel takes it. " + "; ".join(rejected))
+    found = candidates(op, problem, src, dst, dtype, 1, accuracy)
+    taken = [c for c in found if c.why_not is None]
+    rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
+    if not taken:
+        raise UnsupportedError(f"{op} from {src} to {dst}, {dtype}: no kernel takes it. {rejected}")
+    exact = next((c for c in taken if c.row.error is None), taken[0])
+    best = min((exact, *(c for c in taken if c.row.error is not None)), key=_seconds)
+    if best.row.reference and rejected:
+        text = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
+        warnings.warn(text + rejected, SlowPathWarning, stacklevel=3)
+    return best.row
+
+
+def _seconds(candidate: Candidate) -> float:
+    assert candidate.cost is not None
+    return candidate.cost
 
 
 def named(op: str, name: str) -> Row:
@@ -69,12 +80,15 @@ def explain(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads
     return "\n".join(str(c) for c in candidates(op, problem, src, dst, dtype, threads))
 
 
-def why_not(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str) -> str | None:
-    """None if a row takes a problem from and to these layouts, else a sentence."""
+def why_not(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str, accuracy: float = ACCURACY) -> str | None:
+    """None if a row takes a problem from and to these layouts with that accuracy, else a sentence."""
     if row.srcs is not None and src not in row.srcs:
         return f"takes no {src} source"
     if row.dsts is not None and dst not in row.dsts:
         return f"gives no {dst} destination"
     if row.dtypes is not None and dtype not in row.dtypes:
         return f"is not for {dtype}"
-    return row.why_not(problem, src, dst)
+    reason = row.why_not(problem, src, dst)
+    if reason is None and row.error is not None and row.error(problem) > accuracy:
+        return f"errs by up to {row.error(problem):.1e} of the largest output, and {accuracy:.1e} is asked for"
+    return reason

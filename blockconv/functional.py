@@ -32,7 +32,7 @@ from blockconv.boundary import (
     whole,
 )
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
-from blockconv.kernels import WeightForm
+from blockconv.kernels import Row, WeightForm
 from blockconv.kernels.activation import Activation, activation
 from blockconv.layout import NATIVE, Layout
 from blockconv.packing import activation_block, pack_bias, pack_weights
@@ -43,7 +43,8 @@ __all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
 
 Padding: TypeAlias = "int | str | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
 KEPT = 256  # problems that a Conv2d keeps bound
-ALGORITHMS = ("auto", "direct", "reference")
+ALGORITHMS = ("auto", "direct", "winograd", "reference")
+ACCURACIES = {"default": dispatch.ACCURACY, "strict": 0.0}
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -55,7 +56,11 @@ class Conv2d:
     right)). activation: a name or (name, *parameters), see `blockconv.kernels.activation`.
     layout: the source layout; inputs in another are reordered to it, with a warning; "auto" takes each as it
     comes. out_layout: the destination's, by default the source's (for arrays: PyTorch's memory format).
-    algorithm: "auto", "direct" or "reference".
+    algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd's (3x3, stride 1) where it is
+    predicted to be faster; it rounds otherwise than the definition, and spreads a NaN or infinity over a tile of up
+    to 6x6 output pixels, which "direct" does not. accuracy: the largest error that Winograd may have, relative to
+    the largest output and as measured against float64 on random data: a number, "default" (1e-5) or "strict" (none:
+    "auto" is then "direct").
 
     Calls are safe from any number of threads at once and give the same bits for any number of threads.
     Raises ArgumentError and its kinds, before anything is written.
@@ -74,6 +79,7 @@ class Conv2d:
         out_layout: Layout | str | None = None,
         activation: Any = None,
         algorithm: str = "auto",
+        accuracy: str | float = "default",
         op: str = "Conv2d",
     ) -> None:
         self._op = op
@@ -88,7 +94,7 @@ class Conv2d:
         self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
         if algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
-        self.algorithm = algorithm
+        self.algorithm, self.accuracy = algorithm, _accuracy(op, accuracy)
         self._act, self._params = activation_block(self.activation)
         self._weight_is_channels_last = is_channels_last(self.weight)
         self._packed: dict[WeightForm, _Packed] = {}
@@ -198,7 +204,9 @@ class Conv2d:
         problem = self._problem(shape, dtype)
         if problem.n == 0:
             return _Bound(problem, dst, None, threads)
-        plan = _plan(self.algorithm, problem, src, dst, str(dtype), threads, self._act, residual)
+        plan = _plan(
+            self._op, self.algorithm, self.accuracy, problem, src, dst, str(dtype), threads, self._act, residual
+        )
         return _Bound(problem, dst, plan, threads)
 
     def _pack(self, bound: _Bound) -> _Packed | None:
@@ -260,15 +268,29 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    algorithm: str, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool
-) -> _Plan:
+    op: str, algorithm: str, accuracy: float,
+    problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool,
+) -> _Plan:  # fmt: skip
     if algorithm == "auto":
-        row = dispatch.choose("conv2d", problem, src, dst, dtype, threads)
+        row = dispatch.choose("conv2d", problem, src, dst, dtype, threads, accuracy)
+    elif algorithm == "winograd":
+        row = _winograd(op, problem, src, dst, dtype, accuracy)
     else:
         row = dispatch.named("conv2d", f"conv_{algorithm}")
     assert row.weights is not None
     form = row.weights(problem, src, dst, dtype)
     return _Plan(form, Program(row.bind(problem, src, dst, dtype, threads, act, residual)))
+
+
+def _winograd(op: str, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, accuracy: float) -> Row:
+    """The cheapest of Winograd's kernels."""
+    found = dispatch.candidates("conv2d", problem, src, dst, dtype, 1, accuracy)
+    found = [c for c in found if c.row.name.startswith("conv_winograd")]
+    taken = [(c.cost, k, c.row) for k, c in enumerate(found) if c.cost is not None]
+    if not taken:
+        rule = "no tile size takes this problem: " + "; ".join(f"{c.row.name} {c.why_not}" for c in found)
+        raise ArgumentError(op, "algorithm", "winograd", rule, "take 'auto'")
+    return min(taken)[2]
 
 
 class _Packed:
@@ -314,20 +336,21 @@ def conv2d(
     out: Any = None,
     out_layout: Layout | str | None = None,
     algorithm: str = "auto",
+    accuracy: str | float = "default",
 ) -> Any:
     """torch.nn.functional.conv2d, with a fused residual and activation. See `Conv2d`, which packs weights once.
 
     input: (N, C, H, W) or (C, H, W), float32 or float64: a NumPy array, a torch CPU tensor, or a BlockedArray.
     """
     w, b = as_numpy(weight, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
-    options = (stride, padding, dilation, groups, out_layout, activation, algorithm)
+    options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
     conv = _conv2d_like(w, b, options)
     return conv(input, residual=residual, out=out)
 
 
 def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
-    stride, padding, dilation, groups, out_layout, activation, algorithm = options
+    stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
     # By what is written, since True and 1.0 equal 1, and are refused.
     key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), repr(options))
     known = _called.get(key)
@@ -335,7 +358,7 @@ def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
         return known._with(w, b)
     conv = Conv2d(
         w, b, stride, padding, dilation, groups,
-        out_layout=out_layout, activation=activation, algorithm=algorithm, op="conv2d",
+        out_layout=out_layout, activation=activation, algorithm=algorithm, accuracy=accuracy, op="conv2d",
     )  # fmt: skip
     if len(_called) >= KEPT:
         _called.clear()
@@ -396,7 +419,15 @@ def explain(
     return "\n".join(dispatch.explain(op, problem, s, d, dtype, threads) for s, d in pairs)
 
 
-# ---------------------------------------------------------------- activations
+# ---------------------------------------------------------------- options
+
+
+def _accuracy(op: str, value: Any) -> float:
+    number = ACCURACIES.get(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= 0:
+        rule = f"has to be a number of at least 0, or one of {', '.join(ACCURACIES)}"
+        raise ArgumentError(op, "accuracy", value, rule)
+    return float(number)
 
 
 def _activation(spec: Any, op: str) -> Activation:

@@ -1,4 +1,4 @@
-"""Weights and bias in the form that a kernel asks for: a reorder, like any other."""
+"""Weights and bias in the form that a kernel asks for: a reorder, like any other, and what is computed from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightF
     program, nbytes = _packer(shape, source, form.layout, weight.itemsize)
     packed = aligned_empty(nbytes)
     program.run((address_of(weight), address_of(packed)))
-    return packed
+    if form.transform is None:
+        return packed
+    op, nbytes = form.transform(problem)
+    transformed = aligned_empty(nbytes)
+    Program((op,)).run((address_of(packed), address_of(transformed)))
+    return transformed
 
 
 @functools.lru_cache(maxsize=1024)

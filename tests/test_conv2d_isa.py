@@ -44,7 +44,7 @@ def test_as_another_machine(name, run_python):
         pytest.skip("this machine has no AVX-512")
     processor, features, *_ = MACHINES[name]
     done = run_python([__file__, name], NUMBA_CPU_NAME=processor, NUMBA_CPU_FEATURES=features)
-    assert ("right: 36 runs" in done.stdout) == (processor is not None)
+    assert ("right: 45 runs" in done.stdout) == (processor is not None)
     assert "compiled: 4" in done.stdout
 
 

@@ -11,6 +11,12 @@ from blockconv.kernels import (
     eltwise,
     grouped,
     lrn,
+from blockconv.kernels import (
+    box,
+    direct,
+    eltwise,
+    grouped,
+    lrn,
     permute,
     pooling,
     reduce,
@@ -18,6 +24,18 @@ from blockconv.kernels import (
     reorder,
     resize,
     softmax,
+    winograd,
+)
+    pooling,
+    reduce,
+    reference,
+    reorder,
+    resize,
+    softmax,
+<<<<<<< HEAD
+=======
+    winograd,
+>>>>>>> cc7c6de (Winograd convolution F(2x2), F(4x4), F(6x6) for every layout: three stages as kernels of their own, weighed against direct by cost and stated error)
 )
 from blockconv.kernels.table import Row, WeightForm
 
@@ -26,6 +44,7 @@ __all__ = ["TABLE", "Row", "WeightForm"]
 TABLE: tuple[Row, ...] = (
     *grouped.ROWS,
     *direct.ROWS,
+    *winograd.ROWS,
     *reference.ROWS,
     *pooling.ROWS,
     *eltwise.ROWS,

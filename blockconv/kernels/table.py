@@ -17,11 +17,14 @@ class WeightForm(NamedTuple):
 
     layout: of the weights, over (G, O/G, I/G, H, W). bias: elements a group, the end zero-padded; `sharing` groups,
     where they share a vector, count as one.
+    transform(problem): the op that computes what the kernel reads (buffer 1) from weights in this layout
+    (buffer 0), and how many bytes that is; None where the kernel reads them as they are.
     """
 
     layout: Layout
     bias: int
     sharing: int = 1
+    transform: Callable[[Any], tuple[Op, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Row:
     bind(problem, src, dst, **options): the ops to run; what the options and buffers are belongs to
     the op and stands in its family's module. weights(problem, src, dst, dtype): what to pack, for
     an op that has weights. reference: covers everything, and is slow.
+    error(problem): for a kernel that does not compute by the definition, its largest error against float64,
+    relative to the largest output, as measured; it may also spread a NaN or infinity over its neighbours.
     """
 
     name: str
@@ -46,3 +51,4 @@ class Row:
     bind: Callable[..., Sequence[Op]]
     weights: Callable[[Any, Layout, Layout, str], WeightForm] | None = None
     reference: bool = False
+    error: Callable[[Any], float] | None = None

@@ -1,0 +1,351 @@
+"""Winograd convolution, F(2x2), F(4x4) and F(6x6) of 3x3, stride 1: fewer multiplications than the definition has.
+
+A task is a block of tiles (of m x m output pixels) and a range of output channels. It transforms the tiles' sources
+into the worker's scratch, [position][channel block][tile][channels]; multiplies them, position by position, with the
+transformed weights, [position][output channel block][input channel][channels], by the microkernel of every dense
+convolution, to which it is one of 1x1; and transforms the products into pixels, with bias, residual and activation on
+the way to their places. Blocks are such that all this stays in the second-level cache (see `winograd_cut`).
+
+The three stages are kernels of their own, called by their address: which layout is read does not multiply with
+which is written, nor with the microkernel's tile. Tiles over the image's edge are read through a patch of scratch with
+zeros around, and written pixel by pixel. The last block is moved back to be whole and recomputes some tiles, to the
+same bits.
+
+What is not finite spreads: a NaN or infinity in the source reaches every pixel of the tiles that read it, one in the
+weights every pixel of its output channel.
+
+Buffers: as direct convolution's. Source, weights, bias (zero-padded), destination, residual, activation parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numba
+
+from blockconv import jit
+from blockconv.emit import call_kernel, load_i64, move, store_i64
+from blockconv.kernels.cut import NO_BLOCK, geometry
+from blockconv.kernels.microkernel import conv_tile
+from blockconv.kernels.shared import DENSE
+from blockconv.kernels.table import Row, WeightForm
+from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.winograd_cut import SCRATCH, cost, cut
+from blockconv.kernels.winograd_transforms import (
+    POINTS,
+    gather_planes,
+    transform_destination,
+    transform_source,
+    transform_weights,
+    zero_vector,
+)
+from blockconv.layout import NATIVE, Layout
+from blockconv.problem import Conv2dProblem
+from blockconv.runtime import OWN_TAIL, Buffer, Op
+
+__all__ = ["ROWS"]
+
+# Argument words. s_: source, d_: destination, v_: transformed source, m_: products; all strides in bytes.
+(
+    A_SRC, A_WEI, A_BIA, A_DST, A_RES, A_ACT, A_PLACES, A_LOAD, A_MULTIPLY, A_FINISH,
+    A_TILES, A_ROWS, A_COLS, A_BLOCK, A_SPLITS, A_OCBS, A_CHUNK, A_POSITIONS,
+    A_IC, A_OC, A_PADDED, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_OH, A_OW, A_PH, A_PW,
+    A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
+    A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
+    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_END,
+) = range(53)  # fmt: skip
+# Words of the scratch's header: the chunk of output channel blocks; behind them, zeros.
+H_FIRST, H_LAST, H_ZEROS, ZEROS_END, SPARE = 0, 1, 8, 40, 512
+
+
+# ---------------------------------------------------------------- first stage: tiles of the source
+
+
+@functools.cache
+def _patcher(m, lanes, piece):
+    """gather for a source with `piece` contiguous channels."""
+    alpha, columns = m + 2, lanes if piece == 1 else piece
+    pixel = columns * 4
+    plane = alpha * alpha * pixel
+
+    @numba.njit(error_model="numpy", forceinline=True)
+    def gather(args, patch, src, ih, iw, valid):
+        """The (m + 2)² pixels from (ih, iw) on, `valid` channels each, zero beyond the image.
+
+        They become [piece][row][column][channels of a piece]; a piece is a whole vector where the source is NCHW.
+        """
+        height, width = load_i64(args, A_IH), load_i64(args, A_IW)
+        s_row, s_col, s_block = load_i64(args, A_SROW), load_i64(args, A_SCOL), load_i64(args, A_SBLOCK)
+        left, right = min(alpha, max(0, -iw)), max(0, min(alpha, width - iw))
+        partly = valid < lanes and load_i64(args, A_SLEN) == NO_BLOCK  # else a block's padding is there to be read
+        for r in range(alpha):
+            there = ih + r >= 0 and ih + r < height
+            here, out = src + (ih + r) * s_row + iw * s_col, patch + r * (alpha * pixel)
+            if piece == 1:
+                gather_planes(alpha, lanes, here, load_i64(args, A_SCHAN), left, right, valid if there else 0, out)
+                continue
+            for k in range((valid + columns - 1) // columns):
+                at = out + k * plane
+                for c in range(alpha):
+                    if not there or c < left or c >= right:
+                        zero_vector(columns, at + c * pixel)
+                    elif partly:
+                        for i in range(valid):
+                            move(at + c * pixel + 4 * i, here + c * s_col + 4 * i, 4, 0)
+                    else:
+                        move(at + c * pixel, here + c * s_col + k * s_block, pixel, 0)
+
+    return gather
+
+
+@jit.kernel
+def winograd_source(m, lanes, fma, piece):
+    """Transform tiles first to last - 1, all channels, into the scratch. piece: contiguous channels, 1 is NCHW."""
+    alpha, vector = m + 2, lanes * 4
+    columns = lanes if piece == 1 else piece
+    gather = _patcher(m, lanes, piece)
+
+    def kernel(args, first, last, scratch):
+        patch, v_pos = scratch + load_i64(args, A_PATCH), load_i64(args, A_V_POS)
+        s_row, s_col, s_len = load_i64(args, A_SROW), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
+        rows, cols = load_i64(args, A_ROWS), load_i64(args, A_COLS)
+        col, above = first % cols, first // cols
+        row, n = above % rows, above // rows
+        for tile in range(first, last):
+            ih, iw = row * m - load_i64(args, A_PH), col * m - load_i64(args, A_PW)
+            image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
+            inside = ih >= 0 and iw >= 0
+            inside = inside and ih + alpha <= load_i64(args, A_IH) and iw + alpha <= load_i64(args, A_IW)
+            out = scratch + load_i64(args, A_V) + (tile - first) * vector
+            for block in range(load_i64(args, A_BLOCKS)):
+                c = block * lanes
+                valid = min(lanes, load_i64(args, A_IC) - c)
+                plane = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
+                src, by_row, by_col, by_piece = plane + ih * s_row + iw * s_col, s_row, s_col, load_i64(args, A_SBLOCK)
+                if piece == 1 or not inside or valid < lanes:
+                    gather(args, patch, plane, ih, iw, valid)
+                    src, by_row, by_col, by_piece = patch, alpha * columns * 4, columns * 4, alpha * alpha * columns * 4
+                transform_source(m, lanes, fma, columns, src, by_row, by_col, by_piece, out, v_pos)
+                out += load_i64(args, A_BLOCK) * vector
+            col += 1
+            if col == cols:
+                col, row = 0, row + 1
+                if row == rows:
+                    row, n = 0, n + 1
+
+    return kernel
+
+
+# ---------------------------------------------------------------- second stage: products
+
+
+@jit.kernel
+def winograd_multiply(fma, pixels, vectors, lanes):
+    """Products of the scratch's tiles with output channel blocks first to last - 1, for each position."""
+    width, vector = vectors * lanes, lanes * 4
+    groups, group_ic, group_oc, pitch, taps, tap_step = DENSE
+
+    def kernel(args, first, last, scratch):
+        block, m_tile = load_i64(args, A_BLOCK), load_i64(args, A_M_TILE)
+        for position in range(load_i64(args, A_POSITIONS)):
+            v = scratch + load_i64(args, A_V) + position * load_i64(args, A_V_POS)
+            products = scratch + load_i64(args, A_M) + position * load_i64(args, A_M_POS)
+            weights = load_i64(args, A_WEI) + position * load_i64(args, A_WEI_POS)
+            for ocb in range(first, last):
+                if ocb * width >= load_i64(args, A_OC):
+                    continue  # nothing but the destination's padding
+                for at in range(0, block, pixels):
+                    t = min(at, block - pixels)
+                    conv_tile(
+                        4, fma, 1, pixels, vectors, lanes, vector, lanes, lanes, 0,
+                        groups, group_ic, group_oc, pitch, taps, tap_step,
+                        v + t * vector, 0, load_i64(args, A_PLACES),
+                        load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL),
+                        weights + ocb * load_i64(args, A_WEI_OCB), scratch + 8 * H_ZEROS,
+                        products + t * m_tile + (ocb - first) * (width * 4), 0, m_tile, vector,
+                        0, width, width, 0, 0,
+                    )  # fmt: skip
+
+    return kernel
+
+
+# ---------------------------------------------------------------- third stage: pixels
+
+
+@jit.kernel
+def winograd_finish(m, lanes, fma, vectors, piece, act):
+    """Transform the products of tiles first to last - 1 and the header's channel blocks, and store the pixels."""
+
+    def kernel(args, first, last, scratch):
+        rows, cols, m_pos = load_i64(args, A_ROWS), load_i64(args, A_COLS), load_i64(args, A_M_POS)
+        d_row, d_col, d_len = load_i64(args, A_DROW), load_i64(args, A_DCOL), load_i64(args, A_DLEN)
+        to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
+        start = load_i64(scratch, H_FIRST) * vectors
+        for k in range(start, load_i64(scratch, H_LAST) * vectors):
+            oc = k * lanes
+            written = load_i64(args, A_PADDED) - oc
+            if written <= 0:
+                continue
+            plane = load_i64(args, A_DST) + (oc // d_len) * load_i64(args, A_DBLOCK)
+            plane += (oc % d_len) * load_i64(args, A_DCHAN)
+            products = scratch + load_i64(args, A_M) + (k - start) * (lanes * 4)
+            col, above = first % cols, first // cols
+            row, n = above % rows, above // rows
+            for _ in range(first, last):
+                dst = plane + n * load_i64(args, A_DN) + row * m * d_row + col * m * d_col
+                transform_destination(
+                    m, lanes, fma, piece, act,
+                    products, m_pos, load_i64(args, A_BIA) + oc * 4,
+                    min(m, load_i64(args, A_OH) - row * m), min(m, load_i64(args, A_OW) - col * m),
+                    dst, d_row, d_col, load_i64(args, A_DPIECE), to_residual,
+                    load_i64(args, A_OC) - oc, written, load_i64(args, A_ACT), scratch + SPARE,
+                )  # fmt: skip
+                products += load_i64(args, A_M_TILE)
+                col += 1
+                if col == cols:
+                    col, row = 0, row + 1
+                    if row == rows:
+                        row, n = 0, n + 1
+
+    return kernel
+
+
+# ---------------------------------------------------------------- all three
+
+
+@jit.kernel
+def winograd():
+    """A task is a block of tiles and a share of the output channels; shares of one block follow one another."""
+
+    def kernel(args, first, last, scratch):
+        for k in range(H_ZEROS, ZEROS_END):
+            store_i64(scratch, k, 0)
+        block, splits, ocbs = load_i64(args, A_BLOCK), load_i64(args, A_SPLITS), load_i64(args, A_OCBS)
+        chunk, loaded = load_i64(args, A_CHUNK), -1
+        for task in range(first, last):
+            split, number = task % splits, task // splits
+            tile = min(number * block, load_i64(args, A_TILES) - block)
+            if number != loaded:
+                call_kernel(load_i64(args, A_LOAD), args, tile, tile + block, scratch)
+                loaded = number
+            ocb, end = ocbs * split // splits, ocbs * (split + 1) // splits
+            while ocb < end:
+                upto = min(ocb + chunk, end)
+                store_i64(scratch, H_FIRST, ocb)
+                store_i64(scratch, H_LAST, upto)
+                call_kernel(load_i64(args, A_MULTIPLY), args, ocb, upto, scratch)
+                call_kernel(load_i64(args, A_FINISH), args, tile, tile + block, scratch)
+                ocb = upto
+
+    return kernel
+
+
+# ---------------------------------------------------------------- weights
+
+
+@jit.kernel
+def winograd_weights(m, vectors, lanes):
+    """Transform [output channel block][input channel][3][3][channels]; a task is a block and an input channel."""
+    width = vectors * lanes
+
+    def kernel(args, first, last, scratch):
+        for task in range(first, last):
+            src, out = load_i64(args, 0) + task * (9 * width * 4), load_i64(args, 1) + task * (width * 4)
+            for v in range(vectors):
+                at = v * (lanes * 4)
+                transform_weights(m, lanes, src + at, width * 4, out + at, load_i64(args, 2))
+
+    return kernel
+
+
+def _weight_transform(m: int) -> Callable[[Conv2dProblem], tuple[Op, int]]:
+    def transform(problem: Conv2dProblem) -> tuple[Op, int]:
+        """The op from packed weights (buffer 0) to transformed ones (buffer 1), and their bytes."""
+        at = cut(problem, Layout("NHWC"), m, 1)
+        position = at.weight_position(problem)
+        kernel = winograd_weights(m, at.vectors, at.lanes)
+        tasks = -(-problem.oc // at.width) * problem.ic
+        return Op(kernel, (Buffer(0), Buffer(1), position), tasks, 64), at.positions * position
+
+    return transform
+
+
+# ---------------------------------------------------------------- the rows of the table
+
+
+def _bind(
+    m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool
+) -> list[Op]:
+    """The op. act: `ACT_NONE`, `ACT_CLIP` or `ACT_OTHER`. The residual lies in memory as the destination does."""
+    p, at, fma = problem, cut(problem, dst, m, threads), int(jit.isa().fma)
+    s, d = geometry(src, p.src_shape, 4), geometry(dst, p.dst_shape, 4)
+    lanes = at.lanes
+    blocks = -(-p.ic // lanes)
+    tail = p.ic - (blocks - 1) * lanes
+    words: dict[int, int | Buffer] = {
+        A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
+        A_PLACES: OWN_TAIL,
+        A_LOAD: winograd_source(m, lanes, fma, min(lanes, s.length)).address,
+        A_MULTIPLY: winograd_multiply(fma, at.pixels, at.vectors, lanes).address,
+        A_FINISH: winograd_finish(m, lanes, fma, at.vectors, min(lanes, d.length), act).address,
+        A_TILES: at.tiles, A_ROWS: at.rows, A_COLS: at.columns, A_BLOCK: at.block, A_SPLITS: at.splits,
+        A_OCBS: at.ocbs, A_CHUNK: at.chunk, A_POSITIONS: at.positions,
+        A_IC: p.ic, A_OC: p.oc, A_PADDED: dst.padded_shape(p.dst_shape)[1], A_BLOCKS: blocks,
+        A_WHOLE: blocks - (tail < lanes), A_ENDED: int(tail < lanes), A_TAIL: tail,
+        A_IH: p.ih, A_IW: p.iw, A_OH: p.oh, A_OW: p.ow, A_PH: p.ph, A_PW: p.pw,
+        A_SN: s.n, A_SBLOCK: s.block, A_SLEN: s.length, A_SROW: s.row, A_SCOL: s.col, A_SCHAN: s.channel,
+        A_DN: d.n, A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.row, A_DCOL: d.col, A_DCHAN: d.channel,
+        A_DPIECE: d.block if d.length <= lanes else lanes * 4,
+        A_V_POS: at.v_position, A_M_POS: at.m_position, A_M_TILE: at.m_tile,
+        A_WEI_POS: at.weight_position(p), A_WEI_OCB: p.ic * at.width * 4,
+        A_PATCH: at.patch, A_V: at.v, A_M: at.products,
+    }  # fmt: skip
+    places = tuple(k * at.block * lanes * 4 for k in range(blocks))
+    args = tuple(words[k] for k in range(A_END)) + places
+    return [Op(winograd(), args, at.blocks * at.splits, 1, at.scratch, blocks)]
+
+
+def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+    p = problem
+    if (p.kh, p.kw) != (3, 3):
+        return f"is for 3x3, not {p.kh}x{p.kw}"
+    if (p.sh, p.sw, p.dh, p.dw) != (1, 1, 1, 1):
+        return "is for stride 1 and dilation 1"
+    if p.g != 1:
+        return "is for one group"
+    if p.ic * (m + 2) ** 2 * 4 > SCRATCH:
+        return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {p.ic} channels"
+    return None
+
+
+def _weights(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> WeightForm:
+    at = cut(problem, dst, m, 1)
+    return WeightForm(Layout(f"aBcde{at.width}b"), at.ocbs * at.width, transform=TRANSFORMS[m])
+
+
+TRANSFORMS = {m: _weight_transform(m) for m in POINTS}
+
+
+# Largest errors against float64, relative to the largest output, over random sources and weights of both signs: they
+# grow with the square root of the input channels (bench/results has the table; direct convolution: 2e-7).
+_ERROR = {2: 6e-8, 4: 2.4e-7, 6: 1.4e-6}
+
+
+def _row(m: int) -> Row:
+    return Row(
+        f"conv_winograd_f{m}",
+        "conv2d",
+        frozenset(NATIVE),
+        frozenset(NATIVE),
+        frozenset({"float32"}),
+        functools.partial(_why_not, m),
+        lambda problem, src, dst, threads: cost(problem, src, dst, m, threads),
+        functools.partial(_bind, m),
+        functools.partial(_weights, m),
+        error=lambda problem: _ERROR[m] * math.sqrt(problem.ic),
+    )
+
+
+ROWS = tuple(_row(m) for m in POINTS)

@@ -1,0 +1,137 @@
+"""How a Winograd convolution cuts a problem: blocks of tiles, chunks of output channels, scratch; and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockconv import jit
+from blockconv.kernels.cut import geometry
+from blockconv.layout import Layout
+from blockconv.problem import Conv2dProblem
+
+__all__ = ["SCRATCH", "Cut", "cost", "cut"]
+
+LINE = 64
+SCRATCH = 8 << 20  # bytes that a block's transformed source may take
+CHUNK = 4  # vectors of output channels that are held between the second and the third stage
+HEADER = 512  # bytes at the start of a worker's scratch: which channels are worked on, and zeros
+_PIXELS = {32: {1: 28, 2: 14}, 16: {1: 12, 2: 6}}  # registers: vectors of output channels: tiles in registers with them
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A task is `block` tiles and a share (one of `splits`) of the output channels.
+
+    pixels: tiles in registers together, with `vectors` vectors of output channels. chunk: blocks of output channels
+    whose products are held before they are transformed. *_position: bytes between what belongs to two of the
+    (m + 2)² positions of a transformed tile. patch, v, products: where these lie in the scratch.
+    """
+
+    m: int
+    lanes: int
+    vectors: int
+    pixels: int
+    rows: int
+    columns: int
+    tiles: int
+    block: int
+    chunk: int
+    ocbs: int
+    splits: int
+    v_position: int
+    m_position: int
+    m_tile: int
+    patch: int
+    v: int
+    products: int
+    scratch: int
+
+    @property
+    def width(self) -> int:
+        """Output channels that are multiplied together."""
+        return self.vectors * self.lanes
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.tiles // self.block)
+
+    @property
+    def positions(self) -> int:
+        return (self.m + 2) ** 2
+
+    def weight_position(self, problem: Conv2dProblem) -> int:
+        return odd_lines(-(-problem.oc // self.width) * problem.ic * self.width * 4)
+
+
+def odd_lines(nbytes: int) -> int:
+    """At least as many bytes, an odd number of cache lines: what lies so far apart does not share sets."""
+    return (-(-nbytes // LINE) | 1) * LINE
+
+
+def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
+    """How a problem is cut on this machine. Neither the order of sums nor the tiles depend on the threads."""
+    isa, p = jit.isa(), problem
+    lanes, alpha = isa.vector_bytes // 4, m + 2
+    vectors = 2 if p.oc > lanes else 1
+    width, channels = vectors * lanes, -(-p.ic // lanes) * lanes
+    rows, columns = -(-p.oh // m), -(-p.ow // m)
+    tiles = max(1, p.n * rows * columns)
+    most = _PIXELS[32 if isa.registers == 32 else 16][vectors]
+    blocks = -(-tiles // _tiles_of_a_block(alpha * alpha, channels, p.oc))
+    wanted = -(-tiles // blocks)
+    groups = -(-wanted // most)
+    pixels = -(-wanted // groups)
+    block = min(tiles, groups * pixels)
+    blocks = -(-tiles // block)
+    ocbs = -(-dst.padded_shape(p.dst_shape)[1] // width)
+    splits = min(ocbs, -(-3 * threads // blocks)) if threads > 1 else 1
+    chunk = min(-(-ocbs // splits), CHUNK // vectors)
+    m_tile = chunk * width * 4
+    v_position, m_position = odd_lines(block * channels * 4), odd_lines(block * m_tile)
+    patch = HEADER + 2 * m * m * lanes * 4
+    v = patch + odd_lines(alpha * alpha * lanes * 4)
+    products = v + alpha * alpha * v_position
+    scratch = products + alpha * alpha * m_position
+    return Cut(
+        m, lanes, vectors, pixels, rows, columns, tiles, block, chunk, ocbs, splits,
+        v_position, m_position, m_tile, patch, v, products, scratch,
+    )  # fmt: skip
+
+
+def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
+    """More tiles use weights more often; fewer stay in the second-level cache, with the weights if these fit too."""
+    cache = jit.second_level_cache()
+    often = 28 if positions * channels * oc * 4 <= 8 * cache else 56
+    return max(1, min(often, SCRATCH // (positions * channels * 4)))
+
+
+# ---------------------------------------------------------------- cost
+
+RATE = 10e9  # operations a second and lane: the rate that direct convolution's cost assumes
+BANDWIDTH = 25e9  # bytes a second, past the second-level cache
+# A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
+_TRANSFORM = {2: 90, 4: 180, 6: 700}
+_PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
+
+
+def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int) -> float:
+    """Seconds: transforms, pixels in and out, and the longer of the products and their weights' way to the core."""
+    p, at = problem, cut(problem, dst, m, 1)
+    lanes, tiles, alpha = at.lanes, at.blocks * at.block, m + 2
+    vectors_in, vectors_out = -(-p.ic // lanes), at.ocbs * at.vectors
+    # Fewer than eight accumulators wait for each other.
+    slow = max(1.0, 8 / (at.pixels * at.vectors))
+    multiply = alpha * alpha * tiles * p.ic * vectors_out * slow
+    edge = 1 + (at.tiles - p.n * (p.oh // m) * (p.ow // m)) / at.tiles
+    pieces = vectors_in * _slower(src, p.src_shape, lanes) + vectors_out * _slower(dst, p.dst_shape, lanes)
+    transforms = tiles * _TRANSFORM[m] * edge * pieces
+    weights = at.positions * at.weight_position(p)
+    moved = weights * at.blocks if weights > jit.second_level_cache() // 2 else weights
+    pixels = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape))
+    second = 2 / RATE
+    return 2e-6 + (max(multiply * second, moved / BANDWIDTH) + transforms * second + pixels / BANDWIDTH) / threads
+
+
+def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> float:
+    length = geometry(layout, shape, 4).length
+    return 1.0 if length >= lanes else _PIECES[length]
