@@ -11,12 +11,6 @@ from blockconv.kernels import (
     eltwise,
     grouped,
     lrn,
-from blockconv.kernels import (
-    box,
-    direct,
-    eltwise,
-    grouped,
-    lrn,
     permute,
     pooling,
     reduce,
@@ -25,17 +19,6 @@ from blockconv.kernels import (
     resize,
     softmax,
     winograd,
-)
-    pooling,
-    reduce,
-    reference,
-    reorder,
-    resize,
-    softmax,
-<<<<<<< HEAD
-=======
-    winograd,
->>>>>>> cc7c6de (Winograd convolution F(2x2), F(4x4), F(6x6) for every layout: three stages as kernels of their own, weighed against direct by cost and stated error)
 )
 from blockconv.kernels.table import Row, WeightForm
 
