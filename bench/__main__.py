@@ -1,4 +1,4 @@
-"""The command line of the harness: `python -m bench {layers,reorders,pools,launcher,compare,tables,machine}`."""
+"""The command line of the harness: `python -m bench {layers,pools,reorders,launcher,compare,page,tables,machine}`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from rich.console import Console
 from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
-from . import launcher, layers, machine, peers, pools, reorders, report, tables
+from . import changes, launcher, layers, machine, page, peers, pools, reorders, standings, tables
 from .peers import OURS
+from .report import Column
+from .results import ResultFile, load
+from .run import Plan, run
 from .workers import Crew
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -45,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("layers", help="convolution layers, in every layout, beside the peers")
     _add_common(command)
-    command.add_argument("--layouts", nargs="*", default=list(layers.LAYOUTS), help="ours; none: only the peers")
+    command.add_argument("--layouts", nargs="*", default=["all"], help="ours, or all (8); none: only the peers")
     command.add_argument("--shapes", nargs="+", type=Path, help="shape files (default: bench/shapes/peers.txt)")
     command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
     command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
@@ -67,9 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--into", type=Path, help="a file whose results section to replace, README.md say")
     command.set_defaults(run=_tables)
 
+    command = commands.add_parser("page", help="result files as one HTML page with plots")
+    command.add_argument("results", nargs="+", type=Path)
+    command.add_argument("--html", type=Path, required=True)
+    command.set_defaults(run=_page)
+
     command = commands.add_parser("pools", help="pooling, in every layout, beside the peers and a copy")
     _add_common(command)
-    command.add_argument("--layouts", nargs="*", default=list(layers.LAYOUTS), help="ours; none: only the peers")
+    command.add_argument("--layouts", nargs="*", default=["all"], help="ours, or all (8); none: only the peers")
     command.add_argument("--shapes", nargs="+", type=Path, default=[], help="shape files, for the common few")
     command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
     command.add_argument("--kind", choices=POOL_KINDS, default="max", help="of files and descriptors")
@@ -92,6 +100,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--threads", nargs="+", type=int, default=[1])
     command.add_argument("--peers", nargs="*", default=list(peers.NAMES), choices=peers.NAMES)
     command.add_argument("--out", type=Path, help="write the results there, as JSON lines")
+    command.add_argument("--html", type=Path, help="write a page with plots there, of all that --out has")
     command.add_argument("--resume", action="store_true", help="leave out what the file has already")
     command.add_argument("--quick", action="store_true", help="few rounds: to see that it runs")
     command.add_argument("--cold", action="store_true", help="flush the caches before each call")
@@ -104,6 +113,10 @@ def _shape(text: str) -> tuple[int, ...]:
     if len(sizes) != 4:
         raise argparse.ArgumentTypeError(f"{text!r} is not NxCxHxW")
     return sizes
+
+
+def _layouts(options: argparse.Namespace) -> list[str]:
+    return list(layers.LAYOUTS) if options.layouts == ["all"] else options.layouts
 
 
 def _timing(options: argparse.Namespace) -> dict[str, Any]:
@@ -124,9 +137,13 @@ def _crew(options: argparse.Namespace, console: Console, *, ours: bool = True) -
     return crew
 
 
-def _results(options: argparse.Namespace) -> report.ResultFile:
+def _run(plans: Sequence[Plan], columns: Sequence[Column], options: argparse.Namespace, console: Console) -> int:
     header = {"machine": machine.record(), "command": sys.argv[1:]}
-    return report.ResultFile(options.out, header, resume=options.resume)
+    results = ResultFile(options.out, header, resume=options.resume)
+    done = run(plans, results, columns, console, standings.closing)
+    if options.html:
+        options.html.write_text(page.render([([header], results.cases)], "blockconv: measurements"), encoding="utf-8")
+    return 0 if done else 130
 
 
 def _layers(options: argparse.Namespace, console: Console) -> int:
@@ -136,8 +153,8 @@ def _layers(options: argparse.Namespace, console: Console) -> int:
     if options.batch is not None:
         problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
     with _crew(options, console, ours=bool(options.layouts)) as crew:
-        plans = layers.plans(problems, options.threads, options.layouts, crew, _timing(options))
-        return 0 if report.run(plans, _results(options), layers.COLUMNS, console) else 130
+        plans = layers.plans(problems, options.threads, _layouts(options), crew, _timing(options))
+        return _run(plans, layers.COLUMNS, options, console)
 
 
 def _pools(options: argparse.Namespace, console: Console) -> int:
@@ -149,8 +166,8 @@ def _pools(options: argparse.Namespace, console: Console) -> int:
     if options.batch is not None:
         problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
     with _crew(options, console, ours=bool(options.layouts)) as crew:
-        plans = pools.plans(problems, options.threads, options.layouts, crew, _timing(options))
-        return 0 if report.run(plans, _results(options), pools.COLUMNS, console) else 130
+        plans = pools.plans(problems, options.threads, _layouts(options), crew, _timing(options))
+        return _run(plans, pools.COLUMNS, options, console)
 
 
 def _reorders(options: argparse.Namespace, console: Console) -> int:
@@ -159,7 +176,7 @@ def _reorders(options: argparse.Namespace, console: Console) -> int:
     problems = [ReorderProblem(shape, *pair, itemsize=4) for shape in options.shape for pair in pairs]
     with _crew(options, console, ours=not options.peers_only) as crew:
         plans = reorders.plans(problems, options.threads, crew, _timing(options))
-        return 0 if report.run(plans, _results(options), reorders.COLUMNS, console) else 130
+        return _run(plans, reorders.COLUMNS, options, console)
 
 
 def _launcher(options: argparse.Namespace, console: Console) -> int:
@@ -177,14 +194,20 @@ def _tables(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _page(options: argparse.Namespace, console: Console) -> int:
+    page.write(options.results, options.html)
+    return 0
+
+
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    (old_headers, old), (new_headers, new) = report.load(options.old), report.load(options.new)
+    (old_headers, old), (new_headers, new) = load(options.old), load(options.new)
     for key in ("cpu", "versions"):
         before, after = (headers[-1]["machine"][key] for headers in (old_headers, new_headers))
         if before != after:
             console.print(f"{key} differs: {before} and {after}", style="yellow", markup=False)
-    found, drift = report.changes(old, new, options.threshold)
-    console.print(report.render_changes(found, drift))
+    found, drift = changes.changes(old, new, options.threshold)
+    console.print(changes.render_changes(found, drift))
+    console.print(changes.agreement(old, new))
     worse = sum(change.is_regression for change in found)
     console.print(f"{len(found)} entries in both files, {worse} worse", style="bold red" if worse else "bold")
     return 1 if worse else 0

@@ -11,7 +11,10 @@ import numpy as np
 from blockconv.problem import Conv2dProblem
 
 from . import machine
-from .report import Case, Column, Entry, Plan, measure, seconds, speedup_text
+from .measure import measure
+from .report import Column, speedup_text
+from .results import Case, Entry, seconds
+from .run import Plan
 from .workers import Crew
 
 __all__ = ["COLUMNS", "LAYOUTS", "plans", "reference"]

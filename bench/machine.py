@@ -257,12 +257,12 @@ def roof(nbytes: int, threads: int) -> dict[str, float]:
     return {"peak": fp32_peak(threads), "bandwidth": copy_bandwidth(min(size, 64 << 20), threads)}
 
 
-def flush_caches() -> None:
-    """Evict this process's data: every processor streams through more memory than its caches hold.
+def flush_caches(processors: Sequence[int] = ()) -> None:
+    """Evict this process's data: each of its processors streams through more memory than its caches hold.
 
     Best effort: the hardware's replacement is not ours to command.
     """
-    there = affinity()
+    there = processors or affinity()
     with _Team(len(there)) as team:
         team.each(lambda worker: _stream(there[worker]))()
 

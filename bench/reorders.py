@@ -9,7 +9,10 @@ import numpy as np
 
 from blockconv.problem import ReorderProblem
 
-from .report import Case, Column, Plan, bandwidth, measure, share_of_copy, speedup_text
+from .measure import measure
+from .report import Column, bandwidth, share_of_copy, speedup_text
+from .results import Case
+from .run import Plan
 from .workers import Crew
 
 __all__ = ["COLUMNS", "PAIRS", "SHAPES", "plans", "storage"]

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import DISTURBED, Case, Entry, load, seconds, summary
+from .report import DISTURBED, summary
+from .results import Case, Entry, load, seconds
 
 __all__ = ["BEGIN", "END", "insert", "markdown"]
 

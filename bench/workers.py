@@ -10,13 +10,17 @@ part of any time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,6 +141,7 @@ def _failed(name: str, version: str, error: PeerError) -> Variant:
     return Variant(name, fail, fail, "ours" if name == OURS else "peer", version)
 
 
+IDLE = 0.05  # of the busiest thread's work: less is no work
 PARTS = ("function", "reorder_in", "reorder_out")
 
 
@@ -204,7 +209,7 @@ def _serve(pipe: Connection, name: str, processors: Sequence[int]) -> None:
         if missing:
             pipe.send((False, missing[name]))
             return
-        desk = _Desk(found[0])
+        desk = _Desk(found[0], processors)
         pipe.send((True, found[0].version))
         while True:
             method, arguments = pipe.recv()
@@ -220,12 +225,15 @@ def _serve(pipe: Connection, name: str, processors: Sequence[int]) -> None:
 class _Desk:
     """What a worker does when asked."""
 
-    def __init__(self, peer: peers.Peer) -> None:
-        self.peer = peer
+    def __init__(self, peer: peers.Peer, processors: Sequence[int]) -> None:
+        self.peer, self.processors = peer, processors
         self.variants: list[Variant] = []
+        self.spread: set[int] = set()  # handles
 
     def build(self, op: str, *arguments: Any) -> list[tuple[int, Variant]]:
         """(handle, variant with marks instead of functions) of each variant."""
+        for thread in _thread_times():
+            _pin_thread(thread, self.processors)  # new threads inherit it from those that start them
         made = self.peer.variants(op, *arguments)
         first = len(self.variants)
         self.variants += made
@@ -236,13 +244,50 @@ class _Desk:
         return [(first + i, replace(v, **m)) for i, (v, m) in enumerate(zip(made, marks, strict=True))]
 
     def timed(self, handle: int, part: str, calls: int, prime: int, cold: bool) -> float:
-        return Local(getattr(self.variants[handle], part)).timed(calls, prime, cold)
+        flush = functools.partial(machine.flush_caches, self.processors)
+        local = Local(getattr(self.variants[handle], part), flush=flush)
+        if prime and handle not in self.spread and len(self.processors) > 1:
+            before = _thread_times()
+            local.timed(2 * prime)
+            _spread(before, _thread_times(), self.processors)
+            self.spread.add(handle)
+        return local.timed(calls, prime, cold)
 
     def fetch(self, handle: int) -> np.ndarray:
         return np.ascontiguousarray(self.variants[handle].fetch())
 
     def clear(self) -> None:
         self.variants.clear()
+        self.spread.clear()
         gc.enable()
         gc.unfreeze()
         gc.collect()
+
+
+def _thread_times() -> dict[int, int]:
+    """Nanoseconds that each thread of this process has run; {} where the system does not say."""
+    times = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # one that has ended meanwhile
+            times[int(path.parent.name)] = int(path.read_text().split()[0])
+    return times
+
+
+def _spread(before: dict[int, int], after: dict[int, int], processors: Sequence[int]) -> None:
+    """Give each of the threads that worked a processor, this one always the same.
+
+    A thread that wakes is often put on its waker's processor, and they share it for milliseconds: a
+    sample on two threads was then now and again as slow as on one.
+    """
+    worked = {thread: time - before.get(thread, 0) for thread, time in after.items()}
+    busy = [thread for thread, time in worked.items() if time > IDLE * max(worked.values())]
+    main = threading.get_native_id()
+    busiest = sorted(busy, key=lambda thread: (thread != main, -worked[thread]))
+    for thread, processor in zip(busiest, processors, strict=False):
+        _pin_thread(thread, [processor])
+
+
+def _pin_thread(thread: int, processors: Sequence[int]) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(thread, processors)

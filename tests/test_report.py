@@ -14,8 +14,12 @@ from rich.console import Console
 
 from bench import layers, peers, reorders, report
 from bench.__main__ import main
+from bench.changes import changes
+from bench.measure import measure, relative_error
 from bench.peers import Variant
-from bench.report import Column, Plan, ResultFile, changes, load, measure, relative_error
+from bench.report import Column
+from bench.results import ResultFile, load, seconds
+from bench.run import Plan, run
 from bench.workers import Crew
 from blockconv.problem import Conv2dProblem, ReorderProblem
 
@@ -133,7 +137,7 @@ def open_null() -> io.StringIO:
 
 def assert_no_time_shown(found: dict, name: str, verdict: str) -> None:
     entries = found["entries"]
-    text = shown(case(found), [Column("GFLOP/s", lambda _, entry: f"{1e9 / report.seconds(entry):.0f}")])
+    text = shown(case(found), [Column("GFLOP/s", lambda _, entry: f"{1e9 / seconds(entry):.0f}")])
     row = next(line for line in text.splitlines() if name in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[1] == verdict
@@ -223,11 +227,11 @@ def test_a_run_skips_what_is_there_and_survives_an_interrupt(tmp_path):
 
     console = Console(file=open_null())
     plans = [plan("a"), plan("b", interrupt=True), plan("c")]
-    assert not report.run(plans, ResultFile(path, {}), [], console)
+    assert not run(plans, ResultFile(path, {}), [], console)
     assert calls == ["a", "b"]
     assert "--resume goes on" in console.file.getvalue().replace("\n", " ")
     calls.clear()
-    assert report.run([plan("a"), plan("b"), plan("c")], ResultFile(path, {}, resume=True), [], console)
+    assert run([plan("a"), plan("b"), plan("c")], ResultFile(path, {}, resume=True), [], console)
     assert calls == ["b", "c"]
     assert list(load(path)[1]) == ["s|problem=a", "s|problem=b", "s|problem=c"]
 

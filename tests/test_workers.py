@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench import layers, machine
-from bench.report import FAILED, measure
+from bench.measure import measure
+from bench.results import FAILED
 from bench.timing import compare
 from bench.workers import Crew
 from blockconv.problem import Conv2dProblem

@@ -1,0 +1,142 @@
+"""Result files as one HTML page with its pictures inside: nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import plots
+from .report import DISTURBED, summary, time_text
+from .results import OK, Case, Entry, load, seconds
+from .standings import GOOD, LEAST, layout_speeds
+
+__all__ = ["render", "write"]
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #1d2330; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #dde1e8; }
+h3 { font-size: 1rem; margin-top: 1.6rem; }
+figure { margin: .5rem 0 1.5rem; overflow-x: auto; } figcaption { color: #5b6475; font-size: .85rem; }
+svg { max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; margin: .3rem 0 1rem; }
+th, td { padding: .12rem .6rem; text-align: right; border-bottom: 1px solid #eceef2; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.winner { font-weight: bold; color: #1b7f3b; } .loss { color: #c1121f; }
+.roof { color: #8a92a1; } .wrong { color: #fff; background: #c1121f; }
+details > summary { cursor: pointer; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: .85rem; }
+dt { color: #5b6475; } dd { margin: 0; overflow-wrap: anywhere; }
+.warning { background: #fff4d6; padding: .3rem .7rem; }
+"""
+SUITES = {"layers": "Convolution layers", "pools": "Pooling", "reorders": "Changes of layout", "nets": "Networks"}
+
+
+def write(results: Sequence[Path], page: Path, title: str = "blockconv: measurements") -> None:
+    """Write the page of these result files."""
+    page.write_text(render([load(path) for path in results], title), encoding="utf-8")
+
+
+def render(files: Sequence[tuple[list[dict[str, Any]], dict[str, Case]]], title: str) -> str:
+    """The page of (headers, cases by key) as `load` reads them."""
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    for headers, cases in files:
+        parts += _machine(headers)
+        for suite in dict.fromkeys(case["suite"] for case in cases.values()):
+            parts += _suite(suite, [case for case in cases.values() if case["suite"] == suite])
+    body = "\n".join(parts)
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+def _machine(headers: list[dict[str, Any]]) -> Iterable[str]:
+    record = headers[-1]["machine"] if headers else {}
+    versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
+    yield f"<p>{html.escape(str(record.get('cpu')))}, {record.get('affinity')} processors; {html.escape(versions)}.</p>"
+    rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in record.items())
+    command = html.escape(" ".join(map(str, headers[-1].get("command", []))) if headers else "")
+    yield f"<details><summary>The machine, all of it; python -m bench {command}</summary><dl>{rows}</dl></details>"
+
+
+def _suite(suite: str, cases: Sequence[Case]) -> Iterable[str]:
+    yield f"<h2>{SUITES.get(suite, suite)}</h2><p>{html.escape(summary(cases))}.</p>"
+    if disturbed := sum((case.get("others") or 0.0) > DISTURBED for case in cases):
+        yield f'<p class="warning">Other processes were busy during {disturbed} of the {len(cases)} cases.</p>'
+    for threads in sorted({case["params"]["threads"] for case in cases}):
+        chosen = [case for case in cases if case["params"]["threads"] == threads]
+        yield f"<h3>{threads} thread{'s' if threads > 1 else ''}</h3>"
+        yield from _pictures(suite, [case for case in chosen if any("timing" in e for e in case["entries"])])
+    yield "<h3>Every entry</h3>"
+    for case in cases:
+        yield f"<details><summary>{html.escape(case['title'])}: {_verdict(case)}</summary>{_table(case)}</details>"
+
+
+def _pictures(suite: str, cases: Sequence[Case]) -> Iterable[str]:
+    if not cases:
+        return
+    speed = "flops" if suite == "layers" else "bytes"
+    if all(speed in case for case in cases):
+        text = "Each library's best entry. At the right how many times as fast ours is as the best peer."
+        yield _figure(plots.bars(cases, speed), text)
+    if any(len(layout_speeds(case)) > 1 for case in cases):
+        text = f"Speed of each of our layouts as a share of the fastest; ! under {LEAST}, · under {GOOD}."
+        yield _figure(plots.heat_map(cases), text)
+    if suite == "layers" and all("bandwidth" in case for case in cases):
+        yield _figure(plots.roofline(cases), "Roofline: under what this machine multiplies and copies.")
+
+
+def _figure(svg: str, caption: str) -> str:
+    return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _verdict(case: Case) -> str:
+    ratios = case["speedups"].values()
+    wrong = [entry["name"] for entry in case["entries"] if entry["verdict"] != OK]
+    text = f' <span class="wrong">without a valid result: {html.escape(", ".join(wrong))}</span>' if wrong else ""
+    if not ratios:
+        return "nothing to compare with" + text
+    best = max(ratios, key=lambda ratio: float(ratio["median"]))
+    style = "winner" if best["low"] > 1 else "loss" if best["high"] < 1 else ""
+    return f'<span class="{style}">{best["median"]:.2f} times the best peer</span>{text}'
+
+
+def _table(case: Case) -> str:
+    timed = sorted((entry for entry in case["entries"] if "timing" in entry), key=seconds)
+    contenders = [entry for entry in timed if entry["role"] != "roof"]
+    rows = [_row(case, entry, contenders[0]) for entry in timed]
+    rows += [_row(case, entry, None) for entry in case["entries"] if "timing" not in entry]
+    heads = (
+        "entry",
+        "time",
+        "quartiles",
+        "prepare",
+        "first call",
+        "reorder in",
+        "reorder out",
+        "times best peer",
+        "error",
+    )
+    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+
+
+def _row(case: Case, entry: Entry, winner: Entry | None) -> str:
+    name = html.escape(f"{entry['name']} {entry['version']}")
+    error = f"{entry['error']:.1e}" if "error" in entry else ""
+    if "timing" not in entry:
+        note = html.escape(entry.get("note", ""))
+        return f'<tr class="wrong"><td>{name}</td><td colspan="7">{entry["verdict"]} {note}</td><td>{error}</td></tr>'
+    timing, ratio = entry["timing"], case["speedups"].get(entry["name"])
+    style = "winner" if entry is winner else "roof" if entry["role"] == "roof" else ""
+    if ratio and ratio["high"] < 1:
+        style = "loss"
+    parts = (entry.get(part) for part in ("prepare", "first", "reorder_in", "reorder_out"))
+    cells = [
+        time_text(timing["median"]),
+        f"{time_text(timing['q1'])} to {time_text(timing['q3'])}",
+        *(time_text(part) if part else "" for part in parts),
+        f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "",
+        error,
+    ]
+    return f'<tr class="{style}"><td>{name}</td>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'

@@ -1,0 +1,83 @@
+"""Results: what they are, and where they are kept.
+
+A result is a *case* (a problem, a number of threads) with *entries* (ways to solve it), which
+`measure` makes. Cases are kept as JSON lines, each written as soon as it is measured.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FAILED", "OK", "WRONG", "Case", "Entry", "ResultFile", "load", "seconds"]
+
+Entry = dict[str, Any]
+Case = dict[str, Any]
+
+FORMAT = 1
+OK, WRONG, FAILED = "ok", "WRONG", "failed"
+
+
+def seconds(entry: Entry) -> float:
+    """Median time of one call."""
+    return float(entry["timing"]["median"]) * 1e-9
+
+
+class ResultFile:
+    """Cases in a file of JSON lines, or, without a path, only in memory.
+
+    Each run appends a header with the machine's record, then its cases. A case of the same key
+    replaces an earlier one when the file is read.
+    """
+
+    def __init__(self, path: str | Path | None, header: dict[str, Any], *, resume: bool = False) -> None:
+        self.path = None if path is None else Path(path)
+        self.cases: dict[str, Case] = {}
+        broken_end = False
+        if self.path is not None and self.path.exists():
+            if not resume:
+                raise FileExistsError(f"{self.path} exists: give --resume to go on with it, or another name")
+            self.cases = load(self.path)[1]
+            text = self.path.read_text(encoding="utf-8")
+            broken_end = bool(text) and not text.endswith("\n")
+        if broken_end:  # interrupted in the middle of a line
+            self._write("\n")
+        self._append({"kind": "header", "format": FORMAT, **header})
+
+    def has(self, key: str, wanted: dict[str, list[str]]) -> bool:
+        """Whether a case was measured with everything that is wanted of it."""
+        if key not in self.cases:
+            return False
+        params = self.cases[key]["params"]
+        return all(set(names) <= set(params.get(what, ())) for what, names in wanted.items())
+
+    def add(self, case: Case) -> None:
+        """Keep a case, at once."""
+        self.cases[case["key"]] = case
+        self._append({"kind": "case", **case})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._write(json.dumps(record, separators=(",", ":")) + "\n")
+
+    def _write(self, text: str) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+
+
+def load(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Case]]:
+    """(headers, cases by key) of a result file; a line that was cut off is passed over."""
+    headers, cases = [], {}
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if record.pop("kind") == "header":
+            if record["format"] != FORMAT:
+                raise ValueError(f"{path} has result format {record['format']}; this is {FORMAT}")
+            headers.append(record)
+        else:
+            cases[record["key"]] = record
+    return headers, cases
