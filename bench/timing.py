@@ -41,7 +41,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """A function of this process, timed by its clock. `setup` runs untimed before the calls; `flush` cools the caches."""
+    """A function of this process, timed by its clock. `setup` runs untimed before the calls; `flush` cools caches."""
 
     function: Callable[[], object]
     clock: Clock = time.perf_counter_ns
