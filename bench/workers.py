@@ -141,7 +141,6 @@ def _failed(name: str, version: str, error: PeerError) -> Variant:
     return Variant(name, fail, fail, "ours" if name == OURS else "peer", version)
 
 
-IDLE = 0.05  # of the busiest thread's work: less is no work
 PARTS = ("function", "reorder_in", "reorder_out")
 
 
@@ -228,12 +227,12 @@ class _Desk:
     def __init__(self, peer: peers.Peer, processors: Sequence[int]) -> None:
         self.peer, self.processors = peer, processors
         self.variants: list[Variant] = []
-        self.spread: set[int] = set()  # handles
+        self.apart: set[int] = set()  # handles
 
     def build(self, op: str, *arguments: Any) -> list[tuple[int, Variant]]:
         """(handle, variant with marks instead of functions) of each variant."""
-        for thread in _thread_times():
-            _pin_thread(thread, self.processors)  # new threads inherit it from those that start them
+        for thread in _threads():
+            _pin_thread(thread, self.processors)  # new ones inherit it from those that start them
         made = self.peer.variants(op, *arguments)
         first = len(self.variants)
         self.variants += made
@@ -246,11 +245,9 @@ class _Desk:
     def timed(self, handle: int, part: str, calls: int, prime: int, cold: bool) -> float:
         flush = functools.partial(machine.flush_caches, self.processors)
         local = Local(getattr(self.variants[handle], part), flush=flush)
-        if prime and handle not in self.spread and len(self.processors) > 1:
-            before = _thread_times()
-            local.timed(2 * prime)
-            _spread(before, _thread_times(), self.processors)
-            self.spread.add(handle)
+        if prime and handle not in self.apart:  # it has been called by now, and has its threads
+            _set_apart(self.processors)
+            self.apart.add(handle)
         return local.timed(calls, prime, cold)
 
     def fetch(self, handle: int) -> np.ndarray:
@@ -258,33 +255,27 @@ class _Desk:
 
     def clear(self) -> None:
         self.variants.clear()
-        self.spread.clear()
+        self.apart.clear()
         gc.enable()
         gc.unfreeze()
         gc.collect()
 
 
-def _thread_times() -> dict[int, int]:
-    """Nanoseconds that each thread of this process has run; {} where the system does not say."""
-    times = {}
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # one that has ended meanwhile
-            times[int(path.parent.name)] = int(path.read_text().split()[0])
-    return times
+def _threads() -> list[int]:
+    """The threads of this process; none where the system does not say."""
+    return [int(path.name) for path in Path("/proc/self/task").glob("*")]
 
 
-def _spread(before: dict[int, int], after: dict[int, int], processors: Sequence[int]) -> None:
-    """Give each of the threads that worked a processor, this one always the same.
+def _set_apart(processors: Sequence[int]) -> None:
+    """Give the calling thread the first processor, and all others the rest.
 
-    A thread that wakes is often put on its waker's processor, and they share it for milliseconds: a
-    sample on two threads was then now and again as slow as on one.
+    A thread that wakes is often put on its waker's processor, and they share it for milliseconds, or
+    for good: a sample on two threads was then as slow as on one, or six times as slow. In every
+    library here the thread that calls works too.
     """
-    worked = {thread: time - before.get(thread, 0) for thread, time in after.items()}
-    busy = [thread for thread, time in worked.items() if time > IDLE * max(worked.values())]
-    main = threading.get_native_id()
-    busiest = sorted(busy, key=lambda thread: (thread != main, -worked[thread]))
-    for thread, processor in zip(busiest, processors, strict=False):
-        _pin_thread(thread, [processor])
+    if len(processors) > 1:
+        for thread in _threads():
+            _pin_thread(thread, processors[:1] if thread == threading.get_native_id() else processors[1:])
 
 
 def _pin_thread(thread: int, processors: Sequence[int]) -> None:
