@@ -1,4 +1,4 @@
-"""The command line of the harness: `python -m bench {layers,pools,reorders,launcher,compare,page,tables,machine}`."""
+"""The command line of the harness: `python -m bench {layers,pools,reorders,nets,lab,launcher,compare,page,tables,machine}`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rich.console import Console
 from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
-from . import changes, launcher, layers, machine, page, peers, pools, reorders, standings, tables
+from . import changes, lab, launcher, layers, machine, page, peers, pools, reorders, standings, tables
 from .peers import OURS
 from .report import Column
 from .results import ResultFile, load
-from .run import Plan, run
+from .run import Closing, Plan, run
 from .workers import Crew
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -53,6 +53,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
     command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
     command.set_defaults(run=_layers)
+
+    command = commands.add_parser("nets", help="whole networks, planned in several ways, beside the peers")
+    _add_common(command)
+    _add_networks(command, ("resnet50", "resnext50", "mobilenetv2", "vgg19", "densenet121", "squeezenet",
+                            "inception_v2", "shufflenet"), ("auto",))  # fmt: skip
+    command.set_defaults(run=_nets)
+
+    command = commands.add_parser("lab", help="what layouts matter in networks, how well they are chosen, break-even")
+    _add_common(command)
+    _add_networks(command, lab.NETWORKS, lab.CHOICES)
+    command.add_argument("--layouts", nargs="*", default=["all"], help="of the break-even; none: leave it out")
+    command.set_defaults(run=_lab, peers=[])
 
     command = commands.add_parser("reorders", help="changes of layout, beside torch and a copy")
     _add_common(command)
@@ -108,6 +120,13 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--budget", type=float, default=20.0, help="seconds a case, as a rule (20)")
 
 
+def _add_networks(command: argparse.ArgumentParser, networks: Sequence[str], choices: Sequence[str]) -> None:
+    command.add_argument("--networks", nargs="*", default=networks, help="names (bench/networks.py) or ONNX files")
+    command.add_argument("--batch", nargs="+", type=int, default=[1], help="images at once")
+    text = "auto, measured, greedy, a layout, a JSON file of {op: layout}, or module:function (network, threads)"
+    command.add_argument("--choices", nargs="*", default=choices, help=f"how ours is planned: {text}")
+
+
 def _shape(text: str) -> tuple[int, ...]:
     sizes = tuple(int(size) for size in text.split("x"))
     if len(sizes) != 4:
@@ -137,10 +156,16 @@ def _crew(options: argparse.Namespace, console: Console, *, ours: bool = True) -
     return crew
 
 
-def _run(plans: Sequence[Plan], columns: Sequence[Column], options: argparse.Namespace, console: Console) -> int:
+def _run(
+    plans: Sequence[Plan],
+    columns: Sequence[Column],
+    options: argparse.Namespace,
+    console: Console,
+    closing: Closing = standings.closing,
+) -> int:
     header = {"machine": machine.record(), "command": sys.argv[1:]}
     results = ResultFile(options.out, header, resume=options.resume)
-    done = run(plans, results, columns, console, standings.closing)
+    done = run(plans, results, columns, console, closing)
     if options.html:
         options.html.write_text(page.render([([header], results.cases)], "blockconv: measurements"), encoding="utf-8")
     return 0 if done else 130
@@ -155,6 +180,26 @@ def _layers(options: argparse.Namespace, console: Console) -> int:
     with _crew(options, console, ours=bool(options.layouts)) as crew:
         plans = layers.plans(problems, options.threads, _layouts(options), crew, _timing(options))
         return _run(plans, layers.COLUMNS, options, console)
+
+
+def _nets(options: argparse.Namespace, console: Console) -> int:
+    from . import nets  # which needs onnx
+
+    with _crew(options, console, ours=bool(options.choices)) as crew:
+        chosen = options.networks, options.batch, options.threads, options.choices
+        plans = nets.plans(*chosen, crew, _timing(options))
+        return _run(plans, nets.COLUMNS, options, console)
+
+
+def _lab(options: argparse.Namespace, console: Console) -> int:
+    from . import nets  # which needs onnx
+
+    with _crew(options, console) as crew:
+        chosen = options.networks, options.batch, options.threads, options.choices
+        plans = nets.plans(*chosen, crew, _timing(options), suite="lab")
+        if options.layouts:
+            plans += lab.sweeps(options.threads, _layouts(options), crew, _timing(options))
+        return _run(plans, nets.COLUMNS[-2:], options, console, lab.closing)
 
 
 def _pools(options: argparse.Namespace, console: Console) -> int:

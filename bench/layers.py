@@ -49,7 +49,7 @@ def plans(
 def _plan(problem: Conv2dProblem, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]) -> Plan:
     def measure_it() -> Case:
         src, wei, bias = _data(problem)
-        variants = crew.contenders("conv2d", problem, src, wei, bias, layouts=layouts, threads=threads)
+        variants = crew.contenders("conv2d", problem, src, wei, bias, ours=[layouts], threads=threads)
         measured = measure(variants, reference(problem, src, wei, bias), TOLERANCE, **timing)
         nbytes = 4 * (src.size + wei.size + math.prod(problem.dst_shape))
         return {"flops": problem.flops, "bytes": nbytes, **machine.roof(nbytes, threads), **measured}

@@ -46,6 +46,8 @@ def measure(variants: Sequence[Variant], expected: np.ndarray, tolerance: float,
         if error <= tolerance:
             entry["error"] = max(entry["error"], error)
             entry["timing"] = comparison[entry["name"]].to_json() | {"first": entry["first"]}
+            if about := right[entry["name"]].about:
+                entry["about"] = about()
         else:
             entry |= {"verdict": WRONG, "error": error}
     _time_reorders(entries, right, timing)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import plots
+from . import lab, plots
 from .report import DISTURBED, summary, time_text
 from .results import OK, Case, Entry, load, seconds
 from .standings import GOOD, LEAST, layout_speeds
@@ -31,7 +31,13 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-si
 dt { color: #5b6475; } dd { margin: 0; overflow-wrap: anywhere; }
 .warning { background: #fff4d6; padding: .3rem .7rem; }
 """
-SUITES = {"layers": "Convolution layers", "pools": "Pooling", "reorders": "Changes of layout", "nets": "Networks"}
+SUITES = {
+    "layers": "Convolution layers",
+    "pools": "Pooling",
+    "reorders": "Changes of layout",
+    "nets": "Networks",
+    "lab": "The layout lab",
+}
 
 
 def write(results: Sequence[Path], page: Path, title: str = "blockconv: measurements") -> None:
@@ -68,6 +74,8 @@ def _suite(suite: str, cases: Sequence[Case]) -> Iterable[str]:
         chosen = [case for case in cases if case["params"]["threads"] == threads]
         yield f"<h3>{threads} thread{'s' if threads > 1 else ''}</h3>"
         yield from _pictures(suite, [case for case in chosen if any("timing" in e for e in case["entries"])])
+    if suite == "lab":
+        yield from map(_grid, lab.grids(cases))
     yield "<h3>Every entry</h3>"
     for case in cases:
         yield f"<details><summary>{html.escape(case['title'])}: {_verdict(case)}</summary>{_table(case)}</details>"
@@ -76,7 +84,7 @@ def _suite(suite: str, cases: Sequence[Case]) -> Iterable[str]:
 def _pictures(suite: str, cases: Sequence[Case]) -> Iterable[str]:
     if not cases:
         return
-    speed = "flops" if suite == "layers" else "bytes"
+    speed = "flops" if "flops" in cases[0] else "bytes"
     if all(speed in case for case in cases):
         text = "Each library's best entry. At the right how many times as fast ours is as the best peer."
         yield _figure(plots.bars(cases, speed), text)
@@ -85,6 +93,12 @@ def _pictures(suite: str, cases: Sequence[Case]) -> Iterable[str]:
         yield _figure(plots.heat_map(cases), text)
     if suite == "layers" and all("bandwidth" in case for case in cases):
         yield _figure(plots.roofline(cases), "Roofline: under what this machine multiplies and copies.")
+
+
+def _grid(grid: lab.Grid) -> str:
+    heads = "".join(f"<th>{html.escape(head)}</th>" for head in grid.heads)
+    rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in grid.rows)
+    return f"<h3>{html.escape(grid.title)}</h3><table><tr>{heads}</tr><tr>{'</tr><tr>'.join(rows)}</tr></table>"
 
 
 def _figure(svg: str, caption: str) -> str:

@@ -55,7 +55,7 @@ def _plan(problem: Pool2dProblem, threads: int, layouts: Sequence[str], crew: Cr
         src = np.random.default_rng(0).standard_normal(problem.src_shape, dtype=np.float32)
         expected = reference(problem, src)
         nbytes = src.nbytes + 4 * expected.size
-        variants = crew.contenders("pool2d", problem, src, layouts=layouts, threads=threads)
+        variants = crew.contenders("pool2d", problem, src, ours=[layouts], threads=threads)
         variants += crew.copies(nbytes, expected, threads)
         # Maxima are exact; averages are sums of as many terms in another order.
         tolerance = 0.0 if problem.kind == "max" else 1e-6

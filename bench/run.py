@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .report import DISTURBED, Column, render, summary
 from .results import Case, ResultFile
 
-__all__ = ["Plan", "run"]
+__all__ = ["Closing", "Plan", "run"]
 
 Closing = Callable[[Sequence[Case]], Iterable[RenderableType]]
 

@@ -50,7 +50,7 @@ def layout_speeds(case: Case) -> dict[str, float]:
 
 def is_wide(case: Case) -> bool:
     """Whether a layer has as many channels as a layout of blocks needs to be worth its name."""
-    if case["suite"] != "layers":
+    if "problem" not in case["params"] or "kind" in case["params"]:
         return True
     return Conv2dProblem.from_descriptor(case["params"]["problem"]).ic >= WIDE
 

@@ -146,7 +146,8 @@ PARTS = ("function", "reorder_in", "reorder_out")
 
 def _handles(worker: _Worker, handle: int, variant: Variant) -> dict[str, Any]:
     parts = {part: Remote(worker, handle, part) for part in PARTS if getattr(variant, part)}
-    return {"fetch": lambda: worker.ask("fetch", handle), **parts}
+    about = {"about": lambda: worker.ask("about", handle)} if variant.about else {}
+    return {"fetch": lambda: worker.ask("fetch", handle), **about, **parts}
 
 
 class _Worker:
@@ -239,7 +240,9 @@ class _Desk:
         gc.collect()
         gc.freeze()
         gc.disable()
-        marks: list[dict[str, Any]] = [{part: getattr(v, part) and abs for part in (*PARTS, "fetch")} for v in made]
+        marks: list[dict[str, Any]] = [
+            {part: getattr(v, part) and abs for part in (*PARTS, "fetch", "about")} for v in made
+        ]
         return [(first + i, replace(v, **m)) for i, (v, m) in enumerate(zip(made, marks, strict=True))]
 
     def timed(self, handle: int, part: str, calls: int, prime: int, cold: bool) -> float:
@@ -252,6 +255,10 @@ class _Desk:
 
     def fetch(self, handle: int) -> np.ndarray:
         return np.ascontiguousarray(self.variants[handle].fetch())
+
+    def about(self, handle: int) -> dict[str, Any]:
+        about = self.variants[handle].about
+        return about() if about else {}
 
     def clear(self) -> None:
         self.variants.clear()

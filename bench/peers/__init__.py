@@ -7,11 +7,12 @@ One module a library, named `<name>_peer`. It imports its library, which may be 
     pool2d(problem, src, threads) -> Iterable[Variant]               where it has pools
     reorder(problem, src, threads) -> Iterable[Variant]              where it has reorders
     plain_copy(src, threads) -> Iterable[Variant]                    where its copies are a roof
+    network(path, x, threads) -> Iterable[Variant]                   where it reads ONNX
 
 Arrays are NumPy's, NCHW and OIHW (a reorder's source is the storage of its layout). What can be
 prepared is prepared before a variant is yielded: weights packed, models compiled, outputs allocated.
 There may be none, where the library cannot express the problem. Our own module takes the
-layouts to do it in before `threads`.
+layouts (of a network: the choices) to do it in before `threads`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Variant:
     note: str = ""
     reorder_in: Callable[[], object] | None = None
     reorder_out: Callable[[], object] | None = None
+    about: Callable[[], dict[str, Any]] | None = None  # what else is to be known, as JSON: asked for after the timing
     prepare: float = 0.0  # nanoseconds that it took to prepare
 
 

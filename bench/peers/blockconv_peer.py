@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +70,52 @@ def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Vari
         return out.storage.copy()
 
     return [Variant("blockconv", lambda: bc.to_layout(given, problem.dst, out=out), fetch, role="ours")]
+
+
+def network(path: str, x: np.ndarray, choices: Sequence[str], profile: bool, threads: int) -> Iterator[Variant]:
+    """A plan for each way to choose its layouts: see `nets.CHOICES`. profile: have each op timed too, afterwards."""
+    bc.set_num_threads(threads)
+    for choice in choices:
+        yield _planned(choice, bc.load_onnx(path), x, profile, threads)
+
+
+def _planned(choice: str, net: bc.Network, x: np.ndarray, profile: bool, threads: int) -> Variant:
+    plan = _plan(choice, net, threads)
+
+    def fetch() -> np.ndarray:
+        result = plan(x)
+        results = [result[name] for name in net.outputs] if isinstance(result, dict) else [result]
+        return np.concatenate([np.asarray(r).ravel() for r in results])
+
+    def about() -> dict[str, Any]:
+        told: dict[str, Any] = {"reorders": len(plan.reorders), "predicted": sum(a.cost for a in plan.actions)}
+        if profile:
+            found = plan.profile(x)
+            told["ops"] = [_told(*pair) for pair in zip(found.actions, found.seconds, strict=True)]
+        return told
+
+    own = isinstance(plan, bc.Plan)
+    return Variant(f"blockconv {choice}", lambda: plan(x), fetch, role="ours", about=about if own else None)
+
+
+def _plan(choice: str, net: bc.Network, threads: int) -> Any:
+    if ":" in choice:
+        module, _, function = choice.partition(":")
+        return getattr(importlib.import_module(module), function)(net, threads)
+    if choice.endswith(".json"):
+        return bc.compile(net, layouts=json.loads(Path(choice).read_text()), threads=threads)
+    if choice in ("auto", "measured"):
+        return bc.compile(net, threads=threads, measure=choice == "measured")
+    if choice == "greedy":
+        return bc.compile(net, planner="greedy", threads=threads)
+    return bc.compile(net, layouts=choice, threads=threads)
+
+
+def _told(action: Any, seconds: float) -> dict[str, Any]:
+    """An op of a plan as the lab compares it: by name, in the layouts that it ran in."""
+    layouts = [str(layout) for _, layout in (*action.reads, action.writes)]
+    kinds = {"name": action.name, "kind": action.kind, "kernel": action.kernel, "layouts": " ".join(layouts)}
+    return {**kinds, "predicted": action.cost, "measured": seconds}
 
 
 def _arrays(src: np.ndarray, shape: tuple[int, ...], layout: str) -> tuple[bc.BlockedArray, bc.BlockedArray]:

@@ -64,6 +64,27 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Va
         yield _between(*(_alone(model, step) for step in steps), src, p.dst_shape, threads)
 
 
+def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:
+    """A whole network, as its optimiser rewrites it for this machine."""
+    session = _session(Path(path).read_bytes(), threads)
+    binding = session.io_binding()
+    binding.bind_ortvalue_input(session.get_inputs()[0].name, ort.OrtValue.ortvalue_from_numpy(x))
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cpu")
+
+    def fetch() -> np.ndarray:
+        session.run_with_iobinding(binding)
+        return np.concatenate([output.ravel() for output in binding.copy_outputs_to_cpu()])
+
+    yield Variant("onnxruntime", lambda: session.run_with_iobinding(binding), fetch)
+
+
+def plain_network(path: str, x: np.ndarray) -> np.ndarray:
+    """What a network gives if nothing in it is rewritten; all outputs, one after the other."""
+    session = _session(Path(path).read_bytes(), 0, optimise=False)
+    return np.concatenate([output.ravel() for output in session.run(None, {session.get_inputs()[0].name: x})])
+
+
 def _plain(model: onnx.ModelProto, src: np.ndarray, out_shape: tuple[int, ...], threads: int) -> Variant:
     run, out = _bound(model, src, out_shape, threads)
     return Variant("onnxruntime NCHW", run, lambda: _spoil(out, run).copy())
@@ -92,7 +113,9 @@ def _value(name: str, shape: tuple[int, ...] | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
-def _session(model: onnx.ModelProto, threads: int, *, optimise: bool = True, save: str = "") -> ort.InferenceSession:
+def _session(
+    model: onnx.ModelProto | bytes, threads: int, *, optimise: bool = True, save: str = ""
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -103,7 +126,8 @@ def _session(model: onnx.ModelProto, threads: int, *, optimise: bool = True, sav
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if save:
         options.optimized_model_filepath = save
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def _bound(

@@ -56,14 +56,7 @@ def _variant(model: ov.Model, src: np.ndarray, out_shape: tuple[int, ...], threa
         src = np.ascontiguousarray(src.transpose(0, 2, 3, 1))
         n, c, h, w = out_shape
         out_shape = n, h, w, c
-    config = {
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": 1,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
-        "ENABLE_CPU_PINNING": False,  # its threads share the processors with the other peers'
-    }
-    request = _core().compile_model(model, "CPU", config).create_infer_request()
+    request = _request(model, threads)
     out = np.empty(out_shape, np.float32)
     request.set_input_tensor(ov.Tensor(src, shared_memory=True))
     request.set_output_tensor(ov.Tensor(out, shared_memory=True))
@@ -76,6 +69,30 @@ def _variant(model: ov.Model, src: np.ndarray, out_shape: tuple[int, ...], threa
         return (out if layout == "NCHW" else out.transpose(0, 3, 1, 2)).copy()
 
     return Variant(f"openvino {layout}", request.infer, fetch)
+
+
+def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:
+    request = _request(_core().read_model(path), threads)
+    request.set_input_tensor(ov.Tensor(x, shared_memory=True))
+    kept = x  # the tensor has only its address
+
+    def fetch() -> np.ndarray:
+        request.infer()
+        assert kept is x
+        return np.concatenate([output.data.ravel() for output in request.output_tensors])
+
+    yield Variant("openvino", request.infer, fetch)
+
+
+def _request(model: ov.Model, threads: int) -> ov.InferRequest:
+    config = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "ENABLE_CPU_PINNING": False,  # the harness pins the process
+    }
+    return _core().compile_model(model, "CPU", config).create_infer_request()
 
 
 def _conv2d(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None) -> ov.Model:

@@ -1,0 +1,98 @@
+"""`python -m bench nets`: whole networks, ours planned in several ways beside the engines that read ONNX.
+
+A way to choose the layouts of a network, a *choice*, is one of CHOICES, the name of a layout (every
+op in it that can be), a JSON file of {op: layout}, or `module:function` of a planner of one's own:
+it is called with the network and the number of threads, and gives what is called with the input.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import blockconv as bc
+
+from . import machine, networks
+from .measure import measure
+from .report import Column, speedup_text
+from .results import Case, Entry, seconds
+from .run import Plan
+from .workers import Crew
+
+__all__ = ["CHOICES", "COLUMNS", "plans"]
+
+CHOICES = {
+    "auto": "optimal over modelled costs",
+    "measured": "optimal over measured costs",
+    "greedy": "op by op over modelled costs",
+}
+TOLERANCE = 1e-4  # of the largest output: Winograd kernels and the order of long sums
+
+
+def _reorders(case: Case, entry: Entry) -> str:
+    return str(entry["about"]["reorders"]) if "about" in entry else ""
+
+
+COLUMNS = (
+    Column("reorders", _reorders),
+    Column("images/s", lambda case, entry: f"{case['images'] / seconds(entry):.1f}"),
+    Column("GFLOP/s", lambda case, entry: f"{case['flops'] / seconds(entry) / 1e9:.0f}"),
+    Column("times best peer", speedup_text),
+)
+
+
+def plans(
+    names: Sequence[str],
+    batches: Sequence[int],
+    threads: Sequence[int],
+    choices: Sequence[str],
+    crew: Crew,
+    timing: dict[str, Any],
+    *,
+    suite: str = "nets",
+) -> list[Plan]:
+    """A case for each network, number of images and of threads. names: of `networks.NETWORKS`, or ONNX files."""
+    return [
+        _plan(name, batch, count, choices, crew, timing, suite)
+        for count in threads
+        for name in names
+        for batch in batches
+    ]
+
+
+def _plan(
+    name: str, batch: int, threads: int, choices: Sequence[str], crew: Crew, timing: dict[str, Any], suite: str
+) -> Plan:
+    def measure_it() -> Case:
+        with tempfile.TemporaryDirectory() as folder:
+            path = name
+            if name in networks.NETWORKS:
+                path = str(Path(folder, "model.onnx"))
+                onnx.save(networks.build(name, batch), path)
+            net = bc.load_onnx(path)
+            x = np.random.default_rng(0).standard_normal(net.inputs[0].shape, dtype=np.float32)
+            ours = [choices, suite == "lab"]
+            variants = crew.contenders("network", path, x, ours=ours, threads=threads)
+            measured = measure(variants, _expected(net, path, x), TOLERANCE, **timing)
+        flops = sum(net.problem(node).flops for node in net.nodes if node.op == "conv2d")
+        return {"images": x.shape[0], "flops": flops, "peak": machine.fp32_peak(threads), **measured}
+
+    params = {"network": name, "batch": batch, "threads": threads, "cold": timing.get("cold", False)}
+    title = f"{Path(name).stem}, {batch} images, {threads} threads" + (", cold" if params["cold"] else "")
+    wanted = crew.wanted(choices)
+    return Plan(suite, title, params, measure_it, wanted)
+
+
+def _expected(net: bc.Network, path: str, x: np.ndarray) -> np.ndarray:
+    """All outputs, one after the other: by ONNX Runtime with nothing rewritten, else by our own evaluation by NumPy."""
+    try:
+        from .peers import onnxruntime_peer
+    except ImportError:
+        found = net.evaluate(x)
+        return np.concatenate([np.asarray(found[name]).ravel() for name in net.outputs])
+    return onnxruntime_peer.plain_network(path, x)
