@@ -56,13 +56,12 @@ class Crew:
             else:
                 self._workers[name, count] = worker
 
-    def contenders(self, op: str, *arguments: Any, threads: int, layouts: Sequence[str] | None = None) -> list[Variant]:
-        """Ours (in these layouts, for an op that has them) and the peers', built anew; the last ones are forgotten."""
+    def contenders(self, op: str, *arguments: Any, threads: int, ours: Sequence[Any] = ()) -> list[Variant]:
+        """What all have for an operation, built anew; the last ones are forgotten. ours: what only our module takes."""
         self.clear()
         found = []
         for name in self.versions:
-            own = (layouts,) if name == OURS and layouts is not None else ()
-            found += self.variants(name, op, *arguments, *own, threads=threads)
+            found += self.variants(name, op, *arguments, *(ours if name == OURS else ()), threads=threads)
         return found
 
     def variants(self, name: str, op: str, *arguments: Any, threads: int) -> list[Variant]:
