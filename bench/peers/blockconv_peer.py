@@ -76,7 +76,10 @@ def network(path: str, x: np.ndarray, choices: Sequence[str], profile: bool, thr
     """A plan for each way to choose its layouts: see `nets.CHOICES`. profile: have each op timed too, afterwards."""
     bc.set_num_threads(threads)
     for choice in choices:
-        yield _planned(choice, bc.load_onnx(path), x, profile, threads)
+        try:
+            yield _planned(choice, bc.load_onnx(path), x, profile, threads)
+        except Exception as error:  # that of one choice is no end of the others
+            yield _refused(choice, error)
 
 
 def _planned(choice: str, net: bc.Network, x: np.ndarray, profile: bool, threads: int) -> Variant:
@@ -96,6 +99,13 @@ def _planned(choice: str, net: bc.Network, x: np.ndarray, profile: bool, threads
 
     own = isinstance(plan, bc.Plan)
     return Variant(f"blockconv {choice}", lambda: plan(x), fetch, role="ours", about=about if own else None)
+
+
+def _refused(choice: str, error: Exception) -> Variant:
+    def fail() -> np.ndarray:
+        raise error
+
+    return Variant(f"blockconv {choice}", fail, fail, role="ours")
 
 
 def _plan(choice: str, net: bc.Network, threads: int) -> Any:
