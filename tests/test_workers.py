@@ -73,9 +73,9 @@ def test_a_worker_that_dies_takes_nobody_along():
 
 def test_a_planted_slowdown_is_caught_by_the_real_clock():
     """1.3 times the work: interleaved, it shows however busy the machine is."""
-    work = np.ones(1_300_000, np.float32)
+    work = np.ones(130_000, np.float32)
     out = np.empty_like(work)
-    parts = work[:1_000_000], out[:1_000_000]
+    parts = work[:100_000], out[:100_000]
 
     def slower() -> None:
         np.sqrt(work, out=out)
@@ -83,9 +83,9 @@ def test_a_planted_slowdown_is_caught_by_the_real_clock():
     def faster() -> None:
         np.sqrt(*parts)
 
-    ratio = compare({"slower": slower, "faster": faster}, rounds=21).ratio("slower", "faster")
+    ratio = compare({"slower": slower, "faster": faster}, rounds=41).ratio("slower", "faster")
     assert ratio.slower
-    assert ratio.median == pytest.approx(1.3, rel=0.1)
+    assert ratio.median == pytest.approx(1.3, rel=0.12)
 
 
 def test_copies_are_judged_by_what_they_copied(crew):
