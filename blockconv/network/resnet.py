@@ -45,7 +45,7 @@ class _ResNet:
 
     def weight(self, oc: int, ic: int, k: int, gain: float) -> npt.NDArray[np.float32]:
         spread = np.float32(gain * math.sqrt(2 / (ic * k * k)))
-        return self.rng.standard_normal((oc, ic, k, k), np.float32) * spread
+        return np.multiply(self.rng.standard_normal((oc, ic, k, k), np.float32), spread, dtype=np.float32)
 
     def conv(
         self, x: str, ic: int, oc: int, k: int, stride: int = 1, *, relu: bool = True, gain: float = 1.0,
