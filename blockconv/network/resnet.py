@@ -45,7 +45,9 @@ class _ResNet:
 
     def weight(self, oc: int, ic: int, k: int, gain: float) -> npt.NDArray[np.float32]:
         spread = np.float32(gain * math.sqrt(2 / (ic * k * k)))
-        return np.multiply(self.rng.standard_normal((oc, ic, k, k), np.float32), spread, dtype=np.float32)
+        drawn: npt.NDArray[np.float32] = self.rng.standard_normal((oc, ic, k, k), np.float32)
+        drawn *= spread
+        return drawn
 
     def conv(
         self, x: str, ic: int, oc: int, k: int, stride: int = 1, *, relu: bool = True, gain: float = 1.0,
