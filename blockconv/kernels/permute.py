@@ -109,7 +109,8 @@ def _bind(problem: ShuffleProblem, src: Layout, dst: Layout, dtype: str, threads
     padded, plane = dst.padded_shape(p.shape)[1], lanes * itemsize
     firsts = [min(k, padded - lanes) for k in range(0, padded, lanes)]
     places = [k // g.length * g.block + k % g.length * g.channel for k in firsts]
-    table = [word for k, place in zip(firsts, places, strict=True) for word in (place, k * plane)]
+    sources = [(place, k * plane) for k, place in zip(firsts, places, strict=True) if k < c]
+    table = [word for source in sources for word in source]
     each = c // p.groups
     for k, place in zip(firsts, places, strict=True):
         table += [
@@ -118,7 +119,7 @@ def _bind(problem: ShuffleProblem, src: Layout, dst: Layout, dtype: str, threads
         ]
     tiles = -(-h * w // lanes)
     words: tuple[int | Buffer, ...] = (
-        Buffer(0), Buffer(1), OWN_TAIL, g.n, h * w, g.col, tiles, len(firsts), len(firsts), padded * plane,
+        Buffer(0), Buffer(1), OWN_TAIL, g.n, h * w, g.col, tiles, len(sources), len(firsts), padded * plane,
     )  # fmt: skip
     tasks, size = n * tiles, padded * plane
     chunk = max(1, min(tasks // (4 * threads), TASK_BYTES // size))

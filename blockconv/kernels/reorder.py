@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from blockconv import jit
-from blockconv.eltwise_problem import ShuffleProblem, TransposeProblem
+from blockconv.eltwise_problem import TransposeProblem
 from blockconv.emit import load_bits, load_i64, move, store_bits, store_i64
 from blockconv.kernels.nest import Loop, Nest, nest
 from blockconv.kernels.table import Row
@@ -334,34 +334,4 @@ REORDERS = (
     ),
 )
 
-TRANSPOSES = tuple(map(_transpose_row, REORDERS))
-
-
-def _as_transpose(problem: ShuffleProblem, layout: Layout) -> TransposeProblem:
-    """A channel shuffle where channels are one axis of the storage: that axis is [groups][each], and is transposed."""
-    n, c, h, w = problem.shape
-    split = (problem.groups, c // problem.groups)
-    if layout == Layout("NHWC"):
-        return TransposeProblem((n * h * w, *split), (0, 2, 1))
-    return TransposeProblem((n, *split, h * w), (0, 2, 1, 3))
-
-
-def _shuffle_row(of: Row) -> Row:
-    def rank(layout: Layout) -> tuple[Layout, Layout]:
-        plain = Layout("abc" if layout == Layout("NHWC") else "abcd")
-        return plain, plain
-
-    def why_not(problem: ShuffleProblem, src: Layout, dst: Layout) -> str | None:
-        return "changes the layout" if src != dst else of.why_not(_as_transpose(problem, dst), *rank(dst))
-
-    def cost(problem: ShuffleProblem, src: Layout, dst: Layout, threads: int) -> float:
-        return of.cost(_as_transpose(problem, dst), *rank(dst), threads)
-
-    def bind(problem: ShuffleProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Sequence[Op]:
-        return [] if 0 in problem.shape else of.bind(_as_transpose(problem, dst), *rank(dst), dtype, threads)
-
-    layouts = frozenset(map(Layout, ("NCHW", "NHWC")))
-    return Row(of.name.replace("transpose_", "shuffle_"), "shuffle", layouts, layouts, of.dtypes, why_not, cost, bind)
-
-
-ROWS = (*REORDERS, *TRANSPOSES, *(_shuffle_row(row) for row in TRANSPOSES if not row.reference))
+ROWS = (*REORDERS, *map(_transpose_row, REORDERS))
