@@ -8,6 +8,7 @@ what the buffers of its kernels are. The table says the rest. A node whose outpu
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import dispatch
+from blockconv.array import BlockedArray, to_layout
+from blockconv.eltwise_problem import (
+    ActivationProblem,
+    AffineProblem,
+    BinaryProblem,
+    ConcatProblem,
+    LrnProblem,
+    PadProblem,
+    ReduceMeanProblem,
+    ResizeProblem,
+    ShuffleProblem,
+    SliceProblem,
+    SoftmaxProblem,
+    TransposeProblem,
+)
+from blockconv.errors import UnsupportedError
 from blockconv.kernels import TABLE, Row
 from blockconv.layout import Layout
 from blockconv.network import ops
@@ -27,6 +44,7 @@ from blockconv.runtime import Op
 __all__ = ["OUTPUT", "Bound", "Candidate", "Parameters", "Pricing", "bind", "candidates", "plain"]
 
 Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
 OUTPUT = -1  # among a bound node's operands: what it writes
 
 
@@ -52,10 +70,12 @@ class Pricing:
     """What a candidate costs. layouts: those that are considered. threads: that kernels are predicted for.
 
     allowed(row): whether a kernel may be taken. price(row, problem, src, dst, node): seconds.
+    reorder(tensor, src, dst): seconds of a reorder, or of a copy.
     """
 
     layouts: tuple[Layout, ...]
     price: Callable[[Row, Any, Layout, Layout, Node], float]
+    reorder: Callable[[str, Layout, Layout], float]
     allowed: Callable[[Row], bool] = lambda row: True
 
 
@@ -85,14 +105,12 @@ class Parameters:
         )
 
     def constant(self, name: str, layout: Layout) -> Array:
-        """A constant operand in a layout."""
-        from blockconv.array import BlockedArray, to_layout
-
-        value = self._constants[name]
-        if layout == plain(value.ndim):
-            return self._kept((name, layout), lambda: np.ascontiguousarray(value))
-        source = BlockedArray(np.ascontiguousarray(value), plain(value.ndim), value.shape)
-        return self._kept((name, layout), lambda: to_layout(source, layout).storage)
+        """A constant operand in a layout; of fewer dimensions than that, with ones in front."""
+        value = np.ascontiguousarray(self._constants[name])
+        value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
+        return self._kept(
+            (name, layout), lambda: to_layout(BlockedArray(value, plain(layout.ndim), value.shape), layout).storage
+        )
 
     def _kept(self, key: Any, make: Callable[[], Array]) -> Array:
         found = self._packed.get(key)
@@ -112,39 +130,41 @@ class Parameters:
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
     rule = _RULES[type(node.attributes)]
-    found = [*rule.views(network, node, pricing)]
-    problem = rule.problem(network, node)
-    if problem is None:
-        return found
-    dtype = str(network.tensors[node.output].dtype)
-    seen = {(c.srcs[:1], c.dst) for c in found}
-    rank_in, rank_out = len(network.shape(node.inputs[0])), len(network.shape(node.output))
-    for row, src, dst in accepted(node.op, problem, dtype, pricing.layouts, pricing.allowed):
-        outer = _outer(src, rank_in), _outer(dst, rank_out)
-        if ((outer[0],), outer[1]) not in seen:
-            cost = pricing.price(row, problem, src, dst, node)
-            found.append(Candidate(row, problem, rule.srcs(network, node, *outer), outer[1], cost))
     best: dict[Any, Candidate] = {}
-    for candidate in found:
+
+    def offer(candidate: Candidate) -> None:
         key = candidate.srcs, candidate.dst
         if key not in best or candidate.cost < best[key].cost:
             best[key] = candidate
+
+    for view in rule.views(network, node, pricing):
+        offer(view)
+    problem = rule.problem(network, node)
+    if problem is not None:
+        ranks = [len(network.shape(name)) for name in (rule.leading(network, node), node.output)]
+        inner = [pricing.layouts if rank == 4 else (plain(len(shape)),)
+                 for rank, shape in zip(ranks, (problem.src_shape, problem.dst_shape), strict=True)]  # fmt: skip
+        dtype = str(network.tensors[node.output].dtype)
+        for row, src, dst in accepted(node.op, problem, dtype, inner[0], inner[1], pricing.allowed):
+            outer = [lay if rank == 4 else plain(rank) for lay, rank in zip((src, dst), ranks, strict=True)]
+            srcs = rule.srcs(network, node, outer[0], outer[1])
+            if srcs is not None:
+                offer(Candidate(row, problem, srcs, outer[1], pricing.price(row, problem, src, dst, node)))
+    if not best:
+        raise UnsupportedError(f"{node}: no kernel takes {problem}")
     return list(best.values())
-
-
-def _outer(layout: Layout, rank: int) -> Layout:
-    """The layout of a tensor that a kernel sees as NCHW with ones in front or behind."""
-    return layout if rank == layout.ndim else plain(rank)
 
 
 @functools.lru_cache(maxsize=4096)
 def accepted(
-    op: str, problem: Any, dtype: str, layouts: tuple[Layout, ...], allowed: Callable[[Row], bool]
+    op: str,
+    problem: Any,
+    dtype: str,
+    srcs: tuple[Layout, ...],
+    dsts: tuple[Layout, ...],
+    allowed: Callable[[Row], bool],
 ) -> tuple[tuple[Row, Layout, Layout], ...]:
     """Each (row, src, dst) of the table that takes the problem; reference rows only if no other takes any."""
-    rank = len(problem.src_shape), len(problem.dst_shape)
-    srcs = layouts if rank[0] == 4 else (plain(rank[0]),)
-    dsts = layouts if rank[1] == 4 else (plain(rank[1]),)
     rows = [row for row in TABLE if row.op == op and allowed(row)]
     taken = [
         (row, src, dst)
@@ -160,15 +180,27 @@ def accepted(
 
 
 class Rule:
-    """What is common: one input, kernels that the table has under the node's op, no views."""
+    """What is common: one input, kernels that the table has under the node's op, no views.
+
+    Of tensors that are not of four dimensions kernels see `problem`'s shapes in row-major order.
+    """
+
+    def __init__(self, problem: Callable[[Any, Shape, Shape], Any] | None = None) -> None:
+        self._problem = problem
 
     def problem(self, network: Network, node: Node) -> Any:
         """What the table's rows are asked; None if there are only views."""
-        return network.problem(node)
+        if self._problem is None:
+            return network.problem(node)
+        return self._problem(node.attributes, network.shape(node.inputs[0]), network.shape(node.output))
 
-    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...]:
-        """The layout that each input has, if kernels go from `src` to `dst`."""
-        return (src,)
+    def leading(self, network: Network, node: Node) -> str:
+        """The input whose layout is a kernel's source layout."""
+        return node.inputs[0]
+
+    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...] | None:
+        """The layout that each input has, if kernels go from `src` to `dst`; None if they cannot."""
+        return (src,) * len(node.inputs)
 
     def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
         """Candidates without a kernel."""
@@ -176,10 +208,32 @@ class Rule:
 
     def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
         """The ops of a candidate that has a kernel."""
+        src, dst = self._inner(candidate)
         assert candidate.row is not None
-        dtype = str(network.tensors[node.output].dtype)
-        src, dst = candidate.srcs[0], candidate.dst
-        return Bound(tuple(candidate.row.bind(candidate.problem, src, dst, dtype, threads)), (0, OUTPUT))
+        made = candidate.row.bind(
+            candidate.problem, src, dst, _dtype(network, node), threads, **self._options(network, node, candidate)
+        )
+        return Bound(tuple(made), self._operands(network, node, held))
+
+    def _inner(self, candidate: Candidate) -> tuple[Layout, Layout]:
+        """The layouts as the kernel is told them."""
+        shapes = candidate.problem.src_shape, candidate.problem.dst_shape
+        given = candidate.srcs[0], candidate.dst
+        src, dst = (
+            lay if lay.ndim == len(shape) else plain(len(shape)) for lay, shape in zip(given, shapes, strict=True)
+        )
+        return src, dst
+
+    def _options(self, network: Network, node: Node, candidate: Candidate) -> dict[str, Any]:
+        activation = getattr(node.attributes, "activation", None)
+        return {} if activation is None else {"activation": activation}
+
+    def _operands(self, network: Network, node: Node, held: Parameters) -> tuple[int | Array, ...]:
+        return (*range(len(node.inputs)), *(held.constant(name, plain(1)) for name in node.parameters), OUTPUT)
+
+
+def _dtype(network: Network, node: Node) -> str:
+    return str(network.tensors[node.output].dtype)
 
 
 class _Conv2d(Rule):
@@ -192,8 +246,32 @@ class _Conv2d(Rule):
         weight, bias = held.weights(node, row, problem, src, dst)
         act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
         residual = len(node.inputs) > 1
-        bound = row.bind(problem, src, dst, str(bias.dtype), threads, act, residual)
+        bound = row.bind(problem, src, dst, _dtype(network, node), threads, act, residual)
         return Bound(tuple(bound), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
+
+
+class _Binary(Rule):
+    """The operand of the result's shape lies as the result does; so does the other, unless it has fewer dimensions."""
+
+    def problem(self, network: Network, node: Node) -> Any:
+        a, b = (network.shape(name) for name in node.inputs)
+        return BinaryProblem(node.attributes.kind, a, b)  # type: ignore[attr-defined]
+
+    def leading(self, network: Network, node: Node) -> str:
+        shape = network.shape(node.output)
+        return next((name for name in node.inputs if network.shape(name) == shape), node.inputs[0])
+
+    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...] | None:
+        ranks = [len(network.shape(name)) for name in node.inputs]
+        constant = [name in network.constants for name in node.inputs]
+        found = tuple(
+            dst if known or rank == dst.ndim else plain(rank) for rank, known in zip(ranks, constant, strict=True)
+        )
+        # A row-major operand of fewer dimensions goes with a row-major result.
+        return found if src == dst and (dst == plain(dst.ndim) or all(lay == dst for lay in found)) else None
+
+    def _inner(self, candidate: Candidate) -> tuple[Layout, Layout]:
+        return candidate.dst, candidate.dst
 
 
 class _Reshape(Rule):
@@ -205,15 +283,37 @@ class _Reshape(Rule):
         yield Candidate(None, None, (plain(ranks[0]),), plain(ranks[1]), 0.0)
 
 
+class _Slice(Rule):
+    def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
+        a: Any = node.attributes
+        shape = network.shape(node.inputs[0])
+        for layout in pricing.layouts if len(shape) == 4 else (plain(len(shape)),):
+            if a.step == 1 and part(layout, shape, a.axis, a.begin, a.size) is not None:
+                yield Candidate(None, None, (layout,), layout, 0.0)
+
+
 class _Concat(Rule):
     def problem(self, network: Network, node: Node) -> Any:
-        return None
+        shapes = [network.shape(name) for name in node.inputs]
+        axis = node.attributes.axis  # type: ignore[attr-defined]
+        if len(shapes[0]) == 4:
+            return ConcatProblem(tuple(shapes), axis)
+        return ConcatProblem(tuple(_around(shape, axis) for shape in shapes), 1)
 
     def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
         shape = network.shape(node.output)
         for layout in pricing.layouts if len(shape) == 4 else (plain(len(shape)),):
             if pieces(network, node, layout) is not None:
-                yield Candidate(None, None, (layout,) * len(node.inputs), layout, 0.0)
+                moved = [name for k, name in enumerate(node.inputs) if not _placeable(network, node, k)]
+                cost = sum(pricing.reorder(name, layout, layout) for name in moved)
+                yield Candidate(None, None, (layout,) * len(node.inputs), layout, cost)
+
+
+def _placeable(network: Network, node: Node, k: int) -> bool:
+    """Whether an input can be written where the concatenation has it: made by a node, and no earlier one has it."""
+    name = node.inputs[k]
+    first = next(reader for reader in network.readers[name] if isinstance(reader.attributes, ops.Concat))
+    return name in network.producers and first is node and name not in node.inputs[:k]
 
 
 def pieces(network: Network, node: Node, layout: Layout) -> list[int] | None:
@@ -230,12 +330,50 @@ def pieces(network: Network, node: Node, layout: Layout) -> list[int] | None:
     return found
 
 
+def _around(shape: Shape, axis: int) -> Shape:
+    """A row-major shape as four dimensions, the second of which is `axis`."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]), 1
+
+
+def _slice_problem(a: Any, src: Shape, dst: Shape) -> SliceProblem:
+    axis = a.axis
+    if len(src) != 4:
+        src, dst, axis = _around(src, axis), _around(dst, axis), 1
+    begins, steps = [0] * 4, [1] * 4
+    begins[axis], steps[axis] = a.begin, a.step
+    return SliceProblem(src, tuple(begins), dst, tuple(steps))
+
+
+def _pad_problem(a: Any, src: Shape, dst: Shape) -> PadProblem:
+    more = 4 - len(src)
+    if more < 0:
+        raise UnsupportedError(f"pad of {len(src)} dimensions: there are kernels for 4 at most")
+    begins, ends = zip(*a.pads, *[(0, 0)] * more, strict=True)
+    return PadProblem(src + (1,) * more, begins, ends, a.value)
+
+
+def _resize_problem(a: Any, src: Shape, dst: Shape) -> ResizeProblem:
+    (n, c, ih, iw), (_, _, oh, ow), (scale_h, scale_w) = src, dst, a.scales(src)
+    return ResizeProblem(n, c, ih, iw, oh, ow, a.mode, a.coordinates, a.nearest, scale_h, scale_w)
+
+
 _RULES: dict[type, Rule] = {
     ops.Conv2d: _Conv2d(),
     ops.Pool2d: Rule(),
     ops.AdaptivePool2d: Rule(),
-    ops.Reshape: _Reshape(),
+    ops.Activate: Rule(lambda a, src, dst: ActivationProblem(src)),
+    ops.Affine: Rule(lambda a, src, dst: AffineProblem(src)),
+    ops.Binary: _Binary(),
     ops.Concat: _Concat(),
+    ops.Lrn: Rule(lambda a, src, dst: LrnProblem(src, a.size, a.alpha, a.beta, a.bias)),
+    ops.Softmax: Rule(lambda a, src, dst: SoftmaxProblem(src, a.axis)),
+    ops.Resize: Rule(_resize_problem),
+    ops.Pad: Rule(_pad_problem),
+    ops.Slice: _Slice(_slice_problem),
+    ops.Transpose: Rule(lambda a, src, dst: TransposeProblem(src, a.perm)),
+    ops.Reshape: _Reshape(),
+    ops.ReduceMean: Rule(lambda a, src, dst: ReduceMeanProblem(src, a.axes)),
+    ops.Shuffle: Rule(lambda a, src, dst: ShuffleProblem(src, a.groups)),
 }
 
 

@@ -17,6 +17,7 @@ from blockconv.boundary import as_numpy
 from blockconv.errors import ArgumentError, NetworkError
 from blockconv.layout import NATIVE, Layout
 from blockconv.network.candidates import Candidate, Parameters, Pricing, candidates, plain
+from blockconv.network.fusion import fuse
 from blockconv.network.graph import Network
 from blockconv.network.memory import same_bytes
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
@@ -67,6 +68,7 @@ def compile(
         network = network.with_input_shapes(input_shapes)
     if planner not in ("optimal", "greedy"):
         raise ArgumentError("compile", "planner", planner, "has to be 'optimal' or 'greedy'")
+    network = fuse(network)
     count = get_num_threads() if threads is None else threads
     return Plan(network, Options(_read_layouts(network, layouts), planner, measure, count, accuracy))
 
@@ -112,7 +114,7 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     return tuple(lay for lay in NATIVE if lay.name != "CHWN4" or not single or lay in asked)
 
 
-def formulate(network: Network, pricing: Pricing, reorder: Callable[..., float]) -> tuple[Assignment, Any]:
+def formulate(network: Network, pricing: Pricing) -> tuple[Assignment, Any]:
     """The assignment of layouts of a network, and the candidates of each node."""
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
     steps = []
@@ -122,7 +124,7 @@ def formulate(network: Network, pricing: Pricing, reorder: Callable[..., float])
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
     given = {tensor.name: plain(len(tensor.shape)) for tensor in network.inputs}
     wanted = {name: plain(len(network.shape(name))) for name in network.outputs if name not in network.constants}
-    return Assignment(tuple(steps), given, wanted, reorder), found
+    return Assignment(tuple(steps), given, wanted, pricing.reorder), found
 
 
 def _solve(problem: Assignment, options: Options) -> Solution:
@@ -222,8 +224,8 @@ class Plan:
 
     def _make(self, network: Network) -> _Bound:
         reorder = _reorder_costs(network)
-        pricing = Pricing(_universe(network, self.options), lambda row, p, s, d, node: row.cost(p, s, d, 1))
-        problem, found = formulate(network, pricing, reorder)
+        pricing = Pricing(_universe(network, self.options), lambda row, p, s, d, node: row.cost(p, s, d, 1), reorder)
+        problem, found = formulate(network, pricing)
         planned = Planned(network, problem, found, _solve(problem, self.options))
         given = [problem.given[tensor.name] for tensor in network.inputs]
         wanted = [plain(len(network.shape(name))) for name in network.outputs]
