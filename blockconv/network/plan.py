@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -239,6 +240,34 @@ class Plan:
     def _first(self) -> _Bound:
         return self._of(tuple(tensor.shape for tensor in self.network.inputs))
 
+    def profile(self, *inputs: Any, runs: int = 15, **named: Any) -> Profile:
+        """Time every action by itself, in the plan's order, `runs` times over; and the whole plan, in one native call.
+
+        A time by itself includes one launch, about 3 µs, that the whole plan does not have.
+        """
+        given = self._given(inputs, named)
+        bound = self._of(tuple(x.shape for x in given))
+        network = bound.planned.network
+        sources = [self._enter(x, tensor) for x, tensor in zip(given, network.inputs, strict=True)]
+        results = [np.empty(network.shape(name), network.tensors[name].dtype) for name in network.outputs]
+        buffers = [*map(address_of, sources), *map(address_of, results)]
+        threads, actions = self.options.threads, bound.schedule.actions
+        with _instance(bound) as instance:
+            place = len(buffers), address_of(instance.arena)
+            programs = [Program(in_arena([action], *place)) for action in actions]
+            times: list[list[int]] = [[] for _ in programs]
+            whole: list[int] = []
+            for _ in range(runs + 1):
+                start = time.perf_counter_ns()
+                instance.program.run(buffers, threads)
+                whole.append(time.perf_counter_ns() - start)
+                for program, taken in zip(programs, times, strict=True):
+                    start = time.perf_counter_ns()
+                    program.run(buffers, threads)
+                    taken.append(time.perf_counter_ns() - start)
+        # The first of each warms up.
+        return Profile(actions, tuple(_median(taken[1:]) for taken in times), _median(whole[1:]))
+
     # -- looking inside
 
     @property
@@ -250,6 +279,18 @@ class Plan:
     def reorders(self) -> tuple[Action, ...]:
         """The reorders and copies of the plan."""
         return tuple(action for action in self.actions if action.kind in ("reorder", "copy"))
+
+
+class Profile(NamedTuple):
+    """Median seconds of each action of a plan by itself, and of the whole plan."""
+
+    actions: tuple[Action, ...]
+    seconds: tuple[float, ...]
+    whole: float
+
+
+def _median(nanoseconds: Sequence[int]) -> float:
+    return sorted(nanoseconds)[len(nanoseconds) // 2] / 1e9
 
 
 @contextmanager
