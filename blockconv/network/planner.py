@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -297,36 +297,47 @@ def _formulate(problem: Assignment) -> _Pbqp:
     fresh = itertools.count(len(problem.steps))
     for tensor in dict.fromkeys((*problem.given, *producers)):
         uses = readers.get(tensor, [])
-        wanted = {problem.wanted[tensor]} if tensor in problem.wanted else set()
+        wanted = [problem.wanted[tensor]] if tensor in problem.wanted else []
         maker = producers.get(tensor)
         given = [problem.given[tensor]] if maker is None else [c.dst for c in problem.steps[maker].choices]
-        sources = list(dict.fromkeys(given))
         asked = [[c.srcs[i] for c in problem.steps[k].choices] for k, i in uses]
-        price = {(s, d): 0.0 if s == d else problem.reorder(tensor, s, d)
-                 for s in sources for d in {*itertools.chain(*asked), *wanted}}  # fmt: skip
         if not uses and not wanted:
             continue
+        # Layouts by number from here on.
+        number = {lay: k for k, lay in enumerate(dict.fromkeys(itertools.chain(given, *asked, wanted)))}
+        sources = list(dict.fromkeys(number[lay] for lay in given))
+        price = np.full((len(number), len(number)), math.inf)
+        for source in dict.fromkeys(given):
+            for lay, d in number.items():
+                price[number[source], d] = 0.0 if lay == source else problem.reorder(tensor, source, lay)
+        made, reads = _numbers(given, number), [_numbers(layouts, number) for layouts in asked]
         if len(uses) == 1 and not wanted and maker is not None:
-            pbqp.connect(maker, uses[0][0], np.array([[price[s, d] for d in asked[0]] for s in given]))
+            pbqp.connect(maker, uses[0][0], price[np.ix_(made, reads[0])])
             continue
-        states = [(s, copies) for s in sources for copies in _copies(asked, wanted, s)]
+        states = [(s, copies) for s in sources for copies in _copies(reads, {number[lay] for lay in wanted}, s)]
+        there = np.zeros((len(states), len(number)), bool)
+        costs = np.zeros(len(states))
+        for k, (s, copies) in enumerate(states):
+            there[k, [s, *copies]] = True
+            costs[k] = sum(price[s, d] for d in copies)
         x = next(fresh)
-        pbqp.add(x, np.array([sum(price[s, d] for d in copies) for s, copies in states]))
+        pbqp.add(x, costs)
         if maker is not None:
-            pbqp.connect(x, maker, _barrier([[s == g for g in given] for s, _ in states]))
-        for (k, _), layouts in zip(uses, asked, strict=True):
-            pbqp.connect(x, k, _barrier([[d == s or d in copies for d in layouts] for s, copies in states]))
+            origins = np.array([s for s, _ in states])
+            pbqp.connect(x, maker, np.where(origins[:, None] == made, 0.0, math.inf))
+        for (k, _), layouts in zip(uses, reads, strict=True):
+            pbqp.connect(x, k, np.where(there[:, layouts], 0.0, math.inf))
     return pbqp
 
 
-def _copies(asked: Sequence[Sequence[Lay]], wanted: set[Lay], source: Lay) -> Iterator[frozenset[Lay]]:
+def _numbers(layouts: Sequence[Lay], number: Mapping[Lay, int]) -> npt.NDArray[np.int64]:
+    return np.array([number[lay] for lay in layouts], np.int64)
+
+
+def _copies(asked: Sequence[Iterable[int]], wanted: set[int], source: int) -> Iterator[frozenset[int]]:
     """The sets of copies that readers could make use of: at most one each, and what has to be there."""
     must = frozenset(wanted - {source})
     useful = [lay for lay in dict.fromkeys(itertools.chain(*asked)) if lay != source and lay not in must]
     for size in range(min(len(asked), len(useful)) + 1):
         for copies in itertools.combinations(useful, size):
             yield must | frozenset(copies)
-
-
-def _barrier(allowed: Sequence[Sequence[bool]]) -> Costs:
-    return np.where(np.array(allowed, bool), 0.0, math.inf)
