@@ -49,6 +49,30 @@ def inception_network(n: int = 1) -> bc.Network:
     return b.build()
 
 
+def ops_network(n: int = 2) -> bc.Network:
+    """Every op but convolution, in four dimensions and fewer."""
+    b = bc.NetworkBuilder("ops")
+    x = b.input("x", (n, 12, 6, 6))
+    y = b.affine(x, values((12,), 1), values((12,), 2), name="scaled")
+    y = b.activation(y, ("leaky_relu", 0.1), name="leaky")
+    gate = b.activation(b.global_avg_pool2d(y, name="squeeze"), "sigmoid", name="gate")
+    y = b.binary("mul", y, gate, name="gated")
+    y = b.binary("sub", b.constant(values((12, 1, 1), 3)), y, name="shifted")
+    y = b.add(ops.Shuffle(3), y, name="shuffled")
+    low = b.add(ops.Slice(1, 0, 4), y, name="low")
+    high = b.add(ops.Slice(1, 3, 5), y, name="high")
+    y = b.add(ops.Concat(), low, high, low, x, name="beside")
+    y = b.add(ops.Lrn(3), y, name="lrn")
+    y = b.add(ops.Pad(((0, 0), (0, 0), (1, 0), (0, 2)), 0.5), y, name="padded")
+    y = b.add(ops.Resize("linear", size=(5, 4)), y, name="resized")
+    y = b.add(ops.Transpose((0, 2, 3, 1)), y, name="turned")
+    y = b.add(ops.ReduceMean((1,), keepdims=False), y, name="mean")
+    y = b.add(ops.Reshape((0, -1)), y, name="flat")
+    y = b.add(ops.Concat(1), y, y, name="twice")
+    b.output(b.add(ops.Softmax(1), b.add(ops.Slice(1, 1, 150), y, name="cut"), name="softmax"))
+    return b.build()
+
+
 def check(plan: bc.Plan, network: bc.Network, x: np.ndarray[Any, Any]) -> None:
     wanted = network.evaluate(x)
     found = plan(x)
@@ -72,6 +96,12 @@ def test_a_residual_network_in_every_layout(layouts: str) -> None:
 def test_concatenations_are_written_in_place_or_copied(n: int, layouts: str) -> None:
     network = inception_network(n)
     check(bc.compile(network, layouts), network, values((n, 16, 6, 6)))
+
+
+@pytest.mark.parametrize("layouts", ["auto", "NCHW16"])
+def test_every_op_in_every_layout(layouts: str) -> None:
+    network = ops_network()
+    check(bc.compile(network, layouts), network, values((2, 12, 6, 6)))
 
 
 def test_what_a_concatenation_takes_in_place_is_not_copied() -> None:

@@ -307,7 +307,8 @@ def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, thread
     vectors = next(k for k in (4, 2, 1) if k == 1 or k * lanes <= (v.block if masked else v.inner))
     kernel = pool_windows(_kind(p, dtype), ITEMSIZE[dtype], lanes, vectors, 8 // vectors, masked)
     tasks = v.planes * int(words[A_CHUNKS])  # type: ignore[arg-type]
-    if tasks < 4 * threads:
+    # A last vector that is moved back would lie in two tasks, and be summed in two orders.
+    if tasks < 4 * threads and v.inner % lanes == 0:
         width = vectors * lanes
         wanted = min(v.inner // width, -(-4 * threads // tasks))
         words[A_SPLIT] = split = -(-(v.inner // width) // wanted) * width
