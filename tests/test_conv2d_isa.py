@@ -44,7 +44,9 @@ def test_as_another_machine(name, run_python):
         pytest.skip("this machine has no AVX-512")
     processor, features, *_ = MACHINES[name]
     done = run_python([__file__, name], NUMBA_CPU_NAME=processor, NUMBA_CPU_FEATURES=features)
-    assert ("right: 45 runs" in done.stdout) == (processor is not None)
+    runs = re.search(r"right: (\d+) runs", done.stdout)
+    # Two rows at least, in each layout.
+    assert int(runs[1]) >= 2 * len(LAYOUTS) * len(PROBLEMS) if processor else runs is None
     assert "compiled: 4" in done.stdout
 
 

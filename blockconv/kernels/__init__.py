@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from blockconv.kernels import (
     box,
+    depthwise,
     direct,
     eltwise,
     grouped,
@@ -25,6 +26,7 @@ from blockconv.kernels.table import Row, WeightForm
 __all__ = ["TABLE", "Row", "WeightForm"]
 
 TABLE: tuple[Row, ...] = (
+    *depthwise.ROWS,
     *grouped.ROWS,
     *direct.ROWS,
     *winograd.ROWS,
