@@ -69,12 +69,13 @@ def box_copy(itemsize):
                 size, what = load_i64(piece, 2), load_i64(piece, 3)
                 s, d = src + load_i64(piece, 0), dst + load_i64(piece, 1)
                 copied, until = (left, right) if what == COPY else (end, end)
-                if copied > col or until < end:
-                    value = 0 if what == ZERO else load_i64(args, A_FILL)
-                    for k in range(col, end):
-                        if k < copied or k >= until:
-                            for at in range(0, size, itemsize):
-                                store_bits(d + k * d_col + at, value, itemsize)
+                value = 0 if what == ZERO else load_i64(args, A_FILL)
+                for k in range(col, copied):
+                    for at in range(0, size, itemsize):
+                        store_bits(d + k * d_col + at, value, itemsize)
+                for k in range(until, end):
+                    for at in range(0, size, itemsize):
+                        store_bits(d + k * d_col + at, value, itemsize)
                 if until > copied:
                     if touch == size:
                         copy_bytes(d + copied * d_col, s, (until - copied) * size)

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.emit import I32, call_llvm, const, pointer, splat
+from blockconv.emit import I32, call_llvm, const, pointer, shuffle, splat
 from blockconv.kernels.activation import Vectors
 from blockconv.layout import Layout
 from blockconv.runtime import Buffer
@@ -72,6 +72,14 @@ class Code:
         rest = self.b.sub(count, done)
         with self.b.if_then(self.b.icmp_signed(">", rest, const(0))):
             body(self.b.mul(done, const(self.itemsize)), self.below(rest))
+
+    def folded(self, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """All lanes of `x` combined, in every lane."""
+        half = self.lanes // 2
+        while half:
+            x = combine(x, shuffle(self.b, x, x, [(lane + half) % self.lanes for lane in range(self.lanes)]))
+            half //= 2
+        return x
 
     def exp(self, x: Any) -> Any:
         """e^x for x up to 0; zero where float32 has nothing near it."""

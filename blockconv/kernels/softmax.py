@@ -6,6 +6,7 @@ Buffers: source, destination (which may be the source).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from numba.extending import intrinsic
 
 from blockconv import jit
 from blockconv.eltwise_problem import SoftmaxProblem
-from blockconv.emit import const, load_f, load_i64, store_bits, store_f
+from blockconv.emit import const, load_i64, store_bits
 from blockconv.kernels.cut import ITEMSIZE
 from blockconv.kernels.lines import (
     A_BLOCK,
@@ -44,59 +45,60 @@ _i64 = types.int64
 
 # ---------------------------------------------------------------- softmax of lines
 
-MOST, TOTAL, RESULT = range(3)  # what is done with a stretch
-
 
 @intrinsic(prefer_literal=True)
-def softmax_stretch(typingctx, itemsize_lit, lanes_lit, step_lit, log_lit, src, dst, count, sums):
-    """One step over `count` contiguous elements of a line.
-
-    MOST: lane-wise maximum into the vector at `sums`. TOTAL: exp(src - first of sums), into dst unless `log`, and its
-    lane-wise sum into the vector after. RESULT: dst times the scalar after these, or, for `log`, src minus it.
-    """
+def softmax_line(typingctx, itemsize_lit, lanes_lit, log_lit, src, dst, block, length, count):
+    """The softmax of `count` elements that lie in stretches of `length`, `block` bytes from one to the next."""
 
     def codegen(context, builder, signature, args):
-        itemsize, lanes, step, log = literals(signature, 4)
-        src, dst, count, sums = args[4:]
+        itemsize, lanes, log = literals(signature, 3)
+        src, dst, block, length, count = args[3:]
         e = Code(builder, itemsize, lanes)
-        size = lanes * itemsize
-        at = builder.add(sums, const(step * size))
-        if step == RESULT:
-            by = e.all(at)
-            if log:
-                e.each(
-                    count,
-                    lambda o, m: e.store(builder.fsub(e.load(builder.add(src, o), m), by), builder.add(dst, o), m),
-                )
-            else:
-                e.each(count, lambda o, m: e.store(e.v.mul(e.load(builder.add(dst, o), m), by), builder.add(dst, o), m))
-            return context.get_dummy_value()
-        slot = cgutils.alloca_once_value(builder, e.load(at))
-        most = e.all(sums) if step == TOTAL else None
+        most, total = (cgutils.alloca_once(builder, e.kind) for _ in range(2))
+        builder.store(e.v.c(-math.inf), most)
+        builder.store(e.v.c(0.0), total)
+        blocks = builder.sdiv(builder.add(count, builder.sub(length, const(1))), length)
 
-        def body(offset: Any, there: Any | None) -> None:
-            x = e.load(builder.add(src, offset), there, -math.inf)
-            if step == MOST:
-                builder.store(e.larger(x, builder.load(slot)), slot)
-                return
-            x = e.exp(builder.fsub(x, most))
-            if there is not None:  # -inf less -inf is no number
-                x = builder.select(there, x, e.v.c(0.0))
+        def walk(body: Callable[[Any, Any, Any | None], None]) -> None:
+            """body(source address, destination address, which lanes exist) for each vector."""
+            with cgutils.for_range(builder, blocks) as loop:
+                left = builder.sub(count, builder.mul(loop.index, length))
+                n = builder.select(builder.icmp_signed("<", left, length), left, length)
+                at = builder.mul(loop.index, block)
+                from_, to = builder.add(src, at), builder.add(dst, at)
+                e.each(n, lambda offset, there: body(builder.add(from_, offset), builder.add(to, offset), there))
+
+        def larger(from_: Any, to: Any, there: Any | None) -> None:
+            builder.store(e.larger(e.load(from_, there, -math.inf), builder.load(most)), most)
+
+        walk(larger)
+        least = e.folded(builder.load(most), e.larger)
+
+        def powers(from_: Any, to: Any, there: Any | None) -> None:
+            x = e.exp(builder.fsub(e.load(from_, there), least))
             if not log:
-                e.store(x, builder.add(dst, offset), there)
-            builder.store(builder.fadd(builder.load(slot), x), slot)
+                e.store(x, to, there)
+            if there is not None:
+                x = builder.select(there, x, e.v.c(0.0))
+            builder.store(builder.fadd(builder.load(total), x), total)
 
-        e.each(count, body)
-        e.store(builder.load(slot), at)
+        walk(powers)
+        whole = e.folded(builder.load(total), builder.fadd)
+        by = builder.fadd(least, e.log(whole)) if log else builder.fdiv(e.v.c(1.0), whole)
+
+        def results(from_: Any, to: Any, there: Any | None) -> None:
+            x = builder.fsub(e.load(from_, there), by) if log else e.v.mul(e.load(to, there), by)
+            e.store(x, to, there)
+
+        walk(results)
         return context.get_dummy_value()
 
-    return types.void(itemsize_lit, lanes_lit, step_lit, log_lit, *[_i64] * 4), codegen
+    return types.void(itemsize_lit, lanes_lit, log_lit, *[_i64] * 5), codegen
 
 
 @jit.kernel
 def softmax_lines(itemsize, lanes, log):
     """A task is a line."""
-    size = lanes * itemsize
 
     def kernel(args, first, last, scratch):
         block, length, count = load_i64(args, A_BLOCK), load_i64(args, A_LENGTH), load_i64(args, A_COUNT)
@@ -104,28 +106,8 @@ def softmax_lines(itemsize, lanes, log):
         for task in range(first, last):
             at = task // load_i64(args, A_LINES) * load_i64(args, A_ROW)
             at += task % load_i64(args, A_LINES) * load_i64(args, A_LINE)
-            src, dst = load_i64(args, A_SRC) + at, load_i64(args, A_DST) + at
-            for lane in range(lanes):
-                store_f(scratch + lane * itemsize, -math.inf, itemsize)
-                store_f(scratch + size + lane * itemsize, 0.0, itemsize)
-            for k in range(blocks):
-                n = min(length, count - k * length)
-                softmax_stretch(itemsize, lanes, MOST, log, src + k * block, dst + k * block, n, scratch)
-            most = load_f(scratch, itemsize)
-            for lane in range(1, lanes):
-                most = max(most, load_f(scratch + lane * itemsize, itemsize))
-            store_f(scratch, most, itemsize)
-            for k in range(blocks):
-                n = min(length, count - k * length)
-                softmax_stretch(itemsize, lanes, TOTAL, log, src + k * block, dst + k * block, n, scratch)
-            total = 0.0
-            for lane in range(lanes):
-                total += load_f(scratch + size + lane * itemsize, itemsize)
-            by = load_f(scratch, itemsize) + math.log(total) if log else 1.0 / total
-            store_f(scratch + 2 * size, by, itemsize)
-            for k in range(blocks):
-                n = min(length, count - k * length)
-                softmax_stretch(itemsize, lanes, RESULT, log, src + k * block, dst + k * block, n, scratch)
+            dst = load_i64(args, A_DST) + at
+            softmax_line(itemsize, lanes, log, load_i64(args, A_SRC) + at, dst, block, length, count)
             end = dst + (blocks - 1) * block + (count - (blocks - 1) * length) * itemsize
             for k in range(load_i64(args, A_TAIL)):
                 store_bits(end + k * itemsize, 0, itemsize)
@@ -214,7 +196,7 @@ def _bind_softmax(problem: SoftmaxProblem, src: Layout, dst: Layout, dtype: str,
         tasks = found.lines * found.rows
         kernel = softmax_lines(itemsize, lanes, int(p.log))
         chunk = chunk_of(tasks, found.elements * itemsize, threads)
-        return [Op(kernel, tuple(found.words(itemsize)), tasks, chunk, scratch=3 * lanes * itemsize)]
+        return [Op(kernel, tuple(found.words(itemsize)), tasks, chunk)]
     apart = far(dst, p.shape, p.axis)
     row = apart.inner * itemsize
     tasks = apart.rows * -(-apart.inner // lanes)
