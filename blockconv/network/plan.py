@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +19,11 @@ from blockconv.array import BlockedArray, to_layout
 from blockconv.boundary import as_numpy
 from blockconv.errors import ArgumentError, NetworkError
 from blockconv.layout import NATIVE, Layout
-from blockconv.network.candidates import Candidate, Parameters, Pricing, candidates, plain
+from blockconv.network import explain, report
+from blockconv.network.candidates import Parameters, plain
 from blockconv.network.fusion import fuse
 from blockconv.network.graph import Network
-from blockconv.network.memory import same_bytes
-from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
+from blockconv.network.planned import Layouts, Options, Planned, Planner, plan_layouts
 from blockconv.network.schedule import Action, Schedule, schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
 
@@ -29,20 +31,7 @@ __all__ = ["Plan", "compile"]
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
-Layouts = str | Layout | Mapping[str, str | Layout]
-Planner = Literal["optimal", "greedy"]
 KEPT = 8  # sizes of inputs that a plan keeps itself bound for
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `compile` was asked for."""
-
-    layouts: Layouts
-    planner: Planner
-    measure: bool
-    threads: int
-    accuracy: str
 
 
 def compile(
@@ -91,57 +80,6 @@ def _native(layout: str | Layout) -> Layout:
     return layout
 
 
-# ---------------------------------------------------------------- planning
-
-
-class Planned(NamedTuple):
-    """A network with the problem of its layouts, and a solution."""
-
-    network: Network
-    problem: Assignment
-    candidates: tuple[tuple[Candidate, ...], ...]  # of each node, as the steps of `problem` have them
-    solution: Solution
-
-    @property
-    def chosen(self) -> list[Candidate]:
-        """The candidate of each node."""
-        return [found[k] for found, k in zip(self.candidates, self.solution.chosen, strict=True)]
-
-
-def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
-    """The layouts that are looked at: all native ones, but CHWN4 where it is NCHW4 byte for byte."""
-    asked = options.layouts.values() if isinstance(options.layouts, Mapping) else [options.layouts]
-    single = all(tensor.shape[0] == 1 for tensor in network.tensors.values() if len(tensor.shape) == 4)
-    return tuple(lay for lay in NATIVE if lay.name != "CHWN4" or not single or lay in asked)
-
-
-def formulate(network: Network, pricing: Pricing) -> tuple[Assignment, Any]:
-    """The assignment of layouts of a network, and the candidates of each node."""
-    found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
-    steps = []
-    for node, options in zip(network.nodes, found, strict=True):
-        flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
-        choices = tuple(Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c) for c in options)
-        steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
-    given = {tensor.name: plain(len(tensor.shape)) for tensor in network.inputs}
-    wanted = {name: plain(len(network.shape(name))) for name in network.outputs if name not in network.constants}
-    return Assignment(tuple(steps), given, wanted, pricing.reorder), found
-
-
-def _solve(problem: Assignment, options: Options) -> Solution:
-    asked = options.layouts
-    if isinstance(asked, Layout):
-        return fixed(problem, asked)
-    solver = optimal if options.planner == "optimal" else greedy
-    if asked == "auto":
-        return solver(problem)
-    assert isinstance(asked, Mapping)
-    smaller, indices = restrict(problem, lambda step, choice: choice.dst == asked.get(step.name, choice.dst))
-    solved = solver(smaller)
-    chosen = [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)]
-    return replace(evaluate(problem, chosen), bound=solved.bound)
-
-
 # ---------------------------------------------------------------- the plan
 
 
@@ -172,6 +110,7 @@ class Plan:
         self._parameters = Parameters(network)
         self._lock = threading.Lock()
         self._bound: dict[Shapes, _Bound] = {}
+        self._profiled: Profile | None = None
         self._of(tuple(tensor.shape for tensor in network.inputs))
 
     # -- running
@@ -224,16 +163,12 @@ class Plan:
         return bound
 
     def _make(self, network: Network) -> _Bound:
-        reorder = _reorder_costs(network)
-        pricing = Pricing(_universe(network, self.options), lambda row, p, s, d, node: row.cost(p, s, d, 1), reorder)
-        problem, found = formulate(network, pricing)
-        planned = Planned(network, problem, found, _solve(problem, self.options))
-        given = [problem.given[tensor.name] for tensor in network.inputs]
+        planned = plan_layouts(network, self.options)
+        problem = planned.problem
+        given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
         wanted = [plain(len(network.shape(name))) for name in network.outputs]
-        made = schedule(
-            network, planned.chosen, dict(zip((t.name for t in network.inputs), given, strict=True)), wanted,
-            self._parameters, reorder, self.options.threads,
-        )  # fmt: skip
+        threads = self.options.threads
+        made = schedule(network, planned.chosen, given, wanted, self._parameters, problem.reorder, threads)
         return _Bound(planned, made, [])
 
     @property
@@ -266,7 +201,10 @@ class Plan:
                     program.run(buffers, threads)
                     taken.append(time.perf_counter_ns() - start)
         # The first of each warms up.
-        return Profile(actions, tuple(_median(taken[1:]) for taken in times), _median(whole[1:]))
+        profile = Profile(actions, tuple(_median(taken[1:]) for taken in times), _median(whole[1:]))
+        if bound is self._first:
+            self._profiled = profile
+        return profile
 
     # -- looking inside
 
@@ -279,6 +217,60 @@ class Plan:
     def reorders(self) -> tuple[Action, ...]:
         """The reorders and copies of the plan."""
         return tuple(action for action in self.actions if action.kind in ("reorder", "copy"))
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes of packed weights."""
+        return self._parameters.nbytes
+
+    @property
+    def arena_nbytes(self) -> int:
+        """Bytes that a call needs for what flows between ops, at the sizes that the plan was compiled for."""
+        return self._first.schedule.arena
+
+    @property
+    def cost(self) -> float:
+        """Predicted seconds of a call on one thread."""
+        return self._first.planned.solution.cost
+
+    def summary(self) -> str:
+        """What was planned, how well, and what it takes, in a few lines."""
+        bound = self._first
+        solution, options = bound.planned.solution, self.options
+        kinds = [action.kind for action in bound.schedule.actions]
+        if solution.exact:
+            quality = "no plan costs less over the same table of costs"
+        elif math.isfinite(solution.bound):
+            quality = f"no plan costs less than {solution.bound * 1e3:.2f} ms"
+        else:
+            quality = "not searched for the least"
+        lines = [
+            f"{bound.planned.network.name}: layouts {options.asked}, planner {options.planner}: "
+            f"{solution.cost * 1e3:.2f} ms predicted on one thread; {quality}",
+            f"{len(kinds)} kernel calls, {kinds.count('reorder')} of them reorders and {kinds.count('copy')} copies; "
+            f"weights {self.weights_nbytes / 1e6:.1f} MB, arena {self.arena_nbytes / 1e6:.1f} MB, "
+            f"of which {bound.schedule.live / 1e6:.1f} MB live at once",
+        ]
+        if self._profiled is not None:
+            lines.append(f"measured on {options.threads} threads: {self._profiled.whole * 1e3:.2f} ms")
+        return "\n".join(lines)
+
+    def explain(self) -> str:
+        """A table of every kernel call: layouts, predicted time, measured time (after `profile`), and what else there
+        was and why it was not taken; each reorder with its cost and its reason."""
+        bound = self._first
+        measured = None if self._profiled is None else self._profiled.seconds
+        said = explain.table(bound.planned, bound.schedule.actions, measured, self.options.asked)
+        return f"{self.summary()}\n{said}"
+
+    def report(self, path: str | PathLike[str]) -> None:
+        """Write one self-contained HTML page: the network drawn with its layouts as colours, reorders marked, times
+        (measured ones after `profile`), and the plans of fixed layouts beside the chosen one."""
+        bound = self._first
+        measured = None if self._profiled is None else self._profiled.seconds
+        Path(path).write_text(
+            report.page(bound.planned, bound.schedule, measured, self.summary(), self.options.asked), encoding="utf-8"
+        )
 
 
 class Profile(NamedTuple):
@@ -318,15 +310,3 @@ def in_arena(actions: Sequence[Action], index: int, address: int) -> list[Op]:
         return address + word.offset if isinstance(word, Buffer) and word.index == index else word
 
     return [replace(op, args=tuple(map(fixed_word, op.args))) for action in actions for op in action.ops]
-
-
-def _reorder_costs(network: Network) -> Callable[[str, Layout, Layout], float]:
-    @functools.cache
-    def cost(name: str, src: Layout, dst: Layout) -> float:
-        tensor = network.tensors[name]
-        if src == dst or not same_bytes(tensor.shape, src, dst):
-            moved = tensor.dtype.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
-            return 2e-6 + moved / 25e9
-        return 0.0
-
-    return cost

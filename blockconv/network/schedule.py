@@ -50,14 +50,14 @@ class Action:
 class Schedule:
     """Actions in order. Buffers of their ops: the network's inputs, its outputs, the arena.
 
-    arena: bytes. live: bytes of the largest set of blocks in the arena that live at once. views: names of nodes
-    that cost nothing. held: constants that the ops point to.
+    arena: bytes. live: bytes of the largest set of blocks in the arena that live at once. views: values that are
+    made of others' bytes, without a kernel. held: constants that the ops point to.
     """
 
     actions: tuple[Action, ...]
     arena: int
     live: int
-    views: tuple[str, ...]
+    views: Mapping[Value, tuple[Value, ...]]
     held: tuple[Array, ...]
 
 
@@ -115,7 +115,7 @@ class _Scheduler:
         self.spots: dict[Value, _Spot] = {}
         self.made: dict[str, Layout] = {}  # the layout in which a tensor was produced
         self.drafts: list[_Draft] = []
-        self.views: list[str] = []
+        self.views: dict[Value, tuple[Value, ...]] = {}
 
     def nbytes(self, value: Value) -> int:
         tensor = self.network.tensors[value[0]]
@@ -144,6 +144,7 @@ class _Scheduler:
         shape = self.network.shape(name)
         if same_bytes(shape, source[1], layout):
             spot = self.spots[value] = self.spots[source]
+            self.views[value] = (source,)
             return spot
         itemsize = self.network.tensors[name].dtype.itemsize
         ops_ = reorder_program(shape, source[1], layout, itemsize).ops
@@ -184,7 +185,7 @@ class _Scheduler:
     def view(self, node: Node, reads: tuple[Value, ...], spots: list[_Spot], value: Value) -> None:
         """A node whose output is bytes that are there, or are written in their place."""
         itemsize = self.network.tensors[node.output].dtype.itemsize
-        self.views.append(node.name)
+        self.views[value] = reads
         if isinstance(node.attributes, ops.Concat):
             starts = pieces(self.network, node, value[1])
             assert starts is not None
@@ -231,7 +232,7 @@ class _Scheduler:
             (sum(i.nbytes for i in intervals if i.first <= t <= i.last) for t in range(len(self.drafts))), default=0
         )
         held = [x for draft in self.drafts for x in draft.operands if isinstance(x, np.ndarray)]
-        return Schedule(tuple(map(_placed, self.drafts)), total, live, tuple(self.views), tuple(held))
+        return Schedule(tuple(map(_placed, self.drafts)), total, live, self.views, tuple(held))
 
 
 def _placed(draft: _Draft) -> Action:
