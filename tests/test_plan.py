@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -126,6 +128,32 @@ def test_other_sizes_are_planned_when_they_come() -> None:
     for n, size in ((2, 12), (1, 11), (2, 12), (1, 12)):
         network = residual_network(n, size)
         check(plan, network, values((n, 3, size, size), n))
+
+
+def test_explain_and_report_say_why(tmp_path: Path) -> None:
+    network = residual_network()
+    chosen, everywhere = bc.compile(network), bc.compile(network, "NCHW16")
+    chosen.profile(values((1, 3, 12, 12)), runs=2)
+    text = chosen.explain()
+    assert "no plan costs less" in text
+    assert "0 of them reorders" in text
+    assert all(action.name in text for action in chosen.actions)
+    assert "measured on" in text
+    assert "reads NCHW16; layouts: NCHW16" in everywhere.explain()
+    everywhere.report(tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    drawing = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    names = {element.text for element in drawing.iter("text")}
+    assert {action.name for action in everywhere.actions} <= names
+    assert "http" not in page  # nothing from elsewhere
+
+
+def test_strict_accuracy_takes_no_winograd() -> None:
+    b = bc.NetworkBuilder("wide")
+    b.output(b.conv2d(b.input("x", (1, 64, 28, 28)), values((64, 64, 3, 3)), padding=1))
+    kernels = {a: bc.compile(b.build(), "NCHW16", accuracy=a).actions[1].kernel for a in ("default", "strict")}
+    assert "winograd" in kernels["default"]
+    assert kernels["strict"] == "conv_direct"
 
 
 def test_threads_share_a_plan() -> None:

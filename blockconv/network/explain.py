@@ -42,7 +42,9 @@ def rejections(
         dtype = str(network.tensors[node.output].dtype)
         src, dst = taken.srcs[0], taken.dst
         for row in TABLE:
-            if row.op == node.op and row is not taken.row and not row.reference and src.ndim == dst.ndim == 4:
+            if row.op != node.op or row is taken.row or row.reference or dtype not in (row.dtypes or (dtype,)):
+                continue
+            if src.ndim == dst.ndim == 4:
                 why_not = dispatch.why_not(row, taken.problem, src, dst, dtype)
                 if why_not is not None:
                     said.append(f"{row.name}: {why_not}")

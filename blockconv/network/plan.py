@@ -58,6 +58,8 @@ def compile(
         network = network.with_input_shapes(input_shapes)
     if planner not in ("optimal", "greedy"):
         raise ArgumentError("compile", "planner", planner, "has to be 'optimal' or 'greedy'")
+    if accuracy not in ("default", "strict"):
+        raise ArgumentError("compile", "accuracy", accuracy, "has to be 'default' or 'strict'")
     network = fuse(network)
     count = get_num_threads() if threads is None else threads
     return Plan(network, Options(_read_layouts(network, layouts), planner, measure, count, accuracy))

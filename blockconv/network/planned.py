@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.network.candidates import Candidate, Pricing, candidates, plain
-from blockconv.network.graph import Network
+from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
 
@@ -88,9 +89,23 @@ def _solve(problem: Assignment, options: Options) -> Solution:
 def plan_layouts(network: Network, options: Options) -> Planned:
     """A candidate for every node, as the options ask."""
     reorder = _reorder_costs(network)
-    pricing = Pricing(_universe(network, options), lambda row, p, s, d, node: row.cost(p, s, d, 1), reorder)
+    # Predicted for one thread whatever their number, so that the choice, and with it every bit, does not depend on it.
+    allowed = _without_winograd if options.accuracy == "strict" else _all
+    pricing = Pricing(_universe(network, options), _predicted, reorder, allowed)
     problem, found = _formulate(network, pricing)
     return Planned(network, problem, found, _solve(problem, options))
+
+
+def _predicted(row: Row, problem: Any, src: Layout, dst: Layout, node: Node) -> float:
+    return row.cost(problem, src, dst, 1)
+
+
+def _all(row: Row) -> bool:
+    return True
+
+
+def _without_winograd(row: Row) -> bool:
+    return "winograd" not in row.name
 
 
 def _reorder_costs(network: Network) -> Callable[[str, Layout, Layout], float]:
