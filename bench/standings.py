@@ -11,7 +11,7 @@ from blockconv.problem import Conv2dProblem
 
 from .results import Case, Entry, seconds
 
-__all__ = ["GOOD", "LEAST", "closing", "is_wide", "layout_speeds", "layout_table", "libraries", "peer_table"]
+__all__ = ["GOOD", "LEAST", "against", "closing", "is_wide", "layout_speeds", "layout_table", "libraries", "peer_table"]
 
 LEAST, GOOD = 0.75, 0.85  # of the fastest layout: what each layer is to reach, and the mean of all
 WIDE = 16  # channels from which on a layout is expected to reach it

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import lab
 from .report import DISTURBED, summary
 from .results import Case, Entry, load, seconds
+from .standings import against, is_wide, layout_speeds, libraries
 
 __all__ = ["BEGIN", "END", "insert", "markdown"]
 
@@ -35,11 +37,41 @@ def _section(headers: list[dict[str, Any]], cases: dict[str, Case]) -> str:
     suites = dict.fromkeys(case["suite"] for case in cases.values())
     for suite in suites:
         chosen = [case for case in cases.values() if case["suite"] == suite]
-        table = _reorders(chosen) if suite == "reorders" else _layers(chosen)
+        table = TABLES[suite](chosen)
         disturbed = sum((case.get("others") or 0.0) > DISTURBED for case in chosen)
         quiet = f" Other processes were busy during {disturbed} of the {len(chosen)} cases." if disturbed else ""
         parts.append("\n".join(table) + f"\n\n{summary(chosen)}.{quiet}")
+        if suite in ("layers", "pools"):
+            parts += [text for threads in _threads(chosen) if (text := _means(_of_threads(chosen, threads), threads))]
     return "\n\n".join(parts)
+
+
+def _threads(cases: Sequence[Case]) -> list[int]:
+    return sorted({case["params"]["threads"] for case in cases})
+
+
+def _of_threads(cases: Sequence[Case], threads: int) -> list[Case]:
+    return [case for case in cases if case["params"]["threads"] == threads]
+
+
+def _means(cases: Sequence[Case], threads: int) -> str:
+    """Geometric means: of each layout beside the fastest, and beside each library's best format."""
+    layouts = list(dict.fromkeys(layout for case in cases for layout in layout_speeds(case)))
+    peers = [name for name in (*libraries(cases), "best of all") if any(against(case, name) for case in cases)]
+    if len(layouts) < 2:
+        return ""
+    heads = ["beside our fastest", "least", *(f"beside {name}" for name in peers)]
+    rows = [
+        f"| Geometric means, {threads} threads | {' | '.join(heads)} |",
+        f"| --- |{' ---: |' * len(heads)}",
+    ]
+    for layout in (*layouts, None):
+        wide = [share[layout] for case in cases if is_wide(case) and layout in (share := layout_speeds(case))]
+        cells = [f"{statistics.geometric_mean(wide):.2f}", f"{min(wide):.2f}"] if wide else ["", ""]
+        ratios = [[ratio for case in cases if (ratio := against(case, name, layout))] for name in peers]
+        cells += [f"{statistics.geometric_mean(found):.2f}" if found else "" for found in ratios]
+        rows.append(f"| {layout or 'the best of ours'} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def _machine(record: dict[str, Any]) -> str:
@@ -59,16 +91,44 @@ def _reorders(cases: Sequence[Case]) -> Iterable[str]:
 
 
 def _layers(cases: Sequence[Case]) -> Iterable[str]:
+    return _by_entry("layer", "GFLOP/s", cases, lambda case, entry: f"{case['flops'] / seconds(entry) / 1e9:.0f}")
+
+
+def _pools(cases: Sequence[Case]) -> Iterable[str]:
+    return _by_entry("pool", "GB/s", cases, lambda case, entry: f"{case['bytes'] / seconds(entry) / 1e9:.1f}")
+
+
+def _nets(cases: Sequence[Case]) -> Iterable[str]:
+    return _by_entry("network", "ms", cases, lambda case, entry: f"{seconds(entry) * 1e3:.3g}")
+
+
+def _by_entry(what: str, unit: str, cases: Sequence[Case], text: Callable[[Case, Entry], str]) -> Iterable[str]:
+    """A column for each of our entries, one for the best peer, and how many times as fast our best is."""
     names = list(dict.fromkeys(e["name"] for case in cases for e in case["entries"] if e["role"] == "ours"))
-    yield f"| layer | threads | {' | '.join(names)} | best peer | times the best peer |"
+    heads = [name.partition(" ")[2] for name in names]
+    yield f"| {what}, {unit} | threads | {' | '.join(heads)} | best peer | times the best peer |"
     yield f"| --- | ---: |{' ---: |' * (len(names) + 2)}"
     for case in cases:
-        peer = _entry(case, "peer")
         timed = {entry["name"]: entry for entry in case["entries"] if "timing" in entry}
-        speeds = [f"{case['flops'] / seconds(timed[n]) / 1e9:.0f}" if n in timed else "" for n in names]
-        best = f"{case['flops'] / seconds(peer) / 1e9:.0f} ({peer['name']})"
-        cells = [str(case["params"]["threads"]), *speeds, best, _ratio(case, names)]
-        yield f"| {case['title'].split(',')[0]} | {' | '.join(cells)} |"
+        cells = [text(case, timed[name]) if name in timed else "" for name in names]
+        peers = [entry for entry in timed.values() if entry["role"] == "peer"]
+        best = min(peers, key=seconds, default=None)
+        told = f"{text(case, best)} ({best['name']})" if best else ""
+        ratio = _ratio(case, names) if case["speedups"] else ""
+        title = ", ".join(part for part in case["title"].split(", ") if not part.endswith(" threads"))
+        yield f"| {title} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
+
+
+def _lab(cases: Sequence[Case]) -> Iterable[str]:
+    for grid in lab.grids(cases):
+        yield f"{grid.title}:\n"
+        yield f"| {' | '.join(grid.heads)} |"
+        yield f"| --- |{' ---: |' * (len(grid.heads) - 1)}"
+        yield from (f"| {' | '.join(row)} |" for row in grid.rows)
+        yield ""
+
+
+TABLES = {"layers": _layers, "pools": _pools, "reorders": _reorders, "nets": _nets, "lab": _lab}
 
 
 def _entry(case: Case, role: str) -> Entry:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench import changes, lab, page, standings
+from bench import changes, lab, page, standings, tables
+from bench.results import ResultFile
 
 LIMITS = {"low": 0.99, "median": 1.0, "high": 1.01, "q1": 0.995, "q3": 1.005}
 
@@ -62,6 +63,21 @@ def test_peers_are_compared_by_their_best_format():
     assert re.search(r"torch +│ +1.00 │ +1 of 2 │ +1.00 │ 0.50", shown)
     assert re.search(r"best of all +│ +1.00", shown)
     assert len(list(standings.closing(cases))) == 2
+
+
+def test_results_as_markdown(tmp_path):
+    cases = [layer("a", NHWC=1.0, NCHW=2.0), layer("b", NHWC=1.0, NCHW=1.0)]
+    pool = layer("p", NHWC=1.0, NCHW=1.0) | {"suite": "pools"}
+    pool["params"] = pool["params"] | {"kind": "max"}
+    results = ResultFile(tmp_path / "r", {"machine": {"cpu": "x", "os": "y", "versions": {"numpy": "2"}}})
+    for case in (*cases, pool, NETWORK):
+        results.add(case | {"key": case["suite"] + case["key"]})
+    text = tables.markdown([tmp_path / "r"])
+    assert "| layer a | 1 | 200 | 100 | 100 (torch x) | 2.00 |" in text
+    assert "| layer p | 1 | 1.0 | 1.0 | 0.5 (torch x) | 2.00 |" in text
+    assert "| NCHW | 0.71 | 0.50 | 1.41 | 4.24 | 1.41 |" in text
+    assert "| the best of ours |  |  | 2.00 | 6.00 | 2.00 |" in text
+    assert "| n, 1 images, 1 threads | auto | 1 ms | 0.0% |" in text
 
 
 # Two files of one tree

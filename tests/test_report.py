@@ -399,6 +399,64 @@ def test_the_installed_peers_are_right(tmp_path, suite, problems):
     assert all(entry["prepare"] > 0 for entry in entries if entry["role"] == "peer")
 
 
+def test_networks_beside_their_peers(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.random.default_rng(0).standard_normal((8, 3, 3, 3), dtype=np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    ends = (helper.make_tensor_value_info(*end) for end in (("x", TensorProto.FLOAT, [1, 3, 8, 8]),
+                                                            ("y", TensorProto.FLOAT, [1, 8, 4, 4])))  # fmt: skip
+    graph = helper.make_graph(nodes, "small", [next(ends)], [next(ends)], [numpy_helper.from_array(weights, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "small.onnx")
+    (tmp_path / "layouts.json").write_text("{}")
+    path = tmp_path / "results.jsonl"
+    choices = ["auto", "greedy", "NHWC", str(tmp_path / "layouts.json"), "blockconv:compile_nothing"]
+    command = [sys.executable, "-m", "bench", "nets", "--quick", "--budget", "0.1", "--out", str(path)]
+    command += ["--peers", "onnxruntime", "openvino", "--networks", str(tmp_path / "small.onnx"), "--choices", *choices]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (one,) = load(path)[1].values()
+    verdicts = {entry["name"]: entry["verdict"] for entry in one["entries"] if entry["role"] == "ours"}
+    assert list(verdicts.values()) == ["ok"] * 4 + ["failed"]
+    assert all(entry["verdict"] == "ok" for entry in one["entries"] if entry["role"] == "peer")
+    assert one["flops"] == 2 * 8 * 3 * 9 * 64
+    assert one["entries"][0]["about"]["reorders"] == 0
+
+
+def test_pytest_times_every_kernel(tmp_path):
+    pytest.importorskip("pytest_benchmark")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "bench",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-k",
+        "global",
+        "--benchmark-max-time=0.001",
+    ]
+    saved = tmp_path / "saved.json"
+    done = subprocess.run(
+        [*command, f"--benchmark-json={saved}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(saved.read_text())["benchmarks"]
+    layouts = {(one["extra_info"]["src"], one["extra_info"]["dst"]) for one in found}
+    assert layouts == {(name, name) for name in layers.LAYOUTS}
+    assert {one["group"] for one in found} == {
+        f"pool2d {kind} global 7x7, 1 threads" for kind in ("max", "avg_exclude_padding")
+    }
+
+
 def test_the_reorders_of_torch_are_right():
     pytest.importorskip("torch")
     script = """
