@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
+from blockconv import compare_plans
 from blockconv.__main__ import layouts_markdown, main
 
 ROOT = Path(__file__).parent.parent
@@ -53,49 +54,88 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert bc.jit.cache_directory().name in said.replace("\n", "").replace(" ", "")
 
 
-def test_run_takes_the_picture_through_every_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--dtype", "uint8", "--threads", "1"]) == 0
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> bc.Network:
+    """A small network in the place of the one that runs by default."""
+    builder = bc.NetworkBuilder("small")
+    weight = np.random.default_rng(0).standard_normal((16, 3, 3, 3)).astype(np.float32)
+    builder.output(builder.conv2d(builder.input("image", (1, 3, 12, 12)), weight, padding=1, activation="relu"))
+    network = builder.build()
+    monkeypatch.setattr(compare_plans, "resnet50", lambda: network)
+    return network
+
+
+def test_run_compares_fixed_layouts_with_the_plan(small: bc.Network, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--layouts", "NHWC", "NCHW16", "--threads", "1", "--batch", "2"]) == 0
     said = capsys.readouterr().out
-    assert "(1, 3, 224, 224) uint8" in said
+    assert "small, 2x3x12x12" in said
     rows = {line.split("│")[1].strip(): line.split("│") for line in said.splitlines() if line.startswith("│")}
-    assert set(rows) == {row.name for row in bc.known_layouts() if bc.Layout(row.name).ndim == 4}
-    assert rows["NCHW16"][3].strip() == "1x1x224x224x16"
-    assert rows["NCHW16"][4].strip() == f"{224 * 224 * 16:,}"
-    assert {row[7].strip() for row in rows.values()} == {"0"}
-    assert all(float(row[column]) > 0 for row in rows.values() for column in (5, 6))
+    assert list(rows) == ["NHWC", "NCHW16", "the chosen plan"]
+    assert min(float(row[3]) for row in rows.values()) == 1
+    assert [row[4].strip() for row in rows.values()] != ["0"] * 3  # NHWC has to be left at the end
 
 
-def test_run_says_so_if_a_picture_comes_back_changed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_run_says_so_if_plans_differ(
+    small: bc.Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["blockconv.__main__"]
-    monkeypatch.setattr(module, "_seconds", lambda function: 1.0)  # which calls nothing
-    assert main(["run", "--dtype", "uint8"]) == 1
-    assert "255" in capsys.readouterr().out
+    class Wrong(bc.Plan):
+        def __call__(self, *inputs: Any, **named: Any) -> Any:
+            return super().__call__(*inputs, **named) * np.float32(1.001)
+
+    def compiled(network: bc.Network, layouts: str) -> bc.Plan:
+        plan = bc.compile(network, layouts=layouts)
+        return Wrong(network, plan.options) if layouts == "auto" else plan
+
+    monkeypatch.setattr(compare_plans, "compile", compiled)
+    assert main(["run", "--layouts", "NHWC"]) == 1
+    assert "1.0e-03" in capsys.readouterr().out
 
 
-def test_run_with_a_picture_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_a_picture_of_ones_own(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = pytest.importorskip("PIL.Image")
     path = tmp_path / "mine.png"
-    image.fromarray(np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)).save(path)
-    assert main(["run", "--input", str(path), "--batch", "3"]) == 0
-    assert "(3, 3, 5, 7) float32" in capsys.readouterr().out
+    pixels = np.arange(24 * 36 * 3, dtype=np.uint8).reshape(24, 36, 3)
+    image.fromarray(pixels).save(path)
+    assert np.array_equal(compare_plans.read(path), pixels)
+    assert main(["run", "--input", str(path), "--layouts", "NHWC"]) == 0
+    given = compare_plans._entering(small.inputs[0], str(path))
+    assert given.shape == (1, 3, 12, 12)
+    wanted = (pixels[::2, ::3].transpose(2, 0, 1) / 255 - np.array(compare_plans.MEAN)[:, None, None]) / np.array(
+        compare_plans.SPREAD
+    )[:, None, None]
+    assert np.allclose(given[0], wanted, atol=1e-6)
 
 
-def test_what_cannot_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    h = onnx.helper
+    values = [h.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4, 5, 5]) for name in "xy"]
+    graph = h.make_graph([h.make_node("Relu", ["x"], ["y"])], "tiny", values[:1], values[1:])
+    onnx.save(h.make_model(graph), tmp_path / "tiny.onnx")
+    assert main(["run", str(tmp_path / "tiny.onnx"), "--input", "random", "--layouts", "NCHW"]) == 0
+    assert "tiny, 1x4x5x5" in capsys.readouterr().out
+    assert main(["run", str(tmp_path / "tiny.onnx"), "--input", "mine.png"]) == 2
+    assert "no picture" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("PIL.Image")
     assert main(["run", "--input", str(tmp_path / "none.png")]) == 2
     (tmp_path / "text.png").write_text("no picture")
     assert main(["run", "--input", str(tmp_path / "text.png")]) == 2
+    assert main(["run", str(tmp_path / "text.png")]) == 2
+    assert main(["run", "--layouts", "NCWH"]) == 2
     assert main(["run", "--threads", "100000"]) == 2
     assert "set_num_threads: n=100000" in capsys.readouterr().out.replace("\n", " ")
-    for wrong in (["run", "--batch", "0"], ["run", "--dtype", "float12"], ["walk"], []):
+    assert main(["run", "--batch", "0"]) == 2
+    assert "--batch=0" in capsys.readouterr().out
+    for wrong in (["run", "--batch", "many"], ["walk"], []):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
 
 
 def test_without_pillow_the_remedy_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert main(["run", "--input", str(tmp_path / "mine.png")]) == 2

@@ -16,6 +16,7 @@ PACKAGE = Path(blockconv.__file__).parent
 ORDER = [
     "__main__",
     "__init__",
+    "compare_plans",
     "doctor",
     "functional",
     "pooling",

@@ -1,0 +1,163 @@
+"""`blockconv run`: a network on a picture, in every fixed layout and in the chosen plan, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from blockconv.errors import ArgumentError
+from blockconv.frontends.onnx import load_onnx
+from blockconv.layout import NATIVE, Layout
+from blockconv.network.graph import Network, Tensor
+from blockconv.network.plan import Plan, compile
+from blockconv.network.resnet import resnet50
+from blockconv.runtime import get_num_threads
+
+__all__ = ["LAYOUTS", "TOLERANCE", "add_arguments", "run"]
+
+ROUNDS = 15  # each calls every plan once, so that whatever disturbs the machine hits all of them
+TOLERANCE = 1e-4  # of the largest output; Winograd costs up to 1e-5 a layer
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures, which most models expect
+LAYOUTS = tuple(layout.name for layout in NATIVE if layout.name != "CHWN4")  # with one image CHWN4 is NCHW4
+
+Array = npt.NDArray[Any]
+
+
+class Contestant(NamedTuple):
+    """A plan, the seconds that it took to compile and call once, and its first output."""
+
+    name: str
+    plan: Plan
+    ready: float
+    output: Array
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command line of `run`."""
+    command.add_argument("model", nargs="?", type=Path, help="an ONNX model (default: ResNet-50 with random weights)")
+    command.add_argument("--input", metavar="IMAGE|random", help="a picture of your own (needs pillow), or noise")
+    command.add_argument("--batch", type=int, default=1, help="pictures at a time (1)")
+    command.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="LAYOUT", help="fixed layouts to compare")
+    command.add_argument("--report", type=Path, metavar="HTML", help="write the chosen plan as a page")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Compile, call in turns, compare; 1 if the plans' outputs differ by more than TOLERANCE."""
+    network = _network(options.model, options.batch)
+    inputs = [_entering(tensor, options.input) for tensor in network.inputs]
+    names = [*dict.fromkeys(Layout(name).name for name in options.layouts), "auto"]
+    found = _compiled(network, names, inputs, console)
+    times = _timed(found, inputs)
+    wanted = found[0].output
+    largest = float(np.abs(wanted).max()) or 1.0
+    errors = [float(np.abs(c.output - wanted).max()) / largest for c in found]
+    console.print(_table(network, found, times, errors))
+    console.print(
+        f"The median of {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: plan, compile what is not in "
+        "the cache yet, pack the weights, call once.",
+        highlight=False,
+    )
+    if options.report:
+        found[-1].plan.report(options.report)  # type: ignore[attr-defined]
+        console.print(f"the chosen plan: {options.report}", highlight=False)
+    return 0 if max(errors) <= TOLERANCE else 1
+
+
+def _network(model: Path | None, batch: int) -> Network:
+    if batch < 1:
+        raise ArgumentError("run", "--batch", batch, "has to be 1 or more")
+    network = resnet50() if model is None else load_onnx(model)
+    if batch == network.inputs[0].shape[0]:
+        return network
+    return network.with_input_shapes({t.name: (batch, *t.shape[1:]) for t in network.inputs})
+
+
+def _entering(tensor: Tensor, asked: str | None) -> Array:
+    """What a network is given: a picture if it takes one, else noise."""
+    n, *rest = tensor.shape
+    if asked == "random" or len(rest) != 3 or rest[0] != 3:
+        if asked not in (None, "random"):
+            rule = f"has to be 'random' for a network whose input is {tensor.name} {tensor.shape}: no picture"
+            raise ArgumentError("run", "--input", asked, rule)
+        return np.random.default_rng(0).standard_normal(tensor.shape).astype(tensor.dtype)
+    pixels = bundled() if asked is None else read(Path(asked))
+    rows, cols = (np.arange(size) * there // size for size, there in zip(rest[1:], pixels.shape[:2], strict=True))
+    picture = (pixels[rows][:, cols] / np.float32(255) - MEAN) / SPREAD
+    return np.repeat(picture.transpose(2, 0, 1)[None], n, axis=0).astype(tensor.dtype)
+
+
+def bundled() -> npt.NDArray[np.uint8]:
+    """The picture that comes with the library, [row][column][red, green, blue]."""
+    file = resources.files("blockconv") / "data" / "picture.npz"
+    with file.open("rb") as stream, np.load(stream) as arrays:
+        pixels: npt.NDArray[np.uint8] = arrays["rgb"]
+    return pixels
+
+
+def read(path: Path) -> npt.NDArray[np.uint8]:
+    """A picture from a file."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ArgumentError("run", "--input", str(path), "needs pillow to be read", "pip install pillow") from None
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"), np.uint8)
+
+
+def _compiled(network: Network, names: Sequence[str], inputs: list[Array], console: Console) -> list[Contestant]:
+    columns = SpinnerColumn(), TextColumn("compiling {task.description}"), BarColumn(), TimeElapsedColumn()
+    found = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(names))
+        for name in names:
+            progress.update(task, description=name)
+            start = time.perf_counter()
+            plan = compile(network, layouts=name)
+            first = plan(*inputs)
+            output = first if isinstance(first, np.ndarray) else next(iter(first.values()))
+            found.append(Contestant(name, plan, time.perf_counter() - start, output))
+            progress.advance(task)
+    return found
+
+
+def _timed(found: list[Contestant], inputs: list[Array]) -> list[float]:
+    """Median seconds of each plan's call."""
+    times: list[list[float]] = [[] for _ in found]
+    for _ in range(ROUNDS):
+        for contestant, held in zip(found, times, strict=True):
+            start = time.perf_counter()
+            contestant.plan(*inputs)
+            held.append(time.perf_counter() - start)
+    return [sorted(held)[ROUNDS // 2] for held in times]
+
+
+def _table(network: Network, found: list[Contestant], times: list[float], errors: list[float]) -> Table:
+    shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in network.inputs)
+    table = Table(title=f"{network.name}, {shapes}")
+    table.add_column("layout")
+    for heading in ("ms", "times the fastest", "reorders", "ready, s", "difference"):
+        table.add_column(heading, justify="right")
+    best = min(times)
+    for c, seconds, error in zip(found, times, errors, strict=True):
+        name = "the chosen plan" if c.name == "auto" else c.name
+        style = "bold green" if seconds == best else None
+        table.add_row(
+            name,
+            f"{seconds * 1e3:.2f}",
+            f"{seconds / best:.2f}",
+            str(len(c.plan.reorders)),
+            f"{c.ready:.2f}",
+            f"{error:.1e}",
+            style=style,
+        )
+    return table
