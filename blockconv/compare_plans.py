@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         highlight=False,
     )
     if options.report:
-        found[-1].plan.report(options.report)  # type: ignore[attr-defined]
+        found[-1].plan.report(options.report)
         console.print(f"the chosen plan: {options.report}", highlight=False)
     return 0 if max(errors) <= TOLERANCE else 1
 
