@@ -129,3 +129,13 @@ def test_evaluated(name: str) -> None:
     if net is None:
         pytest.skip(f"not supported: {missing}")
     check(name, net.evaluate(inputs))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str) -> None:
+    reason = why_not_run(name)
+    if reason:
+        pytest.skip(reason)
+    net, inputs, _ = loaded(name)
+    assert net is not None
+    check(name, backend(net, inputs))
