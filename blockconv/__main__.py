@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from blockconv import compare_plans, doctor, runtime
+from blockconv import compare_plans, doctor, plan_command, runtime
 from blockconv._version import __version__
 from blockconv.errors import BlockconvError
 from blockconv.layout import NATIVE, Layout, known_layouts
@@ -37,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     compare_plans.add_arguments(command)
     command.add_argument("--threads", type=_positive, help="at most (default: see doctor)")
     command.set_defaults(run=_run)
+
+    plan_command.add_plan(commands.add_parser("plan", help="choose a network's layouts, and say why"))
+    plan_command.add_tune(commands.add_parser("tune", help="measure this machine, and a network's kernels"))
 
     command = commands.add_parser("layouts", help="the layouts that have names")
     command.add_argument("--markdown", action="store_true", help="as the table in README.md")

@@ -7,12 +7,13 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv import compare_plans
+from blockconv import compare_plans, plan_command
 from blockconv.__main__ import layouts_markdown, main
 
 ROOT = Path(__file__).parent.parent
@@ -175,3 +176,19 @@ def test_the_readmes_commands_exist() -> None:
         with pytest.raises(SystemExit, match="0"):
             main([*words, "--help"])
     assert (ROOT / ".ci/run").read_text().count("-m pytest") >= 1
+
+
+def test_plan_explains_draws_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = bc.NetworkBuilder("little")
+    network.output(network.conv2d(network.input("x", (1, 16, 6, 6)), np.ones((16, 16, 1, 1), np.float32), name="only"))
+    saved, page = tmp_path / "plan", tmp_path / "plan.html"
+    bc.compile(network.build()).save(saved)
+    assert bc.Plan.load(saved).network.name == "little"
+    with patch.object(plan_command, "resnet50", network.build):
+        assert main(["plan", "--layouts", "NCHW16", "--profile", "--report", str(page), "--save", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "only" in said
+    assert "NCHW16" in said
+    assert "<svg" in page.read_text(encoding="utf-8")
+    assert main(["plan", "--shape", "1xa"]) == 2
+    assert "--shape" in capsys.readouterr().out

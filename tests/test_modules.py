@@ -17,6 +17,7 @@ ORDER = [
     "__main__",
     "__init__",
     "compare_plans",
+    "plan_command",
     "doctor",
     "functional",
     "pooling",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv.network import ops
+from blockconv import tuning
+from blockconv.kernels import TABLE
+from blockconv.network import archive, ops, planned
 from blockconv.network.memory import Interval, packed, part, same_bytes
 
 LAYOUTS = ("auto", "NHWC", "NCHW16", "CHWN4")  # few, as each has kernels of its own; bench runs networks in all
@@ -146,6 +149,57 @@ def test_explain_and_report_say_why(tmp_path: Path) -> None:
     names = {element.text for element in drawing.iter("text")}
     assert {action.name for action in everywhere.actions} <= names
     assert "http" not in page  # nothing from elsewhere
+
+
+def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
+    x = values((1, 3, 12, 12))
+    for layouts in ("auto", {"a": "NHWC"}):
+        plan = bc.compile(residual_network(), layouts)
+        plan.save(tmp_path / "plan")
+        again = bc.Plan.load(tmp_path / "plan")
+        assert np.array_equal(again(x), plan(x))
+        assert [a.writes for a in again.actions] == [a.writes for a in plan.actions]
+        assert again(values((2, 3, 12, 12))).shape == (2, 10)
+    (tmp_path / "other").write_text("something else")
+    with pytest.raises(bc.ArgumentError, match=r"no file of Plan\.save"):
+        bc.Plan.load(tmp_path / "other")
+
+
+def test_every_op_is_saved_and_loaded(tmp_path: Path) -> None:
+    network = ops_network()
+    archive.write(tmp_path / "ops", network, {"more": 1})
+    again, extra = archive.read(tmp_path / "ops")
+    assert [(n.attributes, n.inputs, n.parameters) for n in again.nodes] == [
+        (n.attributes, n.inputs, n.parameters) for n in network.nodes
+    ]
+    assert extra == {"more": 1}
+
+
+def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
+    network = residual_network()
+    problem = network.problem(next(node for node in network.nodes if node.name == "a"))
+    row = next(row for row in TABLE if row.name == "conv_direct")
+    lay = bc.Layout("NCHW32")
+    dear = {planned.reorder_key(network.shape(node.output), a, b): 1e-9 for node in network.nodes
+            for a in bc.NATIVE for b in bc.NATIVE if len(network.shape(node.output)) == 4}  # fmt: skip
+    costs = {tuning.key(row, problem, lay, lay, "float32", 1): 0.0, **dear}
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    plan = bc.compile(network, costs=tmp_path / "costs.json")
+    assert next(action for action in plan.actions if action.name == "a").writes[1] == lay
+    with pytest.raises(bc.ArgumentError, match="seconds"):
+        bc.compile(network, costs={"x": -1.0})
+
+
+def test_measured_costs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(planned, "MOST", 2)
+    network = residual_network()
+    plan = bc.compile(network, measure=True)
+    check(plan, network, values((1, 3, 12, 12)))
+    count = len(tuning.Costs())
+    assert count >= 5
+    monkeypatch.setattr(tuning, "seconds_of", lambda *_: 1 / 0)  # all is known
+    again = bc.compile(network, measure=True)
+    assert [a.writes for a in again.actions] == [a.writes for a in plan.actions]
 
 
 def test_strict_accuracy_takes_no_winograd() -> None:

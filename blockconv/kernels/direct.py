@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from blockconv.kernels.cut import ITEMSIZE, blocking, space, weight_layout
-from blockconv.kernels.machine import machine
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.kernels.tiles import bind_tiles
 from blockconv.layout import NATIVE, Layout
@@ -41,9 +40,10 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
         pixels = groups * -(-cut.group_cols // cut.panel) * cut.window_rows * cut.window_cols * at.depth
         cycles += pixels * (PACK.get(cut.cb, 2.7) * -(-ic // cut.cb) + 0.5 * ic / cut.lanes)
     moved = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape) + p.oc * ic * p.kh * p.kw)
-    return 1e-6 + max(cycles * machine().cycle, moved / machine().bandwidth) / threads
+    return 1e-6 + max(cycles * CYCLE, moved / 25e9) / threads
 
 
+CYCLE = 0.4e-9  # seconds in which two vector multiply-adds are issued, as all rows assume; see blockconv.tuning
 # Cycles a vector stored, by the channels stored together (0: one by one); cycles a pixel's channels packed together.
 STORE = {0: 20.0, 1: 2.8, 2: 2.0, 4: 1.3, 8: 1.3}
 PACK = {1: 0.2, 2: 8.0, 3: 12.0}

@@ -70,13 +70,15 @@ class Pricing:
     """What a candidate costs. layouts: those that are considered. threads: that kernels are predicted for.
 
     allowed(row): whether a kernel may be taken. price(row, problem, src, dst, node): seconds.
-    reorder(tensor, src, dst): seconds of a reorder, or of a copy.
+    reorder(tensor, src, dst): seconds of a reorder, or of a copy. every: keep each kernel, not the cheapest for its
+    layouts alone.
     """
 
     layouts: tuple[Layout, ...]
     price: Callable[[Row, Any, Layout, Layout, Node], float]
     reorder: Callable[[str, Layout, Layout], float]
     allowed: Callable[[Row], bool] = lambda row: True
+    every: bool = False
 
 
 def plain(rank: int) -> Layout:
@@ -133,7 +135,8 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
     best: dict[Any, Candidate] = {}
 
     def offer(candidate: Candidate) -> None:
-        key = candidate.srcs, candidate.dst
+        name = candidate.row.name if pricing.every and candidate.row else ""
+        key = candidate.srcs, candidate.dst, name
         if key not in best or candidate.cost < best[key].cost:
             best[key] = candidate
 

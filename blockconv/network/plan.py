@@ -19,13 +19,14 @@ from blockconv.array import BlockedArray, to_layout
 from blockconv.boundary import as_numpy
 from blockconv.errors import ArgumentError, NetworkError
 from blockconv.layout import NATIVE, Layout
-from blockconv.network import explain, report
+from blockconv.network import archive, explain, report
 from blockconv.network.candidates import Parameters, plain
 from blockconv.network.fusion import fuse
 from blockconv.network.graph import Network
 from blockconv.network.planned import Layouts, Options, Planned, Planner, plan_layouts
 from blockconv.network.schedule import Action, Schedule, schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
+from blockconv.tuning import read_costs
 
 __all__ = ["Plan", "compile"]
 
@@ -42,6 +43,7 @@ def compile(
     input_shapes: Any = None,
     threads: int | None = None,
     accuracy: str = "default",
+    costs: str | PathLike[str] | Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
@@ -49,7 +51,8 @@ def compile(
     nodes, the rest being chosen. planner: "optimal" (least predicted cost) or "greedy" (op by op). measure: time
     the candidates instead of predicting them; slow at first, kept on disk. input_shapes: a shape for the
     network's input, or {input: shape}. threads: the most that a call uses. accuracy: "default", or "strict":
-    no Winograd kernels.
+    no Winograd kernels. costs: seconds of your own, which go before all others, by `tuning.key` and
+    `planned.reorder_key`, or a JSON file of them (such as the costs.json that measurements are kept in).
 
     The inputs and outputs of the network are arrays of logical shape (N, C, H, W).
     Raises NetworkError, LayoutError, ArgumentError, and UnsupportedError for a node that no kernel takes.
@@ -62,7 +65,7 @@ def compile(
         raise ArgumentError("compile", "accuracy", accuracy, "has to be 'default' or 'strict'")
     network = fuse(network)
     count = get_num_threads() if threads is None else threads
-    return Plan(network, Options(_read_layouts(network, layouts), planner, measure, count, accuracy))
+    return Plan(network, Options(_read_layouts(network, layouts), planner, measure, count, accuracy, read_costs(costs)))
 
 
 def _read_layouts(network: Network, layouts: Layouts) -> Layouts:
@@ -114,6 +117,34 @@ class Plan:
         self._bound: dict[Shapes, _Bound] = {}
         self._profiled: Profile | None = None
         self._of(tuple(tensor.shape for tensor in network.inputs))
+
+    # -- files
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan: its network with weights, what it was asked for, and the kernels and layouts it chose."""
+        options, bound = self.options, self._first
+        asked: Any = options.layouts
+        asked = {name: str(lay) for name, lay in asked.items()} if isinstance(asked, Mapping) else str(asked)
+        chosen = {
+            node.name: [None if c.row is None else c.row.name, [str(lay) for lay in c.srcs], str(c.dst)]
+            for node, c in zip(bound.planned.network.nodes, bound.planned.chosen, strict=True)
+        }
+        kept = {"layouts": asked, "planner": options.planner, "threads": options.threads, "accuracy": options.accuracy}
+        archive.write(path, self.network, {"options": kept, "chosen": chosen})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], threads: int | None = None) -> Plan:
+        """Read what `save` wrote. Its choices are taken as they are where the same kernels exist here; else, and for
+        other sizes of inputs, it is planned anew. Raises ArgumentError for any other file."""
+        network, extra = archive.read(path)
+        try:
+            kept, chosen = extra["options"], extra["chosen"]
+            layouts = _read_layouts(network, kept["layouts"])
+            count = threads or min(kept["threads"], get_num_threads())
+            options = Options(layouts, kept["planner"], False, count, kept["accuracy"], {}, chosen)
+        except (KeyError, TypeError) as error:
+            raise ArgumentError("Plan.load", "path", str(path), "is no file of Plan.save") from error
+        return cls(network, options)
 
     # -- running
 

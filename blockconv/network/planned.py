@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from blockconv import tuning
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
-from blockconv.network.candidates import Candidate, Pricing, candidates, plain
+from blockconv.network.candidates import Candidate, Parameters, Pricing, bind, candidates, plain
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
+from blockconv.runtime import Op
 
-__all__ = ["Layouts", "Options", "Planned", "Planner", "plan_layouts"]
+__all__ = ["Layouts", "Options", "Planned", "Planner", "plan_layouts", "reorder_key"]
 
 Layouts = str | Layout | Mapping[str, str | Layout]
 Planner = Literal["optimal", "greedy"]
+MOST = 16  # candidates of a node that are timed
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,8 @@ class Options:
     measure: bool
     threads: int
     accuracy: str
+    costs: Mapping[str, float] = field(default_factory=dict)  # a user's own, by `tuning.key`
+    chosen: Mapping[str, Any] | None = None  # of a plan that was saved: kernel, sources, destination of each node
 
     @property
     def asked(self) -> str:
@@ -59,9 +69,10 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     return tuple(lay for lay in NATIVE if lay.name != "CHWN4" or not single or lay in asked)
 
 
-def _formulate(network: Network, pricing: Pricing) -> tuple[Assignment, Any]:
-    """The assignment of layouts of a network, and the candidates of each node."""
-    found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
+def _formulate(
+    network: Network, found: tuple[tuple[Candidate, ...], ...], reorder: Callable[[str, Layout, Layout], float]
+) -> Assignment:
+    """The assignment of layouts of a network with these candidates."""
     steps = []
     for node, options in zip(network.nodes, found, strict=True):
         flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
@@ -69,7 +80,7 @@ def _formulate(network: Network, pricing: Pricing) -> tuple[Assignment, Any]:
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
     given = {tensor.name: plain(len(tensor.shape)) for tensor in network.inputs}
     wanted = {name: plain(len(network.shape(name))) for name in network.outputs if name not in network.constants}
-    return Assignment(tuple(steps), given, wanted, pricing.reorder), found
+    return Assignment(tuple(steps), given, wanted, reorder)
 
 
 def _solve(problem: Assignment, options: Options) -> Solution:
@@ -88,16 +99,47 @@ def _solve(problem: Assignment, options: Options) -> Solution:
 
 def plan_layouts(network: Network, options: Options) -> Planned:
     """A candidate for every node, as the options ask."""
-    reorder = _reorder_costs(network)
-    # Predicted for one thread whatever their number, so that the choice, and with it every bit, does not depend on it.
     allowed = _without_winograd if options.accuracy == "strict" else _all
-    pricing = Pricing(_universe(network, options), _predicted, reorder, allowed)
-    problem, found = _formulate(network, pricing)
+    reorder = _reorder_costs(network, options.costs)
+    price = functools.partial(_predicted, network, options.costs)
+    every = options.measure or options.chosen is not None  # what was chosen need not be the cheapest here
+    pricing = Pricing(_universe(network, options), price, reorder, allowed, every)
+    found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
+    if options.measure:
+        found = measured(network, found, options.threads, options.costs)
+    problem = _formulate(network, found, reorder)
+    known = None if options.chosen is None else _again(network, found, options.chosen)
+    if known is not None:
+        return Planned(network, problem, found, evaluate(problem, known))
     return Planned(network, problem, found, _solve(problem, options))
 
 
-def _predicted(row: Row, problem: Any, src: Layout, dst: Layout, node: Node) -> float:
-    return row.cost(problem, src, dst, 1)
+def _again(network: Network, found: tuple[tuple[Candidate, ...], ...], chosen: Mapping[str, Any]) -> list[int] | None:
+    """The candidates that were chosen before, by number; None if some do not exist here."""
+    numbers = []
+    for node, options in zip(network.nodes, found, strict=True):
+        wanted = chosen.get(node.name)
+        same = [k for k, c in enumerate(options)
+                if wanted == [c.row.name if c.row else None, [str(lay) for lay in c.srcs], str(c.dst)]]  # fmt: skip
+        if not same:
+            return None
+        numbers.append(same[0])
+    return numbers
+
+
+def _predicted(
+    network: Network, costs: Mapping[str, float], row: Row, problem: Any, src: Layout, dst: Layout, node: Node
+) -> float:
+    """A user's cost, or the row's.
+
+    For one thread whatever their number, so that the choice, and with it every bit, does not depend on it.
+    """
+    if costs:
+        dtype = str(network.tensors[node.output].dtype)
+        known = costs.get(tuning.key(row, problem, src, dst, dtype, 1))
+        if known is not None:
+            return known
+    return row.cost(problem, src, dst, 1) * tuning.machine().scale(row.op)
 
 
 def _all(row: Row) -> bool:
@@ -108,13 +150,90 @@ def _without_winograd(row: Row) -> bool:
     return "winograd" not in row.name
 
 
-def _reorder_costs(network: Network) -> Callable[[str, Layout, Layout], float]:
+def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[str, Layout, Layout], float]:
+    """Bytes at the speed of memory; nothing where the bytes are the same; a user's own by `reorder_key`."""
+    scale = tuning.machine().memory
+
     @functools.cache
     def cost(name: str, src: Layout, dst: Layout) -> float:
         tensor = network.tensors[name]
-        if src == dst or not same_bytes(tensor.shape, src, dst):
-            moved = tensor.dtype.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
-            return 2e-6 + moved / 25e9
-        return 0.0
+        if src != dst and same_bytes(tensor.shape, src, dst):
+            return 0.0
+        moved = tensor.dtype.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
+        return costs.get(reorder_key(tensor.shape, src, dst), (2e-6 + moved / 25e9) * scale)
 
     return cost
+
+
+def reorder_key(shape: tuple[int, ...], src: Layout, dst: Layout) -> str:
+    """How a reorder is named in a user's table of costs."""
+    return f"reorder | {'x'.join(map(str, shape))} | {src} -> {dst}"
+
+
+# ---------------------------------------------------------------- measured costs
+
+
+def measured(
+    network: Network, found: tuple[tuple[Candidate, ...], ...], threads: int, costs: Mapping[str, float]
+) -> tuple[tuple[Candidate, ...], ...]:
+    """The candidates with times for costs: of each node the MOST that are predicted to cost least are timed.
+
+    The rest keep their predictions, in the proportion in which those that were timed differ from theirs. The
+    cheapest kernel for each pair of layouts stays. Times are kept on disk.
+    """
+    known = tuning.Costs()
+    columns = TextColumn("timing {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    shown = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    done = []
+    with shown:
+        task = shown.add_task("", total=len(found))
+        for node, options in zip(network.nodes, found, strict=True):
+            shown.update(task, description=node.name)
+            done.append(_timed(network, node, options, threads, costs, known))
+            known.save()
+            shown.advance(task)
+    return tuple(done)
+
+
+def _timed(
+    network: Network, node: Node, options: tuple[Candidate, ...], threads: int, costs: Mapping[str, float],
+    known: tuning.Costs,
+) -> tuple[Candidate, ...]:  # fmt: skip
+    kernels = sorted((c for c in options if c.row is not None), key=lambda c: c.cost)
+    dtype = str(network.tensors[node.output].dtype)
+    held = Parameters(network)
+    times: dict[Candidate, float] = {}
+    for candidate in kernels[:MOST]:
+        assert candidate.row is not None
+        name = tuning.key(candidate.row, candidate.problem, candidate.srcs[0], candidate.dst, dtype, threads)
+        seconds = costs.get(name, known.get(name))
+        if seconds is None:
+            seconds = tuning.seconds_of(*_alone(network, node, candidate, held, threads), threads)
+            known.put(name, seconds)
+        times[candidate] = seconds
+    ratios = sorted(seconds / candidate.cost for candidate, seconds in times.items() if candidate.cost)
+    ratio = ratios[len(ratios) // 2] if ratios else 1.0
+    best: dict[Any, Candidate] = {}
+    for candidate in options:
+        cost = candidate.cost if candidate.row is None else times.get(candidate, candidate.cost * ratio)
+        key = candidate.srcs, candidate.dst
+        if key not in best or cost < best[key].cost:
+            best[key] = candidate._replace(cost=cost)
+    return tuple(best.values())
+
+
+def _alone(
+    network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int
+) -> tuple[Sequence[Op], list[int]]:
+    """A candidate's ops, and the bytes of each of their buffers."""
+    bound = bind(network, node, candidate, held, threads)
+
+    def nbytes(operand: Any) -> int:
+        if isinstance(operand, np.ndarray):
+            return int(operand.nbytes)
+        name, layout = (node.output, candidate.dst) if operand < 0 else (node.inputs[operand], candidate.srcs[operand])
+        shape = network.shape(name)
+        shape = (1,) * (layout.ndim - len(shape)) + shape
+        return layout.size(shape) * network.tensors[name].dtype.itemsize
+
+    return bound.ops, [nbytes(operand) for operand in bound.operands]
