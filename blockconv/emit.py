@@ -33,6 +33,15 @@ def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
 
 
+def opaque(builder: Any, value: Any) -> Any:
+    """The same i64, of which the optimiser knows nothing.
+
+    Multiples of a stride that is loop-invariant are hoisted out of the loop, and where they are many, spilled: a load
+    for each load. Of an opaque stride they are sums, made where they are used.
+    """
+    return builder.call(ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", False), [value])
+
+
 # ---------------------------------------------------------------- scalars
 
 

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from blockconv.emit import I32, const, pointer, shuffle, splat
+from blockconv.emit import I32, const, opaque, pointer, shuffle, splat
 from blockconv.kernels.epilogue import Output, Tile, finish, lanes_below, masked_load
 
 __all__ = ["depthwise_tile"]
@@ -94,6 +94,7 @@ def depthwise_tile(
         count = len(literals)
         spec = _Spec(*[t.literal_value for t in signature.args[:count]])
         run = _Arguments(*args[count:])
+        run.d_px = opaque(builder, run.d_px)
         accs = _biases(builder, spec, run)
         if not spec.taps:
             _reduce_any(builder, spec, run, accs)
@@ -221,9 +222,8 @@ class _Loader:
 def _reduce(builder: Any, spec: _Spec, variant: tuple[int, int, int], run: _Arguments, accs: list[Any]) -> None:
     with cgutils.for_range(builder, run.l_taps) as loop:
         wei = builder.add(run.wei, builder.mul(loop.index, run.w_loop))
-        weights = [
-            _weight(builder, spec, builder.add(wei, _times(builder, run.w_unrolled, t))) for t in range(spec.taps)
-        ]
+        step = opaque(builder, run.w_unrolled)
+        weights = [_weight(builder, spec, builder.add(wei, _times(builder, step, t))) for t in range(spec.taps)]
         for q in range(spec.loops):
             ahead = builder.add(builder.mul(loop.index, run.l_dilation), _times(builder, run.l_stride, q))
             position = builder.add(run.l_first, ahead)
@@ -254,10 +254,10 @@ def _feed(
         for t in range(spec.taps):
             readers.setdefault(p * spec.stride + t * spec.dilation, []).append((p, t))
     span = (spec.unrolled - 1) * spec.stride + (spec.taps - 1) * spec.dilation + 1
-    at, before = base, 0
+    at, before, step = base, 0, opaque(builder, run.u_step)
     for place in sorted(readers):
         if begin <= place < span - end:
-            at = builder.add(at, _times(builder, run.u_step, place - before)) if place > before else at
+            at = builder.add(at, _times(builder, step, place - before)) if place > before else at
             before = place
             x = loader.load(at)
         else:
