@@ -102,13 +102,14 @@ def depthwise_channels(
                     dst = load_i64(args, A_DST) + n * load_i64(args, A_DN) + oh * d_row + ow * d_col
                     for e in range(entry_first, entry_last):
                         entry = load_i64(args, A_TABLE) + e * (8 * ENTRY)
+                        kh = load_i64(args, A_KH) if load_i64(entry, E_VALID) > 0 else 0  # padding is only written
                         for at in range(0, inner, lanes):
                             i = min(at, inner - lanes) * itemsize
                             depthwise_tile(
                                 itemsize, fma, lanes, period, 0, 1, loops, unrolled, taps, stride, dilation,
                                 begin, end, edges, 1, piece, act, permute, masked,
                                 kind, src + load_i64(entry, E_SRC) + i, s_col, s_row,
-                                ih, load_i64(args, A_IH), sh, load_i64(args, A_DH), load_i64(args, A_KH),
+                                ih, load_i64(args, A_IH), sh, load_i64(args, A_DH), kh,
                                 load_i64(args, A_WEI) + load_i64(entry, E_WEI), kw * tap, tap,
                                 load_i64(args, A_BIA) + load_i64(entry, E_BIA),
                                 load_i64(args, A_TABLE) + load_i64(entry, E_PERM), load_i64(entry, E_SRC_VALID),
