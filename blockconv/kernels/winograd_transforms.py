@@ -4,7 +4,7 @@ Lavin and Gray, CVPR'16 ("Fast algorithms for convolutional neural networks"); t
 for the points 0, ±p for each p of `POINTS[m]`, and infinity. Points that come in pairs share the even and odd
 halves of their sums, so no matrix is needed: each one-dimensional transform is a few lines. Which points are
 taken decides the rounding errors (Barabasz et al., TOMS'20). These were searched for over random data: against
-the textbook's 1, 2 they have a third of the error at m = 4, and m = 6 is as exact as that.
+the textbook's 1, 2 those of m = 4 have a third of the error.
 """
 
 from __future__ import annotations
