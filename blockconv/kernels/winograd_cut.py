@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from blockconv import jit
 from blockconv.kernels.cut import geometry
-from blockconv.kernels.machine import machine
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
@@ -108,6 +107,8 @@ def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
 
 # ---------------------------------------------------------------- cost
 
+FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.tuning
+BANDWIDTH = 25e9  # bytes a second, past the second-level cache
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
 _TRANSFORM = {2: 90, 4: 180, 6: 700}
 _PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
@@ -127,8 +128,7 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
     weights = at.positions * at.weight_position(p)
     moved = weights * at.blocks if weights > jit.second_level_cache() // 2 else weights
     pixels = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape))
-    fma, bandwidth = machine().cycle / 2, machine().bandwidth
-    return 2e-6 + (max(multiply * fma, moved / bandwidth) + transforms * fma + pixels / bandwidth) / threads
+    return 2e-6 + (max(multiply * FMA, moved / BANDWIDTH) + transforms * FMA + pixels / BANDWIDTH) / threads
 
 
 def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> float:
