@@ -17,13 +17,16 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib
+import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,8 @@ __all__ = [
     "Isa",
     "Kernel",
     "cache_directory",
+    "collecting",
+    "compile_together",
     "default_threads",
     "isa",
     "kernel",
@@ -298,6 +303,10 @@ class KernelFamily:
     def __call__(self, *params: int) -> Kernel:
         found = self._kernels.get(params)
         if found is None:
+            listed = getattr(_collected, "kernels", None)
+            if listed is not None and not self._path(self.name(*params)).exists():
+                listed[self._build.__module__, self.__name__, params] = None
+                return Kernel(self.name(*params), 0, False, None)
             with _lock:
                 found = self._kernels.get(params) or self._load(params) or self.compile(*params)
                 self._kernels[params] = found
@@ -347,6 +356,67 @@ def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> Kernel
     The body may close over the integers only: they are the specialisation and the cache key.
     """
     return KernelFamily(build)
+
+
+# ---------------------------------------------------------------- many kernels at once
+
+_collected = threading.local()
+_CHILD = """
+import importlib, json, sys
+for module, family, params in json.loads(sys.argv[1]):
+    getattr(importlib.import_module(module), family)(*params)
+"""
+FEWEST = 3  # kernels that are worth another process, which takes a second to start
+OTHERS = 4  # kernels that the caller compiles afterwards by itself: those that pack weights
+Wanted = tuple[str, str, tuple[int, ...]]  # module, family, integers
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[dict[Wanted, None]]:
+    """Kernels that this thread asks for inside, and the disk cache does not have, are listed and not compiled.
+
+    What is returned for them has no code: it must not be run, or kept.
+    """
+    wanted: dict[Wanted, None] = {}
+    _collected.kernels = wanted
+    try:
+        yield wanted
+    finally:
+        _collected.kernels = None
+
+
+def compile_together(wanted: Sequence[Wanted]) -> None:
+    """Compile kernels in as many processes as there are processors; they meet in the disk cache.
+
+    Numba compiles one at a time in a process. A process that fails costs nothing but time: what is still missing is
+    compiled when it is asked for.
+    """
+    count = min(affinity(), len(wanted) // FEWEST)
+    if count < 2 or not sys.executable or config.DISABLE_JIT:
+        return
+    path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
+    children = []
+    for k in range(count - 1):
+        command = [sys.executable, "-c", _CHILD, json.dumps(wanted[own + k :: count - 1])]
+        with contextlib.suppress(OSError):
+            children.append(
+                subprocess.Popen(
+                    command,
+                    env={**os.environ, "PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+    for module, family, params in wanted[:own]:
+        getattr(importlib.import_module(module), family)(*params)
+    for child in children:
+        try:
+            child.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 # ---------------------------------------------------------------- threads

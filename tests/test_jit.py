@@ -423,3 +423,27 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import blockconv
 assert blockconv.get_num_threads() == 1
 """)
+
+
+def test_kernels_are_compiled_together_in_processes(run_python: Any, tmp_path: Path) -> None:
+    """Those that are listed are not compiled, and then are, by whichever process."""
+    done = run_python(
+        """
+        from blockconv import jit
+        from blockconv.kernels.reorder import reorder_copy
+        jit.affinity = lambda: 2
+        sizes = [(4, 4 * 2**k, 1, 0) for k in range(4)] + [(8, 8, 1, 0), (8, 16, 1, 0)]
+        with jit.collecting() as wanted:
+            assert all(reorder_copy(*size).address == 0 for size in sizes)
+        assert len(wanted) == 6
+        jit.compile_together(list(wanted))
+        found = [reorder_copy(*size) for size in sizes]
+        assert all(kernel.address for kernel in found)
+        print(sum(not kernel.compiled for kernel in found))
+        with jit.collecting() as wanted:
+            reorder_copy(*sizes[0])
+        assert not wanted
+        """.replace("\n        ", "\n"),
+        BLOCKCONV_CACHE_DIR=str(tmp_path),
+    )
+    assert int(done.stdout) >= 3  # read from disk: another process compiled them

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from blockconv import dispatch
+from blockconv import dispatch, jit
 from blockconv.array import BlockedArray, to_layout
 from blockconv.eltwise_problem import (
     ActivationProblem,
@@ -41,7 +41,7 @@ from blockconv.network.memory import part
 from blockconv.packing import activation_block, pack_bias, pack_weights
 from blockconv.runtime import Op
 
-__all__ = ["OUTPUT", "Bound", "Candidate", "Parameters", "Pricing", "bind", "candidates", "plain"]
+__all__ = ["OUTPUT", "Bound", "Candidate", "Parameters", "Pricing", "bind", "candidates", "compile_kernels", "plain"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -124,6 +124,25 @@ class Parameters:
     def nbytes(self) -> int:
         """Bytes of all that is packed."""
         return sum(array.nbytes for array in self._packed.values())
+
+
+class _Unpacked(Parameters):
+    """Stands for parameters where only the kernels of bound ops count."""
+
+    def weights(self, node: Node, row: Row, problem: Any, src: Layout, dst: Layout) -> tuple[Array, Array]:
+        return np.empty(0), np.empty(0)
+
+    def constant(self, name: str, layout: Layout) -> Array:
+        return np.empty(0)
+
+
+def compile_kernels(network: Network, chosen: Sequence[Candidate], threads: int) -> None:
+    """Compile what candidates, one for each node, need and the disk cache does not have, on all processors."""
+    with jit.collecting() as wanted:
+        for node, candidate in zip(network.nodes, chosen, strict=True):
+            if candidate.row is not None:
+                bind(network, node, candidate, _Unpacked(network), threads)
+    jit.compile_together(list(wanted))
 
 
 # ---------------------------------------------------------------- candidates

@@ -20,7 +20,7 @@ from blockconv.boundary import as_numpy
 from blockconv.errors import ArgumentError, NetworkError
 from blockconv.layout import NATIVE, Layout
 from blockconv.network import archive, explain, report
-from blockconv.network.candidates import Parameters, plain
+from blockconv.network.candidates import Parameters, compile_kernels, plain
 from blockconv.network.fusion import fuse
 from blockconv.network.graph import Network
 from blockconv.network.planned import Layouts, Options, Planned, Planner, plan_layouts
@@ -197,6 +197,7 @@ class Plan:
 
     def _make(self, network: Network) -> _Bound:
         planned = plan_layouts(network, self.options)
+        compile_kernels(network, planned.chosen, self.options.threads)
         problem = planned.problem
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
         wanted = [plain(len(network.shape(name))) for name in network.outputs]
