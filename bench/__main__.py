@@ -114,6 +114,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=Path, help="write the results there, as JSON lines")
     command.add_argument("--html", type=Path, help="write a page with plots there, of all that --out has")
     command.add_argument("--resume", action="store_true", help="leave out what the file has already")
+    command.add_argument("--again", type=int, default=0, help="measure a case that others disturbed so often again")
     command.add_argument("--quick", action="store_true", help="few rounds: to see that it runs")
     command.add_argument("--cold", action="store_true", help="flush the caches before each call")
     command.add_argument("--rounds", type=int, default=31)
@@ -165,7 +166,7 @@ def _run(
 ) -> int:
     header = {"machine": machine.record(), "command": sys.argv[1:]}
     results = ResultFile(options.out, header, resume=options.resume)
-    done = run(plans, results, columns, console, closing)
+    done = run(plans, results, columns, console, closing, again=options.again)
     if options.html:
         options.html.write_text(page.render([([header], results.cases)], "blockconv: measurements"), encoding="utf-8")
     return 0 if done else 130

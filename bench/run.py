@@ -38,8 +38,13 @@ def run(
     columns: Sequence[Column],
     console: Console,
     closing: Closing = lambda cases: [],
+    *,
+    again: int = 0,
 ) -> bool:
-    """Measure what the file does not have yet, and show it, with what `closing` makes of all; False if interrupted."""
+    """Measure what the file does not have yet, and show it, with what `closing` makes of all; False if interrupted.
+
+    again: how often a case that others disturbed is measured once more; the least disturbed measurement is kept.
+    """
     shown: list[Case] = []
     style = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     try:
@@ -51,10 +56,10 @@ def run(
                     console.print(f"{plan.title}: already measured", style="dim", markup=False)
                 else:
                     case = {"key": plan.key, "suite": plan.suite, "title": plan.title}
-                    results.add(case | {"params": plan.params | plan.wanted} | plan.measure())
+                    results.add(case | {"params": plan.params | plan.wanted} | _measured(plan, again))
                 shown.append(results.cases[plan.key])
                 console.print(render(shown[-1], columns))
-                if (others := shown[-1].get("others") or 0.0) > DISTURBED:
+                if (others := _others(shown[-1])) > DISTURBED:
                     text = f"other processes kept {others:.2f} processors busy: measure again on a quiet machine"
                     console.print(text, style="yellow")
                 progress.advance(bar)
@@ -67,3 +72,14 @@ def run(
             console.print(part)
         console.print(summary(shown), markup=False)
     return True
+
+
+def _measured(plan: Plan, again: int) -> Case:
+    found = [plan.measure()]
+    while _others(found[-1]) > DISTURBED and len(found) <= again:
+        found.append(plan.measure())
+    return min(found, key=_others)
+
+
+def _others(case: Case) -> float:
+    return float(case.get("others") or 0.0)

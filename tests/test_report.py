@@ -236,6 +236,20 @@ def test_a_run_skips_what_is_there_and_survives_an_interrupt(tmp_path):
     assert list(load(path)[1]) == ["s|problem=a", "s|problem=b", "s|problem=c"]
 
 
+def test_what_others_disturbed_is_measured_again():
+    def others(again: int, *seen: float | None) -> tuple[float | None, int]:
+        left = iter(seen)
+        plan = Plan("s", "a", {}, lambda: {"entries": [], "speedups": {}, "others": next(left)})
+        results = ResultFile(None, {})
+        assert run([plan], results, [], Console(file=open_null()), again=again)
+        return results.cases["s"]["others"], len(seen) - len(list(left))
+
+    assert others(0, 0.5, 0.0) == (0.5, 1)
+    assert others(3, 0.5, 0.3, 0.05, 0.0) == (0.05, 3)
+    assert others(2, 0.5, 0.3, 0.4, 0.0) == (0.3, 3)
+    assert others(2, None, 0.0) == (None, 1)
+
+
 # Two files
 
 
