@@ -1,8 +1,9 @@
 """`python -m bench nets`: whole networks, ours planned in several ways beside the engines that read ONNX.
 
 A way to choose the layouts of a network, a *choice*, is one of CHOICES, the name of a layout (every
-op in it that can be), a JSON file of {op: layout}, or `module:function` of a planner of one's own:
-it is called with the network and the number of threads, and gives what is called with the input.
+op in it that can be), a JSON file of {op: layout}, `costs=FILE` with a cost table of one's own (as
+`compile` takes it), or `module:function` of a planner of one's own: it is called with the network
+and the number of threads, and gives what is called with the input.
 """
 
 from __future__ import annotations

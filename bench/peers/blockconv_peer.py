@@ -112,6 +112,8 @@ def _plan(choice: str, net: bc.Network, threads: int) -> Any:
     if ":" in choice:
         module, _, function = choice.partition(":")
         return getattr(importlib.import_module(module), function)(net, threads)
+    if choice.startswith("costs="):
+        return bc.compile(net, costs=choice.removeprefix("costs="), threads=threads)
     if choice.endswith(".json"):
         return bc.compile(net, layouts=json.loads(Path(choice).read_text()), threads=threads)
     if choice in ("auto", "measured"):
