@@ -53,6 +53,8 @@ def test_nodes_are_put_in_an_order_that_runs():
         ((RELU, Node("s", RELU.attributes, ("x",), "y")), ("y",), "node 's'.*already"),
         ((RELU, Node("r", RELU.attributes, ("x",), "z")), ("y",), "node 'r'.*another"),
         ((RELU,), ("q",), "'q'.*no node produces it"),
+        ((RELU,), (), "outputs.*has to name a value"),
+        ((RELU,), ("y", "y"), "outputs.*none twice"),
         ((Node("a", ops.Binary("add"), ("x",), "y"),), ("y",), "node 'a'.*takes 2"),
         ((Node("a", ops.Conv2d(), ("x",), "y"),), ("y",), "node 'a'.*takes 1 to 2"),
         ((Node("a", ops.Conv2d(), ("x",), "y", ("x",)),), ("y",), "node 'a'.*constant"),

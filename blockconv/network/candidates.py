@@ -150,6 +150,9 @@ def compile_kernels(network: Network, chosen: Sequence[Candidate], threads: int)
 
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
+    shape = network.shape(node.output)
+    if not shape or 0 in (shape[1:] if len(shape) == 4 else shape):  # but a batch of images may be empty
+        raise UnsupportedError(f"{node}: its value has shape {shape}: plans hold no scalars and no empty parts")
     rule = _RULES[type(node.attributes)]
     best: dict[Any, Candidate] = {}
 

@@ -217,6 +217,8 @@ def _ordered(net: Network) -> tuple[Node, ...]:
         if node.name in names:
             raise NetworkError(str(node), "name", node.name, "is the name of another node too")
         names.add(node.name)
+    if not net.outputs or len(set(net.outputs)) < len(net.outputs):
+        raise NetworkError(net.name, "outputs", net.outputs, "has to name a value, and none twice")
     for name in net.outputs:
         if name not in made:
             raise NetworkError(net.name, "outputs", name, "no node produces it, and it is no input")
