@@ -64,13 +64,15 @@ class Isa:
     """What the generated code may use: vector width and the number of vector registers.
 
     Taken from the features that Numba targets (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``),
-    which need not be the machine's.
+    which need not be the machine's. halves: a vector runs as two halves (AMD's Zen 4), so vectors of half the
+    width do as much in the same time.
     """
 
     name: str
     vector_bytes: int
     registers: int
     fma: bool
+    halves: bool = False
 
 
 @functools.cache
@@ -90,7 +92,7 @@ def isa() -> Isa:
     """The widest vector unit among `target_features`."""
     features = target_features()
     if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
-        return Isa("avx512", 64, 32, True)
+        return Isa("avx512", 64, 32, True, halves=target_cpu() == "znver4")
     if {"avx2", "fma"} <= features:
         return Isa("avx2", 32, 16, True)
     if platform.machine().lower() in ("aarch64", "arm64"):

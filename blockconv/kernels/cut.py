@@ -164,6 +164,8 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     """How a problem is cut on this machine. Tile and block sizes do not depend on the threads."""
     isa, itemsize, p, at = jit.isa(), ITEMSIZE[dtype], problem, space(problem, src, dst)
     lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
+    if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
+        lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     cb, piece = _source_block(p, src), destination_piece(dst, lanes, p.g, oc)
     rows, pixels, vectors = _tile(oc, p.g, at, dst, piece, lanes, 32 if isa.registers == 32 else 16)
     width = vectors * lanes

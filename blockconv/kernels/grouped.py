@@ -37,11 +37,20 @@ def _sharing(problem: Conv2dProblem, lanes: int) -> int:
     return lanes // (problem.oc // problem.g)
 
 
+def _lanes(problem: Conv2dProblem, lanes: int) -> int:
+    """Of a vector, or of half of one where that costs nothing and leaves a tenth of them less idle."""
+    half, p = lanes // 2, problem
+    if not jit.isa().halves or p.oc // p.g > half:
+        return lanes
+    total = {width: -(-p.g // _sharing(p, width)) * width for width in (lanes, half)}
+    return half if 10 * total[half] <= 9 * total[lanes] else lanes
+
+
 @functools.lru_cache(maxsize=4096)
 def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> Blocking:
     """How a problem is cut on this machine. Tile sizes do not depend on the threads."""
     isa, itemsize, p, at = jit.isa(), ITEMSIZE[dtype], problem, space(problem, src, dst)
-    lanes, registers = isa.vector_bytes // itemsize, 32 if isa.registers == 32 else 16
+    lanes, registers = _lanes(p, isa.vector_bytes // itemsize), 32 if isa.registers == 32 else 16
     count = _sharing(p, lanes)
     ic, oc = p.ic // p.g, p.oc // p.g
     channels = count * ic

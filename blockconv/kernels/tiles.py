@@ -20,7 +20,7 @@ import functools
 import numba
 
 from blockconv import jit
-from blockconv.emit import load_bits, load_i64, move, store_bits
+from blockconv.emit import load_i64, move, store_bits
 from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, Blocking, geometry, space
 from blockconv.kernels.microkernel import conv_tile
 from blockconv.kernels.pixels import line_packer, zero_pixels
@@ -191,17 +191,25 @@ def _scatterer(itemsize):
 
     @numba.njit(error_model="numpy", forceinline=True)
     def scatter(args, tile, base, first, rows, pixels, width, valid, written, gather):
-        """Move a tile [pixel][width channels] to its places in memory, channel by channel; `gather` moves it here."""
-        for c in range(written):
-            at = base + _channel_offset(args, first + c)
+        """Move a tile [pixel][width channels] to its places in memory, block by block; `gather` moves it here.
+
+        Channels past the valid ones are written as zero.
+        """
+        c, d_len = 0, load_i64(args, A_DLEN)
+        while c < written:
+            at, there = base + _channel_offset(args, first + c), c < valid
+            count = min(d_len - (first + c) % d_len, (min(valid, written) if there else written) - c)
             for r in range(rows):
                 for p in range(pixels):
-                    here = tile + ((r * pixels + p) * width + c) * itemsize
-                    there = at + r * load_i64(args, A_DROW) + p * load_i64(args, A_DCOL)
+                    mine = tile + ((r * pixels + p) * width + c) * itemsize
+                    its = at + r * load_i64(args, A_DROW) + p * load_i64(args, A_DCOL)
                     if gather:
-                        store_bits(here, load_bits(there, itemsize), itemsize)
+                        _copy(mine, its, count * itemsize)
+                    elif there:
+                        _copy(its, mine, count * itemsize)
                     else:
-                        store_bits(there, load_bits(here, itemsize) if c < valid else 0, itemsize)
+                        _zero(its, count * itemsize)
+            c += count
 
     return scatter
 
