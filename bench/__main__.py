@@ -20,7 +20,7 @@ from rich.console import Console
 from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
-from . import changes, lab, launcher, layers, machine, page, peers, pools, reorders, standings, tables
+from . import changes, lab, launcher, layers, machine, peers, pools, reorders, standings, tables
 from .peers import OURS
 from .report import Column
 from .results import ResultFile, load
@@ -168,6 +168,8 @@ def _run(
     results = ResultFile(options.out, header, resume=options.resume)
     done = run(plans, results, columns, console, closing, again=options.again)
     if options.html:
+        from . import page  # which needs matplotlib
+
         options.html.write_text(page.render([([header], results.cases)], "blockconv: measurements"), encoding="utf-8")
     return 0 if done else 130
 
@@ -241,6 +243,8 @@ def _tables(options: argparse.Namespace, console: Console) -> int:
 
 
 def _page(options: argparse.Namespace, console: Console) -> int:
+    from . import page  # which needs matplotlib
+
     page.write(options.results, options.html)
     return 0
 

@@ -47,8 +47,8 @@ def _plan(problem: ReorderProblem, threads: int, crew: Crew, timing: dict[str, A
         logical = np.random.default_rng(0).standard_normal(problem.shape, dtype=np.float32)
         src, expected = storage(logical, problem.src), storage(logical, problem.dst)
         nbytes = src.nbytes + expected.nbytes
-        variants = crew.copies(nbytes, expected, threads)
-        variants += crew.contenders("reorder", problem, src, threads=threads)
+        variants = crew.contenders("reorder", problem, src, threads=threads)
+        variants += crew.copies(nbytes, expected, threads)
         # A reorder moves numbers: the least error is an error.
         return {"bytes": nbytes, **measure(variants, expected, 0.0, **timing)}
 

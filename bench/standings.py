@@ -45,7 +45,7 @@ def libraries(cases: Iterable[Case], role: str = "peer") -> list[str]:
 def layout_speeds(case: Case) -> dict[str, float]:
     """Speed of each of our layouts as a share of the fastest of them."""
     times = {entry["name"].partition(" ")[2]: seconds(entry) for entry in timed(case, "ours")}
-    return {layout: min(times.values()) / time for layout, time in times.items()}
+    return {layout: min(times.values()) / time for layout, time in times.items() if layout}
 
 
 def is_wide(case: Case) -> bool:

@@ -413,6 +413,17 @@ def test_the_installed_peers_are_right(tmp_path, suite, problems):
     assert all(entry["prepare"] > 0 for entry in entries if entry["role"] == "peer")
 
 
+def test_reorders_beside_a_copy(tmp_path):
+    path = tmp_path / "results.jsonl"
+    command = [sys.executable, "-m", "bench", "reorders", "--quick", "--budget", "0.1", "--out", str(path)]
+    command += ["--peers", "numpy", "--shape", "1x64x8x8", "--layouts", "NCHW", "NHWC"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for one in load(path)[1].values():
+        verdicts = {entry["name"]: entry["verdict"] for entry in one["entries"]}
+        assert verdicts == {"blockconv": "ok", "copy (numpy)": "ok"}
+
+
 def test_networks_beside_their_peers(tmp_path):
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
@@ -429,14 +440,14 @@ def test_networks_beside_their_peers(tmp_path):
     onnx.save(model, tmp_path / "small.onnx")
     (tmp_path / "layouts.json").write_text("{}")
     path = tmp_path / "results.jsonl"
-    choices = ["auto", "greedy", "NHWC", str(tmp_path / "layouts.json"), "blockconv:compile_nothing"]
+    choices = ["auto", "measured", "greedy", "NHWC", str(tmp_path / "layouts.json"), "blockconv:compile_nothing"]
     command = [sys.executable, "-m", "bench", "nets", "--quick", "--budget", "0.1", "--out", str(path)]
     command += ["--peers", "onnxruntime", "openvino", "--networks", str(tmp_path / "small.onnx"), "--choices", *choices]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (one,) = load(path)[1].values()
     verdicts = {entry["name"]: entry["verdict"] for entry in one["entries"] if entry["role"] == "ours"}
-    assert list(verdicts.values()) == ["ok"] * 4 + ["failed"]
+    assert list(verdicts.values()) == ["ok"] * 5 + ["failed"]
     assert all(entry["verdict"] == "ok" for entry in one["entries"] if entry["role"] == "peer")
     assert one["flops"] == 2 * 8 * 3 * 9 * 64
     assert one["entries"][0]["about"]["reorders"] == 0
