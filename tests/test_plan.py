@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -163,6 +165,22 @@ def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("something else")
     with pytest.raises(bc.ArgumentError, match=r"no file of Plan\.save"):
         bc.Plan.load(tmp_path / "other")
+
+
+def test_a_released_plan_runs_on_without_its_weights(tmp_path: Path) -> None:
+    x = values((1, 3, 12, 12))
+    plan = bc.compile(residual_network())
+    wanted = plan(x)
+    weight = weakref.ref(plan.network.constants[plan.network.nodes[0].parameters[0]].base)
+    plan.release()
+    gc.collect()
+    assert weight() is None
+    assert np.array_equal(plan(x), wanted)
+    assert "conv_direct" in plan.explain()
+    with pytest.raises(bc.NetworkError, match="released"):
+        plan(values((2, 3, 12, 12)))
+    with pytest.raises(bc.NetworkError, match="released"):
+        plan.save(tmp_path / "plan")
 
 
 def test_every_op_is_saved_and_loaded(tmp_path: Path) -> None:

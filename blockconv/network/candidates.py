@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,7 +90,7 @@ class Parameters:
     """Weights packed once for each form that kernels ask for: bytes are shared by all nodes and sizes that agree."""
 
     def __init__(self, network: Network) -> None:
-        self._constants = network.constants
+        self._constants: Mapping[str, Array] = network.constants
         self._packed: dict[Any, Array] = {}
 
     def weights(self, node: Node, row: Row, problem: Any, src: Layout, dst: Layout) -> tuple[Array, Array]:
@@ -113,6 +113,10 @@ class Parameters:
         return self._kept(
             (name, layout), lambda: to_layout(BlockedArray(value, plain(layout.ndim), value.shape), layout).storage
         )
+
+    def release(self) -> None:
+        """Forget the constants; what is packed remains."""
+        self._constants = {}
 
     def _kept(self, key: Any, make: Callable[[], Array]) -> Array:
         found = self._packed.get(key)

@@ -116,12 +116,17 @@ class Plan:
         self._lock = threading.Lock()
         self._bound: dict[Shapes, _Bound] = {}
         self._profiled: Profile | None = None
+        self._released = False
         self._of(tuple(tensor.shape for tensor in network.inputs))
 
     # -- files
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan: its network with weights, what it was asked for, and the kernels and layouts it chose."""
+        if self._released:
+            raise NetworkError(
+                self.network.name, "save", str(path), "the plan's weights were released", "save it before"
+            )
         options, bound = self.options, self._first
         asked: Any = options.layouts
         asked = {name: str(lay) for name, lay in asked.items()} if isinstance(asked, Mapping) else str(asked)
@@ -187,6 +192,9 @@ class Plan:
             with self._lock:
                 bound = self._bound.get(shapes)
                 if bound is None:
+                    if self._released:
+                        rule = "the plan's weights were released, so it cannot be made for new sizes"
+                        raise NetworkError(self.network.name, "inputs", shapes, rule, f"it has {[*self._bound]}")
                     names = [tensor.name for tensor in self.network.inputs]
                     network = self.network.with_input_shapes(dict(zip(names, shapes, strict=True)))
                     bound = self._make(network)
@@ -239,6 +247,17 @@ class Plan:
         if bound is self._first:
             self._profiled = profile
         return profile
+
+    def release(self) -> None:
+        """Give up the network's own weights: the packed ones are what remains. Only sizes that came before still run,
+        and the plan cannot be saved any more."""
+        with self._lock:
+            self._released = True
+            self.network = _without_weights(self.network)
+            self._parameters.release()
+            for shapes, bound in self._bound.items():
+                planned = bound.planned._replace(network=_without_weights(bound.planned.network))
+                self._bound[shapes] = bound._replace(planned=planned)
 
     # -- looking inside
 
@@ -305,6 +324,12 @@ class Plan:
         Path(path).write_text(
             report.page(bound.planned, bound.schedule, measured, self.summary(), self.options.asked), encoding="utf-8"
         )
+
+
+def _without_weights(network: Network) -> Network:
+    """The network with constants of the same shapes that take no memory."""
+    constants = {name: np.broadcast_to(np.zeros((), c.dtype), c.shape) for name, c in network.constants.items()}
+    return replace(network, constants=constants, remake=None)
 
 
 class Profile(NamedTuple):

@@ -152,11 +152,11 @@ def _without_winograd(row: Row) -> bool:
 
 def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[str, Layout, Layout], float]:
     """Bytes at the speed of memory; nothing where the bytes are the same; a user's own by `reorder_key`."""
-    scale = tuning.machine().memory
+    scale, tensors = tuning.machine().memory, network.tensors  # not the network, whose weights a plan may give up
 
     @functools.cache
     def cost(name: str, src: Layout, dst: Layout) -> float:
-        tensor = network.tensors[name]
+        tensor = tensors[name]
         if src != dst and same_bytes(tensor.shape, src, dst):
             return 0.0
         moved = tensor.dtype.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
