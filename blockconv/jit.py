@@ -369,7 +369,7 @@ for module, family, params in json.loads(sys.argv[1]):
     getattr(importlib.import_module(module), family)(*params)
 """
 FEWEST = 3  # kernels that are worth another process, which takes a second to start
-OTHERS = 4  # kernels that the caller compiles afterwards by itself: those that pack weights
+OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
 Wanted = tuple[str, str, tuple[int, ...]]  # module, family, integers
 
 
