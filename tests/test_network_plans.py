@@ -1,6 +1,6 @@
 """Whole networks through plans: the recorded outputs of the light networks, and random weights.
 
-Compiling the kernels of all of them takes minutes of CPU, so that some run only if BLOCKCONV_ALL_NETWORKS is set.
+Compiling the kernels of all of them takes minutes of CPU, so that some run only if BLOCKCONV_TEST_ALL is set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnx import numpy_helper  # noqa: E402
 
 from bench.networks import build, light  # noqa: E402
 
-ALL = pytest.mark.skipif("BLOCKCONV_ALL_NETWORKS" not in os.environ, reason="BLOCKCONV_ALL_NETWORKS is not set")
+ALL = pytest.mark.skipif("BLOCKCONV_TEST_ALL" not in os.environ, reason="BLOCKCONV_TEST_ALL is not set")
 PICTURE = (np.arange(150528).reshape(1, 3, 224, 224) / 150528).astype(np.float32)  # the suite's input
 
 
