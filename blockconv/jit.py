@@ -455,10 +455,12 @@ def threading_layer() -> ThreadingLayer:
     """
     from numba.np.ufunc import parallel
 
+    global _foreign
     tbb = None
     with _lock:
         if parallel._threading_layer is None and str(config.THREADING_LAYER).lower() not in ("omp", "workqueue"):
             tbb = _load_tbb()
+            _foreign = threading.current_thread() is not threading.main_thread()
         parallel._launch_threads()
     name = parallel.threading_layer()
     if name == "workqueue":
@@ -510,8 +512,14 @@ def _tbb_directories() -> Iterator[str]:
         yield os.path.join(prefix, "Library", "bin")
 
 
+_foreign = False  # TBB was started by another thread than the main one
+stranded = False  # in a forked child whose threading layer is beyond use
+
+
 def _after_fork() -> None:
-    global _lock, _workqueue
+    global _lock, _workqueue, stranded
+    # TBB that another thread than the main one started is not made ready for a fork by Numba: a call may never end.
+    stranded = stranded or _foreign
     _lock, _workqueue = threading.RLock(), threading.Lock()
 
 

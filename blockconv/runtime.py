@@ -181,6 +181,8 @@ class Program:
         if not self.ops:
             return
         threads = min(get_num_threads() if threads is None else threads, self.width)
+        if jit.stranded:
+            threads = 1
         try:
             instance = self._idle.pop()
         except IndexError:

@@ -25,12 +25,12 @@ PICTURE = (np.arange(150528).reshape(1, 3, 224, 224) / 150528).astype(np.float32
 @pytest.mark.parametrize(
     "name",
     [
-        "bvlc_alexnet",
+        pytest.param("bvlc_alexnet", marks=ALL),
         pytest.param("densenet121", marks=ALL),
         pytest.param("inception_v1", marks=ALL),
         pytest.param("inception_v2", marks=ALL),
         "resnet50",
-        "shufflenet",
+        pytest.param("shufflenet", marks=ALL),
         "squeezenet",
         pytest.param("vgg19", marks=ALL),
         pytest.param("zfnet512", marks=ALL),
@@ -46,7 +46,8 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mobilenetv2", "shufflenet", "squeezenet", pytest.param("efficientnet_b0", marks=ALL)]
+    "name",
+    ["shufflenet", *(pytest.param(name, marks=ALL) for name in ("mobilenetv2", "squeezenet", "efficientnet_b0"))],
 )
 def test_random_weights(name: str) -> None:
     network = bc.load_onnx(build(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -470,8 +471,9 @@ def test_pytest_times_every_kernel(tmp_path):
         "--benchmark-max-time=0.001",
     ]
     saved = tmp_path / "saved.json"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
     done = subprocess.run(
-        [*command, f"--benchmark-json={saved}"], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, f"--benchmark-json={saved}"], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(saved.read_text())["benchmarks"]
