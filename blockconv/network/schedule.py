@@ -9,8 +9,8 @@ serve one block after the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -94,19 +94,11 @@ class _Spot:
         return self.offset == 0 and self.block.nbytes == nbytes
 
 
-@dataclass
-class _Draft:
-    """An action whose places are not known yet. operands: a spot or constants for each buffer of its ops."""
+class _Draft(NamedTuple):
+    """An action whose ops are not bound to places yet. operands: a spot or constants for each buffer of its ops."""
 
-    name: str
-    kind: str
-    kernel: str
-    reads: tuple[Value, ...]
-    writes: Value
-    cost: float
-    ops: tuple[Op, ...]
+    action: Action
     operands: tuple[_Spot | Array, ...]
-    node: Node | None = None
 
 
 class _Scheduler:
@@ -150,7 +142,8 @@ class _Scheduler:
         ops_ = reorder_program(shape, source[1], layout, itemsize).ops
         spots = self.spots[source], self.fresh(value)
         cost = self.costs(name, source[1], layout)
-        self.drafts.append(_Draft(name, "reorder", ops_[0].kernel.name, (source,), value, cost, ops_, spots))
+        action = Action(name, "reorder", ops_[0].kernel.name, (source,), value, cost, ops_)
+        self.drafts.append(_Draft(action, spots))
         return spots[1]
 
     def copy(self, value: Value, to: _Spot, cost: float) -> None:
@@ -158,8 +151,8 @@ class _Scheduler:
         itemsize = self.network.tensors[value[0]].dtype.itemsize
         line = Layout("a")
         ops_ = reorder_program((self.nbytes(value) // itemsize,), line, line, itemsize).ops
-        draft = _Draft(value[0], "copy", ops_[0].kernel.name, (value,), value, cost, ops_, (self.spots[value], to))
-        self.drafts.append(draft)
+        action = Action(value[0], "copy", ops_[0].kernel.name, (value,), value, cost, ops_)
+        self.drafts.append(_Draft(action, (self.spots[value], to)))
 
     # -- nodes
 
@@ -178,9 +171,8 @@ class _Scheduler:
             operand if isinstance(operand, np.ndarray) else target if operand == OUTPUT else spots[operand]
             for operand in bound.operands
         )
-        self.drafts.append(
-            _Draft(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, operands, node)
-        )
+        action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)
+        self.drafts.append(_Draft(action, operands))
 
     def view(self, node: Node, reads: tuple[Value, ...], spots: list[_Spot], value: Value) -> None:
         """A node whose output is bytes that are there, or are written in their place."""
@@ -237,9 +229,8 @@ class _Scheduler:
 
 def _placed(draft: _Draft) -> Action:
     places = [_place(operand) for operand in draft.operands]
-    bound = tuple(Op(op.kernel, _located(op.args, places), op.tasks, op.chunk, op.scratch, op.tail) for op in draft.ops)
-    d = draft
-    return Action(d.name, d.kind, d.kernel, d.reads, d.writes, d.cost, bound, d.node)
+    ops_ = tuple(replace(op, args=_located(op.args, places)) for op in draft.action.ops)
+    return replace(draft.action, ops=ops_)
 
 
 def _place(operand: _Spot | Array) -> Buffer | int:
