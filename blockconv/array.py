@@ -248,7 +248,7 @@ def reorder_program(
     fill: the bits of the destination's padding. stream: store past the caches, to addresses of whole lines.
     """
     problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
-    row = dispatch.choose("reorder", problem, src, dst, f"{problem.itemsize} bytes", 1)
+    row = dispatch.choose("reorder", problem, src, dst, f"{problem.itemsize} bytes")
     ops = row.bind(problem, src, dst, fill, stream)
     if itemsize:
         return Program(ops)

@@ -44,9 +44,7 @@ def candidates(
     return found
 
 
-def choose(
-    op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int, accuracy: float = ACCURACY
-) -> Row:
+def choose(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, accuracy: float = ACCURACY) -> Row:
     """The first row of the table that computes by the definition, or one that does not and is cheaper.
 
     The choice depends on the problem alone, never on the threads, so that results keep their bits. A fall to the

@@ -272,7 +272,7 @@ def _plan(
     problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool,
 ) -> _Plan:  # fmt: skip
     if algorithm == "auto":
-        row = dispatch.choose("conv2d", problem, src, dst, dtype, threads, accuracy)
+        row = dispatch.choose("conv2d", problem, src, dst, dtype, accuracy)
     elif algorithm == "winograd":
         row = _winograd(op, problem, src, dst, dtype, accuracy)
     else:

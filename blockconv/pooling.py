@@ -228,7 +228,7 @@ def _make(key: Any, parameters: tuple[Any, ...], layout: Layout) -> _Bound:
     problem = _PROBLEMS[op](shape, *parameters)
     ops = []
     if problem.n:
-        row = dispatch.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, name, threads)
+        row = dispatch.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, name)
         ops = list(row.bind(problem, layout, layout, name, threads))
     if len(_made) >= _MOST_MADE:
         _made.clear()

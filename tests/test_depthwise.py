@@ -115,7 +115,7 @@ def test_the_row_is_chosen_and_its_reasons_are_sentences(name):
             mine = next(c for c in found if c.row.name == "conv_depthwise" and "float32" in c.row.dtypes)
             assert (mine.cost is None) == bool(mine.why_not)
             if mine.why_not is None:
-                assert dispatch.choose("conv2d", p, Layout(src), Layout(dst), "float32", 1) is mine.row
+                assert dispatch.choose("conv2d", p, Layout(src), Layout(dst), "float32") is mine.row
 
 
 def test_every_way_of_cutting_is_among_the_problems():

@@ -154,7 +154,7 @@ LARGE, SMALL = problem(64, 56, 64), problem(3, 8, 5)
 
 
 def chosen(p, **options):
-    return dispatch.choose("conv2d", p, NHWC, NHWC, "float32", 1, **options).name
+    return dispatch.choose("conv2d", p, NHWC, NHWC, "float32", **options).name
 
 
 def test_auto_weighs_tile_sizes_against_direct():
