@@ -29,14 +29,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 import numba
-from numba.core import config, types
+from numba.core import config
 from numba.core.registry import cpu_target
 
+from blockconv.codegen import Code, generate, link
 from blockconv.errors import SlowPathWarning, UnsupportedError
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "threading_layer",
 ]
 
-_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 _lock = threading.RLock()  # Numba's compiler and the layer's start are entered by one thread at a time.
 
 
@@ -185,7 +184,13 @@ def _cache_size(level: int) -> int | None:
 def _sources() -> list[Path]:
     """Every file whose text can change the code of a kernel."""
     here = Path(__file__).parent
-    return [*sorted((here / "kernels").glob("*.py")), here / "emit.py", here / "jit.py", here / "runtime.py"]
+    return [
+        *sorted((here / "kernels").glob("*.py")),
+        here / "codegen.py",
+        here / "emit.py",
+        here / "jit.py",
+        here / "runtime.py",
+    ]
 
 
 @functools.cache
@@ -237,30 +242,21 @@ def _is_ours(directory: Path) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def _read_entry(path: Path) -> tuple[str, bytes, bytes] | None:
-    """(symbol, object code, bitcode) of an entry; None if there is none or it is damaged."""
+def _read_entry(path: Path) -> bytes | None:
+    """The object code of an entry; None if there is none or it is damaged."""
     try:
-        data = path.read_bytes()
+        digest, _, code = path.read_bytes().partition(b"\n")
     except OSError:
         return None
-    head, _, body = data.partition(b"\n")
-    try:
-        symbol, size, digest = head.decode().split(" ")
-        if _digest(symbol, size, body) != digest:
-            return None
-        return symbol, body[: int(size)], body[int(size) :]
-    except ValueError:
-        return None
+    return code if digest == _digest(path, code) else None
 
 
-def _write_entry(path: Path, symbol: str, code: bytes, bitcode: bytes) -> None:
-    body, size = code + bitcode, str(len(code))
-    head = f"{symbol} {size} {_digest(symbol, size, body)}\n".encode()
+def _write_entry(path: Path, code: bytes) -> None:
     name = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
-            file.write(head + body)
+            file.write(_digest(path, code) + b"\n" + code)
         os.replace(name, path)
     except OSError:  # A full or read-only disk costs the next process a compile, and nothing else.
         if name is not None:
@@ -268,8 +264,8 @@ def _write_entry(path: Path, symbol: str, code: bytes, bitcode: bytes) -> None:
                 os.unlink(name)
 
 
-def _digest(symbol: str, size: str, body: bytes) -> str:
-    return hashlib.sha256(f"{symbol} {size}\n".encode() + body).hexdigest()
+def _digest(path: Path, code: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + b"\0" + code).hexdigest().encode()
 
 
 # ---------------------------------------------------------------- kernels
@@ -281,16 +277,12 @@ class Kernel:
 
     name: str
     address: int
-    compiled: bool = field(compare=False)  # False: read from the disk cache
-    _library: Any = field(repr=False, compare=False)
+    code: Code | None = field(default=None, repr=False, compare=False)  # None: read from the disk cache
 
-    def asm(self) -> str:
-        """The machine code as assembly; only of a kernel compiled in this process."""
-        return str(self._library.get_asm_str())
-
-    def llvm(self) -> str:
-        """The optimised LLVM IR; only of a kernel compiled in this process."""
-        return str(self._library.get_llvm_str())
+    @property
+    def compiled(self) -> bool:
+        """By this process, and not read from the disk cache."""
+        return self.code is not None
 
 
 class KernelFamily:
@@ -308,7 +300,7 @@ class KernelFamily:
             listed = getattr(_collected, "kernels", None)
             if listed is not None and not self._path(self.name(*params)).exists():
                 listed[self._build.__module__, self.__name__, params] = None
-                return Kernel(self.name(*params), 0, False, None)
+                return Kernel(self.name(*params), 0)
             with _lock:
                 found = self._kernels.get(params) or self._load(params) or self.compile(*params)
                 self._kernels[params] = found
@@ -327,16 +319,10 @@ class KernelFamily:
         body = self._build(*params)
         body.__name__ = body.__qualname__ = name
         with _lock:
-            # Inlined into its C wrapper, the body is seen never to fail, and the path that takes the GIL goes.
-            compiled = numba.cfunc(_SIGNATURE, nopython=True, error_model="numpy", forceinline=True)(body)
-            library = compiled._library
-            _, kind, (code, bitcode) = library.serialize_using_object_code()
-            assert kind == "object"
-            forbidden = [name for name in ("NRT_", "gil_ensure") if name in compiled.inspect_llvm()]
-            if forbidden:
-                raise AssertionError(f"kernel {name} can raise or allocate: its code holds {', '.join(forbidden)}")
-        _write_entry(self._path(name), compiled.native_name, code, bitcode)
-        return Kernel(name, compiled.address, True, library)
+            code = generate(name, body)
+            address = link(name, code.object)
+        _write_entry(self._path(name), code.object)
+        return Kernel(name, address, code)
 
     def _path(self, name: str) -> Path:
         return cache_directory() / f"{self._build.__module__.rsplit('.', 1)[-1]}.{name}"
@@ -346,10 +332,7 @@ class KernelFamily:
         entry = _read_entry(self._path(name))
         if entry is None:
             return None
-        symbol, code, bitcode = entry
-        codegen = cpu_target.target_context.codegen()
-        library = codegen.unserialize_library((name, "object", (code, bitcode)))
-        return Kernel(name, library.get_pointer_to_function(symbol), False, library)
+        return Kernel(name, link(name, entry))
 
 
 def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> KernelFamily:

@@ -15,6 +15,7 @@ from conv_lab import check, data, rows
 
 from blockconv import jit
 from blockconv.kernels import tiles
+from blockconv.kernels.microkernel import conv_tile
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
@@ -59,19 +60,17 @@ def test_no_kernel_of_a_convolution_takes_the_gil():
 
 
 def fresh(descriptor: str, src: str, dst: str, dtype: str = "float32", act: int = 0) -> jit.Kernel:
-    """The kernel of the direct row for a problem, compiled now."""
+    """The kernel that computes tiles in the direct row for a problem, compiled now."""
     p = Conv2dProblem.from_descriptor(descriptor)
     row = next(row for row in rows(p, src, dst) if row.name == "conv_direct")
     source, destination = (Layout(name) for name in (src, dst))
     (op,) = row.bind(p, source, destination, dtype, 1, act, False)
-    kernel = tiles.conv_tiles.compile(*map(int, op.kernel.name.partition("__")[2].split("_")))
-    assert kernel.name == op.kernel.name
-    assert kernel.compiled
-    return kernel
+    params, _ = next(item for item in conv_tile._kernels.items() if item[1].address == op.args[tiles.A_TILE])
+    return conv_tile.compile(*params)
 
 
 def assert_clean(kernel: jit.Kernel) -> None:
-    found = re.findall(r"gil_ensure|PyGIL\w+|PyErr\w+|NRT_\w+|numba_unpickle|\bmalloc\b", kernel.llvm())
+    found = re.findall(r"gil_ensure|PyGIL\w+|PyErr\w+|NRT_\w+|numba_unpickle|\bmalloc\b", kernel.code.llvm())
     assert not found, f"{kernel.name}: {found}"
 
 
@@ -104,7 +103,7 @@ def look_at_assembly(wide: str, too_wide: str) -> None:
     ]
     for kernel in kernels:
         assert_clean(kernel)
-        assembly = kernel.asm()
+        assembly = kernel.code.asm()
         multiplied = re.findall(r"\bv?(?:fmadd\w+|mul)p[sd]\b.*", assembly)
         assert any(wide in line for line in multiplied), f"{kernel.name} multiplies without {wide}"
         beyond = re.findall(rf".*%{too_wide}[0-9].*", assembly)

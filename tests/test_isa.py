@@ -33,7 +33,7 @@ for src, dst in (("NCHW", "NCHW16"), ("NCHW16", "NCHW"), ("NCHW", "NHWC"), ("NCH
     loops = nest(Layout(src), Layout(dst), (1, 64, 32, 32))
     for op in (reorder.transpose_op(loops, 4, 0), reorder.copy_op(loops, 4, 0, True)):
         if not isinstance(op, str) and op.kernel.compiled:
-            texts.append(op.kernel.asm())
+            texts.append(op.kernel.code.asm())
 assert len(texts) > 3
 print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm", "ymm", "xmm")])
 """

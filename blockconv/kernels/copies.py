@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numba
-
+from blockconv.codegen import inline
 from blockconv.emit import load_bits, move, store_bits
 
 __all__ = ["copy_bytes", "copy_pixels"]
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def copy_bytes(dst, src, size):
     """Copy `size` bytes, a multiple of 4."""
     if size >= 64:
@@ -27,7 +26,7 @@ def copy_bytes(dst, src, size):
             move(dst + at, src + at, 4, 0)
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def copy_pixels(dst, src, pixels, d_col, s_col, size):
     """`size` bytes of each pixel; the sizes that layouts make are one move."""
     if size == 4:

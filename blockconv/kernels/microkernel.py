@@ -18,6 +18,7 @@ from typing import Any
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from blockconv import jit
 from blockconv.emit import I64, const, pointer, splat
 from blockconv.kernels.epilogue import Output, Tile, finish
 from blockconv.kernels.shared import Shared, reduce_shared
@@ -25,33 +26,55 @@ from blockconv.kernels.shared import Shared, reduce_shared
 __all__ = ["conv_tile"]
 
 
-@intrinsic(prefer_literal=True)
-def conv_tile(  # one tile, from the weights to the stored output
-    typingctx,
+# Words of a tile's record.
+(
+    R_SRC, R_ROW_STRIDE, R_PLACES, R_WHOLE, R_ENDED, R_TAIL, R_WEI, R_BIAS,
+    R_DST, R_DROW, R_DPX, R_DPIECE, R_RESIDUAL, R_VALID, R_WRITTEN, R_PARAMS, R_SCRATCH, R_END,
+) = range(18)  # fmt: skip
+
+
+@jit.kernel
+def conv_tile(
     itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act,
     groups, group_ic, group_oc, pitch, taps, tap_step,
-    src, row_stride, places, whole, ended, tail, wei, bias, dst, d_row, d_px, d_piece,
-    residual_offset, valid, written, params, tile_scratch,
 ):  # fmt: skip
-    """Reduce one tile and store it.
+    """Reduce one tile and store it; the first argument is its record, the others are not looked at.
 
-    Compile time: itemsize (4 or 8), fma (0, 1), tile (rows x pixels x vectors of lanes), px_bytes between
-    neighbouring source pixels of a row, cb (channels of a block), piece (contiguous destination channels; 1
-    is NCHW), act (`ACT_NONE`, `ACT_CLIP`, `ACT_OTHER`), and the six numbers of `Shared`: where more than one
-    group shares a vector, a place may be several taps, and the channels are unrolled.
-    Run time, in bytes: the source's first pixel and row stride; the address of a table of places, the offset
+    itemsize (4 or 8), fma (0, 1), tile (rows x pixels x vectors of lanes), px_bytes between neighbouring source
+    pixels of a row, cb (channels of a block), piece (contiguous destination channels; 1 is NCHW), act (`ACT_NONE`,
+    `ACT_CLIP`, `ACT_OTHER`), and the six numbers of `Shared`: where more than one group shares a vector, a place
+    may be several taps, and the channels are unrolled.
+    Record, in bytes: the source's first pixel and row stride; the address of a table of places, the offset
     of each (block, tap) in the order of the weights; how many of them hold cb channels, and how many come
-    after them that hold `tail`; weights [place][cb][vectors * lanes]; bias [vectors * lanes]; the destination
-    and its row, pixel and piece strides; the residual's address less the destination's, 0 for none; how many
-    channels of the tile are valid, and how many are written (as zero beyond the valid ones); the address of
-    the activation's parameters; scratch for one tile.
+    after them that hold `tail`; weights [place][cb][vectors * lanes]; bias [vectors * lanes]; and what `Output` has.
+
+    A kernel of its own and not a part of the one that walks over tiles, which is the same for all of these:
+    what differs between problems is compiled alone.
     """
-    i64 = types.int64
+
+    def kernel(record, unused_first, unused_last, unused_scratch):
+        _tile(
+            itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act,
+            groups, group_ic, group_oc, pitch, taps, tap_step, record,
+        )  # fmt: skip
+
+    return kernel
+
+
+@intrinsic(prefer_literal=True)
+def _tile(
+    typingctx,
+    itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act,
+    groups, group_ic, group_oc, pitch, taps, tap_step, record,
+):  # fmt: skip
+    """The tile of a record; see `conv_tile`."""
 
     def codegen(context, builder, signature, args):
         shape = [t.literal_value for t in signature.args[:16]]
         tile, px_bytes, cb, piece, act = Tile(*shape[:6]), *shape[6:10]
-        shared, run = Shared(*shape[10:]), _Arguments(*args[16:])
+        words = pointer(builder, args[16], I64)
+        shared = Shared(*shape[10:])
+        run = _Arguments(*[builder.load(builder.gep(words, [const(word)]), align=8) for word in range(R_END)])
         if shared.dense:
             accs = _reduce(builder, tile, px_bytes, cb, run)
         else:
@@ -61,15 +84,17 @@ def conv_tile(  # one tile, from the weights to the stored output
 
     literals = (itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act)
     sharing = (groups, group_ic, group_oc, pitch, taps, tap_step)
-    return types.void(*literals, *sharing, *[i64] * 17), codegen
+    return types.void(*literals, *sharing, types.int64), codegen
 
 
 class _Arguments(Output):
-    """The run-time arguments of `conv_tile`, by name."""
+    """The words of a record, by name."""
 
     def __init__(self, *values: Any) -> None:
-        (self.src, self.row_stride, self.places, self.whole, self.ended, self.tail, self.wei, self.bias) = values[:8]
-        super().__init__(*values[8:])
+        (self.src, self.row_stride, self.places, self.whole, self.ended, self.tail, self.wei, self.bias) = values[
+            :R_DST
+        ]
+        super().__init__(*values[R_DST:])
 
 
 # ---------------------------------------------------------------- the reduction

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from blockconv.codegen import inline
 from blockconv.emit import I32, call_llvm, const, move, pointer, splat, transpose
 
 __all__ = ["line_packer", "zero_pixels"]
@@ -29,7 +29,7 @@ def _zero_pixel(typingctx, dst, bytes_lit):
 def zero_pixels(pixel):
     """zero(dst, count) for pixels of so many bytes."""
 
-    @numba.njit(error_model="numpy", forceinline=True)
+    @inline
     def zero(dst, count):
         for k in range(count):
             _zero_pixel(dst + k * pixel, pixel)
@@ -75,7 +75,7 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -
     """pack_line for pixels of `channels` that lie in the source in pieces of `cb`; see there."""
     piece, pixel, pieces = cb * itemsize, pitch * itemsize, channels // cb
 
-    @numba.njit(error_model="numpy", forceinline=True)
+    @inline
     def pack_line(out, src, count, step, apart, last):
         """`count` pixels, `step` bytes apart, whose pieces are `apart` bytes apart, to [pixel][pitch].
 

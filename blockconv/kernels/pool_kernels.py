@@ -6,9 +6,8 @@ one of columns, and what its sum is multiplied by from one more: no kernel clips
 
 from __future__ import annotations
 
-import numba
-
 from blockconv import jit
+from blockconv.codegen import inline
 from blockconv.emit import load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.kernels.pool_vectors import (
     SUM_FLOAT,
@@ -38,27 +37,27 @@ SLACK = 8 * 64  # bytes that a strided load may read after the end of the line
 # ---------------------------------------------------------------- what kernels share
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _rows(args, oh):
     """(first row, how many, address of the scales of its outputs) of a row of windows."""
     entry = load_i64(args, A_TABLE) + 24 * oh
     return load_i64(entry, 0), load_i64(entry, 1), load_i64(args, A_TABLE) + load_i64(entry, 2)
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _columns(args, ow):
     """(first column, how many) of a column of windows."""
     entry = load_i64(args, A_TABLE) + 24 * load_i64(args, A_OH) + 16 * ow
     return load_i64(entry, 0), load_i64(entry, 1)
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _existing(args, plane):
     """How many channels of the plane's block exist."""
     return load_i64(args, A_CHANNELS) - plane % load_i64(args, A_BLOCKS) * load_i64(args, A_BLOCK)
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _set_mask(args, mask, plane, itemsize, lanes):
     """Ones for the channels of the plane's block that exist, over a block or a vector, whichever is longer."""
     block, exist = load_i64(args, A_BLOCK), _existing(args, plane)
@@ -66,7 +65,7 @@ def _set_mask(args, mask, plane, itemsize, lanes):
         store_bits(mask + k * itemsize, -1 if k % block < exist else 0, itemsize)
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _start_rows(args, task):
     """(plane, first output row, row after the last) of a task."""
     chunks, chunk = load_i64(args, A_CHUNKS), load_i64(args, A_CHUNK)
@@ -227,7 +226,7 @@ def pool_wide_lines(kind, itemsize, lanes, masked):
 # ---------------------------------------------------------------- narrow pixels
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _reduce_whole_rows(kind, itemsize, lanes, known, src, elements, rows, row_step, line):
     """The rows of a window, over the whole width of the image, into a line."""
     size = lanes * itemsize
@@ -370,7 +369,7 @@ def pool_planes(kind, itemsize, lanes, inner):
 A_S_GEOMETRY, A_D_GEOMETRY, A_PADDED, A_IDX = A_END, A_END + 6, A_END + 12, A_END + 13
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _place(geometry, n, c, h, w):
     """The offset of an element, in bytes."""
     length = load_i64(geometry, 2)

@@ -15,14 +15,32 @@ destination, residual (or the destination), activation parameters.
 
 from __future__ import annotations
 
-import functools
-
-import numba
-
 from blockconv import jit
-from blockconv.emit import load_i64, move, store_bits
+from blockconv.codegen import inline
+from blockconv.emit import call_kernel, load_i64, move, store_bits, store_i64
+from blockconv.kernels.copies import copy_bytes
 from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, Blocking, geometry, space
-from blockconv.kernels.microkernel import conv_tile
+from blockconv.kernels.microkernel import (
+    R_BIAS,
+    R_DPIECE,
+    R_DPX,
+    R_DROW,
+    R_DST,
+    R_END,
+    R_ENDED,
+    R_PARAMS,
+    R_PLACES,
+    R_RESIDUAL,
+    R_ROW_STRIDE,
+    R_SCRATCH,
+    R_SRC,
+    R_TAIL,
+    R_VALID,
+    R_WEI,
+    R_WHOLE,
+    R_WRITTEN,
+    conv_tile,
+)  # fmt: skip
 from blockconv.kernels.pixels import line_packer, zero_pixels
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
@@ -41,53 +59,44 @@ SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
     A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
-    A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS, A_END,
-) = range(65)  # fmt: skip
+    A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS,
+    A_PACK, A_TILE, A_SCATTER, A_SCATTERS, A_TROWS, A_TPIXELS, A_WIDTH, A_LANES, A_ITEMSIZE, A_PIXEL, A_END,
+) = range(75)  # fmt: skip
+
+
+# Words of the records of `pack_window`, `pack_pixels` and of `scatter_tile`, which lie behind a tile's.
+W_AT, W_IMAGE, W_CHANNEL, W_DEPTH, W_IH, W_IW = range(6)
+S_TILE, S_BASE, S_FIRST, S_VALID, S_WRITTEN, S_GATHER = range(6)
+RECORDS = 8 * (R_END + 6)  # bytes
 
 
 # ---------------------------------------------------------------- packing a window
 
 
-@numba.njit(error_model="numpy", forceinline=True)
-def _copy(dst, src, size):
-    """Copy `size` bytes, a multiple of 4."""
-    if size >= 64:
-        for at in range(0, size - 63, 64):
-            move(dst + at, src + at, 64, 0)
-        move(dst + size - 64, src + size - 64, 64, 0)
-    elif size >= 16:
-        for at in range(0, size - 15, 16):
-            move(dst + at, src + at, 16, 0)
-        move(dst + size - 16, src + size - 16, 16, 0)
-    else:
-        for at in range(0, size, 4):
-            move(dst + at, src + at, 4, 0)
-
-
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _zero(dst, size):
     """Zero `size` bytes, a multiple of 4."""
     for at in range(0, size, 4):
         store_bits(dst + at, 0, 4)
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _source_offset(args, c):
     s_len = load_i64(args, A_SLEN)
     return (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
 
 
-@functools.cache
-def _packer(cb, itemsize):
-    """pack_window for blocks of `cb` channels."""
+@jit.kernel
+def pack_window(cb, itemsize):
+    """A window, all channel blocks (`cb` channels each), to [block][depth][row][column][channel].
+
+    With more than one level of depth (`Space`), blocks do not lie side by side.
+    """
     chunk = cb * itemsize
 
-    @numba.njit(error_model="numpy", forceinline=True)
-    def pack_window(args, window, image, channel, depth, ih, iw):
-        """Copy the window whose first pixel is (ih, iw), all channel blocks, to [block][depth][row][column][channel].
-
-        With more than one level of depth (`Space`), the first is `depth`, and blocks do not lie side by side.
-        """
+    def kernel(args, record, unused_last, unused_scratch):
+        window, image, channel = load_i64(record, W_AT), load_i64(record, W_IMAGE), load_i64(record, W_CHANNEL)
+        depth, ih, iw = load_i64(record, W_DEPTH), load_i64(record, W_IH), load_i64(record, W_IW)
         cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
         col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
         step, blocks, rows = col_step * s_col, load_i64(args, A_BLOCKS), load_i64(args, A_WROWS)
@@ -123,27 +132,29 @@ def _packer(cb, itemsize):
                 src += h * load_i64(args, A_SROW) + (iw + left * col_step) * s_col
                 out += left * chunk
                 if step == chunk and count == 1 and padded:
-                    _copy(out, src, (right - left) * chunk)
+                    copy_bytes(out, src, (right - left) * chunk)
                     continue
                 for _ in range(right - left):
                     for k in range(full):
                         move(out + k * w_block, src + k * chunk, chunk, 0)
                     if full < count:
-                        _copy(out + full * w_block, src + full * chunk, tail * itemsize)
+                        copy_bytes(out + full * w_block, src + full * chunk, tail * itemsize)
                     src, out = src + step, out + chunk
 
-    return pack_window
+    return kernel
 
 
-@functools.cache
-def _pixel_packer(channels, cb, pitch, lanes, itemsize):
-    """pack_pixels for the `channels` of the groups of a vector, from a source that has them in pieces of `cb`."""
+@jit.kernel
+def pack_pixels(channels, cb, pitch, lanes, itemsize):
+    """A window, the `channels` of a vector's groups from a source that has them in pieces of `cb`, to
+    [depth][row][column][pitch].
+    """
     pixel = pitch * itemsize
     pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), zero_pixels(pixel)
 
-    @numba.njit(error_model="numpy", forceinline=True)
-    def pack_pixels(args, window, image, channel, depth, ih, iw):
-        """Copy the window whose first pixel is (ih, iw) to [depth][row][column][pitch]."""
+    def kernel(args, record, unused_last, unused_scratch):
+        window, image, channel = load_i64(record, W_AT), load_i64(record, W_IMAGE), load_i64(record, W_CHANNEL)
+        depth, ih, iw = load_i64(record, W_DEPTH), load_i64(record, W_IH), load_i64(record, W_IW)
         cols, s_col, s_len = load_i64(args, A_WCOLS), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
         col_step, rows = load_i64(args, A_COL_STEP), load_i64(args, A_WROWS)
         there = min(channels, load_i64(args, A_ALL_IC) - channel)
@@ -170,31 +181,32 @@ def _pixel_packer(channels, cb, pitch, lanes, itemsize):
                 for c in range(0, there, cb):
                     size, piece = min(cb, there - c) * itemsize, src + _source_offset(args, channel + c)
                     for p in range(count):
-                        _copy(to + p * pixel + c * itemsize, piece + p * step, size)
+                        copy_bytes(to + p * pixel + c * itemsize, piece + p * step, size)
             zero(out + right * pixel, cols - right)
 
-    return pack_pixels
+    return kernel
 
 
 # ---------------------------------------------------------------- destinations whose blocks groups share
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def _channel_offset(args, c):
     d_len = load_i64(args, A_DLEN)
     return (c // d_len) * load_i64(args, A_DBLOCK) + (c % d_len) * load_i64(args, A_DCHAN)
 
 
-@functools.cache
-def _scatterer(itemsize):
-    """scatter for elements of `itemsize` bytes."""
+@jit.kernel
+def scatter_tile(itemsize):
+    """A tile [pixel][channels of a tile] to its places in memory, block by block, or from there to the tile.
 
-    @numba.njit(error_model="numpy", forceinline=True)
-    def scatter(args, tile, base, first, rows, pixels, width, valid, written, gather):
-        """Move a tile [pixel][width channels] to its places in memory, block by block; `gather` moves it here.
+    Channels past the valid ones are written as zero.
+    """
 
-        Channels past the valid ones are written as zero.
-        """
+    def kernel(args, record, unused_last, unused_scratch):
+        tile, base, first = load_i64(record, S_TILE), load_i64(record, S_BASE), load_i64(record, S_FIRST)
+        valid, written, gather = load_i64(record, S_VALID), load_i64(record, S_WRITTEN), load_i64(record, S_GATHER)
+        rows, pixels, width = load_i64(args, A_TROWS), load_i64(args, A_TPIXELS), load_i64(args, A_WIDTH)
         c, d_len = 0, load_i64(args, A_DLEN)
         while c < written:
             at, there = base + _channel_offset(args, first + c), c < valid
@@ -204,41 +216,84 @@ def _scatterer(itemsize):
                     mine = tile + ((r * pixels + p) * width + c) * itemsize
                     its = at + r * load_i64(args, A_DROW) + p * load_i64(args, A_DCOL)
                     if gather:
-                        _copy(mine, its, count * itemsize)
+                        copy_bytes(mine, its, count * itemsize)
                     elif there:
-                        _copy(its, mine, count * itemsize)
+                        copy_bytes(its, mine, count * itemsize)
                     else:
                         _zero(its, count * itemsize)
             c += count
 
-    return scatter
+    return kernel
+
+
+@inline
+def _scatter(args, record, tile, base, first, valid, written, gather):
+    record += 8 * R_END
+    store_i64(record, S_TILE, tile)
+    store_i64(record, S_BASE, base)
+    store_i64(record, S_FIRST, first)
+    store_i64(record, S_VALID, valid)
+    store_i64(record, S_WRITTEN, written)
+    store_i64(record, S_GATHER, gather)
+    call_kernel(load_i64(args, A_SCATTER), args, record, 0, 0)
+
+
+@inline
+def _pack(args, record, at, image, channel, depth, ih, iw):
+    record += 8 * R_END
+    store_i64(record, W_AT, at)
+    store_i64(record, W_IMAGE, image)
+    store_i64(record, W_CHANNEL, channel)
+    store_i64(record, W_DEPTH, depth)
+    store_i64(record, W_IH, ih)
+    store_i64(record, W_IW, iw)
+    call_kernel(load_i64(args, A_PACK), args, record, 0, 0)
 
 
 # ---------------------------------------------------------------- the kernel
 
 
-@jit.kernel
-def conv_tiles(
-    itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, piece, act,
-    groups, group_ic, group_oc, pitch, taps, tap_step,
-):  # fmt: skip
-    """Tiles of rows x pixels x (vectors * lanes) channels; piece 0 scatters each tile channel by channel.
-
-    The first ten and the last six integers are those of `conv_tile`.
-    """
-    width = vectors * lanes
-    scatters = int(piece == 0)
-    stored_piece = lanes if piece == 0 else piece
-    tile_bytes = rows * pixels * width * itemsize
-    scatter = _scatterer(itemsize)
-    if group_ic == 0:
-        pack_window = _packer(cb, itemsize)
+@inline
+def _open_record(args, record, tile, scatters):
+    """Write the words that all tiles have in common: scattered ones go to `tile` first, with no gaps."""
+    itemsize, lanes_bytes = load_i64(args, A_ITEMSIZE), load_i64(args, A_LANES) * load_i64(args, A_ITEMSIZE)
+    width_bytes = load_i64(args, A_WIDTH) * itemsize
+    tile_bytes = load_i64(args, A_TROWS) * load_i64(args, A_TPIXELS) * width_bytes
+    to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
+    store_i64(record, R_ROW_STRIDE, load_i64(args, A_OUT_SH) * load_i64(args, A_WROW))
+    store_i64(record, R_PLACES, load_i64(args, A_PLACES))
+    store_i64(record, R_TAIL, load_i64(args, A_TAIL))
+    store_i64(record, R_PARAMS, load_i64(args, A_ACT))
+    store_i64(record, R_SCRATCH, tile - tile_bytes)
+    if scatters:
+        store_i64(record, R_DST, tile)
+        store_i64(record, R_DROW, load_i64(args, A_TPIXELS) * width_bytes)
+        store_i64(record, R_DPX, width_bytes)
+        store_i64(record, R_DPIECE, lanes_bytes)
+        store_i64(record, R_RESIDUAL, tile_bytes if to_residual else 0)
     else:
-        pack_window = _pixel_packer(groups * group_ic, cb, pitch, lanes, itemsize)
+        store_i64(record, R_DROW, load_i64(args, A_DROW))
+        store_i64(record, R_DPX, load_i64(args, A_DCOL))
+        store_i64(record, R_DPIECE, load_i64(args, A_DPIECE))
+        store_i64(record, R_RESIDUAL, to_residual)
+
+
+@jit.kernel
+def conv_tiles():
+    """The walk over tasks, windows and tiles; what is specialised are the kernels that its arguments name.
+
+    A_PACK packs a window (`pack_window`, `pack_pixels`), A_TILE computes a tile (`conv_tile`), and A_SCATTER moves what
+    a tile holds to its places (`scatter_tile`): all tiles if A_SCATTERS, else the padding after the last group.
+    """
 
     def kernel(args, first, last, scratch):
         window, spare = scratch, scratch + load_i64(args, A_TILE_AT)
-        tile, other = spare + tile_bytes, spare + 2 * tile_bytes
+        rows, pixels, width = load_i64(args, A_TROWS), load_i64(args, A_TPIXELS), load_i64(args, A_WIDTH)
+        scatters, tile_kernel, itemsize = load_i64(args, A_SCATTERS), load_i64(args, A_TILE), load_i64(args, A_ITEMSIZE)
+        tile_bytes = rows * pixels * width * itemsize
+        tile, other, record = spare + tile_bytes, spare + 2 * tile_bytes, spare + 3 * tile_bytes
+        _open_record(args, record, tile, scatters)
+        to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
         packed = -1
         for task in range(first, last):
             split, rest = task % load_i64(args, A_SPLITS), task // load_i64(args, A_SPLITS)
@@ -258,15 +313,12 @@ def conv_tiles(
                 for k in range((g_cols + panel - 1) // panel):
                     col = iw + min(k * panel, g_cols - panel) * load_i64(args, A_SW)
                     at = window + k * load_i64(args, A_PANEL_BYTES)
-                    pack_window(args, at, image, group * load_i64(args, A_IC), depth, ih, col)
+                    _pack(args, record, at, image, group * load_i64(args, A_IC), depth, ih, col)
                 packed = rest
             oc, ocbs = load_i64(args, A_OC), load_i64(args, A_OCB)
-            whole, ended, tail = load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL)
-            w_row = load_i64(args, A_WROW)
-            row_bytes, col_bytes = load_i64(args, A_OUT_SH) * w_row, load_i64(args, A_OUT_SW) * (pitch * itemsize)
+            row_bytes, col_bytes = load_i64(args, A_OUT_SH) * load_i64(args, A_WROW), load_i64(args, A_PIXEL)
             d_row, d_col = load_i64(args, A_DROW), load_i64(args, A_DCOL)
             base = load_i64(args, A_DST) + n * load_i64(args, A_DN)
-            to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
             ocb_last = ocbs * (split + 1) // load_i64(args, A_SPLITS)
             for ocb in range(ocbs * split // load_i64(args, A_SPLITS), ocb_last):
                 oc0 = group * oc + ocb * width
@@ -276,51 +328,34 @@ def conv_tiles(
                     # The last group writes the padding, its last tile all that is left of it.
                     padding = load_i64(args, A_PADDED) - oc0
                     written = padding if ocb == ocbs - 1 else min(width, padding)
-                wei = load_i64(args, A_WEI) + (group * load_i64(args, A_WEI_BLOCKS) + ocb) * load_i64(args, A_WEI_OCB)
-                bias = load_i64(args, A_BIA) + (group * ocbs + ocb) * (width * itemsize)
-                for r_at in range(0, g_rows, rows):
-                    r = min(r_at, g_rows - rows)
-                    for c_at in range(0, g_cols, pixels):
+                wei = (group * load_i64(args, A_WEI_BLOCKS) + ocb) * load_i64(args, A_WEI_OCB)
+                store_i64(record, R_WEI, load_i64(args, A_WEI) + wei)
+                store_i64(record, R_BIAS, load_i64(args, A_BIA) + (group * ocbs + ocb) * (width * itemsize))
+                # Blocks of the destination's padding alone are zero: nothing is reduced for them.
+                store_i64(record, R_WHOLE, load_i64(args, A_WHOLE) if valid > 0 else 0)
+                store_i64(record, R_ENDED, load_i64(args, A_ENDED) if valid > 0 else 0)
+                store_i64(record, R_VALID, width if scatters else valid)
+                store_i64(record, R_WRITTEN, width if scatters else written)
+                for r_tile in range((g_rows + rows - 1) // rows):
+                    r = min(r_tile * rows, g_rows - rows)
+                    for c_tile in range((g_cols + pixels - 1) // pixels):
+                        c_at = c_tile * pixels
                         c = min(c_at, g_cols - pixels)
                         panel_start = min(c_at // panel * panel, g_cols - panel)
-                        src = window + r * row_bytes
-                        src += c_at // panel * load_i64(args, A_PANEL_BYTES) + (c - panel_start) * col_bytes
+                        src = window + r * row_bytes + c_at // panel * load_i64(args, A_PANEL_BYTES)
+                        store_i64(record, R_SRC, src + (c - panel_start) * col_bytes)
                         place = base + (oh0 + r) * d_row + (ow0 + c) * d_col
                         if scatters:
-                            tile_to_other = tile_bytes if to_residual else 0
                             if to_residual:
-                                scatter(
-                                    args,
-                                    other,
-                                    place + to_residual,
-                                    oc0,
-                                    rows,
-                                    pixels,
-                                    width,
-                                    valid,
-                                    min(width, valid),
-                                    1,
-                                )
-                            conv_tile(
-                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
-                                groups, group_ic, group_oc, pitch, taps, tap_step,
-                                src, row_bytes, load_i64(args, A_PLACES), whole, ended, tail,
-                                wei, bias, tile, pixels * width * itemsize, width * itemsize, lanes * itemsize,
-                                tile_to_other, width, width, load_i64(args, A_ACT), spare,
-                            )  # fmt: skip
-                            scatter(args, tile, place, oc0, rows, pixels, width, valid, written, 0)
+                                its = place + to_residual
+                                _scatter(args, record, other, its, oc0, valid, min(width, valid), 1)
+                            call_kernel(tile_kernel, record, 0, 0, 0)
+                            _scatter(args, record, tile, place, oc0, valid, written, 0)
                         else:
-                            whole_here, ended_here = whole if valid > 0 else 0, ended if valid > 0 else 0
-                            conv_tile(
-                                itemsize, fma, rows, pixels, vectors, lanes, px_bytes, cb, stored_piece, act,
-                                groups, group_ic, group_oc, pitch, taps, tap_step,
-                                src, row_bytes, load_i64(args, A_PLACES),
-                                whole_here, ended_here, tail,
-                                wei, bias, place + _channel_offset(args, oc0), d_row, d_col, load_i64(args, A_DPIECE),
-                                to_residual, valid, written, load_i64(args, A_ACT), spare,
-                            )  # fmt: skip
+                            store_i64(record, R_DST, place + _channel_offset(args, oc0))
+                            call_kernel(tile_kernel, record, 0, 0, 0)
                             if written > width:
-                                scatter(args, tile, place, oc0 + width, rows, pixels, width, 0, written - width, 0)
+                                _scatter(args, record, tile, place, oc0 + width, 0, written - width, 0)
 
     return kernel
 
@@ -352,6 +387,13 @@ def bind_tiles(
     row_groups, col_groups = -(-at.oh // cut.group_rows), -(-at.ow // cut.group_cols)
     image, row, col = at.axes
     by_h = image == "h"
+    tile = conv_tile(
+        itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
+        out_sw * pixel, cut.cb, cut.piece or cut.lanes, act, *shared._replace(pitch=pitch),
+    )  # fmt: skip
+    pack = pack_pixels(ic, cut.cb, pitch, cut.lanes, itemsize) if beside else pack_window(cut.cb, itemsize)
+    scatter = scatter_tile(itemsize) if cut.piece == 0 or p.g > 1 else None
+    tile_bytes = cut.rows * cut.pixels * cut.width * itemsize
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
         A_PLACES: OWN_TAIL, A_ALL_IC: p.ic, A_ALL_OC: p.oc, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAIL: tail,
@@ -367,15 +409,14 @@ def bind_tiles(
         A_PADDED: dst.padded_shape(p.dst_shape)[1], A_GROUPS: groups,
         A_WROWS: cut.window_rows, A_WCOLS: cut.window_cols, A_WROW: w_row, A_WBLOCK: w_plane,
         A_IN_PLACE: cut.in_place, A_PANEL: cut.panel, A_PANEL_BYTES: blocks * at.depth * w_plane,
-        A_TILE_AT: cut.scratch - 3 * cut.rows * cut.pixels * cut.width * itemsize,
+        A_TILE_AT: cut.scratch - 3 * tile_bytes,
         A_OH: at.oh, A_OW: at.ow, A_GROW: cut.group_rows, A_GCOL: cut.group_cols,
         A_ROW_GROUPS: row_groups, A_COL_GROUPS: col_groups, A_OCB: cut.ocbs, A_SPLITS: cut.splits,
         A_WEI_OCB: steps * weights * itemsize, A_WEI_BLOCKS: -(-oc // cut.width),
+        A_PACK: pack.address, A_TILE: tile.address, A_SCATTER: scatter.address if scatter else 0,
+        A_SCATTERS: int(cut.piece == 0), A_TROWS: cut.rows, A_TPIXELS: cut.pixels, A_WIDTH: cut.width,
+        A_LANES: cut.lanes, A_ITEMSIZE: itemsize, A_PIXEL: out_sw * pixel,
     }  # fmt: skip
     args = tuple(words[k] for k in range(A_END)) + tuple(places)
-    kernel = conv_tiles(
-        itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
-        out_sw * pixel, cut.cb, cut.piece, act, *shared._replace(pitch=pitch),
-    )  # fmt: skip
     tasks = at.images * groups * row_groups * col_groups * cut.splits
-    return [Op(kernel, args, tasks, 1, cut.scratch, len(places))]
+    return [Op(conv_tiles(), args, tasks, 1, cut.scratch + RECORDS, len(places))]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
-
 from blockconv import jit
+from blockconv.codegen import inline
 from blockconv.emit import load_i64
 from blockconv.kernels.nest import Loop, Nest
 from blockconv.runtime import Buffer, Op
@@ -23,7 +22,7 @@ ALL = 1 << 40  # the limit of a dimension that is walked whole
 LOOP_WORDS = 7  # size, source bytes, destination bytes, and what a step adds to each limited index
 
 
-@numba.njit(error_model="numpy", forceinline=True)
+@inline
 def outer_position(args, task):
     """The outer loops' position: (source offset, destination offset, four limited indices)."""
     src, dst, i0, i1, i2, i3 = 0, 0, 0, 0, 0, 0

@@ -23,12 +23,29 @@ import functools
 import math
 from collections.abc import Callable
 
-import numba
-
 from blockconv import jit
+from blockconv.codegen import inline
 from blockconv.emit import call_kernel, load_i64, move, store_i64
 from blockconv.kernels.cut import NO_BLOCK, geometry
-from blockconv.kernels.microkernel import conv_tile
+from blockconv.kernels.epilogue import ACT_NONE
+from blockconv.kernels.microkernel import (
+    R_BIAS,
+    R_DPIECE,
+    R_DPX,
+    R_DROW,
+    R_DST,
+    R_ENDED,
+    R_PLACES,
+    R_RESIDUAL,
+    R_ROW_STRIDE,
+    R_SRC,
+    R_TAIL,
+    R_VALID,
+    R_WEI,
+    R_WHOLE,
+    R_WRITTEN,
+    conv_tile,
+)  # fmt: skip
 from blockconv.kernels.shared import DENSE
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
@@ -54,10 +71,10 @@ __all__ = ["ROWS"]
     A_IC, A_OC, A_PADDED, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_OH, A_OW, A_PH, A_PW,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
-    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_END,
-) = range(53)  # fmt: skip
-# Words of the scratch's header: the chunk of output channel blocks; behind them, zeros.
-H_FIRST, H_LAST, H_ZEROS, ZEROS_END, SPARE = 0, 1, 8, 40, 512
+    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR, A_END,
+) = range(57)  # fmt: skip
+# Words of the scratch's header: the chunk of output channel blocks, zeros, a tile's record.
+H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 8, 40, 40, 512
 
 
 # ---------------------------------------------------------------- first stage: tiles of the source
@@ -70,7 +87,7 @@ def _patcher(m, lanes, piece):
     pixel = columns * 4
     plane = alpha * alpha * pixel
 
-    @numba.njit(error_model="numpy", forceinline=True)
+    @inline
     def gather(args, patch, src, ih, iw, valid):
         """The (m + 2)² pixels from (ih, iw) on, `valid` channels each, zero beyond the image.
 
@@ -100,6 +117,13 @@ def _patcher(m, lanes, piece):
     return gather
 
 
+@inline
+def _place(args, tile):
+    """(row, column, image) of a tile."""
+    above, cols, rows = tile // load_i64(args, A_COLS), load_i64(args, A_COLS), load_i64(args, A_ROWS)
+    return above % rows, tile % cols, above // rows
+
+
 @jit.kernel
 def winograd_source(m, lanes, fma, piece):
     """Transform tiles first to last - 1, all channels, into the scratch. piece: contiguous channels, 1 is NCHW."""
@@ -110,10 +134,8 @@ def winograd_source(m, lanes, fma, piece):
     def kernel(args, first, last, scratch):
         patch, v_pos = scratch + load_i64(args, A_PATCH), load_i64(args, A_V_POS)
         s_row, s_col, s_len = load_i64(args, A_SROW), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
-        rows, cols = load_i64(args, A_ROWS), load_i64(args, A_COLS)
-        col, above = first % cols, first // cols
-        row, n = above % rows, above // rows
         for tile in range(first, last):
+            row, col, n = _place(args, tile)
             ih, iw = row * m - load_i64(args, A_PH), col * m - load_i64(args, A_PW)
             image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
             inside = ih >= 0 and iw >= 0
@@ -129,11 +151,6 @@ def winograd_source(m, lanes, fma, piece):
                     src, by_row, by_col, by_piece = patch, alpha * columns * 4, columns * 4, alpha * alpha * columns * 4
                 transform_source(m, lanes, fma, columns, src, by_row, by_col, by_piece, out, v_pos)
                 out += load_i64(args, A_BLOCK) * vector
-            col += 1
-            if col == cols:
-                col, row = 0, row + 1
-                if row == rows:
-                    row, n = 0, n + 1
 
     return kernel
 
@@ -142,13 +159,25 @@ def winograd_source(m, lanes, fma, piece):
 
 
 @jit.kernel
-def winograd_multiply(fma, pixels, vectors, lanes):
-    """Products of the scratch's tiles with output channel blocks first to last - 1, for each position."""
-    width, vector = vectors * lanes, lanes * 4
-    groups, group_ic, group_oc, pitch, taps, tap_step = DENSE
+def winograd_multiply():
+    """Products of the scratch's tiles with output channel blocks first to last - 1, for each position, by `A_TILE`."""
 
     def kernel(args, first, last, scratch):
-        block, m_tile = load_i64(args, A_BLOCK), load_i64(args, A_M_TILE)
+        block, m_tile, pixels = load_i64(args, A_BLOCK), load_i64(args, A_M_TILE), load_i64(args, A_PIXELS)
+        width, vector = load_i64(args, A_WIDTH), load_i64(args, A_VECTOR)
+        record = scratch + 8 * H_RECORD
+        store_i64(record, R_ROW_STRIDE, 0)
+        store_i64(record, R_PLACES, load_i64(args, A_PLACES))
+        store_i64(record, R_WHOLE, load_i64(args, A_WHOLE))
+        store_i64(record, R_ENDED, load_i64(args, A_ENDED))
+        store_i64(record, R_TAIL, load_i64(args, A_TAIL))
+        store_i64(record, R_BIAS, scratch + 8 * H_ZEROS)
+        store_i64(record, R_DROW, 0)
+        store_i64(record, R_DPX, m_tile)
+        store_i64(record, R_DPIECE, vector)
+        store_i64(record, R_RESIDUAL, 0)
+        store_i64(record, R_VALID, width)
+        store_i64(record, R_WRITTEN, width)
         for position in range(load_i64(args, A_POSITIONS)):
             v = scratch + load_i64(args, A_V) + position * load_i64(args, A_V_POS)
             products = scratch + load_i64(args, A_M) + position * load_i64(args, A_M_POS)
@@ -156,17 +185,12 @@ def winograd_multiply(fma, pixels, vectors, lanes):
             for ocb in range(first, last):
                 if ocb * width >= load_i64(args, A_OC):
                     continue  # nothing but the destination's padding
-                for at in range(0, block, pixels):
-                    t = min(at, block - pixels)
-                    conv_tile(
-                        4, fma, 1, pixels, vectors, lanes, vector, lanes, lanes, 0,
-                        groups, group_ic, group_oc, pitch, taps, tap_step,
-                        v + t * vector, 0, load_i64(args, A_PLACES),
-                        load_i64(args, A_WHOLE), load_i64(args, A_ENDED), load_i64(args, A_TAIL),
-                        weights + ocb * load_i64(args, A_WEI_OCB), scratch + 8 * H_ZEROS,
-                        products + t * m_tile + (ocb - first) * (width * 4), 0, m_tile, vector,
-                        0, width, width, 0, 0,
-                    )  # fmt: skip
+                store_i64(record, R_WEI, weights + ocb * load_i64(args, A_WEI_OCB))
+                for at in range((block + pixels - 1) // pixels):
+                    t = min(at * pixels, block - pixels)
+                    store_i64(record, R_SRC, v + t * vector)
+                    store_i64(record, R_DST, products + t * m_tile + (ocb - first) * (width * 4))
+                    call_kernel(load_i64(args, A_TILE), record, 0, 0, 0)
 
     return kernel
 
@@ -179,7 +203,7 @@ def winograd_finish(m, lanes, fma, vectors, piece, act):
     """Transform the products of tiles first to last - 1 and the header's channel blocks, and store the pixels."""
 
     def kernel(args, first, last, scratch):
-        rows, cols, m_pos = load_i64(args, A_ROWS), load_i64(args, A_COLS), load_i64(args, A_M_POS)
+        m_pos = load_i64(args, A_M_POS)
         d_row, d_col, d_len = load_i64(args, A_DROW), load_i64(args, A_DCOL), load_i64(args, A_DLEN)
         to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
         start = load_i64(scratch, H_FIRST) * vectors
@@ -191,9 +215,8 @@ def winograd_finish(m, lanes, fma, vectors, piece, act):
             plane = load_i64(args, A_DST) + (oc // d_len) * load_i64(args, A_DBLOCK)
             plane += (oc % d_len) * load_i64(args, A_DCHAN)
             products = scratch + load_i64(args, A_M) + (k - start) * (lanes * 4)
-            col, above = first % cols, first // cols
-            row, n = above % rows, above // rows
-            for _ in range(first, last):
+            for tile in range(first, last):
+                row, col, n = _place(args, tile)
                 dst = plane + n * load_i64(args, A_DN) + row * m * d_row + col * m * d_col
                 transform_destination(
                     m, lanes, fma, piece, act,
@@ -203,11 +226,6 @@ def winograd_finish(m, lanes, fma, vectors, piece, act):
                     load_i64(args, A_OC) - oc, written, load_i64(args, A_ACT), scratch + SPARE,
                 )  # fmt: skip
                 products += load_i64(args, A_M_TILE)
-                col += 1
-                if col == cols:
-                    col, row = 0, row + 1
-                    if row == rows:
-                        row, n = 0, n + 1
 
     return kernel
 
@@ -288,7 +306,9 @@ def _bind(
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
         A_PLACES: OWN_TAIL,
         A_LOAD: winograd_source(m, lanes, fma, min(lanes, s.length)).address,
-        A_MULTIPLY: winograd_multiply(fma, at.pixels, at.vectors, lanes).address,
+        A_MULTIPLY: winograd_multiply().address,
+        A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, lanes, lanes * 4, lanes, lanes, ACT_NONE, *DENSE).address,
+        A_PIXELS: at.pixels, A_WIDTH: at.width, A_VECTOR: lanes * 4,
         A_FINISH: winograd_finish(m, lanes, fma, at.vectors, min(lanes, d.length), act).address,
         A_TILES: at.tiles, A_ROWS: at.rows, A_COLS: at.columns, A_BLOCK: at.block, A_SPLITS: at.splits,
         A_OCBS: at.ocbs, A_CHUNK: at.chunk, A_POSITIONS: at.positions,

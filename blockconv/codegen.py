@@ -1,0 +1,159 @@
+"""From a kernel's Python body to object code, and from object code to an address.
+
+Numba types and lowers the body; what follows is done once for a whole kernel. Numba itself optimises
+every helper function by itself and generates machine code for it, and for the body twice (as a
+function, and inlined into its C wrapper). Here modules stay as they were lowered until all are linked;
+then everything but the kernel's entry is internal to it, one optimisation runs, and machine code is
+made of what is left. That halves the time a kernel takes to compile.
+
+Object code, fresh or from disk, is linked by LLVM's ORC (a library a kernel), with no trace of Numba,
+whose own engine becomes slower with each module that was ever added to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from llvmlite import ir
+from numba.core import types
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+from numba.core.compiler import Flags, compile_extra
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+
+__all__ = ["Code", "generate", "inline", "link"]
+
+_ARGUMENTS = (types.int64,) * 4
+
+inline = numba.njit(error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Decorator of a function that kernels call, and nobody else: it becomes part of them."""
+
+_RAISED = "blockconv_kernel_raised"  # called where a body can fail, and defined nowhere
+
+
+class Code:
+    """A kernel's object code, and the optimised module that it was made of."""
+
+    def __init__(self, module: Any, machine: Any) -> None:
+        self._module, self._machine = module, machine
+        self.object: bytes = machine.emit_object(module)
+
+    def llvm(self) -> str:
+        """The optimised LLVM IR."""
+        return str(self._module)
+
+    def asm(self) -> str:
+        """The machine code as assembly."""
+        return str(self._machine.emit_assembly(self._module))
+
+
+class _Library(JITCodeLibrary):  # type: ignore[misc]
+    """A module that stays as it was lowered, and has no addresses, until an entry is made of it."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+    def entry(self, name: str) -> Code:
+        """All that the function `name` needs, optimised and compiled for it alone."""
+        self._ensure_finalized()
+        module = self._final_module
+        for value in itertools.chain(module.functions, module.global_variables):
+            if not value.is_declaration and value.name != name:
+                value.linkage = "internal"
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(module, builder)
+        return Code(module, self._codegen._tm)
+
+
+class _Codegen(JITCPUCodegen):  # type: ignore[misc]
+    _library_class = _Library
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        """Nothing: kernels have no Python objects."""
+
+
+@functools.cache
+def _codegen() -> _Codegen:
+    return _Codegen("blockconv")
+
+
+@contextlib.contextmanager
+def _in_place_of_numbas() -> Iterator[None]:
+    """Inside, what Numba compiles goes to our `_Codegen`. To be entered with Numba's lock held."""
+    context = cpu_target.target_context
+    numbas, context._internal_codegen = context.codegen(), _codegen()
+    try:
+        yield
+    finally:
+        context._internal_codegen = numbas
+
+
+def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
+    """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
+
+    Raises AssertionError if the code can raise, or allocate.
+    """
+    with global_compiler_lock, _in_place_of_numbas():
+        typing, target = cpu_target.typing_context, cpu_target.target_context
+        flags = Flags()
+        flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.forceinline = True
+        flags.error_model = "numpy"
+        lowered = compile_extra(typing, target, body, _ARGUMENTS, types.void, flags, {})
+        library = _codegen().create_library(name)
+        library.add_ir_module(_entry(name, target, lowered.fndesc))
+        library.add_linking_library(lowered.library)
+        code: Code = library.entry(name)
+    forbidden = [word for word in ("NRT_", "gil_ensure", _RAISED) if word in code.llvm()]
+    if forbidden:
+        raise AssertionError(f"kernel {name} can raise or allocate: its code holds {', '.join(forbidden)}")
+    return code
+
+
+def _entry(name: str, target: Any, fndesc: Any) -> ir.Module:
+    """A module with the C function `name`, which calls the function that Numba lowered."""
+    module = target.create_module(name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4), name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    status, _ = target.call_conv.call_function(
+        builder, target.declare_function(module, fndesc), types.void, _ARGUMENTS, function.args
+    )
+    with builder.if_then(status.is_error, likely=False):
+        builder.call(ir.Function(module, ir.FunctionType(ir.VoidType(), []), _RAISED), [])
+    builder.ret_void()
+    return module
+
+
+# ---------------------------------------------------------------- linking
+
+
+@functools.cache
+def _linker() -> Any:
+    return llvm.create_lljit_compiler()
+
+
+_names = itertools.count()
+_linked: list[Any] = []  # what is linked stays for the life of the process, as programs hold addresses
+
+
+def link(symbol: str, code: bytes) -> int:
+    """The address of `symbol` in object code that is loaded now."""
+    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(symbol)
+    library = builder.link(_linker(), f"{symbol}.{next(_names)}")
+    _linked.append(library)
+    library._owned = True  # not to be unloaded when the process ends, in whatever order
+    return int(library[symbol])
