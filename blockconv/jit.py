@@ -27,7 +27,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import llvmlite
@@ -277,12 +277,8 @@ class Kernel:
 
     name: str
     address: int
-    code: Code | None = field(default=None, repr=False, compare=False)  # None: read from the disk cache
-
-    @property
-    def compiled(self) -> bool:
-        """By this process, and not read from the disk cache."""
-        return self.code is not None
+    compiled: bool = field(default=False, compare=False)  # by this process, and not read from the disk cache
+    code: Code | None = field(default=None, repr=False, compare=False)  # to be looked at: only `compile` gives it
 
 
 class KernelFamily:
@@ -302,7 +298,7 @@ class KernelFamily:
                 listed[self._build.__module__, self.__name__, params] = None
                 return Kernel(self.name(*params), 0)
             with _lock:
-                found = self._kernels.get(params) or self._load(params) or self.compile(*params)
+                found = self._kernels.get(params) or self._load(params) or replace(self.compile(*params), code=None)
                 self._kernels[params] = found
         return found
 
@@ -322,7 +318,7 @@ class KernelFamily:
             code = generate(name, body)
             address = link(name, code.object)
         _write_entry(self._path(name), code.object)
-        return Kernel(name, address, code)
+        return Kernel(name, address, True, code)
 
     def _path(self, name: str) -> Path:
         return cache_directory() / f"{self._build.__module__.rsplit('.', 1)[-1]}.{name}"

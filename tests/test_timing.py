@@ -40,6 +40,14 @@ class World:
         return run
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _a_heap_of_its_own():
+    """`compare` collects garbage each time: what other tests left in the process is none of it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 # What it is for
 
 
