@@ -140,14 +140,19 @@ def load_acquire(typingctx, address):  # type: ignore[no-untyped-def]
     return _I64(_I64), codegen
 
 
+def ask(builder: Any, address: Any) -> None:
+    """Ask for a line that will be read, in the second-level cache."""
+    at = pointer(builder, address, I8)
+    hints = [ir.Constant(I32, k) for k in (0, 2, 1)]  # to read, moderate locality, data
+    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
+
+
 @intrinsic
 def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
-    """Ask for a line that will be read, in the second-level cache."""
+    """`ask`, for kernels."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        at = pointer(builder, args[0], ir.IntType(8))
-        hints = [ir.Constant(I32, k) for k in (0, 2, 1)]  # to read, moderate locality, data
-        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
+        ask(builder, args[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen

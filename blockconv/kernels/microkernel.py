@@ -19,18 +19,22 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from blockconv import jit
-from blockconv.emit import I64, const, pointer, splat
+from blockconv.emit import I64, ask, const, pointer, splat
 from blockconv.kernels.epilogue import Output, Tile, finish
 from blockconv.kernels.shared import Shared, reduce_shared
 
-__all__ = ["conv_tile"]
+__all__ = ["ASKING", "LINE", "conv_tile"]
 
+
+ASKING = 8  # channels of a place, that its arithmetic hides the asking
+LINE = 64  # bytes of a cache line
 
 # Words of a tile's record.
 (
     R_SRC, R_ROW_STRIDE, R_PLACES, R_WHOLE, R_ENDED, R_TAIL, R_WEI, R_BIAS,
+    R_AHEAD, R_AHEAD_LINES,
     R_DST, R_DROW, R_DPX, R_DPIECE, R_RESIDUAL, R_VALID, R_WRITTEN, R_PARAMS, R_SCRATCH, R_END,
-) = range(18)  # fmt: skip
+) = range(20)  # fmt: skip
 
 
 @jit.kernel
@@ -46,7 +50,8 @@ def conv_tile(
     may be several taps, and the channels are unrolled.
     Record, in bytes: the source's first pixel and row stride; the address of a table of places, the offset
     of each (block, tap) in the order of the weights; how many of them hold cb channels, and how many come
-    after them that hold `tail`; weights [place][cb][vectors * lanes]; bias [vectors * lanes]; and what `Output` has.
+    after them that hold `tail`; weights [place][cb][vectors * lanes]; bias [vectors * lanes]; memory that is read
+    after this tile, and how many lines of it each whole place asks for; and what `Output` has.
 
     A kernel of its own and not a part of the one that walks over tiles, which is the same for all of these:
     what differs between problems is compiled alone.
@@ -91,9 +96,10 @@ class _Arguments(Output):
     """The words of a record, by name."""
 
     def __init__(self, *values: Any) -> None:
-        (self.src, self.row_stride, self.places, self.whole, self.ended, self.tail, self.wei, self.bias) = values[
-            :R_DST
-        ]
+        (
+            self.src, self.row_stride, self.places, self.whole, self.ended, self.tail, self.wei, self.bias,
+            self.ahead, self.ahead_lines,
+        ) = values[:R_DST]  # fmt: skip
         super().__init__(*values[R_DST:])
 
 
@@ -128,6 +134,10 @@ def _walk(
         offset = builder.load(builder.gep(pointer(builder, run.places, I64), [place]))
         x = builder.add(run.src, offset)
         w = builder.add(run.wei, builder.mul(place, const(cb * step_bytes)))
+        if cb >= ASKING:
+            at = builder.add(run.ahead, builder.mul(builder.mul(place, run.ahead_lines), const(LINE)))
+            with cgutils.for_range(builder, run.ahead_lines) as line:
+                ask(builder, builder.add(at, builder.mul(line.index, const(LINE))))
         if isinstance(channels, int):
             for k in range(channels):
                 src, wei = builder.add(x, const(k * tile.itemsize)), builder.add(w, const(k * step_bytes))

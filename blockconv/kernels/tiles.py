@@ -21,6 +21,9 @@ from blockconv.emit import call_kernel, load_i64, move, store_bits, store_i64
 from blockconv.kernels.copies import copy_bytes
 from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, Blocking, geometry, space
 from blockconv.kernels.microkernel import (
+    LINE,
+    R_AHEAD,
+    R_AHEAD_LINES,
     R_BIAS,
     R_DPIECE,
     R_DPX,
@@ -60,8 +63,9 @@ SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE, A_PADDED, A_GROUPS,
     A_WROWS, A_WCOLS, A_WROW, A_WBLOCK, A_PANEL, A_PANEL_BYTES, A_TILE_AT, A_IN_PLACE,
     A_OH, A_OW, A_GROW, A_GCOL, A_ROW_GROUPS, A_COL_GROUPS, A_OCB, A_SPLITS, A_WEI_OCB, A_WEI_BLOCKS,
-    A_PACK, A_TILE, A_SCATTER, A_SCATTERS, A_TROWS, A_TPIXELS, A_WIDTH, A_LANES, A_ITEMSIZE, A_PIXEL, A_END,
-) = range(75)  # fmt: skip
+    A_PACK, A_TILE, A_SCATTER, A_SCATTERS, A_TROWS, A_TPIXELS, A_WIDTH, A_LANES, A_ITEMSIZE, A_PIXEL,
+    A_AHEAD, A_END,
+) = range(76)  # fmt: skip
 
 
 # Words of the records of `pack_window`, `pack_pixels` and of `scatter_tile`, which lie behind a tile's.
@@ -336,6 +340,8 @@ def conv_tiles():
                 store_i64(record, R_ENDED, load_i64(args, A_ENDED) if valid > 0 else 0)
                 store_i64(record, R_VALID, width if scatters else valid)
                 store_i64(record, R_WRITTEN, width if scatters else written)
+                ahead, next_wei = load_i64(args, A_WEI) + wei + load_i64(args, A_WEI_OCB), load_i64(args, A_AHEAD)
+                store_i64(record, R_AHEAD_LINES, next_wei if ocb + 1 < ocb_last else 0)
                 for r_tile in range((g_rows + rows - 1) // rows):
                     r = min(r_tile * rows, g_rows - rows)
                     for c_tile in range((g_cols + pixels - 1) // pixels):
@@ -343,6 +349,8 @@ def conv_tiles():
                         c = min(c_at, g_cols - pixels)
                         panel_start = min(c_at // panel * panel, g_cols - panel)
                         src = window + r * row_bytes + c_at // panel * load_i64(args, A_PANEL_BYTES)
+                        store_i64(record, R_AHEAD, ahead)
+                        ahead += next_wei * (load_i64(args, A_WHOLE) * LINE)
                         store_i64(record, R_SRC, src + (c - panel_start) * col_bytes)
                         place = base + (oh0 + r) * d_row + (ow0 + c) * d_col
                         if scatters:
@@ -361,6 +369,17 @@ def conv_tiles():
 
 
 # ---------------------------------------------------------------- binding
+
+
+def _lines_ahead(cut: Blocking, block: int, places: int) -> int:
+    """Lines of the next block of weights that each place of a tile asks for, so that all is there when it is begun.
+
+    None where all weights stay in the second-level cache beside a window.
+    """
+    if 2 * block * cut.ocbs < jit.second_level_cache():
+        return 0
+    tiles = -(-cut.group_rows // cut.rows) * -(-cut.group_cols // cut.pixels)
+    return -(-block // (LINE * tiles * places))
 
 
 def bind_tiles(
@@ -416,6 +435,7 @@ def bind_tiles(
         A_PACK: pack.address, A_TILE: tile.address, A_SCATTER: scatter.address if scatter else 0,
         A_SCATTERS: int(cut.piece == 0), A_TROWS: cut.rows, A_TPIXELS: cut.pixels, A_WIDTH: cut.width,
         A_LANES: cut.lanes, A_ITEMSIZE: itemsize, A_PIXEL: out_sw * pixel,
+        A_AHEAD: _lines_ahead(cut, steps * weights * itemsize, len(places)),
     }  # fmt: skip
     args = tuple(words[k] for k in range(A_END)) + tuple(places)
     tasks = at.images * groups * row_groups * col_groups * cut.splits

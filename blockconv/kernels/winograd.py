@@ -29,6 +29,7 @@ from blockconv.emit import call_kernel, load_i64, move, store_i64
 from blockconv.kernels.cut import NO_BLOCK, geometry
 from blockconv.kernels.epilogue import ACT_NONE
 from blockconv.kernels.microkernel import (
+    R_AHEAD_LINES,
     R_BIAS,
     R_DPIECE,
     R_DPX,
@@ -172,6 +173,7 @@ def winograd_multiply():
         store_i64(record, R_ENDED, load_i64(args, A_ENDED))
         store_i64(record, R_TAIL, load_i64(args, A_TAIL))
         store_i64(record, R_BIAS, scratch + 8 * H_ZEROS)
+        store_i64(record, R_AHEAD_LINES, 0)
         store_i64(record, R_DROW, 0)
         store_i64(record, R_DPX, m_tile)
         store_i64(record, R_DPIECE, vector)
