@@ -167,13 +167,20 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     cb, piece = _source_block(p, src), destination_piece(dst, lanes, p.g, oc)
-    rows, pixels, vectors = _tile(oc, p.g, at, dst, piece, lanes, 32 if isa.registers == 32 else 16)
+    # A whole vector may be issued as two halves, one after the other.
+    cycles = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
+    rows, pixels, vectors = _tile(oc, p.g, at, dst, piece, lanes, 32 if isa.registers == 32 else 16, cycles)
     width = vectors * lanes
     ocbs = -(-(oc if piece == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
-    g_rows, g_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, 3 * threads)
+    weights = channels * at.kh * at.kw * itemsize  # of an output channel
+    # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once.
+    wanted = 3 * threads if threads > 1 else 1
+    by_pixels = weights * oc <= channels * itemsize * at.ih * at.iw
+    room = jit.second_level_cache() // 4 if by_pixels else _room_beside(weights * width)
+    g_rows, g_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, wanted if by_pixels else 1, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // g_rows) * -(-at.ow // g_cols)
-    splits = min(ocbs, -(-3 * threads // tasks)) if threads > 1 else 1
+    splits = min(ocbs, -(-wanted // tasks)) if threads > 1 else 1
     dense = at.axes[2] == "hwn" or (at.axes[2] == "hw" and (src != _CHWN4 or p.n == 1))
     in_place = dense and at.oh == 1 and 1 < cb == src.blocks[1] and p.g == 1
     panel = g_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else g_cols
@@ -213,8 +220,13 @@ WEIGHT_CYCLES = 5.5  # to stream a vector of weights from the second-level cache
 _REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 
 
-def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, registers: int) -> tuple[int, int, int]:
-    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
+def _tile(
+    oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, registers: int, fma: float
+) -> tuple[int, int, int]:
+    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds.
+
+    fma: cycles of a vector multiply-add.
+    """
     best: tuple[float, int, tuple[int, int, int]] | None = None
     for vectors, most in _REGISTERS_OF_TILE[registers]:
         width = vectors * lanes
@@ -227,7 +239,9 @@ def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, 
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
                 tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                cycles = max(r * pixels * vectors / 2, (r * pixels + vectors) / 2, 4.0, vectors * WEIGHT_CYCLES) + 0.25
+                cycles = (
+                    max(r * pixels * vectors * fma, (r * pixels + vectors) / 2, 4.0, vectors * WEIGHT_CYCLES) + 0.25
+                )
                 score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
                 if best is None or score < best:
                     best = score
@@ -235,9 +249,16 @@ def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, 
     return best[2]
 
 
-def pixels_of_task(at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, wanted: int) -> tuple[int, int]:
-    """(rows, columns) of a task: as large as its window may be, as small as makes `wanted` tasks."""
-    room = jit.second_level_cache() // 4
+def _room_beside(block: int) -> int:
+    """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each."""
+    cache = jit.second_level_cache()
+    return max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
+
+
+def pixels_of_task(
+    at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, wanted: int, room: int
+) -> tuple[int, int]:
+    """(rows, columns) of a task: as large as its window may be (`room` bytes), as small as makes `wanted` tasks."""
 
     def fits(g_rows: int, g_cols: int) -> bool:
         w_rows, w_cols = at.window(g_rows, g_cols)

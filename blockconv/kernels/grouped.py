@@ -59,7 +59,10 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
     rows, pixels = _tile(at, registers - taps - 2)
     groups = -(-p.g // count)
-    g_rows, g_cols = pixels_of_task(at, groups, rows, pixels, at.depth * pitch * itemsize, 3 * threads)
+    wanted = 3 * threads if threads > 1 else 1
+    g_rows, g_cols = pixels_of_task(
+        at, groups, rows, pixels, at.depth * pitch * itemsize, wanted, jit.second_level_cache() // 4
+    )
     w_rows, w_cols = at.window(g_rows, g_cols)
     window = at.depth * pitch * itemsize * w_rows * w_cols
     window += (lanes - 1) * pitch * itemsize  # planes are transposed in whole vectors of pixels
