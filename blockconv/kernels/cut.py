@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +41,10 @@ class Geometry(NamedTuple):
     channel: int
     row: int
     col: int
+
+    def offset(self, channel: int) -> int:
+        """Of a channel from the first, in bytes."""
+        return channel // self.length * self.block + channel % self.length * self.channel
 
     def along(self, axis: str) -> int:
         """The stride of an axis of a `Space`."""
@@ -122,7 +127,8 @@ def space(problem: Conv2dProblem, src: Layout, dst: Layout) -> Space:
 class Blocking:
     """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
 
-    cb: channels packed together. piece: channels that are stored together. group_rows, group_cols: pixels of
+    cb: channels packed together. step: channels of a place of the reduction: cb, or 1 where a loop over so few costs
+    more than it saves. piece: channels that are stored together. group_rows, group_cols: pixels of
     a task. splits: tasks that share a group's output channels, in `ocbs` blocks. in_place: the source is
     read where it is, since it lies as a packed window would. panel: output columns of a
     window, a tile's where windows of tiles do not overlap, so that what a tile reads is in one piece; else
@@ -145,6 +151,7 @@ class Blocking:
     window_rows: int
     window_cols: int
     scratch: int
+    step: int = 1
     shared: Shared = DENSE
 
     @property
@@ -155,8 +162,8 @@ class Blocking:
 
 def weight_layout(cut: Blocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
-    inner = f"{cut.cb}c{cut.width}b" if cut.cb > 1 else f"{cut.width}b"
-    return Layout(f"aB{'C' if cut.cb > 1 else 'c'}de{inner}")
+    inner = f"{cut.step}c{cut.width}b" if cut.step > 1 else f"{cut.width}b"
+    return Layout(f"aB{'C' if cut.step > 1 else 'c'}de{inner}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -181,14 +188,14 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     g_rows, g_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, wanted if by_pixels else 1, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // g_rows) * -(-at.ow // g_cols)
     splits = min(ocbs, -(-wanted // tasks)) if threads > 1 else 1
-    dense = at.axes[2] == "hwn" or (at.axes[2] == "hw" and (src != _CHWN4 or p.n == 1))
-    in_place = dense and at.oh == 1 and 1 < cb == src.blocks[1] and p.g == 1
+    in_place = _lies_as_read(p, at, geometry(src, p.src_shape, itemsize), pixels)
     panel = g_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else g_cols
     w_rows, w_cols = at.window(g_rows, panel)
     windows = 0 if in_place else -(-g_cols // panel) * channels * itemsize * w_rows * w_cols
     scratch = -(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize
     return Blocking(
-        rows, pixels, vectors, lanes, cb, piece, g_rows, g_cols, splits, ocbs, in_place, panel, w_rows, w_cols, scratch
+        rows, pixels, vectors, lanes, cb, piece, g_rows, g_cols, splits, ocbs, in_place, panel, w_rows, w_cols, scratch,
+        cb if cb > 4 else 1,
     )  # fmt: skip
 
 
@@ -206,6 +213,23 @@ def _source_block(problem: Conv2dProblem, src: Layout) -> int:
         while cb > 1 and ic % cb:
             cb //= 2
     return cb
+
+
+L1_SETS, L1_WAYS = 64, 8  # of first-level caches of 32 KiB; larger ones have more ways
+
+
+def _lies_as_read(problem: Conv2dProblem, at: Space, src: Geometry, pixels: int) -> bool:
+    """Whether tiles may read the source where it is: the rows of a 1x1 convolution, if groups cut no block.
+
+    Not if the lines of a tile's pixels would push each other out of the first-level cache: 14 pixels that lie 4 KiB
+    apart take four times as long.
+    """
+    if at.oh > 1 or at.axes[2] not in ("hw", "hwn"):
+        return False
+    if problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length:
+        return False
+    lines, rest = divmod(src.along(at.axes[2]), 64)
+    return rest > 0 or pixels <= L1_WAYS * (L1_SETS // math.gcd(L1_SETS, lines)) - 2
 
 
 def destination_piece(dst: Layout, lanes: int, groups: int, oc: int) -> int:

@@ -33,10 +33,10 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
     ic, oc = p.ic // p.g, p.oc // p.g
     tiles = at.images * p.g * -(-at.oh // cut.rows) * -(-at.ow // cut.pixels) * -(-oc // cut.width)
     vectors = cut.rows * cut.pixels * cut.vectors
-    blocks = -(-ic // cut.cb) * p.kh * p.kw
+    places = -(-ic // cut.step) * p.kh * p.kw
     # In whole networks a pixel's channels far from the next pixel's cost a cycle a vector more than blocks do.
     store = STORE.get(cut.piece, 1.0 if dst == Layout("NHWC") else 0.0)
-    cycles = tiles * (max(vectors / 2, 4) * ic * p.kh * p.kw + 0.7 * blocks + store * vectors)
+    cycles = tiles * (max(vectors / 2, 4) * ic * p.kh * p.kw + 0.7 * places + store * vectors)
     if not cut.in_place:
         groups = at.images * p.g * -(-at.oh // cut.group_rows) * -(-at.ow // cut.group_cols)
         pixels = groups * -(-cut.group_cols // cut.panel) * cut.window_rows * cut.window_cols * at.depth

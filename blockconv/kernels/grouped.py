@@ -70,7 +70,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     piece = destination_piece(dst, lanes, groups, count * oc)
     cb = _source_block(channels, geometry(src, p.src_shape, itemsize).length, lanes)
     return Blocking(
-        rows, pixels, 1, lanes, cb, piece, g_rows, g_cols, 1, 1, False, g_cols, w_rows, w_cols, scratch, shared
+        rows, pixels, 1, lanes, cb, piece, g_rows, g_cols, 1, 1, False, g_cols, w_rows, w_cols, scratch, shared=shared
     )  # fmt: skip
 
 

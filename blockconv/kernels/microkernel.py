@@ -116,8 +116,8 @@ def _reduce(builder: Any, tile: Tile, px_bytes: int, cb: int, run: _Arguments) -
             slot = cgutils.alloca_once(builder, tile.vector)
             builder.store(bias[v], slot)
             accs.append(slot)
-    # A loop of a few steps costs its branch; more steps in a row cost registers, which LLVM loads ahead into.
-    _walk(builder, tile, px_bytes, cb, run, accs, const(0), run.whole, cb if cb <= 4 else const(cb))
+    # Unrolled, steps would cost registers, which LLVM loads ahead into.
+    _walk(builder, tile, px_bytes, cb, run, accs, const(0), run.whole, const(cb))
     if cb > 1:
         _walk(builder, tile, px_bytes, cb, run, accs, run.whole, run.ended, run.tail)
     return accs
@@ -125,9 +125,9 @@ def _reduce(builder: Any, tile: Tile, px_bytes: int, cb: int, run: _Arguments) -
 
 def _walk(
     builder: Any, tile: Tile, px_bytes: int, cb: int, run: _Arguments, accs: list[Any],
-    start: Any, count: Any, channels: int | Any,
+    start: Any, count: Any, channels: Any,
 ) -> None:  # fmt: skip
-    """Reduce over `count` places from `start` on, with `channels` channels each: an int is unrolled."""
+    """Reduce over `count` places from `start` on, with `channels` channels each."""
     step_bytes = tile.vectors * tile.lanes * tile.itemsize
     with cgutils.for_range(builder, count) as loop:
         place = builder.add(start, loop.index)
@@ -138,15 +138,10 @@ def _walk(
             at = builder.add(run.ahead, builder.mul(builder.mul(place, run.ahead_lines), const(LINE)))
             with cgutils.for_range(builder, run.ahead_lines) as line:
                 ask(builder, builder.add(at, builder.mul(line.index, const(LINE))))
-        if isinstance(channels, int):
-            for k in range(channels):
-                src, wei = builder.add(x, const(k * tile.itemsize)), builder.add(w, const(k * step_bytes))
-                _step(builder, tile, px_bytes, src, run.row_stride, wei, accs)
-        else:
-            with cgutils.for_range(builder, channels) as channel:
-                src = builder.add(x, builder.mul(channel.index, const(tile.itemsize)))
-                wei = builder.add(w, builder.mul(channel.index, const(step_bytes)))
-                _step(builder, tile, px_bytes, src, run.row_stride, wei, accs)
+        with cgutils.for_range(builder, channels) as channel:
+            src = builder.add(x, builder.mul(channel.index, const(tile.itemsize)))
+            wei = builder.add(w, builder.mul(channel.index, const(step_bytes)))
+            _step(builder, tile, px_bytes, src, run.row_stride, wei, accs)
 
 
 def _step(builder: Any, tile: Tile, px_bytes: int, x: Any, row_stride: Any, w: Any, accs: list[Any]) -> None:

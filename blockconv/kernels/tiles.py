@@ -396,22 +396,32 @@ def bind_tiles(
     groups, ic, oc = -(-p.g // shared.groups), shared.groups * (p.ic // p.g), shared.groups * (p.oc // p.g)
     pitch = shared.pitch if beside else cut.cb
     pixel, w_row = pitch * itemsize, cut.window_cols * pitch * itemsize
+    if cut.in_place:
+        pixel = s.along(at.axes[2])
     # Of a window: planes of channel blocks, or one where the blocks of a pixel lie beside each other.
     blocks = 1 if beside else -(-ic // cut.cb)
-    w_plane = s.block if cut.in_place else cut.window_rows * w_row
+    w_plane = cut.window_rows * w_row
     # A stride of one tap only is taken out when the window is packed.
     out_sh, row_step = (1, at.sh) if at.kh == 1 else (at.sh, 1)
     out_sw, col_step = (1, at.sw) if at.kw == 1 else (at.sw, 1)
     taps = [h * at.dh * w_row + w * at.dw * pixel for h in range(at.kh) for w in range(0, at.kw, shared.taps)]
-    places = [b * w_plane + tap for b in range(blocks * at.depth) for tap in taps]
-    steps, weights = (shared.ic * p.kh * p.kw, oc) if beside else (len(places) * cut.cb, cut.width)
-    tail, of_block = cut.cb if beside else ic - (blocks - 1) * cut.cb, at.depth * len(taps)
+
+    def start(channel: int, level: int) -> int:
+        """Of a channel in a window, from its first pixel."""
+        if cut.in_place:
+            return s.offset(channel)
+        return (channel // cut.cb * at.depth + level) * w_plane + channel % cut.cb * itemsize
+
+    firsts = [0] if beside else range(0, ic, cut.step)
+    places = [start(c, level) + tap for c in firsts for level in range(at.depth) for tap in taps]
+    steps, weights = (shared.ic * p.kh * p.kw, oc) if beside else (len(places) * cut.step, cut.width)
+    tail, of_block = cut.step if beside else ic - firsts[-1], at.depth * len(taps)
     row_groups, col_groups = -(-at.oh // cut.group_rows), -(-at.ow // cut.group_cols)
     image, row, col = at.axes
     by_h = image == "h"
     tile = conv_tile(
         itemsize, int(jit.isa().fma), cut.rows, cut.pixels, cut.vectors, cut.lanes,
-        out_sw * pixel, cut.cb, cut.piece or cut.lanes, act, *shared._replace(pitch=pitch),
+        out_sw * pixel, cut.step, cut.piece or cut.lanes, act, *shared._replace(pitch=pitch),
     )  # fmt: skip
     pack = pack_pixels(ic, cut.cb, pitch, cut.lanes, itemsize) if beside else pack_window(cut.cb, itemsize)
     scatter = scatter_tile(itemsize) if cut.piece == 0 or p.g > 1 else None
@@ -419,7 +429,7 @@ def bind_tiles(
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
         A_PLACES: OWN_TAIL, A_ALL_IC: p.ic, A_ALL_OC: p.oc, A_IC: ic, A_OC: oc, A_BLOCKS: blocks, A_TAIL: tail,
-        A_WHOLE: (blocks - (tail < cut.cb)) * of_block, A_ENDED: (tail < cut.cb) * of_block,
+        A_WHOLE: (len(firsts) - (tail < cut.step)) * of_block, A_ENDED: (tail < cut.step) * of_block,
         A_IH: at.ih, A_IW: at.iw, A_PH: at.ph, A_PW: at.pw, A_ROW_STEP: row_step, A_COL_STEP: col_step,
         A_SH: at.sh, A_SW: at.sw, A_OUT_SH: out_sh, A_OUT_SW: out_sw,
         A_DEPTH: at.depth, A_DEPTH_STEP: p.dh if by_h else 1, A_DEPTH_SIZE: p.ih if by_h else NO_BLOCK,
