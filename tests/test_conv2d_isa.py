@@ -106,9 +106,18 @@ def look_at_assembly(wide: str, too_wide: str) -> None:
         assembly = kernel.code.asm()
         multiplied = re.findall(r"\bv?(?:fmadd\w+|mul)p[sd]\b.*", assembly)
         assert any(wide in line for line in multiplied), f"{kernel.name} multiplies without {wide}"
+        assert not spills(assembly), f"{kernel.name} spills where it multiplies"
         beyond = re.findall(rf".*%{too_wide}[0-9].*", assembly)
         assert not beyond, f"{kernel.name} uses {beyond[0]}"
     print(f"compiled: {len(kernels)}")
+
+
+def spills(assembly: str) -> list[str]:
+    """Vector registers kept on the stack inside the blocks of code that hold a tile's multiplications."""
+    blocks = re.split(r"^\.LBB.*$", assembly, flags=re.MULTILINE)
+    inner = [block for block in blocks if len(re.findall(r"\bv?(?:fmadd\w+|mul)p[sd]\b", block)) >= 4]
+    assert inner, "no block multiplies a tile"
+    return re.findall(r".*\(%rsp\).*%[xyz]mm.*|.*%[xyz]mm.*\(%rsp\).*", "".join(inner))
 
 
 if __name__ == "__main__":

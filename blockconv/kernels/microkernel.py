@@ -116,7 +116,6 @@ def _reduce(builder: Any, tile: Tile, px_bytes: int, cb: int, run: _Arguments) -
             slot = cgutils.alloca_once(builder, tile.vector)
             builder.store(bias[v], slot)
             accs.append(slot)
-    # Unrolled, steps would cost registers, which LLVM loads ahead into.
     _walk(builder, tile, px_bytes, cb, run, accs, const(0), run.whole, const(cb))
     if cb > 1:
         _walk(builder, tile, px_bytes, cb, run, accs, run.whole, run.ended, run.tail)
@@ -138,6 +137,10 @@ def _walk(
             at = builder.add(run.ahead, builder.mul(builder.mul(place, run.ahead_lines), const(LINE)))
             with cgutils.for_range(builder, run.ahead_lines) as line:
                 ask(builder, builder.add(at, builder.mul(line.index, const(LINE))))
+        if cb == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
+            _step(builder, tile, px_bytes, x, run.row_stride, w, accs)
+            return
+        # Unrolled, more steps would cost registers, which LLVM loads ahead into, and spills.
         with cgutils.for_range(builder, channels) as channel:
             src = builder.add(x, builder.mul(channel.index, const(tile.itemsize)))
             wei = builder.add(w, builder.mul(channel.index, const(step_bytes)))
