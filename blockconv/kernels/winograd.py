@@ -29,8 +29,6 @@ from blockconv.emit import call_kernel, load_i64, move, store_i64
 from blockconv.kernels.cut import NO_BLOCK, geometry
 from blockconv.kernels.epilogue import ACT_NONE
 from blockconv.kernels.microkernel import (
-    LINE,
-    R_AHEAD,
     R_AHEAD_LINES,
     R_BIAS,
     R_DPIECE,
@@ -52,7 +50,7 @@ from blockconv.kernels.microkernel import (
 from blockconv.kernels.shared import DENSE
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.winograd_cut import SCRATCH, cost, cut, lines_ahead
+from blockconv.kernels.winograd_cut import SCRATCH, cost, cut
 from blockconv.kernels.winograd_transforms import (
     POINTS,
     gather_planes,
@@ -74,9 +72,8 @@ __all__ = ["ROWS"]
     A_IC, A_OC, A_PADDED, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_OH, A_OW, A_PH, A_PW,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
-    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M,
-    A_TILE, A_PIXELS, A_WIDTH, A_VECTOR, A_AHEAD, A_END,
-) = range(58)  # fmt: skip
+    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR, A_END,
+) = range(57)  # fmt: skip
 # Words of the scratch's header: the chunk of output channel blocks, zeros, a tile's record.
 H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 8, 40, 40, 512
 
@@ -176,7 +173,7 @@ def winograd_multiply():
         store_i64(record, R_ENDED, load_i64(args, A_ENDED))
         store_i64(record, R_TAIL, load_i64(args, A_TAIL))
         store_i64(record, R_BIAS, scratch + 8 * H_ZEROS)
-        store_i64(record, R_AHEAD_LINES, load_i64(args, A_AHEAD))
+        store_i64(record, R_AHEAD_LINES, 0)
         store_i64(record, R_DROW, 0)
         store_i64(record, R_DPX, m_tile)
         store_i64(record, R_DPIECE, vector)
@@ -191,13 +188,8 @@ def winograd_multiply():
                 if ocb * width >= load_i64(args, A_OC):
                     continue  # nothing but the destination's padding
                 store_i64(record, R_WEI, weights + ocb * load_i64(args, A_WEI_OCB))
-                ahead = weights + (ocb + 1) * load_i64(args, A_WEI_OCB)
-                if ocb + 1 == last:
-                    ahead = weights + load_i64(args, A_WEI_POS) + first * load_i64(args, A_WEI_OCB)
                 for at in range((block + pixels - 1) // pixels):
                     t = min(at * pixels, block - pixels)
-                    store_i64(record, R_AHEAD, ahead)
-                    ahead += load_i64(args, A_AHEAD) * (load_i64(args, A_WHOLE) * LINE)
                     store_i64(record, R_SRC, v + t * vector)
                     store_i64(record, R_DST, products + t * m_tile + (ocb - first) * (width * 4))
                     call_kernel(load_i64(args, A_TILE), record, 0, 0, 0)
@@ -318,7 +310,7 @@ def _bind(
         A_LOAD: winograd_source(m, lanes, fma, min(lanes, s.length)).address,
         A_MULTIPLY: winograd_multiply().address,
         A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, lanes, lanes * 4, lanes, lanes, ACT_NONE, *DENSE).address,
-        A_PIXELS: at.pixels, A_WIDTH: at.width, A_VECTOR: lanes * 4, A_AHEAD: lines_ahead(at, p),
+        A_PIXELS: at.pixels, A_WIDTH: at.width, A_VECTOR: lanes * 4,
         A_FINISH: winograd_finish(m, lanes, fma, at.vectors, min(lanes, d.length), act).address,
         A_TILES: at.tiles, A_ROWS: at.rows, A_COLS: at.columns, A_BLOCK: at.block, A_SPLITS: at.splits,
         A_OCBS: at.ocbs, A_CHUNK: at.chunk, A_POSITIONS: at.positions,

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from blockconv import jit
 from blockconv.kernels.cut import geometry
-from blockconv.kernels.microkernel import LINE
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
-__all__ = ["SCRATCH", "Cut", "cost", "cut", "lines_ahead"]
+__all__ = ["SCRATCH", "Cut", "cost", "cut"]
 
+LINE = 64
 SCRATCH = 8 << 20  # bytes that a block's transformed source may take
 CHUNK = 4  # vectors of output channels that are held between the second and the third stage
 HEADER = 512  # bytes at the start of a worker's scratch: which channels are worked on, and zeros
@@ -96,14 +96,6 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
         m, lanes, vectors, pixels, rows, columns, tiles, block, chunk, ocbs, splits,
         v_position, m_position, m_tile, patch, v, products, scratch,
     )  # fmt: skip
-
-
-def lines_ahead(at: Cut, problem: Conv2dProblem) -> int:
-    """Lines of the next weights that each place of the microkernel asks for; none where all stay in the cache."""
-    if 2 * at.positions * at.weight_position(problem) < jit.second_level_cache():
-        return 0
-    groups, places = -(-at.block // at.pixels), max(1, problem.ic // at.lanes)
-    return -(-problem.ic * at.width * 4 // (LINE * groups * places))
 
 
 def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
