@@ -4,10 +4,14 @@ A task is a group of output pixels (rows x columns of one image, of one group) a
 channel blocks. Its source window is packed once into the worker's scratch, zeros where the image
 ends, in the order [channel block][row][column][channels]: as it lies in the source, only closer
 together, so that borders, strides between pixels and cache conflicts are gone, and what is copied
-is never more than a window. (A 1x1 problem whose source lies like that already is read in place.)
+is never more than a window. A 1x1 problem, whose pixels lie evenly in every layout, is read in place.
 Then each tile of pixels runs the microkernel for each block of output channels. Groups at the
 image's end are moved back to be whole, as are tiles at a group's end: they recompute a few pixels,
 to the same bits, and no tail code exists.
+
+The walk over tasks and tiles is one kernel for all problems. What packs a window, computes a tile, or
+scatters one are kernels of their own, called by their addresses with a record of what is wanted: so a
+new problem compiles the microkernel of its tile, and seldom more.
 
 Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
 destination, residual (or the destination), activation parameters.
