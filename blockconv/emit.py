@@ -251,6 +251,18 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int) -> list
     return vectors
 
 
+@intrinsic
+def copy_memory(typingctx, dst, src, size):  # type: ignore[no-untyped-def]
+    """Copy `size` bytes that do not overlap: C's memcpy."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        to, at = (pointer(builder, address, I8) for address in args[:2])
+        call_llvm(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [to, at, args[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, _I64), codegen
+
+
 @intrinsic(prefer_literal=True)
 def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped-def]
     """Copy `bytes_lit` (a power of two up to 64) bytes."""

@@ -359,11 +359,11 @@ def collecting() -> Iterator[dict[Wanted, None]]:
     What is returned for them has no code: it must not be run, or kept.
     """
     wanted: dict[Wanted, None] = {}
-    _collected.kernels = wanted
+    around, _collected.kernels = getattr(_collected, "kernels", None), wanted
     try:
         yield wanted
     finally:
-        _collected.kernels = None
+        _collected.kernels = around
 
 
 def compile_together(wanted: Sequence[Wanted]) -> None:

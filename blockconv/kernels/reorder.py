@@ -249,7 +249,8 @@ def _nested(problem: ReorderProblem, src: Layout, dst: Layout, make: Callable[..
 
 def _why_not(make: Callable[..., Op | str]) -> Callable[[ReorderProblem, Layout, Layout], str | None]:
     def why_not(problem: ReorderProblem, src: Layout, dst: Layout) -> str | None:
-        op = _nested(problem, src, dst, make)
+        with jit.collecting():  # to ask compiles nothing
+            op = _nested(problem, src, dst, make)
         return op if isinstance(op, str) else None
 
     return why_not

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.codegen import inline
-from blockconv.emit import call_kernel, load_i64, move, store_bits, store_i64
-from blockconv.kernels.copies import copy_bytes
+from blockconv.emit import call_kernel, copy_memory, load_i64, move, store_bits, store_i64
 from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, Blocking, geometry, space
 from blockconv.kernels.microkernel import (
     LINE,
@@ -142,13 +141,13 @@ def pack_window(cb, itemsize):
                         _zero(out + k * w_block + right * chunk, (cols - right) * chunk)
                     src, dst = plane + h * load_i64(args, A_SROW), out + left * chunk
                     if step == chunk and count == 1 and padded:
-                        copy_bytes(dst, src, (right - left) * chunk)
+                        copy_memory(dst, src, (right - left) * chunk)
                         continue
                     for _ in range(right - left):
                         for k in range(full):
                             move(dst + k * w_block, src + k * chunk, chunk, 0)
                         if full < count:
-                            copy_bytes(dst + full * w_block, src + full * chunk, tail * itemsize)
+                            copy_memory(dst + full * w_block, src + full * chunk, tail * itemsize)
                         src, dst = src + step, dst + chunk
 
     return kernel
@@ -191,7 +190,7 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize):
                 for c in range(0, there, cb):
                     size, piece = min(cb, there - c) * itemsize, src + _source_offset(args, channel + c)
                     for p in range(count):
-                        copy_bytes(to + p * pixel + c * itemsize, piece + p * step, size)
+                        copy_memory(to + p * pixel + c * itemsize, piece + p * step, size)
             zero(out + right * pixel, cols - right)
 
     return kernel
@@ -226,9 +225,9 @@ def scatter_tile(itemsize):
                     mine = tile + ((r * pixels + p) * width + c) * itemsize
                     its = at + r * load_i64(args, A_DROW) + p * load_i64(args, A_DCOL)
                     if gather:
-                        copy_bytes(mine, its, count * itemsize)
+                        copy_memory(mine, its, count * itemsize)
                     elif there:
-                        copy_bytes(its, mine, count * itemsize)
+                        copy_memory(its, mine, count * itemsize)
                     else:
                         _zero(its, count * itemsize)
             c += count
