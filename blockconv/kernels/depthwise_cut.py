@@ -18,7 +18,7 @@ _NHWC, _CHWN4 = Layout("NHWC"), Layout("CHWN4")
 MOST_COLUMNS = 4  # a strided load reads as many vectors
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
-LEAST_OUTPUTS = 7  # that hide the latency of multiply-adds
+LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def cut(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> Cut | s
     block = NO_BLOCK if src == _NHWC else src.blocks[1]
     height = _Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
     width = _Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw)
-    most = MOST_OUTPUTS[32 if isa.registers == 32 else 16]
+    registers = 32 if isa.registers == 32 else 16
+    most, least = MOST_OUTPUTS[registers], LEAST_OUTPUTS[registers]
     pixel, batched = block, src == _CHWN4 and block < lanes
     if batched:
         pixel *= p.n
@@ -114,7 +115,7 @@ def cut(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> Cut | s
         return f"vectors run over the pixels of {src}, which are stored as they lie there, not as in {dst}"
     if wide or (batched and p.sw > 1 and pixel >= lanes):
         tiling = _tiling(width, most)
-        loops = min(p.oh, -(-LEAST_OUTPUTS // tiling.unrolled))
+        loops = min(p.oh, -(-least // tiling.unrolled))
         piece = min(lanes, NO_BLOCK if dst == _NHWC or batched else dst.blocks[1])
         masked = int(src == _NHWC and p.ic % lanes > 0)
         period, span = (lanes, -(-p.oc // lanes) if src == _NHWC else block // lanes * m) if wide else (block, 1)
@@ -122,7 +123,7 @@ def cut(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> Cut | s
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"a vector of {lanes} elements cannot be made of pixels of {pixel}, {p.sw} apart"
     tiling = _tiling(height, most)
-    loops = min(-(-p.ow * pixel // lanes), -(-LEAST_OUTPUTS // tiling.unrolled))
+    loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
     masks = 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
     return Cut(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, 1)
