@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from blockconv import dispatch
-from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
+from blockconv.array import BlockedArray, fresh, is_channels_last, to_layout
 from blockconv.boundary import (
     NATIVE_SET,
     NCHW,
@@ -126,7 +126,9 @@ class Conv2d:
         if out is not None:
             check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
         res = None if residual is None else self._residual(residual, bound)
-        dst = out if out is not None and native == dst_layout else empty(bound.problem.dst_shape, native, src.dtype)
+        dst = out
+        if out is None or native != dst_layout:
+            dst = fresh(bound.problem.dst_shape, native, src.storage.dtype)
         bound.run(self._op, src.storage, dst.storage, res, self._pack(bound))
         if native != dst_layout:
             return to_layout(dst, dst_layout, out=out)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv import dispatch
-from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
+from blockconv.array import BlockedArray, fresh, is_channels_last, to_layout
 from blockconv.boundary import (
     NCHW,
     Array,
@@ -257,8 +257,8 @@ def _on_blocked(
         check_out(op, out, BlockedArray, bound.shape, src.storage.dtype, final)
     # Pools do not change layouts: another one is a reorder of their output, which is smaller than their input.
     direct = final is src.layout or final == src.layout
-    dst = out if out is not None and direct else empty(bound.shape, src.layout, src.dtype)
-    where = empty(bound.shape, src.layout, np.int64) if indices else None
+    dst = out if out is not None and direct else fresh(bound.shape, src.layout, src.storage.dtype)
+    where = fresh(bound.shape, src.layout, np.dtype(np.int64)) if indices else None
     bound.run(op, src.storage, dst.storage, None if where is None else where.storage)
     if not direct:
         dst = to_layout(dst, final, out=out)
