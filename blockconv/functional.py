@@ -126,9 +126,8 @@ class Conv2d:
         if out is not None:
             check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
         res = None if residual is None else self._residual(residual, bound)
-        dst = out
-        if out is None or native != dst_layout:
-            dst = fresh(bound.problem.dst_shape, native, src.storage.dtype)
+        made = out is None or native != dst_layout
+        dst: BlockedArray = fresh(bound.problem.dst_shape, native, src.storage.dtype) if made else out
         bound.run(self._op, src.storage, dst.storage, res, self._pack(bound))
         if native != dst_layout:
             return to_layout(dst, dst_layout, out=out)

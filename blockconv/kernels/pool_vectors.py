@@ -27,6 +27,7 @@ __all__ = [
 
 MAX_FLOAT, SUM_FLOAT, MAX_SIGNED, MAX_UNSIGNED = range(4)
 _i64 = types.int64
+SUMS = 4  # that hide the latency of an addition
 
 
 class _Elements:
@@ -34,6 +35,7 @@ class _Elements:
 
     def __init__(self, kind: int, itemsize: int, lanes: int) -> None:
         self.kind, self.itemsize, self.lanes = kind, itemsize, lanes
+        self.no_nan = False  # promised, so that a maximum is one instruction and not three
         floats = {4: ir.FloatType(), 8: ir.DoubleType()}
         self.element = floats[itemsize] if kind in (MAX_FLOAT, SUM_FLOAT) else ir.IntType(8 * itemsize)
         self.vector = ir.VectorType(self.element, lanes)
@@ -56,9 +58,19 @@ class _Elements:
         if self.kind == MAX_FLOAT:
             # x86's own maximum gives `acc` if either is NaN, which is wrong only where `x` is.
             more = builder.select(builder.fcmp_ordered(">", x, acc), x, acc)
+            if self.no_nan:
+                return more
             return builder.select(builder.fcmp_unordered("uno", x, x), x, more)
         compare = builder.icmp_signed if self.kind == MAX_SIGNED else builder.icmp_unsigned
         return builder.select(compare(">", x, acc), x, acc)
+
+    def any_nan(self, builder: Any, slots: list[Any]) -> Any:
+        """Whether a lane of the vectors' sum is NaN."""
+        total = builder.load(slots[0])
+        for slot in slots[1:]:
+            total = builder.fadd(total, builder.load(slot))
+        lanes = builder.bitcast(builder.fcmp_unordered("uno", total, total), ir.IntType(self.lanes))
+        return builder.icmp_unsigned("!=", lanes, ir.Constant(lanes.type, 0))
 
     def load(self, builder: Any, address: Any) -> Any:
         return builder.load(pointer(builder, address, self.vector), align=self.itemsize)
@@ -143,25 +155,53 @@ def pool_tile(
         e = _Elements(kind, itemsize, lanes)
         windows = [[p * stride + t * dilation for t in range(taps)] for p in range(pixels)]
         columns = sorted({c for window in windows for c in window})
-        slots = dict(zip(columns, e.slots(builder, len(columns)), strict=True))
         inside = {}
         for c in columns if border else ():
             inside[c] = builder.icmp_unsigned("<", builder.add(column, const(c)), width)
-        with cgutils.for_range(builder, rows) as loop:
-            row = builder.add(src, builder.mul(loop.index, row_step))
-            for c in columns:
-                at = _offset(builder, row, c, col_step)
-                at = builder.select(inside[c], at, fill) if border else at
-                e.into(builder, slots[c], e.load(builder, at))
-        for p, window in enumerate(windows):
-            value = builder.load(slots[window[0]])
-            for c in window[1:]:
-                value = e.combine(builder, value, builder.load(slots[c]))
-            if kind == SUM_FLOAT:
-                value = builder.fmul(value, e.broadcast(builder, builder.add(scales, const(p * itemsize))))
-            if masked:
-                value = e.masked(builder, value, mask)
-            e.store(builder, value, _offset(builder, dst, p, d_step))
+
+        def reduced(sums: list[Any]) -> list[Any]:
+            """The windows' values. What is loaded is added to the sums: they are NaN if any of it is."""
+            slots = dict(zip(columns, e.slots(builder, len(columns)), strict=True))
+            with cgutils.for_range(builder, rows) as loop:
+                row = builder.add(src, builder.mul(loop.index, row_step))
+                for k, c in enumerate(columns):
+                    at = _offset(builder, row, c, col_step)
+                    x = e.load(builder, builder.select(inside[c], at, fill) if border else at)
+                    e.into(builder, slots[c], x)
+                    if sums:
+                        slot = sums[k % len(sums)]
+                        builder.store(builder.fadd(builder.load(slot), x), slot)
+            values = []
+            for window in windows:
+                value = builder.load(slots[window[0]])
+                for c in window[1:]:
+                    value = e.combine(builder, value, builder.load(slots[c]))
+                values.append(value)
+            return values
+
+        def store(values: list[Any]) -> None:
+            for p, value in enumerate(values):
+                if kind == SUM_FLOAT:
+                    value = builder.fmul(value, e.broadcast(builder, builder.add(scales, const(p * itemsize))))
+                if masked:
+                    value = e.masked(builder, value, mask)
+                e.store(builder, value, _offset(builder, dst, p, d_step))
+
+        if kind != MAX_FLOAT:
+            store(reduced([]))
+            return context.get_dummy_value()
+        # Where there is no NaN, as the sums show on units that maxima leave idle, each of these is one instruction.
+        e.no_nan = True
+        sums = [cgutils.alloca_once(builder, e.vector) for _ in range(SUMS)]
+        for slot in sums:
+            builder.store(ir.Constant(e.vector, [0.0] * lanes), slot)
+        values = reduced(sums)
+        with builder.if_else(e.any_nan(builder, sums), likely=False) as (there, nowhere):
+            with there:
+                e.no_nan = False
+                store(reduced([]))
+            with nowhere:
+                store(values)
         return context.get_dummy_value()
 
     literals = (kind_lit, itemsize_lit, lanes_lit, pixels_lit, taps_lit, stride_lit, dilation_lit, border_lit)
