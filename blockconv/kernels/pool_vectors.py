@@ -35,7 +35,8 @@ class _Elements:
 
     def __init__(self, kind: int, itemsize: int, lanes: int) -> None:
         self.kind, self.itemsize, self.lanes = kind, itemsize, lanes
-        self.no_nan = False  # promised, so that a maximum is one instruction and not three
+        self.sums: list[Any] = []  # while they are taken, no value is NaN: see `guarded`
+        self._seen = 0
         floats = {4: ir.FloatType(), 8: ir.DoubleType()}
         self.element = floats[itemsize] if kind in (MAX_FLOAT, SUM_FLOAT) else ir.IntType(8 * itemsize)
         self.vector = ir.VectorType(self.element, lanes)
@@ -58,19 +59,44 @@ class _Elements:
         if self.kind == MAX_FLOAT:
             # x86's own maximum gives `acc` if either is NaN, which is wrong only where `x` is.
             more = builder.select(builder.fcmp_ordered(">", x, acc), x, acc)
-            if self.no_nan:
+            if self.sums:
                 return more
             return builder.select(builder.fcmp_unordered("uno", x, x), x, more)
         compare = builder.icmp_signed if self.kind == MAX_SIGNED else builder.icmp_unsigned
         return builder.select(compare(">", x, acc), x, acc)
 
-    def any_nan(self, builder: Any, slots: list[Any]) -> Any:
-        """Whether a lane of the vectors' sum is NaN."""
-        total = builder.load(slots[0])
-        for slot in slots[1:]:
+    def guarded(self, builder: Any, compute: Any, store: Any) -> None:
+        """``store(compute())``, faster for maxima: as if nothing were NaN, and once more if the sums say that it was.
+
+        A maximum that takes a NaN wherever it meets one is three instructions, x86's own is one. All values that
+        `compute` shows to `seen` are added up, on units that maxima leave idle; the sum is NaN if one of them is (or
+        if both infinities are among them).
+        """
+        if self.kind != MAX_FLOAT:
+            store(compute())
+            return
+        self.sums = [cgutils.alloca_once(builder, self.vector) for _ in range(SUMS)]
+        for slot in self.sums:
+            builder.store(ir.Constant(self.vector, [0.0] * self.lanes), slot)
+        values = compute()
+        total = builder.load(self.sums[0])
+        for slot in self.sums[1:]:
             total = builder.fadd(total, builder.load(slot))
         lanes = builder.bitcast(builder.fcmp_unordered("uno", total, total), ir.IntType(self.lanes))
-        return builder.icmp_unsigned("!=", lanes, ir.Constant(lanes.type, 0))
+        self.sums = []
+        with builder.if_else(builder.icmp_unsigned("!=", lanes, lanes.type(0)), likely=False) as (there, nowhere):
+            with there:
+                store(compute())
+            with nowhere:
+                store(values)
+
+    def seen(self, builder: Any, x: Any) -> Any:
+        """`x`, which was read."""
+        if self.sums:
+            slot = self.sums[self._seen % len(self.sums)]
+            self._seen += 1
+            builder.store(builder.fadd(builder.load(slot), x), slot)
+        return x
 
     def load(self, builder: Any, address: Any) -> Any:
         return builder.load(pointer(builder, address, self.vector), align=self.itemsize)
@@ -159,18 +185,14 @@ def pool_tile(
         for c in columns if border else ():
             inside[c] = builder.icmp_unsigned("<", builder.add(column, const(c)), width)
 
-        def reduced(sums: list[Any]) -> list[Any]:
-            """The windows' values. What is loaded is added to the sums: they are NaN if any of it is."""
+        def compute() -> list[Any]:
             slots = dict(zip(columns, e.slots(builder, len(columns)), strict=True))
             with cgutils.for_range(builder, rows) as loop:
                 row = builder.add(src, builder.mul(loop.index, row_step))
-                for k, c in enumerate(columns):
+                for c in columns:
                     at = _offset(builder, row, c, col_step)
-                    x = e.load(builder, builder.select(inside[c], at, fill) if border else at)
-                    e.into(builder, slots[c], x)
-                    if sums:
-                        slot = sums[k % len(sums)]
-                        builder.store(builder.fadd(builder.load(slot), x), slot)
+                    at = builder.select(inside[c], at, fill) if border else at
+                    e.into(builder, slots[c], e.seen(builder, e.load(builder, at)))
             values = []
             for window in windows:
                 value = builder.load(slots[window[0]])
@@ -187,21 +209,7 @@ def pool_tile(
                     value = e.masked(builder, value, mask)
                 e.store(builder, value, _offset(builder, dst, p, d_step))
 
-        if kind != MAX_FLOAT:
-            store(reduced([]))
-            return context.get_dummy_value()
-        # Where there is no NaN, as the sums show on units that maxima leave idle, each of these is one instruction.
-        e.no_nan = True
-        sums = [cgutils.alloca_once(builder, e.vector) for _ in range(SUMS)]
-        for slot in sums:
-            builder.store(ir.Constant(e.vector, [0.0] * lanes), slot)
-        values = reduced(sums)
-        with builder.if_else(e.any_nan(builder, sums), likely=False) as (there, nowhere):
-            with there:
-                e.no_nan = False
-                store(reduced([]))
-            with nowhere:
-                store(values)
+        e.guarded(builder, compute, store)
         return context.get_dummy_value()
 
     literals = (kind_lit, itemsize_lit, lanes_lit, pixels_lit, taps_lit, stride_lit, dilation_lit, border_lit)
