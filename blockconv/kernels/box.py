@@ -23,7 +23,7 @@ from blockconv.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem,
 from blockconv.emit import load_i64, store_bits
 from blockconv.kernels.copies import copy_bytes, copy_pixels
 from blockconv.kernels.cut import ITEMSIZE, Geometry, geometry
-from blockconv.kernels.table import Row
+from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.runtime import OWN_TAIL, Buffer, Op
 
@@ -266,7 +266,7 @@ def _bind_shuffle(problem: ShuffleProblem, src: Layout, dst: Layout, dtype: str,
 
 def _cost(problem: Any, src: Layout, dst: Layout, threads: int) -> float:
     """Bytes at the speed of a copy; what is measured element by element, where nothing touches on both sides."""
-    per_second = 25e9
+    per_second = BANDWIDTH
     if src != dst:
         per_second = 8e9
     elif isinstance(problem, ShuffleProblem) and dst != Layout("NCHW"):

@@ -22,7 +22,7 @@ from blockconv.emit import load_i64, store_i64
 from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.depthwise_cut import Cut, cut
 from blockconv.kernels.depthwise_tile import depthwise_tile
-from blockconv.kernels.table import Row, WeightForm
+from blockconv.kernels.table import CYCLE, Row, WeightForm, store_cycles
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
@@ -278,11 +278,17 @@ def _cut(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> Cut:
 
 
 def _cost(dtype: str, problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> float:
-    """Multiply-adds in whole tiles at the rate of the machine's vectors, or the bytes moved, whichever is more."""
+    """Multiply-adds in whole tiles at the rate of the machine's vectors, or the bytes moved, and what stores take.
+
+    Stores across layouts show here as they do not in a dense convolution: there is little else to do.
+    """
     p, at = problem, _cut(problem, src, dst, dtype)
     flops, rate = at.flops(p, dst), 20e9 * at.lanes / (1 if at.taps else 3)
     moved = ITEMSIZE[dtype] * (src.size(p.src_shape) + dst.size(p.dst_shape))
-    return 2e-6 + max(flops / rate, moved / 40e9) / threads
+    # A vector of channels to as many planes takes what storing them one by one does.
+    cycles = 0.0 if at.columns else store_cycles(dst, at.piece if at.piece > 1 else 0) + 0.5 * (src == Layout("NHWC"))
+    stored = cycles * CYCLE * dst.size(p.dst_shape) / at.lanes
+    return 2e-6 + (max(flops / rate, moved / 40e9) + stored) / threads
 
 
 ROWS = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockconv.kernels.cut import ITEMSIZE, blocking, space, weight_layout
-from blockconv.kernels.table import Row, WeightForm
+from blockconv.kernels.table import BANDWIDTH, CYCLE, Row, WeightForm, store_cycles
 from blockconv.kernels.tiles import bind_tiles
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
@@ -34,20 +34,17 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
     tiles = at.images * p.g * -(-at.oh // cut.rows) * -(-at.ow // cut.pixels) * -(-oc // cut.width)
     vectors = cut.rows * cut.pixels * cut.vectors
     places = -(-ic // cut.step) * p.kh * p.kw
-    # In whole networks a pixel's channels far from the next pixel's cost a cycle a vector more than blocks do.
-    store = STORE.get(cut.piece, 1.0 if dst == Layout("NHWC") else 0.0)
+    store = store_cycles(dst, cut.piece)
     cycles = tiles * (max(vectors / 2, 4) * ic * p.kh * p.kw + 0.7 * places + store * vectors)
     if not cut.in_place:
         groups = at.images * p.g * -(-at.oh // cut.group_rows) * -(-at.ow // cut.group_cols)
         pixels = groups * -(-cut.group_cols // cut.panel) * cut.window_rows * cut.window_cols * at.depth
         cycles += pixels * (PACK.get(cut.cb, 2.7) * -(-ic // cut.cb) + 0.5 * ic / cut.lanes)
     moved = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape) + p.oc * ic * p.kh * p.kw)
-    return 1e-6 + max(cycles * CYCLE, moved / 25e9) / threads
+    return 1e-6 + max(cycles * CYCLE, moved / BANDWIDTH) / threads
 
 
-CYCLE = 0.4e-9  # seconds in which two vector multiply-adds are issued, as all rows assume; see blockconv.tuning
-# Cycles a vector stored, by the channels stored together (0: one by one); cycles a pixel's channels packed together.
-STORE = {0: 20.0, 1: 2.8, 2: 2.0, 4: 1.3, 8: 1.3}
+# Cycles of a pixel's channels packed together, by how many.
 PACK = {1: 0.2, 2: 8.0, 3: 12.0}
 
 

@@ -44,7 +44,7 @@ from blockconv.kernels.eltwise_runs import (
     eltwise,
 )  # fmt: skip
 from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
-from blockconv.kernels.table import Row
+from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.runtime import OWN_TAIL, Buffer, Op
 
@@ -268,7 +268,7 @@ def _cost(arrays: int) -> Callable[[Any, Layout, Layout, int], float]:
         moved = 4 * arrays * dst.size(problem.dst_shape)
         if isinstance(problem, BinaryProblem) and problem.src == problem.other:
             moved += 4 * dst.size(problem.dst_shape)
-        return 1e-6 + moved / (25e9 * threads)
+        return 1e-6 + moved / (BANDWIDTH * threads)
 
     return cost
 

@@ -21,7 +21,7 @@ from blockconv.kernels.cut import (
     space,
 )
 from blockconv.kernels.shared import Shared
-from blockconv.kernels.table import Row, WeightForm
+from blockconv.kernels.table import BANDWIDTH, CYCLE, Row, WeightForm, store_cycles
 from blockconv.kernels.tiles import bind_tiles
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
@@ -130,7 +130,8 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
     tiles = at.images * -(-p.g // cut.shared.groups) * -(-at.oh // cut.rows) * -(-at.ow // cut.pixels)
     flops = 2 * tiles * cut.rows * cut.pixels * cut.lanes * (p.ic // p.g) * p.kh * p.kw
     moved = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape) + p.oc * (p.ic // p.g) * p.kh * p.kw)
-    return 2e-6 + max(flops / (cut.lanes * 6e9), moved / 25e9) / threads
+    stored = store_cycles(dst, cut.piece) * CYCLE * tiles * cut.rows * cut.pixels
+    return 2e-6 + max(flops / (cut.lanes * 6e9) + stored, moved / BANDWIDTH) / threads
 
 
 ROWS = (

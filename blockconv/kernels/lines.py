@@ -18,6 +18,7 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.emit import I32, call_llvm, const, pointer, shuffle, splat
 from blockconv.kernels.activation import Vectors
+from blockconv.kernels.table import BANDWIDTH
 from blockconv.layout import Layout
 from blockconv.runtime import Buffer
 
@@ -158,4 +159,4 @@ def cost(cycles: float, problem: Any, src: Layout, dst: Layout, threads: int) ->
     """Bytes at the speed of a copy, or `cycles` for each vector, or part of one, of a block."""
     size = dst.size(problem.shape)
     part = min(16, dst.blocks[1]) if dst.is_blocked else 16
-    return 1e-6 + max(8 * size / 25e9, size / part * cycles / 3e9) / threads
+    return 1e-6 + max(8 * size / BANDWIDTH, size / part * cycles / 3e9) / threads

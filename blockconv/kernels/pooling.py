@@ -73,7 +73,7 @@ from blockconv.kernels.pool_kernels import (
     pool_windows,
 )
 from blockconv.kernels.pool_vectors import MAX_FLOAT, MAX_SIGNED, MAX_UNSIGNED, SUM_FLOAT
-from blockconv.kernels.table import Row
+from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.runtime import OWN_TAIL, Buffer, Op
@@ -449,7 +449,7 @@ def _cost(cycles: float, dtype: str, problem: Problem, src: Layout, dst: Layout,
     moved = itemsize * (src.size(problem.src_shape) + dst.size(problem.dst_shape))
     taps = sum(w[1] for w in windows(problem, "h")) * sum(w[1] for w in windows(problem, "w"))
     loads = problem.n * problem.ic * taps / (1 if cycles > 5 else _lanes(dtype))
-    return 2e-6 + max(moved / 25e9, loads * cycles / 3e9) / threads
+    return 2e-6 + max(moved / BANDWIDTH, loads * cycles / 3e9) / threads
 
 
 def _why_not_indices(problem: Problem, src: Layout, dst: Layout) -> str | None:

@@ -15,7 +15,7 @@ from blockconv import jit
 from blockconv.eltwise_problem import TransposeProblem
 from blockconv.emit import load_bits, load_i64, move, store_bits, store_i64
 from blockconv.kernels.nest import Loop, Nest, nest
-from blockconv.kernels.table import Row
+from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.kernels.transposes import transpose_op
 from blockconv.kernels.walk import (
     A_DST,
@@ -318,7 +318,7 @@ REORDERS = (
         None,
         None,
         _why_not(transpose_op),
-        _cost(1 / 25e9),
+        _cost(1 / BANDWIDTH),
         _bind(transpose_op),
     ),
     Row("reorder_copy", "reorder", None, None, None, _why_not(copy_op), _cost(1 / 27e9), _bind(copy_op)),

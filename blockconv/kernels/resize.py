@@ -21,7 +21,7 @@ from blockconv.emit import load_bits, load_f, load_i64, splat, store_bits, store
 from blockconv.kernels.copies import copy_bytes
 from blockconv.kernels.cut import ITEMSIZE
 from blockconv.kernels.lines import Code, chunk_of, lanes_of, literals
-from blockconv.kernels.table import Row
+from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.runtime import OWN_TAIL, Buffer, Op
 
@@ -186,7 +186,7 @@ def _cost(problem: ResizeProblem, src: Layout, dst: Layout, threads: int) -> flo
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
     size, (_, inner) = dst.size(problem.dst_shape), _inner(dst, problem.dst_shape)
     vectors = size / inner * -(-inner // 16)
-    return 1e-6 + max(8 * size / 25e9, vectors * (6 if problem.mode == "linear" else 3) / 3e9) / threads
+    return 1e-6 + max(8 * size / BANDWIDTH, vectors * (6 if problem.mode == "linear" else 3) / 3e9) / threads
 
 
 _NATIVE = frozenset(NATIVE)

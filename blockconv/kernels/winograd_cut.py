@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from blockconv import jit
 from blockconv.kernels.cut import geometry
+from blockconv.kernels.table import BANDWIDTH
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
@@ -108,7 +109,6 @@ def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
 # ---------------------------------------------------------------- cost
 
 FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.tuning
-BANDWIDTH = 25e9  # bytes a second, past the second-level cache
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
 _TRANSFORM = {2: 90, 4: 180, 6: 700}
 _PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
