@@ -85,6 +85,38 @@ def test_code_that_could_raise_is_refused() -> None:
         raises.compile()
 
 
+def test_numbas_own_functions_compile_beside_kernels(run_python: Any, tmp_path: Path) -> None:
+    """Kernels are generated in Numba's place for a moment; a user's functions share built-ins with them."""
+    run_python(
+        """
+import threading
+import numba, numpy as np
+from blockconv.kernels import reorder, transposes
+
+def users(k):
+    @numba.njit
+    def f(x, y):
+        return min(x, y) * k + max(x, y) // (abs(k) + 1)
+    return f
+
+def ours():
+    for size in (1, 2, 4, 8):
+        reorder.reorder_elements(size)
+        transposes.reorder_transpose(4, 4, 4, 4, 4, size)
+
+other = threading.Thread(target=ours)
+other.start()
+for k in range(1, 8):
+    assert users(k)(7, 3) == 3 * k + 7 // (k + 1)
+other.join()
+assert users(9)(7, 3) == 27
+found = numba.vectorize(users(2).py_func)(np.arange(5), 3)
+assert found.tolist() == [min(x, 3) * 2 + max(x, 3) // 3 for x in range(5)]
+""",
+        BLOCKCONV_CACHE_DIR=str(tmp_path),
+    )
+
+
 def test_without_numbas_compiler_an_error_says_so(run_python: Any) -> None:
     run_python(
         """
