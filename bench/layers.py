@@ -12,7 +12,7 @@ from blockconv.problem import Conv2dProblem
 
 from . import machine
 from .measure import measure
-from .report import Column, speedup_text
+from .report import Column, bandwidth, speedup_text
 from .results import Case, Entry, seconds
 from .run import Plan
 from .workers import Crew
@@ -31,6 +31,8 @@ def gflops(case: Case, entry: Entry) -> float:
 COLUMNS = (
     Column("GFLOP/s", lambda case, entry: f"{gflops(case, entry):.1f}"),
     Column("of peak", lambda case, entry: f"{gflops(case, entry) * 1e9 / case['peak']:.0%}"),
+    Column("GB/s", lambda case, entry: f"{bandwidth(case, entry):.1f}"),
+    Column("of copy", lambda case, entry: f"{bandwidth(case, entry) * 1e9 / case['bandwidth']:.0%}"),
     Column("times best peer", speedup_text),
 )
 
