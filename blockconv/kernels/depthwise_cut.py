@@ -71,7 +71,8 @@ class Cut:
         chunks = min(-(-problem.oh // unit), -(-wanted // tasks))
         rows = -(-problem.oh // (chunks * unit)) * unit
         tasks *= -(-problem.oh // rows)
-        if tasks < wanted:
+        # Threads that share a pixel's channels fetch each other's lines: only where there are too few rows.
+        if tasks < min(wanted, 3 * threads):
             span = -(-span // min(span, -(-wanted // tasks)))
         return span, rows
 
