@@ -128,12 +128,11 @@ class Blocking:
     """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
 
     cb: channels packed together. step: channels of a place of the reduction: cb, or 1 where a loop over so few costs
-    more than it saves. piece: channels that are stored together. group_rows, group_cols: pixels of
-    a task. splits: tasks that share a group's output channels, in `ocbs` blocks. in_place: the source is
-    read where it is, since it lies as a packed window would. panel: output columns of a
-    window, a tile's where windows of tiles do not overlap, so that what a tile reads is in one piece; else
-    the group's. scratch: bytes a worker needs. shared: how groups share a vector; a "group" above is then
-    as many of them as do.
+    more than it saves. piece: channels that are stored together. group_rows, group_cols: pixels of a task. splits:
+    tasks that share a group's output channels, in `ocbs` blocks. in_place: tiles read the source where it is
+    (`_lies_as_read`). panel: output columns of a window, a tile's where windows of tiles do not overlap, so that what
+    a tile reads is in one piece; else the group's. scratch: bytes a worker needs. shared: how groups share a vector; a
+    "group" above is then as many of them as do.
     """
 
     rows: int
@@ -263,9 +262,8 @@ def _tile(
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
                 tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                cycles = (
-                    max(r * pixels * vectors * fma, (r * pixels + vectors) / 2, 4.0, vectors * WEIGHT_CYCLES) + 0.25
-                )
+                loads = (r * pixels + vectors) / 2
+                cycles = max(r * pixels * vectors * fma, loads, 4.0, vectors * WEIGHT_CYCLES) + 0.25
                 score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
                 if best is None or score < best:
                     best = score
