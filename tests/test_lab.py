@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+pytest.importorskip("matplotlib")
+
 from bench import changes, lab, page, standings, tables
 from bench.results import ResultFile
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pool_oracle
 import pytest
-import torch
 from storage_oracle import stored
-from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import blockconv as bc
 from blockconv.kernels import TABLE
 from blockconv.problem import read_shape_file
 
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
 pytestmark = pytest.mark.filterwarnings("error::blockconv.SlowPathWarning")
 SHAPES = Path(__file__).parent.parent / "bench" / "shapes"
 LAYOUTS = [str(layout) for layout in bc.NATIVE]
