@@ -190,8 +190,9 @@ def empty(
         storage = aligned_empty(-(-layout.size(shape) // 2))
         return BlockedArray(storage, layout, shape, dtype=element, zero_point=zero_point)
     _require_movable("empty", "dtype", element)
-    storage = aligned_empty(layout.size(shape) * element.itemsize).view(element)
-    return BlockedArray(storage.reshape(layout.storage_shape(shape)), layout, shape, zero_point=zero_point)
+    made = fresh(shape, layout, element)
+    made.zero_point = _zero_point(zero_point, element)
+    return made
 
 
 @functools.lru_cache(maxsize=4096)

@@ -118,7 +118,8 @@ def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
         library.add_ir_module(_entry(name, target, lowered.fndesc))
         library.add_linking_library(lowered.library)
         code: Code = library.entry(name)
-    forbidden = [word for word in ("NRT_", "gil_ensure", _RAISED) if word in code.llvm()]
+    text = code.llvm()
+    forbidden = [word for word in ("NRT_", "gil_ensure", _RAISED) if word in text]
     if forbidden:
         raise AssertionError(f"kernel {name} can raise or allocate: its code holds {', '.join(forbidden)}")
     return code
