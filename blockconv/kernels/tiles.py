@@ -235,31 +235,20 @@ def scatter_tile(itemsize):
     return kernel
 
 
-@inline
-def _scatter(args, record, tile, base, first, valid, written, gather):
-    record += 8 * R_END
-    store_i64(record, S_TILE, tile)
-    store_i64(record, S_BASE, base)
-    store_i64(record, S_FIRST, first)
-    store_i64(record, S_VALID, valid)
-    store_i64(record, S_WRITTEN, written)
-    store_i64(record, S_GATHER, gather)
-    call_kernel(load_i64(args, A_SCATTER), args, record, 0, 0)
-
-
-@inline
-def _pack(args, record, at, image, channel, depth, ih, iw):
-    record += 8 * R_END
-    store_i64(record, W_AT, at)
-    store_i64(record, W_IMAGE, image)
-    store_i64(record, W_CHANNEL, channel)
-    store_i64(record, W_DEPTH, depth)
-    store_i64(record, W_IH, ih)
-    store_i64(record, W_IW, iw)
-    call_kernel(load_i64(args, A_PACK), args, record, 0, 0)
-
-
 # ---------------------------------------------------------------- the kernel
+
+
+@inline
+def _call_with(kernel, args, record, a, b, c, d, e, f):
+    """Call a kernel that packs or scatters: its six words, in their order, go behind a tile's."""
+    words = record + 8 * R_END
+    store_i64(words, 0, a)
+    store_i64(words, 1, b)
+    store_i64(words, 2, c)
+    store_i64(words, 3, d)
+    store_i64(words, 4, e)
+    store_i64(words, 5, f)
+    call_kernel(kernel, args, words, 0, 0)
 
 
 @inline
@@ -300,7 +289,7 @@ def conv_tiles():
         window, spare = scratch, scratch + load_i64(args, A_TILE_AT)
         rows, pixels, width = load_i64(args, A_TROWS), load_i64(args, A_TPIXELS), load_i64(args, A_WIDTH)
         scatters, tile_kernel, itemsize = load_i64(args, A_SCATTERS), load_i64(args, A_TILE), load_i64(args, A_ITEMSIZE)
-        tile_bytes = rows * pixels * width * itemsize
+        scatter, tile_bytes = load_i64(args, A_SCATTER), rows * pixels * width * itemsize
         tile, other, record = spare + tile_bytes, spare + 2 * tile_bytes, spare + 3 * tile_bytes
         _open_record(args, record, tile, scatters)
         to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
@@ -323,7 +312,8 @@ def conv_tiles():
                 for k in range((g_cols + panel - 1) // panel):
                     col = iw + min(k * panel, g_cols - panel) * load_i64(args, A_SW)
                     at = window + k * load_i64(args, A_PANEL_BYTES)
-                    _pack(args, record, at, image, group * load_i64(args, A_IC), depth, ih, col)
+                    channel = group * load_i64(args, A_IC)
+                    _call_with(load_i64(args, A_PACK), args, record, at, image, channel, depth, ih, col)
                 packed = rest
             oc, ocbs = load_i64(args, A_OC), load_i64(args, A_OCB)
             row_bytes, col_bytes = load_i64(args, A_OUT_SH) * load_i64(args, A_WROW), load_i64(args, A_PIXEL)
@@ -361,14 +351,14 @@ def conv_tiles():
                         if scatters:
                             if to_residual:
                                 its = place + to_residual
-                                _scatter(args, record, other, its, oc0, valid, min(width, valid), 1)
+                                _call_with(scatter, args, record, other, its, oc0, valid, min(width, valid), 1)
                             call_kernel(tile_kernel, record, 0, 0, 0)
-                            _scatter(args, record, tile, place, oc0, valid, written, 0)
+                            _call_with(scatter, args, record, tile, place, oc0, valid, written, 0)
                         else:
                             store_i64(record, R_DST, place + _channel_offset(args, oc0))
                             call_kernel(tile_kernel, record, 0, 0, 0)
                             if written > width:
-                                _scatter(args, record, tile, place, oc0 + width, 0, written - width, 0)
+                                _call_with(scatter, args, record, tile, place, oc0 + width, 0, written - width, 0)
 
     return kernel
 
