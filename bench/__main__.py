@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--shapes", nargs="+", type=Path, help="shape files (default: bench/shapes/peers.txt)")
     command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
     command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
+    _add_dtypes(command, layers.TOLERANCE)
     command.set_defaults(run=_layers)
 
     command = commands.add_parser("nets", help="whole networks, planned in several ways, beside the peers")
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--layouts", nargs="*", help="only between these")
     command.add_argument("--shape", nargs="+", type=_shape, default=reorders.SHAPES, help="NxCxHxW")
     command.add_argument("--peers-only", action="store_true")
+    _add_dtypes(command, ("float32", "float64", "int8", "uint8"))
     command.set_defaults(run=_reorders)
 
     command = commands.add_parser("launcher", help="what a plan costs between its ops")
@@ -94,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
     command.add_argument("--kind", choices=POOL_KINDS, default="max", help="of files and descriptors")
     command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
+    _add_dtypes(command, ("float32", "float64", "int8", "uint8"))
     command.set_defaults(run=_pools)
 
     command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")
@@ -126,6 +129,11 @@ def _add_networks(command: argparse.ArgumentParser, networks: Sequence[str], cho
     command.add_argument("--batch", nargs="+", type=int, default=[1], help="images at once")
     text = "auto, measured, greedy, a layout, a JSON file of {op: layout}, costs=FILE, module:function"
     command.add_argument("--choices", nargs="*", default=choices, help=f"how ours is planned: {text}")
+
+
+def _add_dtypes(command: argparse.ArgumentParser, dtypes: Iterable[str]) -> None:
+    text = "of the arrays; a peer takes part in those that it has"
+    command.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(dtypes), help=text)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -181,7 +189,7 @@ def _layers(options: argparse.Namespace, console: Console) -> int:
     if options.batch is not None:
         problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
     with _crew(options, console, ours=bool(options.layouts)) as crew:
-        plans = layers.plans(problems, options.threads, _layouts(options), crew, _timing(options))
+        plans = layers.plans(problems, options.threads, _layouts(options), crew, _timing(options), options.dtypes)
         return _run(plans, layers.COLUMNS, options, console)
 
 
@@ -214,7 +222,7 @@ def _pools(options: argparse.Namespace, console: Console) -> int:
     if options.batch is not None:
         problems = [dataclasses.replace(problem, n=options.batch) for problem in problems]
     with _crew(options, console, ours=bool(options.layouts)) as crew:
-        plans = pools.plans(problems, options.threads, _layouts(options), crew, _timing(options))
+        plans = pools.plans(problems, options.threads, _layouts(options), crew, _timing(options), options.dtypes)
         return _run(plans, pools.COLUMNS, options, console)
 
 
@@ -223,7 +231,7 @@ def _reorders(options: argparse.Namespace, console: Console) -> int:
     pairs = [pair for pair in reorders.PAIRS if chosen is None or set(pair) <= chosen]
     problems = [ReorderProblem(shape, *pair, itemsize=4) for shape in options.shape for pair in pairs]
     with _crew(options, console, ours=not options.peers_only) as crew:
-        plans = reorders.plans(problems, options.threads, crew, _timing(options))
+        plans = reorders.plans(problems, options.threads, crew, _timing(options), options.dtypes)
         return _run(plans, reorders.COLUMNS, options, console)
 
 

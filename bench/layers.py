@@ -11,16 +11,17 @@ import numpy as np
 from blockconv.problem import Conv2dProblem
 
 from . import machine
-from .measure import measure
+from .measure import measure, noise
 from .report import Column, bandwidth, speedup_text
 from .results import Case, Entry, seconds
-from .run import Plan
+from .run import Plan, conditions
 from .workers import Crew
 
-__all__ = ["COLUMNS", "LAYOUTS", "plans", "reference"]
+__all__ = ["COLUMNS", "LAYOUTS", "arrays", "plans", "reference"]
 
 LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")
-TOLERANCE = 1e-4  # what Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside
+# What Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside, and so is float32 for float64.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-12}
 
 
 def gflops(case: Case, entry: Entry) -> float:
@@ -43,31 +44,37 @@ def plans(
     layouts: Sequence[str],
     crew: Crew,
     timing: dict[str, Any],
+    dtypes: Sequence[str] = ("float32",),
 ) -> list[Plan]:
-    """A case for each problem and number of threads."""
-    return [_plan(problem, count, layouts, crew, timing) for count in threads for problem in problems]
+    """A case for each dtype, number of threads and problem. dtypes: of `TOLERANCE`."""
+    return [
+        _plan(problem, dtype, count, layouts, crew, timing)
+        for dtype in dtypes
+        for count in threads
+        for problem in problems
+    ]
 
 
-def _plan(problem: Conv2dProblem, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]) -> Plan:
+def _plan(
+    problem: Conv2dProblem, dtype: str, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
+) -> Plan:
     def measure_it() -> Case:
-        src, wei, bias = _data(problem)
+        src, wei, bias = arrays(problem, dtype)
         variants = crew.contenders("conv2d", problem, src, wei, bias, ours=[layouts], threads=threads)
-        measured = measure(variants, reference(problem, src, wei, bias), TOLERANCE, **timing)
-        nbytes = 4 * (src.size + wei.size + math.prod(problem.dst_shape))
-        return {"flops": problem.flops, "bytes": nbytes, **machine.roof(nbytes, threads), **measured}
+        measured = measure(variants, reference(problem, src, wei, bias), TOLERANCE[dtype], **timing)
+        nbytes = src.itemsize * (src.size + wei.size + math.prod(problem.dst_shape))
+        return {"flops": problem.flops, "bytes": nbytes, **machine.roof(nbytes, threads, src.itemsize), **measured}
 
+    params, how = conditions(threads, timing, dtype)
     descriptor = problem.descriptor()
-    params = {"problem": descriptor, "threads": threads, "cold": timing.get("cold", False)}
-    title = f"{problem.name or descriptor}, {threads} threads" + (", cold" if params["cold"] else "")
-    return Plan("layers", title, params, measure_it, crew.wanted(layouts))
+    title = f"{problem.name or descriptor}, {how}"
+    return Plan("layers", title, {"problem": descriptor, **params}, measure_it, crew.wanted(layouts))
 
 
-def _data(problem: Conv2dProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    src, wei, bias = (
-        random.standard_normal(shape, dtype=np.float32)
-        for shape in (problem.src_shape, problem.wei_shape, (problem.oc,))
-    )
+def arrays(problem: Conv2dProblem, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(src, wei, bias), the same each time."""
+    shapes = problem.src_shape, problem.wei_shape, (problem.oc,)
+    src, wei, bias = (noise(shape, dtype, seed) for seed, shape in enumerate(shapes))
     return src, wei, bias
 
 

@@ -251,10 +251,13 @@ def copy_bandwidth(nbytes: int, threads: int = 1) -> float:
     return 2.0 * share * threads * repeats / (timing.median * 1e-9)
 
 
-def roof(nbytes: int, threads: int) -> dict[str, float]:
-    """What bounds work on so many bytes: "peak" in operations a second, "bandwidth" of a copy in bytes a second."""
+def roof(nbytes: int, threads: int, itemsize: int = 4) -> dict[str, float]:
+    """What bounds work on so many bytes: "peak" in operations a second, "bandwidth" of a copy in bytes a second.
+
+    The peak of float64 is half of float32's: a vector holds half as many.
+    """
     size = 1 << max(16, nbytes.bit_length())  # few sizes, each measured once
-    return {"peak": fp32_peak(threads), "bandwidth": copy_bandwidth(min(size, 64 << 20), threads)}
+    return {"peak": fp32_peak(threads) * 4 / itemsize, "bandwidth": copy_bandwidth(min(size, 64 << 20), threads)}
 
 
 def flush_caches(processors: Sequence[int] = ()) -> None:

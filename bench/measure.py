@@ -12,7 +12,16 @@ from .peers import Variant
 from .results import FAILED, OK, WRONG, Case, Entry
 from .timing import MIN_ROUNDS, Comparison, compare, time_once
 
-__all__ = ["measure", "relative_error"]
+__all__ = ["measure", "noise", "relative_error"]
+
+
+def noise(shape: Sequence[int], dtype: str, seed: int = 0) -> np.ndarray:
+    """The same numbers each time: normal, or of all that an integer type has."""
+    random = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "f":
+        return random.standard_normal(shape).astype(dtype)
+    limits = np.iinfo(dtype)
+    return random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:

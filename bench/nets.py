@@ -22,7 +22,7 @@ from . import machine, networks
 from .measure import measure
 from .report import Column, speedup_text
 from .results import Case, Entry, seconds
-from .run import Plan
+from .run import Plan, conditions
 from .workers import Crew
 
 __all__ = ["CHOICES", "COLUMNS", "plans"]
@@ -83,10 +83,9 @@ def _plan(
         flops = sum(net.problem(node).flops for node in net.nodes if node.op == "conv2d")
         return {"images": x.shape[0], "flops": flops, "peak": machine.fp32_peak(threads), **measured}
 
-    params = {"network": name, "batch": batch, "threads": threads, "cold": timing.get("cold", False)}
-    title = f"{Path(name).stem}, {batch} images, {threads} threads" + (", cold" if params["cold"] else "")
-    wanted = crew.wanted(choices)
-    return Plan(suite, title, params, measure_it, wanted)
+    params, how = conditions(threads, timing)
+    params = {"network": name, "batch": batch, **params}
+    return Plan(suite, f"{Path(name).stem}, {batch} images, {how}", params, measure_it, crew.wanted(choices))
 
 
 def _expected(net: bc.Network, path: str, x: np.ndarray) -> np.ndarray:

@@ -10,10 +10,10 @@ import numpy as np
 
 from blockconv.problem import Pool2dProblem
 
-from .measure import measure
+from .measure import measure, noise
 from .report import Column, bandwidth, share_of_copy, speedup_text
 from .results import Case
-from .run import Plan
+from .run import Plan, conditions
 from .workers import Crew
 
 __all__ = ["COLUMNS", "PROBLEMS", "plans", "reference"]
@@ -45,16 +45,25 @@ def plans(
     layouts: Sequence[str],
     crew: Crew,
     timing: dict[str, Any],
+    dtypes: Sequence[str] = ("float32",),
 ) -> list[Plan]:
-    """A case for each problem and number of threads."""
-    return [_plan(problem, count, layouts, crew, timing) for count in threads for problem in problems]
+    """A case for each dtype, number of threads and problem; integers have no averages."""
+    return [
+        _plan(problem, dtype, count, layouts, crew, timing)
+        for dtype in dtypes
+        for count in threads
+        for problem in problems
+        if problem.kind == "max" or np.dtype(dtype).kind == "f"
+    ]
 
 
-def _plan(problem: Pool2dProblem, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]) -> Plan:
+def _plan(
+    problem: Pool2dProblem, dtype: str, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
+) -> Plan:
     def measure_it() -> Case:
-        src = np.random.default_rng(0).standard_normal(problem.src_shape, dtype=np.float32)
+        src = noise(problem.src_shape, dtype)
         expected = reference(problem, src)
-        nbytes = src.nbytes + 4 * expected.size
+        nbytes = src.itemsize * (src.size + expected.size)
         variants = crew.contenders("pool2d", problem, src, ours=[layouts], threads=threads)
         variants += crew.copies(nbytes, expected, threads)
         # Maxima are exact; averages are sums of as many terms in another order.
@@ -62,8 +71,9 @@ def _plan(problem: Pool2dProblem, threads: int, layouts: Sequence[str], crew: Cr
         return {"bytes": nbytes, **measure(variants, expected, tolerance, **timing)}
 
     descriptor = problem.descriptor()
-    params = {"problem": descriptor, "kind": problem.kind, "threads": threads, "cold": timing.get("cold", False)}
-    title = f"{problem.kind} {problem.name or descriptor}, {threads} threads" + (", cold" if params["cold"] else "")
+    params, how = conditions(threads, timing, dtype)
+    params = {"problem": descriptor, "kind": problem.kind, **params}
+    title = f"{problem.kind} {problem.name or descriptor}, {how}"
     return Plan("pools", title, params, measure_it, crew.wanted(layouts))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from blockconv.problem import ReorderProblem
 
-from .measure import measure
+from .measure import measure, noise
 from .report import Column, bandwidth, share_of_copy, speedup_text
 from .results import Case
-from .run import Plan
+from .run import Plan, conditions
 from .workers import Crew
 
 __all__ = ["COLUMNS", "PAIRS", "SHAPES", "plans", "storage"]
@@ -37,14 +38,25 @@ COLUMNS = (
 )
 
 
-def plans(problems: Sequence[ReorderProblem], threads: Sequence[int], crew: Crew, timing: dict[str, Any]) -> list[Plan]:
-    """A case for each problem and number of threads."""
-    return [_plan(problem, count, crew, timing) for count in threads for problem in problems]
+def plans(
+    problems: Sequence[ReorderProblem],
+    threads: Sequence[int],
+    crew: Crew,
+    timing: dict[str, Any],
+    dtypes: Sequence[str] = ("float32",),
+) -> list[Plan]:
+    """A case for each dtype, number of threads and problem, whose itemsize is the dtype's."""
+    return [
+        _plan(dataclasses.replace(problem, itemsize=np.dtype(dtype).itemsize), dtype, count, crew, timing)
+        for dtype in dtypes
+        for count in threads
+        for problem in problems
+    ]
 
 
-def _plan(problem: ReorderProblem, threads: int, crew: Crew, timing: dict[str, Any]) -> Plan:
+def _plan(problem: ReorderProblem, dtype: str, threads: int, crew: Crew, timing: dict[str, Any]) -> Plan:
     def measure_it() -> Case:
-        logical = np.random.default_rng(0).standard_normal(problem.shape, dtype=np.float32)
+        logical = noise(problem.shape, dtype)
         src, expected = storage(logical, problem.src), storage(logical, problem.dst)
         nbytes = src.nbytes + expected.nbytes
         variants = crew.contenders("reorder", problem, src, threads=threads)
@@ -53,10 +65,9 @@ def _plan(problem: ReorderProblem, threads: int, crew: Crew, timing: dict[str, A
         return {"bytes": nbytes, **measure(variants, expected, 0.0, **timing)}
 
     shape = "x".join(map(str, problem.shape))
-    params = {"shape": shape, "src": problem.src, "dst": problem.dst, "threads": threads}
-    params["cold"] = timing.get("cold", False)
-    title = f"{problem.src} → {problem.dst}, {shape}, {threads} threads" + (", cold" if params["cold"] else "")
-    return Plan("reorders", title, params, measure_it, crew.wanted())
+    params, how = conditions(threads, timing, dtype)
+    params = {"shape": shape, "src": problem.src, "dst": problem.dst, **params}
+    return Plan("reorders", f"{problem.src} → {problem.dst}, {shape}, {how}", params, measure_it, crew.wanted())
 
 
 def storage(logical: np.ndarray, layout: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .report import DISTURBED, Column, render, summary
 from .results import Case, ResultFile
 
-__all__ = ["Closing", "Plan", "run"]
+__all__ = ["Closing", "Plan", "conditions", "run"]
 
 Closing = Callable[[Sequence[Case]], Iterable[RenderableType]]
 
@@ -30,6 +30,16 @@ class Plan:
     @property
     def key(self) -> str:
         return "|".join([self.suite, *(f"{name}={value}" for name, value in self.params.items())])
+
+
+def conditions(threads: int, timing: dict[str, Any], dtype: str = "float32") -> tuple[dict[str, Any], str]:
+    """(params, words of a title) of how something is measured. float32 is not named: it is what nearly all is."""
+    params: dict[str, Any] = {"threads": threads, "cold": timing.get("cold", False)}
+    words = [f"{threads} threads", *(["cold"] if params["cold"] else [])]
+    if dtype != "float32":
+        params["dtype"] = dtype
+        words.append(dtype)
+    return params, ", ".join(words)
 
 
 def run(

@@ -128,7 +128,7 @@ def _network(problem: Conv2dProblem | Pool2dProblem) -> Network:
 @functools.lru_cache(maxsize=4)
 def _data(problem: Any) -> tuple[np.ndarray, ...]:
     if isinstance(problem, Conv2dProblem):
-        return layers._data(problem)
+        return layers.arrays(problem)
     shape = problem.shape if isinstance(problem, ReorderProblem) else problem.src_shape
     return (np.random.default_rng(0).standard_normal(shape, dtype=np.float32),)
 

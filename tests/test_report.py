@@ -16,15 +16,16 @@ from rich.console import Console
 from bench import layers, peers, reorders, report
 from bench.__main__ import main
 from bench.changes import changes
-from bench.measure import measure, relative_error
+from bench.measure import measure, noise, relative_error
 from bench.peers import Variant
 from bench.report import Column
 from bench.results import ResultFile, load, seconds
 from bench.run import Plan, run
 from bench.workers import Crew
-from blockconv.problem import Conv2dProblem, ReorderProblem
+from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
 ROOT = Path(__file__).parents[1]
+TYPES = ("float32", "float64", "int8", "uint8")
 EXPECTED = np.array([1.0, -4.0, 2.0])
 
 
@@ -396,6 +397,8 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch):
         ("pools", ["mb2ic16ih9oh5kh3sh2ph1", "mb1ic5ih8oh4kh2sh2"]),
         ("pools --kind avg_include_padding", ["mb1ic16ih9oh9kh3ph1"]),
         ("pools --kind avg_exclude_padding", ["mb1ic16ih9oh9kh3ph1"]),
+        ("layers --dtypes float64", ["mb1ic16ih9oc20kh3ph1"]),
+        ("pools --dtypes uint8", ["mb1ic16ih9oh5kh3sh2ph1"]),
     ],
 )
 def test_the_installed_peers_are_right(tmp_path, suite, problems):
@@ -410,7 +413,8 @@ def test_the_installed_peers_are_right(tmp_path, suite, problems):
     assert len(cases) == len(problems)
     entries = [entry for one in cases.values() for entry in one["entries"]]
     assert all(entry["verdict"] == "ok" for entry in entries), entries
-    assert all(entry["error"] < 1e-5 and entry["version"] for entry in entries)
+    allowed = 1e-12 if "float64" in suite else 1e-5
+    assert all(entry["error"] < allowed and entry["version"] for entry in entries)
     assert all(entry["prepare"] > 0 for entry in entries if entry["role"] == "peer")
 
 
@@ -507,5 +511,22 @@ def test_plans_are_told_apart():
     crew = Crew([])
     plans = layers.plans([one, two], [1, 2], ["NCHW"], crew, {})
     plans += layers.plans([one], [1], ["NCHW"], crew, {"cold": True})
+    plans += layers.plans([one], [1], ["NCHW"], crew, {}, ["float64"])
     plans += reorders.plans([ReorderProblem((1, 4, 2, 2), "NCHW", "NHWC", 4)], [1, 2], crew, {})
-    assert len({plan.key for plan in plans}) == len(plans) == 7
+    plans += reorders.plans([ReorderProblem((1, 4, 2, 2), "NCHW", "NHWC", 4)], [1], crew, {}, ["int8"])
+    assert len({plan.key for plan in plans}) == len(plans) == 9
+
+
+def test_a_peer_takes_no_part_in_a_type_that_it_does_not_have():
+    (numpy_peer,) = peers.load(["numpy"])[0]
+    problem = Pool2dProblem.from_descriptor("mb1ic4ih6oh3kh2sh2")
+    found = {dtype: numpy_peer.variants("pool2d", problem, noise((1, 4, 6, 6), dtype), 1) for dtype in TYPES}
+    assert [dtype for dtype in TYPES if found[dtype]] == ["float32", "float64"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_spoilt_output_is_no_result(dtype):
+    values = noise((1000,), dtype)
+    spoilt = values.copy()
+    peers.spoil(spoilt)
+    assert np.mean(spoilt == values) < 0.05

@@ -15,7 +15,7 @@ from bench.workers import Crew
 from blockconv.problem import Conv2dProblem
 
 PROBLEM = Conv2dProblem.from_descriptor("mb1ic16ih20oc16kh3ph1")
-SRC, WEI, BIAS = layers._data(PROBLEM)
+SRC, WEI, BIAS = layers.arrays(PROBLEM)
 QUICK = {"rounds": 9, "min_time": 1e-4, "warmup": 1}
 
 

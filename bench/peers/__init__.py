@@ -9,6 +9,8 @@ One module a library, named `<name>_peer`. It imports its library, which may be 
     plain_copy(src, threads) -> Iterable[Variant]                    where its copies are a roof
     network(path, x, threads) -> Iterable[Variant]                   where it reads ONNX
 
+and DTYPES, the types that it has for an operation, where float32 is not the only one.
+
 Arrays are NumPy's, NCHW and OIHW (a reorder's source is the storage of its layout). What can be
 prepared is prepared before a variant is yielded: weights packed, models compiled, outputs allocated.
 There may be none, where the library cannot express the problem. Our own module takes the
@@ -18,6 +20,7 @@ layouts (of a network: the choices) to do it in before `threads`.
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +31,7 @@ import numpy as np
 
 from blockconv.problem import Conv2dProblem, Pool2dProblem
 
-__all__ = ["NAMES", "OURS", "Peer", "Variant", "end_padding", "is_symmetric", "load", "pool_padding"]
+__all__ = ["NAMES", "OURS", "Peer", "Variant", "end_padding", "is_symmetric", "load", "pool_padding", "spoil"]
 
 OURS = "blockconv"
 NAMES = ("torch", "onnxruntime", "openvino", "ncnn", "litert", "numpy")
@@ -65,11 +68,14 @@ class Peer:
     module: ModuleType
 
     def variants(self, op: str, *arguments: Any) -> list[Variant]:
-        """What the peer has for an operation: nothing, if it does not have it."""
+        """What the peer has for an operation: nothing, if it does not have it, or not in the arrays' type."""
         make = getattr(self.module, op, None)
+        dtypes = getattr(self.module, "DTYPES", {}).get(op, ("float32",))
         found: list[Variant] = []
+        if make is None or any(a.dtype.name not in dtypes for a in arguments if isinstance(a, np.ndarray)):
+            return found
         started = time.perf_counter_ns()
-        for variant in make(*arguments) if make else ():
+        for variant in make(*arguments):
             now = time.perf_counter_ns()
             found.append(replace(variant, version=self.version, prepare=float(now - started)))
             started = time.perf_counter_ns()
@@ -89,6 +95,11 @@ def load(names: Sequence[str] = NAMES) -> tuple[list[Peer], dict[str, str]]:
         else:
             found.append(Peer(name, module.version(), module))
     return found, missing
+
+
+def spoil(array: np.ndarray) -> None:
+    """Overwrite an output, so that what a call leaves out is seen: with NaN, or the least of an integer type."""
+    array.fill(math.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).min)
 
 
 def is_symmetric(problem: Conv2dProblem | Pool2dProblem) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,13 @@ import numpy as np
 import blockconv as bc
 from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
-from . import Variant, is_symmetric
+from . import Variant, is_symmetric, spoil
+
+DTYPES = {
+    "conv2d": ("float32", "float64"),
+    "pool2d": ("float32", "float64", "int8", "uint8"),
+    "reorder": ("float32", "float64", "int8", "uint8"),
+}
 
 
 def version() -> str:
@@ -65,7 +70,7 @@ def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Vari
     bc.set_num_threads(threads)
 
     def fetch() -> np.ndarray:
-        out.storage.fill(math.nan)
+        spoil(out.storage)
         bc.to_layout(given, problem.dst, out=out)
         return out.storage.copy()
 
@@ -138,7 +143,7 @@ def _variant(
     layout: str, src: np.ndarray, x: bc.BlockedArray, out: bc.BlockedArray, call: Callable[[], object]
 ) -> Variant:
     def fetch() -> np.ndarray:
-        out.storage.fill(math.nan)
+        spoil(out.storage)
         call()
         return out.numpy()
 

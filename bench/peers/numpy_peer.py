@@ -14,6 +14,8 @@ from blockconv.problem import Conv2dProblem, Pool2dProblem
 
 from . import Variant, end_padding, pool_padding
 
+DTYPES = {"conv2d": ("float32", "float64"), "pool2d": ("float32", "float64")}
+
 
 def version() -> str:
     return np.__version__
@@ -50,7 +52,7 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> list[Varian
         for tap in taps:
             (np.maximum if p.kind == "max" else np.add)(out, tap, out=out)
         if p.kind != "max":
-            out *= np.float32(1.0 / (p.divisor or p.kh * p.kw))
+            out *= out.dtype.type(1.0 / (p.divisor or p.kh * p.kw))
         return out
 
     return [Variant("numpy taps", run, run)]

@@ -19,9 +19,16 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
-from . import Variant, end_padding, is_symmetric
+from . import Variant, end_padding, is_symmetric, spoil
 
 PLAIN_CHANNELS = 16  # oneDNN reads a dense source of fewer channels as plain NCHW, not blocked
+
+
+DTYPES = {
+    "conv2d": ("float32", "float64"),
+    "pool2d": ("float32", "float64", "int8", "uint8"),
+    "reorder": ("float32", "float64", "int8", "uint8"),
+}
 
 
 def version() -> str:
@@ -62,6 +69,8 @@ def conv2d(
 
     x_last, w_last = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
     yield _variant("channels_last", plain(x_last, w_last), x)
+    if src.dtype != np.float32:
+        return  # the others are oneDNN's, which has no float64
 
     packed = torch.ops.mkldnn._reorder_convolution_weight(w, padding, stride, dilation, p.g, list(pad(x).shape))
 
@@ -150,7 +159,7 @@ def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Vari
     permuted = given.permute(sorted(range(given.dim()), key=lambda axis: -into.stride(axis)))
 
     def fetch_copy() -> np.ndarray:
-        storage.fill_(math.nan)
+        spoil(storage.numpy())
         into.copy_(given)
         return storage.numpy().copy()
 
