@@ -267,7 +267,7 @@ def reorder_program(
     row = dispatch.choose("reorder", problem, src, dst, f"{problem.itemsize} bytes")
     ops = row.bind(problem, src, dst, fill, stream)
     if itemsize:
-        return Program(ops)
+        return Program(ops, row.cost(problem, src, dst, 1))
     src_bytes, dst_bytes = -(-src.size(shape) // 2), -(-dst.size(shape) // 2)
     inner = [Op(op.kernel, _moved(op.args, 2), op.tasks, op.chunk, op.scratch) for op in ops]
     return Program(

@@ -280,7 +280,8 @@ def _plan(
         row = dispatch.named("conv2d", f"conv_{algorithm}")
     assert row.weights is not None
     form = row.weights(problem, src, dst, dtype)
-    return _Plan(form, Program(row.bind(problem, src, dst, dtype, threads, act, residual)))
+    ops = row.bind(problem, src, dst, dtype, threads, act, residual)
+    return _Plan(form, Program(ops, row.cost(problem, src, dst, 1)))
 
 
 def _winograd(op: str, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, accuracy: float) -> Row:

@@ -226,13 +226,14 @@ def _make(key: Any, parameters: tuple[Any, ...], layout: Layout) -> _Bound:
     if min(shape[1:]) < 1:
         raise ArgumentError(op, "input", shape, "C, H and W have to be at least 1")
     problem = _PROBLEMS[op](shape, *parameters)
-    ops = []
+    program = Program(())
     if problem.n:
         row = dispatch.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, name)
-        ops = list(row.bind(problem, layout, layout, name, threads))
+        ops = row.bind(problem, layout, layout, name, threads)
+        program = Program(ops, row.cost(problem, layout, layout, 1))
     if len(_made) >= _MOST_MADE:
         _made.clear()
-    bound = _made[key] = _Bound(problem.dst_shape, Program(ops), threads)
+    bound = _made[key] = _Bound(problem.dst_shape, program, threads)
     return bound
 
 

@@ -13,6 +13,7 @@ any number of threads may run one program at once.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ __all__ = ["Buffer", "Op", "Program", "address_of", "aligned_empty", "get_num_th
 
 LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
 OP_WORDS = 5  # kernel, arguments, tasks, chunk, counters
+WORTH = 12e-6  # seconds of work that a thread has to have: to wake it takes 6 µs, or 20 where its processor sleeps
 SPINS = 2000  # polls before a waiting worker yields its processor; about 50 µs
 
 Block = npt.NDArray[np.int64]
@@ -169,11 +171,14 @@ class Program:
 
     ``run(buffers)`` takes the addresses that the ops' `Buffer`s stand for. It is safe from any
     number of threads at once, and releases the GIL.
+
+    seconds: about what a run takes on one thread; on how many it runs at most follows from that.
     """
 
-    def __init__(self, ops: Sequence[Op]) -> None:
+    def __init__(self, ops: Sequence[Op], seconds: float = math.inf) -> None:
         self.ops = tuple(op for op in ops if op.tasks > 0)
-        self.width = max((-(-op.tasks // op.chunk) for op in self.ops), default=0)
+        widest = max((-(-op.tasks // op.chunk) for op in self.ops), default=0)
+        self.width = widest if seconds == math.inf else min(widest, max(1, int(seconds / WORTH)))
         self.scratch = max((op.scratch for op in self.ops), default=0)
         self._idle: list[_Instance] = []
 

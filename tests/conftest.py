@@ -27,6 +27,12 @@ import pytest  # noqa: E402
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They gain nothing by it, but the large ones of which it holds anyway would take the tests hours."""
+    monkeypatch.setattr("blockconv.runtime.WORTH", 1e-12)
+
+
 def pytest_unconfigure() -> None:
     if _own_cache is not None:
         shutil.rmtree(_own_cache, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import textwrap
 import threading
@@ -212,6 +213,19 @@ def test_the_bits_do_not_depend_on_the_threads(dst: str) -> None:
 
 
 # ---------------------------------------------------------------- how many threads
+
+
+@pytest.mark.parametrize(("seconds", "threads"), [(1e-9, 1), (1.9e-6, 1), (2.1e-6, 2), (1.0, 4), (math.inf, 4)])
+def test_a_thread_is_woken_only_for_work_that_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, threads: int
+) -> None:
+    monkeypatch.setattr("blockconv.runtime.WORTH", 1e-6)
+    op = Op(add_neighbour.compile(), (Buffer(0), Buffer(1), 64), 64)
+    woken: list[int] = []
+    monkeypatch.setattr(jit, "parallel_for", lambda kernel, record, workers: woken.append(workers))
+    a, b = np.zeros((2, 64), np.int64)
+    Program([op], seconds).run([address_of(a), address_of(b)], 4)
+    assert woken == ([threads] if threads > 1 else [])
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, True, "2", 10**6])
