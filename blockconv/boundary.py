@@ -15,12 +15,14 @@ import numpy.typing as npt
 from blockconv.array import BlockedArray, to_layout
 from blockconv.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
 from blockconv.layout import NATIVE, Layout
+from blockconv.runtime import address_of
 
 __all__ = [
     "NATIVE_SET",
     "NCHW",
     "NHWC",
     "Array",
+    "apart",
     "as_numpy",
     "check_out",
     "dense_layout",
@@ -105,15 +107,23 @@ def check_out(
     """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
     if not isinstance(out, kind):
         raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, as the input is")
-    if tuple(out.shape) != shape:
+    if out.shape != shape:
         raise ArgumentError(op, "out", out, f"has to be of shape {shape}")
     if out.dtype != dtype:
         raise DtypeError(op, "out", str(out.dtype), f"has to be of dtype {dtype}")
     if layout is not None and out.layout != layout:
         raise LayoutError(op, "out", out, f"has to be in {layout}")
-    storage = out.storage if isinstance(out, BlockedArray) else out
-    if not storage.flags.writeable or not storage.flags.aligned:
+    flags = (out.storage if kind is BlockedArray else out).flags
+    if not flags.writeable or not flags.aligned:
         raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
+
+
+def apart(op: str, src: Array, dst: Array, what: str = "input") -> tuple[int, int]:
+    """The addresses of two contiguous arrays, of which one is written: ArgumentError if they overlap."""
+    start, to = address_of(src), address_of(dst)
+    if start < to + dst.nbytes and to < start + src.nbytes:
+        raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
+    return start, to
 
 
 def whole(value: Any) -> int | None:

@@ -19,6 +19,7 @@ from blockconv.boundary import (
     NCHW,
     NHWC,
     Array,
+    apart,
     as_numpy,
     check_out,
     dense_layout,
@@ -113,9 +114,9 @@ class Conv2d:
 
     def _on_blocked(self, x: BlockedArray, residual: Any, out: Any) -> BlockedArray:
         src, layout = x, x.layout
-        if x.ndim != 4:
+        if len(x.shape) != 4:
             raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W)")
-        if self.layout is not None and layout != self.layout:
+        if self.layout is not None and layout is not self.layout:
             src = reordered(self._op, x, self.layout)
         elif layout not in NATIVE_SET:
             src = reordered(self._op, x, NCHW)
@@ -126,10 +127,10 @@ class Conv2d:
         if out is not None:
             check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
         res = None if residual is None else self._residual(residual, bound)
-        made = out is None or native != dst_layout
+        made = out is None or native is not dst_layout
         dst: BlockedArray = fresh(bound.problem.dst_shape, native, src.storage.dtype) if made else out
         bound.run(self._op, src.storage, dst.storage, res, self._pack(bound))
-        if native != dst_layout:
+        if native is not dst_layout:
             return to_layout(dst, dst_layout, out=out)
         return dst
 
@@ -314,14 +315,12 @@ class _Bound:
         self.problem, self.dst, self.plan, self.threads = problem, dst, plan, threads
 
     def run(self, op: str, src: Array, dst: Array, residual: Array | None, packed: _Packed | None) -> None:
-        if np.may_share_memory(src, dst) or (residual is not None and np.may_share_memory(residual, dst)):
-            raise ArgumentError(op, "out", dst, "must not overlap the input or the residual", "give another array")
+        start, to = apart(op, src, dst)
+        added = to if residual is None else apart(op, residual, dst, "residual")[0]
         if self.plan is None or packed is None:
             return
         wei, bias, params = packed.addresses
-        to = address_of(dst)
-        added = to if residual is None else address_of(residual)
-        self.plan.program.run((address_of(src), wei, bias, to, added, params), self.threads)
+        self.plan.program.run((start, wei, bias, to, added, params), self.threads)
 
 
 def conv2d(

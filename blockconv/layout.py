@@ -252,13 +252,13 @@ class Axis(NamedTuple):
     stride: int
 
 
-@dataclass(frozen=True, init=False, repr=False, slots=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False, slots=True)
 class Layout:
     """A permutation of dimensions with blocks: `Layout("NCHW16")`, in any name of it, or a Layout itself.
 
     `outer` holds the dimensions in the order of the storage, outermost first; `inner` the blocks that follow
     them, as (dimension, size); `blocks`, for each dimension, the product of its blocks, 1 if it has none.
-    Equality and hash are those of `tag`, oneDNN's name with generic letters. Logical order is (N, C, H, W),
+    There is one Layout for each `tag`, oneDNN's name with generic letters. Logical order is (N, C, H, W),
     (O, I, H, W), (G, O, I, H, W). Raises LayoutError if the name is no layout, naming the part that is not.
 
     A shape is always logical, and its sizes may be zero; offsets, sizes and strides count elements. The index
@@ -431,10 +431,11 @@ def _named(name: str) -> Layout:
     layout = object.__new__(Layout)
     for attribute, value in (("tag", tag), ("outer", outer), ("inner", inner), ("blocks", tuple(blocks))):
         object.__setattr__(layout, attribute, value)
-    return layout
+    return _made.setdefault(tag, layout)
 
 
 _lock = threading.Lock()
+_made: dict[str, Layout] = {}
 _name_of = {row.tag: row.name for row in _KNOWN}
 _tag_of = {name: row.tag for row in _KNOWN for name in (row.name, *row.aliases)} | _WEIGHT_NAMES
 

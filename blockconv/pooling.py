@@ -16,8 +16,10 @@ import numpy as np
 from blockconv import dispatch
 from blockconv.array import BlockedArray, fresh, is_channels_last, to_layout
 from blockconv.boundary import (
+    NATIVE_SET,
     NCHW,
     Array,
+    apart,
     as_numpy,
     check_out,
     dense_layout,
@@ -30,7 +32,7 @@ from blockconv.boundary import (
     whole,
 )
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
-from blockconv.layout import NATIVE, Layout
+from blockconv.layout import Layout
 from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
 from blockconv.runtime import Program, address_of, get_num_threads
 
@@ -200,13 +202,10 @@ class _Bound(NamedTuple):
     threads: int
 
     def run(self, op: str, src: Array, dst: Array, indices: Array | None) -> None:
-        start, to = address_of(src), address_of(dst)
-        if start < to + dst.nbytes and to < start + src.nbytes:  # (both are contiguous)
-            raise ArgumentError(op, "out", dst, "must not overlap the input", "give another array")
+        start, to = apart(op, src, dst)
         self.program.run((start, to) if indices is None else (start, to, address_of(indices)), self.threads)
 
 
-_NATIVE_TAGS = frozenset(layout.tag for layout in NATIVE)
 _made: dict[Any, _Bound] = {}
 _MOST_MADE = 4096
 
@@ -214,7 +213,7 @@ _MOST_MADE = 4096
 def _bind(op: str, parameters: tuple[Any, ...], shape: Shape, layout: Layout, dtype: Any, indices: bool) -> _Bound:
     threads = get_num_threads()
     # By their text, which tells 2 from 2.0 and True, and which lists have too.
-    key = (op, repr(parameters), shape, layout.tag, dtype, indices, threads)
+    key = (op, repr(parameters), shape, layout, dtype, indices, threads)
     return _made.get(key) or _make(key, parameters, layout)
 
 
@@ -249,15 +248,15 @@ def _pool(
 def _on_blocked(
     op: str, parameters: tuple[Any, ...], x: BlockedArray, out: Any, wanted: Layout | None, indices: bool
 ) -> Any:
-    if x.ndim != 4:
+    if len(x.shape) != 4:
         raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
-    src = x if x.layout.tag in _NATIVE_TAGS else reordered(op, x, NCHW, 5)
+    src = x if x.layout in NATIVE_SET else reordered(op, x, NCHW, 5)
     bound = _bind(op, parameters, src.shape, src.layout, x.dtype, indices)
     final = wanted or x.layout
     if out is not None:
         check_out(op, out, BlockedArray, bound.shape, src.storage.dtype, final)
     # Pools do not change layouts: another one is a reorder of their output, which is smaller than their input.
-    direct = final is src.layout or final == src.layout
+    direct = final is src.layout
     dst = out if out is not None and direct else fresh(bound.shape, src.layout, src.storage.dtype)
     where = fresh(bound.shape, src.layout, np.dtype(np.int64)) if indices else None
     bound.run(op, src.storage, dst.storage, None if where is None else where.storage)

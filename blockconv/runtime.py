@@ -13,6 +13,7 @@ any number of threads may run one program at once.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -111,9 +112,9 @@ def launch_worker():  # type: ignore[no-untyped-def]
 
 @jit.kernel
 def launch_alone():  # type: ignore[no-untyped-def]
-    """The same run by the calling thread alone: no counters."""
+    """The same run by the calling thread alone: no counters. Called from Python, with the record only."""
 
-    def alone(unused_args, unused_dims, unused_steps, record):  # type: ignore[no-untyped-def]
+    def alone(record, unused_first, unused_last, unused_scratch):  # type: ignore[no-untyped-def]
         table = load_i64(record, 1)
         scratch = load_i64(record, 3)
         for i in range(load_i64(record, 0)):
@@ -123,7 +124,8 @@ def launch_alone():  # type: ignore[no-untyped-def]
     return alone
 
 
-_CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+# A kernel has three arguments more, which `launch_alone` leaves alone: to convert them takes as long as the call.
+_CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _RECORD_WORDS = LINE
 
 
@@ -146,6 +148,7 @@ class _Instance:
         self.counters = block[counters:table:LINE]
         block[0], block[1] = len(ops), base + 8 * table
         self.patches: list[tuple[int, int, int]] = []  # (word, buffer, offset)
+        self.buffers: tuple[int, ...] | None = None  # that they were made for
         at = table + OP_WORDS * len(ops)
         for i, op in enumerate(ops):
             row = table + OP_WORDS * i
@@ -179,15 +182,16 @@ class Program:
         self.ops = tuple(op for op in ops if op.tasks > 0)
         widest = max((-(-op.tasks // op.chunk) for op in self.ops), default=0)
         self.width = widest if seconds == math.inf else min(widest, max(1, int(seconds / WORTH)))
-        self.scratch = max((op.scratch for op in self.ops), default=0)
+        self.scratch = -(-max((op.scratch for op in self.ops), default=0) // 128) * 128  # of a worker
         self._idle: list[_Instance] = []
 
     def run(self, buffers: Sequence[int], threads: int | None = None) -> None:
         if not self.ops:
             return
-        threads = min(get_num_threads() if threads is None else threads, self.width)
-        if jit.stranded:
-            threads = 1
+        if threads is None:
+            threads = get_num_threads()
+        if threads > self.width or jit.stranded:
+            threads = 1 if jit.stranded else self.width
         try:
             instance = self._idle.pop()
         except IndexError:
@@ -195,12 +199,14 @@ class Program:
         if instance is None or instance.workers != threads:
             instance = _Instance(self, threads)
         block = instance.words
-        for word, index, offset in instance.patches:
-            block[word] = buffers[index] + offset
-        scratch, stride = _scratch(self.scratch, threads)
-        block[3], block[4] = scratch, stride
+        if (given := tuple(buffers)) != instance.buffers:
+            instance.buffers = given
+            for word, index, offset in instance.patches:
+                block[word] = buffers[index] + offset
+        if self.scratch:
+            block[3], block[4] = _scratch.of(self.scratch * threads), self.scratch
         if threads == 1:
-            _entry_alone()(0, 0, 0, instance.address)
+            _entry_alone()(instance.address)
         else:
             block[2], block[5] = 0, threads
             instance.counters[:] = 0
@@ -208,26 +214,9 @@ class Program:
         self._idle.append(instance)
 
 
-def _entry_alone() -> Callable[[int, int, int, int], object]:
-    entry = _entries.get("alone")
-    if entry is None:
-        entry = _entries["alone"] = _CALL(launch_alone().address)
-    return entry
-
-
-_entries: dict[str, Callable[[int, int, int, int], object]] = {}
-_local = threading.local()
-
-
-def _scratch(size: int, threads: int) -> tuple[int, int]:
-    """(address, bytes a worker) of the calling thread's scratch, which grows and is kept."""
-    if size == 0:
-        return 0, 0
-    stride = -(-size // 128) * 128
-    held = getattr(_local, "scratch", None)
-    if held is None or held.nbytes < stride * threads:
-        held = _local.scratch = aligned_empty(stride * threads)
-    return address_of(held), stride
+@functools.cache
+def _entry_alone() -> Callable[[int], object]:
+    return _CALL(launch_alone().address)
 
 
 def aligned_empty(nbytes: int, align: int = 128) -> npt.NDArray[np.uint8]:
@@ -242,20 +231,35 @@ def _address_by_interface(array: npt.NDArray[np.generic]) -> int:
 
 
 def _address_by_object(array: npt.NDArray[np.generic]) -> int:
-    """The array object's first field, as NumPy's C interface has it since its first release: 0.2 µs, not 1.3."""
-    return int(_Field.from_address(id(array) + object.__basicsize__).value)
+    """The array object's first field, as NumPy's C interface has it since its first release: 0.1 µs, not 1.3."""
+    return _field_at(id(array) + _HEADER).value
 
 
-_Field = ctypes.c_size_t
+_field_at, _HEADER = ctypes.c_size_t.from_address, object.__basicsize__
 _probe = np.empty(1, np.uint8)
+# The address of an array's first element, read-only or not.
+address_of = (
+    _address_by_object if _address_by_object(_probe) == _address_by_interface(_probe) else _address_by_interface
+)
 
 
-def address_of(array: npt.NDArray[np.generic]) -> int:
-    """The address of an array's first element, read-only or not."""
-    return _address(array)
+class _Scratch(threading.local):
+    """A thread's own memory, which grows and is kept."""
+
+    def __init__(self) -> None:
+        self.keep(np.empty(0, np.uint8))
+
+    def keep(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory, self.size, self.address = memory, memory.nbytes, address_of(memory)
+
+    def of(self, nbytes: int) -> int:
+        """The address of at least so many bytes."""
+        if nbytes > self.size:
+            self.keep(aligned_empty(nbytes))
+        return self.address
 
 
-_address = _address_by_object if _address_by_object(_probe) == _address_by_interface(_probe) else _address_by_interface
+_scratch = _Scratch()
 
 
 # ---------------------------------------------------------------- threads

@@ -165,9 +165,9 @@ def run(
         program.run(
             (at(source), at(weights), at(bias), at(out), at(out if added is None else added), at(act_block)), threads
         )
-        assert scratch is None or runtime._local.scratch is scratch, "the launcher's scratch was not the lab's"
+        assert scratch is None or runtime._scratch.memory is scratch, "the launcher's scratch was not the lab's"
     finally:
-        runtime._local.scratch = None
+        runtime._scratch.keep(np.empty(0, np.uint8))
     assert not memory.touched(), f"{row.name} {src} -> {dst} {problem.descriptor()}: wrote past {memory.touched()}"
     return out
 
@@ -184,9 +184,9 @@ def _scratch_in(memory: Memory, program: runtime.Program, threads: int) -> Array
     if not program.scratch:
         return None
     threads = min(threads, program.width)
-    scratch = memory.take("scratch", -(-program.scratch // 128) * 128 * threads, 128)
+    scratch = memory.take("scratch", program.scratch * threads, 128)
     scratch[:] = CANARY
-    runtime._local.scratch = scratch
+    runtime._scratch.keep(scratch)
     return scratch
 
 
