@@ -5,6 +5,7 @@ The public functions of every op share these checks, so that they say the same o
 
 from __future__ import annotations
 
+import marshal
 import operator
 import warnings
 from typing import Any, TypeAlias
@@ -32,6 +33,7 @@ __all__ = [
     "pair",
     "reordered",
     "single",
+    "spelt",
     "storage_of",
     "whole",
 ]
@@ -124,6 +126,14 @@ def apart(op: str, src: Array, dst: Array, what: str = "input") -> tuple[int, in
     if start < to + dst.nbytes and to < start + src.nbytes:
         raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
     return start, to
+
+
+def spelt(values: tuple[Any, ...]) -> bytes | str:
+    """A key that tells apart what is equal but no int, 2 from 2.0 and True, and that lists have too."""
+    try:
+        return marshal.dumps(values, 2)  # a quarter of the time of a repr
+    except ValueError:
+        return repr(values)
 
 
 def whole(value: Any) -> int | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from blockconv.errors import SlowPathWarning, UnsupportedError
 from blockconv.kernels import TABLE, Row
+from blockconv.kernels.table import BANDWIDTH
 from blockconv.layout import Layout
 
 __all__ = ["ACCURACY", "Candidate", "candidates", "choose", "explain", "named", "why_not"]
@@ -44,11 +48,13 @@ def candidates(
     return found
 
 
-def choose(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, accuracy: float = ACCURACY) -> Row:
+def choose(
+    op: str, problem: Any, src: Layout, dst: Layout, dtype: str, accuracy: float = ACCURACY, once: bool = False
+) -> Row:
     """The first row of the table that computes by the definition, or one that does not and is cheaper.
 
     The choice depends on the problem alone, never on the threads, so that results keep their bits. A fall to the
-    reference warns of what was missing.
+    reference warns of what was missing. once: weights are packed for one call, which counts too.
     """
     found = candidates(op, problem, src, dst, dtype, 1, accuracy)
     taken = [c for c in found if c.why_not is None]
@@ -56,7 +62,8 @@ def choose(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, accuracy
     if not taken:
         raise UnsupportedError(f"{op} from {src} to {dst}, {dtype}: no kernel takes it. {rejected}")
     exact = next((c for c in taken if c.row.error is None), taken[0])
-    best = min((exact, *(c for c in taken if c.row.error is not None)), key=_seconds)
+    rivals = [exact, *(c for c in taken if c.row.error is not None)]
+    best = min(rivals, key=lambda c: _seconds(c) + (_packing(c.row, problem, src, dst, dtype) if once else 0.0))
     if best.row.reference and rejected:
         text = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
         warnings.warn(text + rejected, SlowPathWarning, stacklevel=3)
@@ -66,6 +73,16 @@ def choose(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, accuracy
 def _seconds(candidate: Candidate) -> float:
     assert candidate.cost is not None
     return candidate.cost
+
+
+def _packing(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str) -> float:
+    """Seconds to pack a problem's weights: what is read and written, and once more where they are transformed."""
+    assert row.weights is not None
+    form, itemsize = row.weights(problem, src, dst, dtype), np.dtype(dtype).itemsize
+    given = itemsize * math.prod(problem.wei_shape)
+    packed = itemsize * form.layout.size(problem.grouped_wei_shape)
+    again = packed + form.transform(problem)[1] if form.transform else 0
+    return float(given + packed + again) / BANDWIDTH
 
 
 def named(op: str, name: str) -> Row:

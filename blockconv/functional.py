@@ -6,7 +6,6 @@ copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,6 +28,7 @@ from blockconv.boundary import (
     pair,
     reordered,
     single,
+    spelt,
     storage_of,
     whole,
 )
@@ -84,6 +84,7 @@ class Conv2d:
         op: str = "Conv2d",
     ) -> None:
         self._op = op
+        self._once = op != "Conv2d"  # a function, which packs its weights at every call
         self.weight = as_numpy(weight, op, "weight")
         self.bias = None if bias is None else as_numpy(bias, op, "bias")
         self.groups, self.padding = self._check_parameters(groups), padding
@@ -207,8 +208,9 @@ class Conv2d:
         if problem.n == 0:
             return _Bound(problem, dst, None, threads)
         plan = _plan(
-            self._op, self.algorithm, self.accuracy, problem, src, dst, str(dtype), threads, self._act, residual
-        )
+            self._op, self.algorithm, self.accuracy, self._once,
+            problem, src, dst, str(dtype), threads, self._act, residual,
+        )  # fmt: skip
         return _Bound(problem, dst, plan, threads)
 
     def _pack(self, bound: _Bound) -> _Packed | None:
@@ -218,14 +220,15 @@ class Conv2d:
         form = bound.plan.form
         packed = self._packed.get(form)
         if packed is None:
-            weight = pack_weights(bound.problem, self.weight, form)
-            bias = pack_bias(bound.problem, self.bias, form, str(self.weight.dtype))
+            weight = pack_weights(bound.problem, self.weight, form, self._once)
+            bias = pack_bias(bound.problem, self.bias, form, self.weight.dtype)
             packed = self._packed[form] = _Packed(weight, bias, self._params)
         return packed
 
     def _with(self, weight: Array, bias: Array | None) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
-        other = copy.copy(self)
+        other = object.__new__(Conv2d)
+        other.__dict__.update(self.__dict__)
         other.weight, other.bias, other._packed = weight, bias, {}
         return other
 
@@ -270,11 +273,11 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    op: str, algorithm: str, accuracy: float,
+    op: str, algorithm: str, accuracy: float, once: bool,
     problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool,
 ) -> _Plan:  # fmt: skip
     if algorithm == "auto":
-        row = dispatch.choose("conv2d", problem, src, dst, dtype, accuracy)
+        row = dispatch.choose("conv2d", problem, src, dst, dtype, accuracy, once)
     elif algorithm == "winograd":
         row = _winograd(op, problem, src, dst, dtype, accuracy)
     else:
@@ -303,7 +306,7 @@ class _Packed:
 
     def __init__(self, *arrays: Array) -> None:
         self.arrays = arrays
-        self.addresses = tuple(address_of(array) for array in arrays)
+        self.addresses = tuple(map(address_of, arrays))
 
 
 class _Bound:
@@ -352,8 +355,7 @@ def conv2d(
 def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
     stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
-    # By what is written, since True and 1.0 equal 1, and are refused.
-    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), repr(options))
+    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), spelt(options))
     known = _called.get(key)
     if known is not None:
         return known._with(w, b)

@@ -27,6 +27,7 @@ from blockconv.boundary import (
     native_layout,
     pair,
     reordered,
+    spelt,
     storage_of,
     two,
     whole,
@@ -212,8 +213,7 @@ _MOST_MADE = 4096
 
 def _bind(op: str, parameters: tuple[Any, ...], shape: Shape, layout: Layout, dtype: Any, indices: bool) -> _Bound:
     threads = get_num_threads()
-    # By their text, which tells 2 from 2.0 and True, and which lists have too.
-    key = (op, repr(parameters), shape, layout, dtype, indices, threads)
+    key = (op, spelt(parameters), shape, layout, dtype, indices, threads)
     return _made.get(key) or _make(key, parameters, layout)
 
 

@@ -99,6 +99,11 @@ class Conv2dProblem:
         return self.oc, self.ic // self.g, self.kh, self.kw
 
     @property
+    def grouped_wei_shape(self) -> tuple[int, int, int, int, int]:
+        """Logical shape of the weights as kernels have them packed, (g, oc/g, ic/g, kh, kw)."""
+        return self.g, self.oc // self.g, self.ic // self.g, self.kh, self.kw
+
+    @property
     def dst_shape(self) -> tuple[int, int, int, int]:
         """Logical shape of the destination, (n, oc, oh, ow)."""
         return self.n, self.oc, self.oh, self.ow

@@ -33,7 +33,7 @@ from blockconv.emit import (
 )
 from blockconv.errors import ArgumentError
 
-__all__ = ["Buffer", "Op", "Program", "address_of", "aligned_empty", "get_num_threads", "set_num_threads"]
+__all__ = ["Buffer", "Op", "Program", "Scratch", "address_of", "aligned_empty", "get_num_threads", "set_num_threads"]
 
 LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
 OP_WORDS = 5  # kernel, arguments, tasks, chunk, counters
@@ -243,7 +243,7 @@ address_of = (
 )
 
 
-class _Scratch(threading.local):
+class Scratch(threading.local):
     """A thread's own memory, which grows and is kept."""
 
     def __init__(self) -> None:
@@ -258,8 +258,13 @@ class _Scratch(threading.local):
             self.keep(aligned_empty(nbytes))
         return self.address
 
+    def array(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """So many bytes, which the next call gives again."""
+        self.of(nbytes)
+        return self.memory[:nbytes]
 
-_scratch = _Scratch()
+
+_scratch = Scratch()
 
 
 # ---------------------------------------------------------------- threads

@@ -13,8 +13,8 @@ from conv_lab import check, data, rows, run
 from storage_oracle import places
 
 import blockconv as bc
-from blockconv import dispatch, jit
-from blockconv.kernels import winograd, winograd_cut
+from blockconv import dispatch, functional, jit
+from blockconv.kernels import winograd_cut
 from blockconv.kernels.winograd_transforms import POINTS
 from blockconv.layout import Layout
 from blockconv.packing import pack_weights
@@ -167,6 +167,13 @@ def test_auto_weighs_tile_sizes_against_direct():
     assert {f"conv_winograd_f{m}" for m in TILES} < named
 
 
+def test_weights_that_are_packed_for_one_call_count_too():
+    deep = problem(512, 7, 512)
+    assert chosen(deep).startswith("conv_winograd")
+    assert chosen(deep, once=True) == "conv_direct"
+    assert chosen(LARGE, once=True) == "conv_winograd_f4"
+
+
 def test_accuracy_decides_which_tile_sizes_are_taken():
     assert chosen(LARGE, accuracy=0) == "conv_direct"
     assert chosen(LARGE, accuracy=1e-6) == "conv_winograd_f2"
@@ -194,13 +201,13 @@ def test_algorithm_and_accuracy_of_the_functions():
 
 def test_a_conv2d_transforms_its_weights_once(monkeypatch):
     made = []
-    compute = winograd.winograd_weights
-    monkeypatch.setattr(winograd, "winograd_weights", lambda *a: made.append(a) or compute(*a))
+    monkeypatch.setattr(functional, "pack_weights", lambda *a: made.append(a[2].transform) or pack_weights(*a))
     given = data(LARGE, "floats")
     conv = bc.Conv2d(given.w, given.bias, padding=1)
     first = conv(given.x)
     assert np.array_equal(conv(given.x), first)
     assert len(made) == 1
+    assert made[0] is not None
 
 
 # ---------------------------------------------------------------- the same bits

@@ -283,7 +283,7 @@ def _cost(dtype: str, problem: Conv2dProblem, src: Layout, dst: Layout, threads:
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.
     """
     p, at = problem, _cut(problem, src, dst, dtype)
-    flops, rate = at.flops(p, dst), 20e9 * at.lanes / (1 if at.taps else 3)
+    flops, rate = at.flops(p, dst), 8e9 * at.lanes / (1 if at.taps else 3)
     moved = ITEMSIZE[dtype] * (src.size(p.src_shape) + dst.size(p.dst_shape))
     # A vector of channels to as many planes takes what storing them one by one does.
     cycles = 0.0 if at.columns else store_cycles(dst, at.piece if at.piece > 1 else 0) + 0.5 * (src == Layout("NHWC"))

@@ -232,30 +232,35 @@ def reduce_window(
         kind, itemsize, lanes, vectors, unroll, masked = _literals(signature, 6)
         src, rows, row_step, cols, col_step, dst, scale, mask = args[6:]
         e = _Elements(kind, itemsize, lanes)
-        totals = e.slots(builder, vectors)
         at = cgutils.alloca_once(builder, src.type)
-        slots = [cgutils.alloca_once(builder, e.vector) for _ in range(unroll * vectors)]
-        with cgutils.for_range(builder, rows) as loop:
-            builder.store(builder.add(src, builder.mul(loop.index, row_step)), at)
-            for slot in slots:
-                builder.store(e.identity(), slot)
-            for width, count in ((unroll, builder.sdiv(cols, const(unroll))), (1, builder.srem(cols, const(unroll)))):
-                with cgutils.for_range(builder, count):
-                    here = builder.load(at)
-                    for c in range(width):
-                        for v in range(vectors):
-                            address = builder.add(_offset(builder, here, c, col_step), const(v * e.bytes))
-                            e.into(builder, slots[c * vectors + v], e.load(builder, address))
-                    builder.store(_offset(builder, here, width, col_step), at)
-            for i, slot in enumerate(slots):
-                e.into(builder, totals[i % vectors], builder.load(slot))
-        for v, slot in enumerate(totals):
-            value = builder.load(slot)
-            if kind == SUM_FLOAT:
-                value = builder.fmul(value, e.broadcast(builder, scale))
-            if masked:
-                value = e.masked(builder, value, builder.add(mask, const(v * e.bytes)))
-            e.store(builder, value, builder.add(dst, const(v * e.bytes)))
+        parts = (unroll, builder.sdiv(cols, const(unroll))), (1, builder.srem(cols, const(unroll)))
+
+        def compute() -> list[Any]:
+            totals = e.slots(builder, vectors)
+            with cgutils.for_range(builder, rows) as loop:
+                builder.store(builder.add(src, builder.mul(loop.index, row_step)), at)
+                slots = e.slots(builder, unroll * vectors)
+                for width, count in parts:
+                    with cgutils.for_range(builder, count):
+                        here = builder.load(at)
+                        for c in range(width):
+                            for v in range(vectors):
+                                address = builder.add(_offset(builder, here, c, col_step), const(v * e.bytes))
+                                e.into(builder, slots[c * vectors + v], e.seen(builder, e.load(builder, address)))
+                        builder.store(_offset(builder, here, width, col_step), at)
+                for i, slot in enumerate(slots):
+                    e.into(builder, totals[i % vectors], builder.load(slot))
+            return [builder.load(slot) for slot in totals]
+
+        def store(values: list[Any]) -> None:
+            for v, value in enumerate(values):
+                if kind == SUM_FLOAT:
+                    value = builder.fmul(value, e.broadcast(builder, scale))
+                if masked:
+                    value = e.masked(builder, value, builder.add(mask, const(v * e.bytes)))
+                e.store(builder, value, builder.add(dst, const(v * e.bytes)))
+
+        e.guarded(builder, compute, store)
         return context.get_dummy_value()
 
     literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, unroll_lit, masked_lit)

@@ -230,7 +230,9 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
     if nest.partial(v) and nest.limits[v.dim][1] % (v.step * v.size):
         return "the destination's contiguous dimension is cut by the source's blocks and has a tail"
     lanes = min(16, jit.isa().vector_bytes // itemsize)
-    u_far = _around(nest, u, v, lambda loop: loop.src) if u.size < lanes else None
+    # Rows of whole vectors too: read on and on, they stream.
+    short = u.size < lanes or (u.size == lanes and not nest.partial(u))
+    u_far = _around(nest, u, v, lambda loop: loop.src) if short else None
     v_far = _around(nest, v, u, lambda loop: loop.dst) if v.size < lanes else None
     if u_far is v_far:
         v_far = None
