@@ -92,15 +92,34 @@ def _codegen() -> _Codegen:
     return _Codegen("blockconv")
 
 
+_typed: dict[tuple[int, Any], tuple[Any, Any]] = {}  # (id of a function's type, argument types): it, signature
+
+
+def _type_call(function: Any, arguments: Any, named: Any) -> Any:
+    """Numba's `resolve_function_type`, which works out each of many equal calls anew: a tenth of a kernel's time."""
+    resolve = type(cpu_target.typing_context).resolve_function_type
+    if named:
+        return resolve(cpu_target.typing_context, function, arguments, named)
+    held = _typed.get((id(function), arguments))
+    if held is None:
+        # (A function's type knows how it was called, so that another one, equal to it, is no substitute.)
+        held = function, resolve(cpu_target.typing_context, function, arguments, named)
+        if held[1] is not None:
+            _typed[id(function), arguments] = held
+    return held[1]
+
+
 @contextlib.contextmanager
 def _in_place_of_numbas() -> Iterator[None]:
     """Inside, what Numba compiles goes to our `_Codegen`. To be entered with Numba's lock held."""
-    context = cpu_target.target_context
+    context, typing = cpu_target.target_context, cpu_target.typing_context
     numbas, context._internal_codegen = context.codegen(), _codegen()
+    typing.resolve_function_type = _type_call
     try:
         yield
     finally:
         context._internal_codegen = numbas
+        del typing.resolve_function_type
 
 
 def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:

@@ -81,7 +81,7 @@ def _packing(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str) -> fl
     form, itemsize = row.weights(problem, src, dst, dtype), np.dtype(dtype).itemsize
     given = itemsize * math.prod(problem.wei_shape)
     packed = itemsize * form.layout.size(problem.grouped_wei_shape)
-    again = packed + form.transform(problem)[1] if form.transform else 0
+    again = packed + form.transform.nbytes(problem) if form.transform else 0
     return float(given + packed + again) / BANDWIDTH
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,10 @@ from blockconv.array import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.activation import Activation
 from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
+from blockconv.kernels.table import Transform
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
-from blockconv.runtime import Op, Program, Scratch, address_of, aligned_empty
+from blockconv.runtime import Program, Scratch, address_of, aligned_empty
 
 __all__ = ["activation_block", "pack_bias", "pack_weights"]
 
@@ -61,9 +61,8 @@ def _packer(shape: tuple[int, ...], source: Layout, layout: Layout, itemsize: in
 
 
 @functools.lru_cache(maxsize=1024)
-def _transformer(transform: Callable[[Any], tuple[Op, int]], problem: Conv2dProblem) -> tuple[Program, int]:
-    op, nbytes = transform(problem)
-    return Program((op,)), nbytes
+def _transformer(transform: Transform, problem: Conv2dProblem) -> tuple[Program, int]:
+    return Program((transform.op(problem),)), transform.nbytes(problem)
 
 
 def pack_bias(

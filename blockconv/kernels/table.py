@@ -29,19 +29,25 @@ def store_cycles(dst: Layout, piece: int) -> float:
     return 1.0 if dst == Layout("NHWC") else 0.2 * (dst.blocks[1] > piece)
 
 
+class Transform(NamedTuple):
+    """op(problem): from packed weights (buffer 0) to what a kernel reads (buffer 1). nbytes(problem): of that."""
+
+    op: Callable[[Any], Op]
+    nbytes: Callable[[Any], int]
+
+
 class WeightForm(NamedTuple):
     """How a kernel wants weights and bias.
 
     layout: of the weights, over (G, O/G, I/G, H, W). bias: elements a group, the end zero-padded; `sharing` groups,
     where they share a vector, count as one.
-    transform(problem): the op that computes what the kernel reads (buffer 1) from weights in this layout
-    (buffer 0), and how many bytes that is; None where the kernel reads them as they are.
+    transform: how what the kernel reads is computed from weights in this layout; None where it reads these.
     """
 
     layout: Layout
     bias: int
     sharing: int = 1
-    transform: Callable[[Any], tuple[Op, int]] | None = None
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True)

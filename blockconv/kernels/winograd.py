@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 from blockconv import jit
 from blockconv.codegen import inline
@@ -48,7 +47,7 @@ from blockconv.kernels.microkernel import (
     conv_tile,
 )  # fmt: skip
 from blockconv.kernels.shared import DENSE
-from blockconv.kernels.table import Row, WeightForm
+from blockconv.kernels.table import Row, Transform, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.winograd_cut import SCRATCH, cost, cut
 from blockconv.kernels.winograd_transforms import (
@@ -280,16 +279,16 @@ def winograd_weights(m, vectors, lanes):
     return kernel
 
 
-def _weight_transform(m: int) -> Callable[[Conv2dProblem], tuple[Op, int]]:
-    def transform(problem: Conv2dProblem) -> tuple[Op, int]:
-        """The op from packed weights (buffer 0) to transformed ones (buffer 1), and their bytes."""
-        at = cut(problem, Layout("NHWC"), m, 1)
-        position = at.weight_position(problem)
-        kernel = winograd_weights(m, at.vectors, at.lanes)
-        tasks = -(-problem.oc // at.width) * problem.ic
-        return Op(kernel, (Buffer(0), Buffer(1), position), tasks, 64), at.positions * position
+def _transform_op(m: int, problem: Conv2dProblem) -> Op:
+    at = cut(problem, Layout("NHWC"), m, 1)
+    tasks = -(-problem.oc // at.width) * problem.ic
+    args = Buffer(0), Buffer(1), at.weight_position(problem)
+    return Op(winograd_weights(m, at.vectors, at.lanes), args, tasks, 64)
 
-    return transform
+
+def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
+    at = cut(problem, Layout("NHWC"), m, 1)
+    return at.positions * at.weight_position(problem)
 
 
 # ---------------------------------------------------------------- the rows of the table
@@ -347,7 +346,9 @@ def _weights(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: st
     return WeightForm(Layout(f"aBcde{at.width}b"), at.ocbs * at.width, transform=TRANSFORMS[m])
 
 
-TRANSFORMS = {m: _weight_transform(m) for m in POINTS}
+TRANSFORMS = {
+    m: Transform(functools.partial(_transform_op, m), functools.partial(_transformed_bytes, m)) for m in POINTS
+}
 
 
 # Largest errors against float64, relative to the largest output, times the square root of the input channels. Measured
