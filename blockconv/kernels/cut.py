@@ -183,7 +183,8 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once.
     wanted = 3 * threads if threads > 1 else 1
     by_pixels = weights * oc <= channels * itemsize * at.ih * at.iw
-    room = jit.second_level_cache() // 4 if by_pixels else _room_beside(weights * width)
+    whole = channels * itemsize * math.prod(at.window(at.oh, at.ow))
+    room = jit.second_level_cache() // 4 if by_pixels else _room_beside(weights * width, whole)
     g_rows, g_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, wanted if by_pixels else 1, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // g_rows) * -(-at.ow // g_cols)
     splits = min(ocbs, -(-wanted // tasks)) if threads > 1 else 1
@@ -271,10 +272,13 @@ def _tile(
     return best[2]
 
 
-def _room_beside(block: int) -> int:
-    """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each."""
+def _room_beside(block: int, whole: int) -> int:
+    """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each.
+
+    A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.
+    """
     cache = jit.second_level_cache()
-    return max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
+    return whole if whole <= cache // 2 else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
 
 
 def pixels_of_task(
