@@ -278,7 +278,7 @@ def _room_beside(block: int, whole: int) -> int:
     A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.
     """
     cache = jit.second_level_cache()
-    return whole if whole <= cache // 2 else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
+    return whole if whole <= cache else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
 
 
 def pixels_of_task(
