@@ -10,7 +10,7 @@ from blockconv.kernels.table import BANDWIDTH
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
-__all__ = ["SCRATCH", "Cut", "cost", "cut"]
+__all__ = ["LINE", "SCRATCH", "Cut", "cost", "cut"]
 
 LINE = 64
 SCRATCH = 8 << 20  # bytes that a block's transformed source may take
