@@ -24,7 +24,7 @@ import math
 
 from blockconv import jit
 from blockconv.codegen import inline
-from blockconv.emit import call_kernel, load_i64, move, store_i64
+from blockconv.emit import call_kernel, load_i64, move, prefetch, store_i64
 from blockconv.kernels.cut import NO_BLOCK, geometry
 from blockconv.kernels.epilogue import ACT_NONE
 from blockconv.kernels.microkernel import (
@@ -151,6 +151,10 @@ def winograd_source(m, lanes, fma, piece):
                 if piece == 1 or not inside or valid < lanes:
                     gather(args, patch, plane, ih, iw, valid)
                     src, by_row, by_col, by_piece = patch, alpha * columns * 4, columns * 4, alpha * alpha * columns * 4
+                else:
+                    for r in range(alpha):
+                        for k in range(m):
+                            prefetch(src + r * s_row + (alpha + k) * s_col)
                 transform_source(m, lanes, fma, columns, src, by_row, by_col, by_piece, out, v_pos)
                 out += load_i64(args, A_BLOCK) * vector
 
