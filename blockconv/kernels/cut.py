@@ -23,6 +23,7 @@ __all__ = [
     "geometry",
     "pixels_of_task",
     "space",
+    "tasks_wanted",
     "weight_layout",
 ]
 
@@ -180,14 +181,15 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     ocbs = -(-(oc if piece == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
     weights = channels * at.kh * at.kw * itemsize  # of an output channel
-    # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once.
-    wanted = 3 * threads if threads > 1 else 1
+    # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once. (More
+    # threads than there are blocks of output channels share both.)
     by_pixels = weights * oc <= channels * itemsize * at.ih * at.iw
     whole = channels * itemsize * math.prod(at.window(at.oh, at.ow))
     room = jit.second_level_cache() // 4 if by_pixels else _room_beside(weights * width, whole)
-    g_rows, g_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, wanted if by_pixels else 1, room)
+    sharing = threads if by_pixels else -(-threads // ocbs)
+    g_rows, g_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // g_rows) * -(-at.ow // g_cols)
-    splits = min(ocbs, -(-wanted // tasks)) if threads > 1 else 1
+    splits = min(ocbs, -(-tasks_wanted(threads) // tasks))
     in_place = _lies_as_read(p, at, geometry(src, p.src_shape, itemsize), pixels)
     panel = g_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else g_cols
     w_rows, w_cols = at.window(g_rows, panel)
@@ -281,10 +283,15 @@ def _room_beside(block: int, whole: int) -> int:
     return whole if whole <= cache else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
 
 
+def tasks_wanted(threads: int) -> int:
+    """Tasks that an op has at the least, so that threads which are interrupted hold nobody up for long."""
+    return 3 * threads if threads > 1 else 1
+
+
 def pixels_of_task(
-    at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, wanted: int, room: int
+    at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, threads: int, room: int
 ) -> tuple[int, int]:
-    """(rows, columns) of a task: as large as its window may be (`room` bytes), as small as makes `wanted` tasks."""
+    """(rows, columns) of a task: as large as its window may be (`room` bytes), as small as makes tasks enough."""
 
     def fits(g_rows: int, g_cols: int) -> bool:
         w_rows, w_cols = at.window(g_rows, g_cols)
@@ -297,17 +304,25 @@ def pixels_of_task(
         g_rows += rows
     least_rows, least_cols = min(at.oh, max(rows, 4 * at.sh)), min(at.ow, 4 * pixels)
 
+    images, wanted = max(1, at.images * groups), tasks_wanted(threads)
+
     def too_few() -> bool:
-        return max(1, at.images * groups) * -(-at.oh // g_rows) * -(-at.ow // g_cols) < wanted
+        return images * -(-at.oh // g_rows) * -(-at.ow // g_cols) < wanted
 
     while too_few() and g_rows > least_rows:
         g_rows = max(least_rows, g_rows - rows)
     while too_few() and at.oh == 1 and g_cols > least_cols:
         g_cols = max(least_cols, g_cols - pixels)
-    return _even(at.oh, g_rows, rows), _even(at.ow, g_cols, pixels)
+    g_cols = _even(at.ow, g_cols, pixels, images * -(-at.oh // g_rows), threads)
+    return _even(at.oh, g_rows, rows, images * -(-at.ow // g_cols), threads), g_cols
 
 
-def _even(size: int, group: int, unit: int) -> int:
-    """As many groups as `group` makes, each as small as that allows, in whole units."""
-    each = -(-size // -(-size // group))
-    return min(size, -(-each // unit) * unit)
+def _even(size: int, group: int, unit: int, others: int, threads: int) -> int:
+    """The size of a group, in whole units and at most `group`, that leaves the least to do to the busiest thread.
+
+    The last group is moved back to be whole, and does some work again; for each group there are `others`.
+    """
+    units, least = -(-size // unit), -(-size // group)
+    counts = range(least, max(least, min(units, 2 * least)) + 1)
+    best = min(counts, key=lambda count: (-(-count * others // threads) * -(-units // count), count))
+    return min(size, -(-units // best) * unit)

@@ -59,9 +59,8 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
     rows, pixels = _tile(at, registers - taps - 2)
     groups = -(-p.g // count)
-    wanted = 3 * threads if threads > 1 else 1
     g_rows, g_cols = pixels_of_task(
-        at, groups, rows, pixels, at.depth * pitch * itemsize, wanted, jit.second_level_cache() // 4
+        at, groups, rows, pixels, at.depth * pitch * itemsize, threads, jit.second_level_cache() // 4
     )
     w_rows, w_cols = at.window(g_rows, g_cols)
     window = at.depth * pitch * itemsize * w_rows * w_cols

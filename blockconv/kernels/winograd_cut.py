@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockconv import jit
-from blockconv.kernels.cut import geometry
+from blockconv.kernels.cut import geometry, tasks_wanted
 from blockconv.kernels.table import BANDWIDTH
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
@@ -70,7 +70,7 @@ def odd_lines(nbytes: int) -> int:
 
 
 def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
-    """How a problem is cut on this machine. Neither the order of sums nor the tiles depend on the threads."""
+    """How a problem is cut on this machine. The order of sums does not depend on the threads."""
     isa, p = jit.isa(), problem
     lanes, alpha = isa.vector_bytes // 4, m + 2
     vectors = 2 if p.oc > lanes else 1
@@ -78,14 +78,15 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     rows, columns = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, p.n * rows * columns)
     most = _PIXELS[32 if isa.registers == 32 else 16][vectors]
-    blocks = -(-tiles // _tiles_of_a_block(alpha * alpha, channels, p.oc))
+    ocbs = -(-dst.padded_shape(p.dst_shape)[1] // width)
+    # More threads than there are blocks of output channels share the tiles too.
+    blocks = max(-(-tiles // _tiles_of_a_block(alpha * alpha, channels, p.oc)), min(tiles, -(-threads // ocbs)))
     wanted = -(-tiles // blocks)
     groups = -(-wanted // most)
     pixels = -(-wanted // groups)
     block = min(tiles, groups * pixels)
     blocks = -(-tiles // block)
-    ocbs = -(-dst.padded_shape(p.dst_shape)[1] // width)
-    splits = min(ocbs, -(-3 * threads // blocks)) if threads > 1 else 1
+    splits = _splits(blocks, ocbs, threads)
     chunk = min(-(-ocbs // splits), CHUNK // vectors)
     m_tile = chunk * width * 4
     v_position, m_position = odd_lines(block * channels * 4), odd_lines(block * m_tile)
@@ -97,6 +98,24 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
         m, lanes, vectors, pixels, rows, columns, tiles, block, chunk, ocbs, splits,
         v_position, m_position, m_tile, patch, v, products, scratch,
     )  # fmt: skip
+
+
+SPLITTING = 0.08  # of the products of a block of output channels: what a task's transform of the source takes
+
+
+def _splits(blocks: int, ocbs: int, threads: int) -> int:
+    """Tasks that share a block's output channels: enough of them, and the least to do for the busiest thread."""
+    least = min(ocbs, -(-tasks_wanted(threads) // blocks))
+
+    def busiest(splits: int) -> float:
+        tasks, most = blocks * splits, 0.0
+        for worker in range(threads):
+            first, last = tasks * worker // threads, tasks * (worker + 1) // threads
+            channels = [ocbs * (task // splits) + ocbs * (task % splits) // splits for task in (first, last)]
+            most = max(most, channels[1] - channels[0] + (last - first) * SPLITTING)
+        return most
+
+    return min(range(least, min(ocbs, 2 * least) + 1), key=busiest)
 
 
 def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
