@@ -13,22 +13,25 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from blockconv.emit import I32, I64, call_llvm, const, join, pointer, shuffle, splat, transpose
+from blockconv.emit import I32, I64, ask, call_llvm, const, join, pointer, shuffle, splat, transpose
 from blockconv.kernels.activation import activate_vector
 
 __all__ = [
     "ACT_CLIP",
     "ACT_NONE",
     "ACT_OTHER",
+    "LINE",
     "Output",
     "Tile",
     "activate_scalar",
+    "ask_for_residual",
     "finish",
     "lanes_below",
     "masked_load",
 ]
 
 ACT_NONE, ACT_CLIP, ACT_OTHER = 0, 1, 2
+LINE = 64  # bytes of a cache line
 
 
 class Tile:
@@ -233,6 +236,24 @@ def _add_residual(builder: Any, tile: Tile, piece: int, run: Output, accs: list[
             slots = accs[row * count : (row + 1) * count]
             for slot, value in zip(slots, _load_row(builder, tile, piece, run, base, masked), strict=True):
                 builder.store(builder.fadd(builder.load(slot), value), slot)
+
+
+def ask_for_residual(builder: Any, tile: Tile, piece: int, run: Output) -> None:
+    """Ask for the residual's lines, to be called before the arithmetic that takes as long as they do to come.
+
+    Not in NCHW: a tile touches a page for each of its channels, and twice as many are too many to be translated.
+    """
+    if piece == 1:
+        return
+    with builder.if_then(builder.icmp_signed("!=", run.residual_offset, const(0)), likely=False):
+        # Pixels that share a line (NCHW4) ask once.
+        pieces, pixels = tile.vectors * tile.lanes // piece, max(1, LINE // (piece * tile.itemsize))
+        for row in range(tile.rows):
+            base = builder.add(run.dst, builder.add(run.residual_offset, builder.mul(const(row), run.d_row)))
+            for p in range(0, tile.pixels, pixels):
+                at = builder.add(base, builder.mul(const(p), run.d_px))
+                for j in range(pieces):
+                    ask(builder, builder.add(at, builder.mul(const(j), run.d_piece)))
 
 
 def _load_row(builder: Any, tile: Tile, piece: int, run: Output, base: Any, masked: bool) -> list[Any]:

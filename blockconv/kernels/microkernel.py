@@ -20,14 +20,13 @@ from numba.extending import intrinsic
 
 from blockconv import jit
 from blockconv.emit import I64, ask, const, pointer, splat
-from blockconv.kernels.epilogue import Output, Tile, finish
+from blockconv.kernels.epilogue import LINE, Output, Tile, ask_for_residual, finish
 from blockconv.kernels.shared import Shared, reduce_shared
 
 __all__ = ["ASKING", "LINE", "conv_tile"]
 
 
 ASKING = 8  # channels of a place, that its arithmetic hides the asking
-LINE = 64  # bytes of a cache line
 
 # Words of a tile's record.
 (
@@ -80,6 +79,7 @@ def _tile(
         words = pointer(builder, args[16], I64)
         shared = Shared(*shape[10:])
         run = _Arguments(*[builder.load(builder.gep(words, [const(word)]), align=8) for word in range(R_END)])
+        ask_for_residual(builder, tile, piece, run)
         if shared.dense:
             accs = _reduce(builder, tile, px_bytes, cb, run)
         else:
