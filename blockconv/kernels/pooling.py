@@ -45,6 +45,7 @@ from blockconv.kernels.pool_kernels import (
     A_IW,
     A_KW,
     A_LEFT,
+    A_LINE_BYTES,
     A_OH,
     A_OW,
     A_PADDED,
@@ -372,12 +373,13 @@ def _bind_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, th
     p, words, itemsize = problem, _words(problem, src, dtype, threads), ITEMSIZE[dtype]
     inner = view(src, p.src_shape).inner
     elements = _line_columns(p) * inner
-    words |= {A_LEFT: elements}
+    line_bytes = -(-(elements * itemsize + SLACK) // 64) * 64
+    words |= {A_LEFT: elements, A_LINE_BYTES: line_bytes}
     kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
     wide = inner if p.sw > 1 else 1
     kernel = pool_lines(_kind(p, dtype), itemsize, _lanes(dtype), kh, kw, wide, p.sw, _masked(p, src))
     tasks = _tasks(p, src, words, threads)
-    return [_op(kernel, p, dtype, words, tasks, LINE + elements * itemsize + SLACK, inner)]
+    return [_op(kernel, p, dtype, words, tasks, LINE + 2 * line_bytes, inner)]
 
 
 def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
