@@ -78,8 +78,11 @@ def _start_rows(args, task):
 
 
 @jit.kernel
-def pool_tiles(kind, itemsize, lanes, pixels, taps, stride, dilation, masked):
-    """Tiles of `pixels` outputs by a vector of channels; a row's last tile, or vector, is moved back to be whole."""
+def pool_tiles(kind, itemsize, lanes, pixels, kh, taps, stride, dilation, masked):
+    """Tiles of `pixels` outputs by a vector of channels; a row's last tile, or vector, is moved back to be whole.
+
+    kh: rows of a window that are few enough to be unrolled, or 0.
+    """
     span = (pixels - 1) * stride + (taps - 1) * dilation + 1
 
     def kernel(args, first, last, scratch):
@@ -107,14 +110,19 @@ def pool_tiles(kind, itemsize, lanes, pixels, taps, stride, dilation, masked):
                         s, d, m = src + column * s_col + i, dst + ow * s_col + i, mask
                         if masked:
                             m = mask + i % mask_bytes
-                        if inside:
+                        if inside and rows == kh:
                             pool_tile(
-                                kind, itemsize, lanes, pixels, taps, stride, dilation, 0, masked,
+                                kind, itemsize, lanes, pixels, taps, stride, dilation, 0, masked, kh,
+                                s, rows, row_step, s_col, column, iw, fill, d, s_col, scales + ow * itemsize, m,
+                            )  # fmt: skip
+                        elif inside:
+                            pool_tile(
+                                kind, itemsize, lanes, pixels, taps, stride, dilation, 0, masked, 0,
                                 s, rows, row_step, s_col, column, iw, fill, d, s_col, scales + ow * itemsize, m,
                             )  # fmt: skip
                         else:
                             pool_tile(
-                                kind, itemsize, lanes, pixels, taps, stride, dilation, 1, masked,
+                                kind, itemsize, lanes, pixels, taps, stride, dilation, 1, masked, 0,
                                 s, rows, row_step, s_col, column, iw, fill, d, s_col, scales + ow * itemsize, m,
                             )  # fmt: skip
 

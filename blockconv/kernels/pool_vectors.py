@@ -165,19 +165,20 @@ def _literals(signature: Any, count: int) -> list[int]:
 def pool_tile(
     typingctx,
     kind_lit, itemsize_lit, lanes_lit, pixels_lit, taps_lit, stride_lit, dilation_lit, border_lit, masked_lit,
-    src, rows, row_step, col_step, column, width, fill, dst, d_step, scales, mask,
+    known_lit, src, rows, row_step, col_step, column, width, fill, dst, d_step, scales, mask,
 ):  # fmt: skip
     """`pixels` neighbouring outputs of one row, a vector of channels each.
 
     The windows' rows are reduced into a vector a column, each loaded once whatever the number of windows
-    that it is in; then the columns of each window. src: channel of the first column at the first row that
-    exists. column: its number; with `border` columns outside 0..width are read from the address `fill`.
-    scales: what each output's sum is multiplied by. mask: zero bits for channels that do not exist.
+    that it is in; then the columns of each window. known: how many rows, or 0. src: channel of the first
+    column at the first row that exists. column: its number; with `border` columns outside 0..width are read
+    from the address `fill`. scales: what each output's sum is multiplied by. mask: zero bits for channels
+    that do not exist.
     """
 
     def codegen(context, builder, signature, args):
-        kind, itemsize, lanes, pixels, taps, stride, dilation, border, masked = _literals(signature, 9)
-        src, rows, row_step, col_step, column, width, fill, dst, d_step, scales, mask = args[9:]
+        kind, itemsize, lanes, pixels, taps, stride, dilation, border, masked, known = _literals(signature, 10)
+        src, rows, row_step, col_step, column, width, fill, dst, d_step, scales, mask = args[10:]
         e = _Elements(kind, itemsize, lanes)
         windows = [[p * stride + t * dilation for t in range(taps)] for p in range(pixels)]
         columns = sorted({c for window in windows for c in window})
@@ -185,19 +186,19 @@ def pool_tile(
         for c in columns if border else ():
             inside[c] = builder.icmp_unsigned("<", builder.add(column, const(c)), width)
 
+        def load(row: Any, v: int) -> Any:
+            c = columns[v]
+            at = _offset(builder, builder.add(src, builder.mul(row, row_step)), c, col_step)
+            at = builder.select(inside[c], at, fill) if border else at
+            return e.seen(builder, e.load(builder, at))
+
         def compute() -> list[Any]:
-            slots = dict(zip(columns, e.slots(builder, len(columns)), strict=True))
-            with cgutils.for_range(builder, rows) as loop:
-                row = builder.add(src, builder.mul(loop.index, row_step))
-                for c in columns:
-                    at = _offset(builder, row, c, col_step)
-                    at = builder.select(inside[c], at, fill) if border else at
-                    e.into(builder, slots[c], e.seen(builder, e.load(builder, at)))
+            reduced = dict(zip(columns, e.reduced(builder, len(columns), known, rows, load), strict=True))
             values = []
             for window in windows:
-                value = builder.load(slots[window[0]])
+                value = reduced[window[0]]
                 for c in window[1:]:
-                    value = e.combine(builder, value, builder.load(slots[c]))
+                    value = e.combine(builder, value, reduced[c])
                 values.append(value)
             return values
 
@@ -213,7 +214,7 @@ def pool_tile(
         return context.get_dummy_value()
 
     literals = (kind_lit, itemsize_lit, lanes_lit, pixels_lit, taps_lit, stride_lit, dilation_lit, border_lit)
-    return types.void(*literals, masked_lit, *[_i64] * 11), codegen
+    return types.void(*literals, masked_lit, known_lit, *[_i64] * 11), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -272,7 +272,15 @@ def _why_not_tiles(dtype: str, problem: Problem, src: Layout, dst: Layout) -> st
 def _bind_tiles(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     p, words = problem, _words(problem, src, dtype, threads)
     kernel = pool_tiles(
-        _kind(p, dtype), ITEMSIZE[dtype], _lanes(dtype), _tile_pixels(p), p.kw, p.sw, p.dw, _masked(p, src)
+        _kind(p, dtype),
+        ITEMSIZE[dtype],
+        _lanes(dtype),
+        _tile_pixels(p),
+        p.kh if p.kh <= MOST_UNROLLED else 0,
+        p.kw,
+        p.sw,
+        p.dw,
+        _masked(p, src),
     )
     tasks = _tasks(p, src, words, threads)
     return [_op(kernel, p, dtype, words, tasks)]
