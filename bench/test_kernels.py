@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from bench import layers, pools, reorders
+from bench.measure import noise
 from blockconv import Layout, jit
 from blockconv.array import BlockedArray, empty
 from blockconv.dispatch import why_not
@@ -130,7 +131,7 @@ def _data(problem: Any) -> tuple[np.ndarray, ...]:
     if isinstance(problem, Conv2dProblem):
         return layers.arrays(problem)
     shape = problem.shape if isinstance(problem, ReorderProblem) else problem.src_shape
-    return (np.random.default_rng(0).standard_normal(shape, dtype=np.float32),)
+    return (noise(shape, "float32"),)
 
 
 @functools.lru_cache(maxsize=4)

@@ -151,7 +151,7 @@ def winograd_source(m, lanes, fma, piece):
                 if piece == 1 or not inside or valid < lanes:
                     gather(args, patch, plane, ih, iw, valid)
                     src, by_row, by_col, by_piece = patch, alpha * columns * 4, columns * 4, alpha * alpha * columns * 4
-                else:
+                else:  # the next tile's pixels are asked for: there are too few in a row to be foreseen
                     for r in range(alpha):
                         for k in range(m):
                             prefetch(src + r * s_row + (alpha + k) * s_col)
