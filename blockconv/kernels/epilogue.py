@@ -7,6 +7,8 @@ one (NCHW4), or one element (NCHW: the tile is transposed in registers).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -88,24 +90,32 @@ def finish(builder: Any, tile: Tile, piece: int, act: int, run: Output, accs: li
 
 
 def _finish(builder: Any, tile: Tile, piece: int, act: int, run: Output, accs: list[Any], masked: bool) -> None:
-    _add_residual(builder, tile, piece, run, accs, masked)
-    if act == ACT_CLIP:
-        low = splat(builder, _param(builder, tile, run, 1), tile.lanes)
-        high = splat(builder, _param(builder, tile, run, 2), tile.lanes)
-        for slot in accs:
-            # Compared so that a NaN stays (x86's max and min do it in this operand order).
-            value = builder.load(slot)
-            value = builder.select(builder.fcmp_ordered("<", value, low), low, value)
-            value = builder.select(builder.fcmp_ordered(">", value, high), high, value)
-            builder.store(value, slot)
-    elif act == ACT_OTHER:
-        _activate_in_scratch(builder, tile, run, accs)
+    in_planes = piece == 1 and act != ACT_OTHER  # where a residual need not be transposed first
+    if not in_planes:
+        _add_residual(builder, tile, piece, run, accs, masked)
+        if act == ACT_CLIP:
+            _clip(builder, tile, run, accs)
+        elif act == ACT_OTHER:
+            _activate_in_scratch(builder, tile, run, accs)
     rows = tile.pixels * tile.vectors
     for row in range(tile.rows):
         base = builder.add(run.dst, builder.mul(const(row), run.d_row))
-        _store_row(
-            builder, tile, piece, run, [builder.load(s) for s in accs[row * rows : (row + 1) * rows]], base, masked
-        )
+        values = [builder.load(s) for s in accs[row * rows : (row + 1) * rows]]
+        if in_planes:
+            _each_plane(builder, tile, run, values, base, masked, functools.partial(_finish_planes, act))
+        else:
+            _store_row(builder, tile, piece, run, values, base, masked)
+
+
+def _clip(builder: Any, tile: Tile, run: Output, slots: list[Any]) -> None:
+    low = splat(builder, _param(builder, tile, run, 1), tile.lanes)
+    high = splat(builder, _param(builder, tile, run, 2), tile.lanes)
+    for slot in slots:
+        # Compared so that a NaN stays (x86's max and min do it in this operand order).
+        value = builder.load(slot)
+        value = builder.select(builder.fcmp_ordered("<", value, low), low, value)
+        value = builder.select(builder.fcmp_ordered(">", value, high), high, value)
+        builder.store(value, slot)
 
 
 def _param(builder: Any, tile: Tile, run: Output, index: int) -> Any:
@@ -208,21 +218,47 @@ def _pixel_mask(tile: Tile, pixels: int, builder: Any, there: Any | None) -> Any
     return mask if there is None else builder.select(there, mask, ir.Constant(bools, None))
 
 
-def _store_planes(builder: Any, tile: Tile, run: Output, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
-    padded = pixels + [ir.Constant(tile.vector, ir.Undefined)] * (tile.lanes - len(pixels))
-    for c, plane in enumerate(transpose(builder, padded, tile.lanes, tile.lanes)):
+def _planes(
+    builder: Any, tile: Tile, run: Output, pixels: int, base: Any, limit: Any | None
+) -> Iterator[tuple[Any, Any]]:
+    """(address, mask of the pixels that exist) of each channel's plane."""
+    for c in range(tile.lanes):
         at = pointer(builder, builder.add(base, builder.mul(const(c), run.d_piece)), tile.vector)
         there = None if limit is None else builder.icmp_signed("<", const(c), limit)
-        masked_store(builder, tile, plane, at, _pixel_mask(tile, len(pixels), builder, there))
+        yield at, _pixel_mask(tile, pixels, builder, there)
+
+
+def _store_planes(builder: Any, tile: Tile, run: Output, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
+    padded = pixels + [ir.Constant(tile.vector, ir.Undefined)] * (tile.lanes - len(pixels))
+    planes = transpose(builder, padded, tile.lanes, tile.lanes)
+    for plane, (at, mask) in zip(planes, _planes(builder, tile, run, len(pixels), base, limit), strict=True):
+        masked_store(builder, tile, plane, at, mask)
+    return pixels
+
+
+def _finish_planes(
+    act: int, builder: Any, tile: Tile, run: Output, pixels: list[Any], base: Any, limit: Any | None
+) -> list[Any]:
+    """Transpose pixels into planes, add those of the residual, clip and store them."""
+    padded = pixels + [ir.Constant(tile.vector, ir.Undefined)] * (tile.lanes - len(pixels))
+    slots = [cgutils.alloca_once(builder, tile.vector) for _ in range(tile.lanes)]
+    for slot, plane in zip(slots, transpose(builder, padded, tile.lanes, tile.lanes), strict=True):
+        builder.store(plane, slot)
+    with builder.if_then(builder.icmp_signed("!=", run.residual_offset, const(0)), likely=False):
+        there = _planes(builder, tile, run, len(pixels), builder.add(base, run.residual_offset), limit)
+        for slot, (at, mask) in zip(slots, there, strict=True):
+            value = masked_load(builder, tile, at, mask, tile.lanes)
+            builder.store(builder.fadd(builder.load(slot), value), slot)
+    if act == ACT_CLIP:
+        _clip(builder, tile, run, slots)
+    for slot, (at, mask) in zip(slots, _planes(builder, tile, run, len(pixels), base, limit), strict=True):
+        masked_store(builder, tile, builder.load(slot), at, mask)
     return pixels
 
 
 def _load_planes(builder: Any, tile: Tile, run: Output, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
-    planes = []
-    for c in range(tile.lanes):
-        at = pointer(builder, builder.add(base, builder.mul(const(c), run.d_piece)), tile.vector)
-        there = None if limit is None else builder.icmp_signed("<", const(c), limit)
-        planes.append(masked_load(builder, tile, at, _pixel_mask(tile, len(pixels), builder, there), tile.lanes))
+    there = _planes(builder, tile, run, len(pixels), base, limit)
+    planes = [masked_load(builder, tile, at, mask, tile.lanes) for at, mask in there]
     return transpose(builder, planes, tile.lanes, tile.lanes)[: len(pixels)]
 
 
