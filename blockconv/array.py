@@ -111,7 +111,7 @@ class BlockedArray:
         if self.dtype in PACKED:
             return _unpack(self).numpy()
         if not self.layout.is_blocked:
-            view: Array = self.storage.transpose(np.argsort(self.layout.outer))
+            view: Array = self.storage.transpose(self.layout.logical)
             return view
         return to_layout(self, _plain(self.ndim)).storage
 

@@ -70,6 +70,8 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
 
 def like(input: Any, result: Array) -> Any:
     """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor."""
+    if type(input) is np.ndarray:
+        return result
     if type(input).__module__.split(".")[0] == "torch":
         import torch
 

@@ -154,7 +154,7 @@ class Conv2d:
         bound = self._bind(x.shape, layout, dst, x.dtype, residual is not None)
         shape = bound.problem.dst_shape
         if written is None:
-            target = np.empty(dst.storage_shape(shape), x.dtype)
+            target = fresh(shape, dst, x.dtype).storage
         else:
             check_out(self._op, written, np.ndarray, shape, x.dtype, None)
             target = written.transpose(dst.outer)
@@ -162,7 +162,7 @@ class Conv2d:
         bound.run(self._op, storage, target, res, self._pack(bound))
         if out is not None:
             return out
-        result = target.transpose(np.argsort(dst.outer))
+        result = target.transpose(dst.logical)
         return like(input, result[0] if unbatched else result)
 
     def _array_layout(self, out: Array | None, src_last: bool) -> Layout:

@@ -21,7 +21,7 @@ import operator
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -257,7 +257,8 @@ class Layout:
     """A permutation of dimensions with blocks: `Layout("NCHW16")`, in any name of it, or a Layout itself.
 
     `outer` holds the dimensions in the order of the storage, outermost first; `inner` the blocks that follow
-    them, as (dimension, size); `blocks`, for each dimension, the product of its blocks, 1 if it has none.
+    them, as (dimension, size); `blocks`, for each dimension, the product of its blocks, 1 if it has none; `logical`
+    the outer axes in logical order, to transpose a storage without blocks by.
     There is one Layout for each `tag`, oneDNN's name with generic letters. Logical order is (N, C, H, W),
     (O, I, H, W), (G, O, I, H, W). Raises LayoutError if the name is no layout, naming the part that is not.
 
@@ -266,9 +267,10 @@ class Layout:
     """
 
     tag: str
-    outer: tuple[int, ...] = field(compare=False)
-    inner: tuple[tuple[int, int], ...] = field(compare=False)
-    blocks: tuple[int, ...] = field(compare=False)
+    outer: tuple[int, ...]
+    inner: tuple[tuple[int, int], ...]
+    blocks: tuple[int, ...]
+    logical: tuple[int, ...]
 
     def __new__(cls, name: str | Layout) -> Layout:
         if isinstance(name, Layout):
@@ -429,7 +431,9 @@ def _named(name: str) -> Layout:
     tag = "".join(letters[dim].upper() if blocks[dim] > 1 else letters[dim] for dim in outer)
     tag += "".join(f"{size}{letters[dim]}" for dim, size in inner)
     layout = object.__new__(Layout)
-    for attribute, value in (("tag", tag), ("outer", outer), ("inner", inner), ("blocks", tuple(blocks))):
+    logical = tuple(sorted(range(len(outer)), key=outer.__getitem__))
+    values = {"tag": tag, "outer": outer, "inner": inner, "blocks": tuple(blocks), "logical": logical}
+    for attribute, value in values.items():
         object.__setattr__(layout, attribute, value)
     return _made.setdefault(tag, layout)
 

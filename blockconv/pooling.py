@@ -277,15 +277,15 @@ def _on_array(op: str, parameters: tuple[Any, ...], input: Any, out: Any, wanted
     storage, layout = storage_of(x, is_channels_last(x))
     bound = _bind(op, parameters, x.shape, layout, x.dtype, indices)
     target, final = _target(op, out, bound.shape, x, layout, wanted, unbatched)
-    direct = final == layout
-    dst = target if direct else np.empty(layout.storage_shape(bound.shape), x.dtype)
-    where = np.empty(layout.storage_shape(bound.shape), np.int64) if indices else None
+    direct = final is layout
+    dst = target if direct else fresh(bound.shape, layout, x.dtype).storage
+    where = fresh(bound.shape, layout, np.dtype(np.int64)).storage if indices else None
     bound.run(op, storage, dst, where)
     if not direct:
         to_layout(BlockedArray(dst, layout, bound.shape), final, out=BlockedArray(target, final, bound.shape))
 
     def leave(held: Array, layout: Layout) -> Any:
-        result = held.transpose(np.argsort(layout.outer))
+        result = held.transpose(layout.logical)
         return like(input, result[0] if unbatched else result)
 
     result = out if out is not None else leave(target, final)
@@ -301,7 +301,7 @@ def _target(
         raise LayoutError(op, "out_layout", str(wanted), rule, "give a BlockedArray as input")
     if out is None:
         final = wanted or layout
-        return np.empty(final.storage_shape(shape), x.dtype), final
+        return fresh(shape, final, x.dtype).storage, final
     written = as_numpy(out, op, "out", write=True)
     written = written[None] if unbatched else written
     check_out(op, written, np.ndarray, shape, x.dtype, None)
