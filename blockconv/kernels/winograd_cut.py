@@ -14,6 +14,7 @@ from blockconv.problem import Conv2dProblem
 __all__ = ["LINE", "SCRATCH", "Cut", "cost", "cut"]
 
 LINE = 64
+_NHWC = Layout("NHWC")
 SCRATCH = 8 << 20  # bytes that a block's transformed source may take
 CHUNK = 4  # vectors of output channels that are held between the second and the third stage
 HEADER = 512  # bytes at the start of a worker's scratch: which channels are worked on, and zeros
@@ -134,6 +135,7 @@ FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockc
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
 _TRANSFORM = {2: 90, 4: 180, 6: 700}
 _PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
+_PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its elements are moved one by one
 
 
 def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int) -> float:
@@ -146,6 +148,8 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
     multiply = alpha * alpha * tiles * p.ic * vectors_out * slow
     edge = 1 + (at.tiles - p.n * (p.oh // m) * (p.ow // m)) / at.tiles
     pieces = vectors_in * _slower(src, p.src_shape, lanes) + vectors_out * _slower(dst, p.dst_shape, lanes)
+    if src == _NHWC and p.ic % lanes:
+        pieces += _PARTLY
     transforms = tiles * _TRANSFORM[m] * edge * pieces
     weights = at.positions * at.weight_position(p)
     moved = weights * at.blocks if weights > jit.second_level_cache() // 2 else weights
