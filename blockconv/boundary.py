@@ -133,9 +133,10 @@ def apart(op: str, src: Array, dst: Array, what: str = "input") -> tuple[int, in
 def spelt(values: tuple[Any, ...]) -> bytes | str:
     """A key that tells apart what is equal but no int, 2 from 2.0 and True, and that lists have too."""
     try:
-        return marshal.dumps(values, 2)  # a quarter of the time of a repr
+        key = marshal.dumps(values, 2)  # a quarter of the time of a repr
     except ValueError:
         return repr(values)
+    return repr(values) if b"s" in key else key  # NumPy's numbers are written as their bytes ("s"), whatever they are
 
 
 def whole(value: Any) -> int | None:

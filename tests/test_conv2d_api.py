@@ -420,6 +420,16 @@ def test_what_is_equal_but_no_int_is_refused_after_a_call_too():
             bc.conv2d(X, W, **{"stride": 1, "padding": 1, **bad})
 
 
+def test_numpys_numbers_are_told_apart_too():
+    bc.conv2d(X, W, stride=np.int64(1), padding=np.int64(0))
+    bc.max_pool2d(X, np.int64(2), padding=np.int64(0))
+    for bad in (np.float64(0.0), np.uint64(0).view(np.float64)):
+        with pytest.raises(bc.ArgumentError):
+            bc.conv2d(X, W, stride=np.int64(1), padding=bad)
+        with pytest.raises(bc.ArgumentError):
+            bc.max_pool2d(X, np.int64(2), padding=bad)
+
+
 def test_threads_may_change_between_calls():
     conv = bc.Conv2d(W, B, padding=1)
     try:
