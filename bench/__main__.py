@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--layouts", nargs="*", help="only between these")
     command.add_argument("--shape", nargs="+", type=_shape, default=reorders.SHAPES, help="NxCxHxW")
     command.add_argument("--peers-only", action="store_true")
-    _add_dtypes(command, ("float32", "float64", "int8", "uint8"))
+    _add_dtypes(command, peers.NUMBERS)
     command.set_defaults(run=_reorders)
 
     command = commands.add_parser("launcher", help="what a plan costs between its ops")
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
     command.add_argument("--kind", choices=POOL_KINDS, default="max", help="of files and descriptors")
     command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
-    _add_dtypes(command, ("float32", "float64", "int8", "uint8"))
+    _add_dtypes(command, peers.NUMBERS)
     command.set_defaults(run=_pools)
 
     command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")

@@ -19,7 +19,7 @@ import onnx
 import blockconv as bc
 
 from . import machine, networks
-from .measure import measure
+from .measure import measure, noise
 from .report import Column, speedup_text
 from .results import Case, Entry, seconds
 from .run import Plan, conditions
@@ -76,7 +76,7 @@ def _plan(
                 path = str(Path(folder, "model.onnx"))
                 onnx.save(networks.build(name, batch), path)
             net = bc.load_onnx(path)
-            x = np.random.default_rng(0).standard_normal(net.inputs[0].shape, dtype=np.float32)
+            x = noise(net.inputs[0].shape, "float32")
             ours = [choices, suite == "lab"]
             variants = crew.contenders("network", path, x, ours=ours, threads=threads)
             measured = measure(variants, _expected(net, path, x), TOLERANCE, **timing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -48,11 +49,10 @@ def plans(
     dtypes: Sequence[str] = ("float32",),
 ) -> list[Plan]:
     """A case for each dtype, number of threads and problem; integers have no averages."""
+    cases = itertools.product(dtypes, threads, problems)
     return [
         _plan(problem, dtype, count, layouts, crew, timing)
-        for dtype in dtypes
-        for count in threads
-        for problem in problems
+        for dtype, count, problem in cases
         if problem.kind == "max" or np.dtype(dtype).kind == "f"
     ]
 

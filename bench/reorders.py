@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,12 +47,8 @@ def plans(
     dtypes: Sequence[str] = ("float32",),
 ) -> list[Plan]:
     """A case for each dtype, number of threads and problem, whose itemsize is the dtype's."""
-    return [
-        _plan(dataclasses.replace(problem, itemsize=np.dtype(dtype).itemsize), dtype, count, crew, timing)
-        for dtype in dtypes
-        for count in threads
-        for problem in problems
-    ]
+    cases = itertools.product(dtypes, threads, problems)
+    return [_plan(problem, dtype, count, crew, timing) for dtype, count, problem in cases]
 
 
 def _plan(problem: ReorderProblem, dtype: str, threads: int, crew: Crew, timing: dict[str, Any]) -> Plan:
@@ -59,7 +56,8 @@ def _plan(problem: ReorderProblem, dtype: str, threads: int, crew: Crew, timing:
         logical = noise(problem.shape, dtype)
         src, expected = storage(logical, problem.src), storage(logical, problem.dst)
         nbytes = src.nbytes + expected.nbytes
-        variants = crew.contenders("reorder", problem, src, threads=threads)
+        moved = dataclasses.replace(problem, itemsize=src.itemsize)
+        variants = crew.contenders("reorder", moved, src, threads=threads)
         variants += crew.copies(nbytes, expected, threads)
         # A reorder moves numbers: the least error is an error.
         return {"bytes": nbytes, **measure(variants, expected, 0.0, **timing)}

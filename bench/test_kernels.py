@@ -6,7 +6,6 @@ The table is walked, so that a new row or layout is timed without another line h
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import pytest
 
 from bench import layers, pools, reorders
 from bench.measure import noise
+from bench.peers import spoil
 from blockconv import Layout, jit
 from blockconv.array import BlockedArray, empty
 from blockconv.dispatch import why_not
@@ -80,7 +80,7 @@ def _taking(op: str, problem: Any, pairs: list[Any]) -> Iterator[Case]:
 def test_kernel(benchmark: Any, request: pytest.FixtureRequest, case: Case) -> None:
     threads = request.config.getoption("kernel_threads")
     program, buffers, out = _bound(case, threads)
-    out.storage.fill(math.nan)
+    spoil(out.storage)
     program.run(buffers, threads)
     expected = _expected(case.problem)
     error = float(np.abs(out.numpy() - expected).max() / np.abs(expected).max())

@@ -31,9 +31,21 @@ import numpy as np
 
 from blockconv.problem import Conv2dProblem, Pool2dProblem
 
-__all__ = ["NAMES", "OURS", "Peer", "Variant", "end_padding", "is_symmetric", "load", "pool_padding", "spoil"]
+__all__ = [
+    "NAMES",
+    "NUMBERS",
+    "OURS",
+    "Peer",
+    "Variant",
+    "end_padding",
+    "is_symmetric",
+    "load",
+    "pool_padding",
+    "spoil",
+]
 
 OURS = "blockconv"
+NUMBERS = ("float32", "float64", "int8", "uint8")  # what pools and reorders are measured in
 NAMES = ("torch", "onnxruntime", "openvino", "ncnn", "litert", "numpy")
 
 

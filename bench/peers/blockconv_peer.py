@@ -13,13 +13,9 @@ import numpy as np
 import blockconv as bc
 from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
-from . import Variant, is_symmetric, spoil
+from . import NUMBERS, Variant, is_symmetric, spoil
 
-DTYPES = {
-    "conv2d": ("float32", "float64"),
-    "pool2d": ("float32", "float64", "int8", "uint8"),
-    "reorder": ("float32", "float64", "int8", "uint8"),
-}
+DTYPES = {"conv2d": ("float32", "float64"), "pool2d": NUMBERS, "reorder": NUMBERS}
 
 
 def version() -> str:

@@ -6,7 +6,6 @@ as its converters make it.
 
 from __future__ import annotations
 
-import math
 from importlib import metadata
 from typing import Any
 
@@ -17,7 +16,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from blockconv.problem import Conv2dProblem, Pool2dProblem
 
-from . import Variant, end_padding, pool_padding
+from . import Variant, end_padding, pool_padding, spoil
 
 SAME, VALID = tfl.Padding.SAME, tfl.Padding.VALID
 
@@ -126,7 +125,7 @@ def _variant(model: _Model, src: np.ndarray, threads: int) -> Variant:
     result = interpreter.get_output_details()[0]["index"]
 
     def fetch() -> np.ndarray:
-        interpreter.tensor(result)().fill(math.nan)
+        spoil(interpreter.tensor(result)())
         interpreter.invoke()
         return interpreter.get_tensor(result).transpose(0, 3, 1, 2).copy()
 

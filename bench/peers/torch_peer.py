@@ -10,7 +10,6 @@ kernels want, and oneDNN reorders them at every call (ONEDNN_VERBOSE=1 shows it)
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -19,16 +18,12 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
-from . import Variant, end_padding, is_symmetric, spoil
+from . import NUMBERS, Variant, end_padding, is_symmetric, spoil
 
 PLAIN_CHANNELS = 16  # oneDNN reads a dense source of fewer channels as plain NCHW, not blocked
 
 
-DTYPES = {
-    "conv2d": ("float32", "float64"),
-    "pool2d": ("float32", "float64", "int8", "uint8"),
-    "reorder": ("float32", "float64", "int8", "uint8"),
-}
+DTYPES = {"conv2d": ("float32", "float64"), "pool2d": NUMBERS, "reorder": NUMBERS}
 
 
 def version() -> str:
@@ -213,7 +208,7 @@ def plain_copy(src: np.ndarray, threads: int) -> list[Variant]:
     into = torch.empty_like(given)
 
     def fetch() -> np.ndarray:
-        into.fill_(math.nan)
+        spoil(into.numpy())
         into.copy_(given)
         return into.numpy().copy()
 

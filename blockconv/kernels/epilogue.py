@@ -90,8 +90,7 @@ def finish(builder: Any, tile: Tile, piece: int, act: int, run: Output, accs: li
 
 
 def _finish(builder: Any, tile: Tile, piece: int, act: int, run: Output, accs: list[Any], masked: bool) -> None:
-    in_planes = piece == 1 and act != ACT_OTHER  # where a residual need not be transposed first
-    if not in_planes:
+    if piece > 1 or act == ACT_OTHER:  # else planes are finished as such: a residual need not be transposed first
         _add_residual(builder, tile, piece, run, accs, masked)
         if act == ACT_CLIP:
             _clip(builder, tile, run, accs)
@@ -101,10 +100,10 @@ def _finish(builder: Any, tile: Tile, piece: int, act: int, run: Output, accs: l
     for row in range(tile.rows):
         base = builder.add(run.dst, builder.mul(const(row), run.d_row))
         values = [builder.load(s) for s in accs[row * rows : (row + 1) * rows]]
-        if in_planes:
+        if piece == 1:
             _each_plane(builder, tile, run, values, base, masked, functools.partial(_finish_planes, act))
         else:
-            _store_row(builder, tile, piece, run, values, base, masked)
+            _store_pieces(builder, tile, piece, run, values, base, masked)
 
 
 def _clip(builder: Any, tile: Tile, run: Output, slots: list[Any]) -> None:
@@ -159,12 +158,11 @@ def _valid_lanes(builder: Any, tile: Tile, value: Any, v: int, run: Output) -> A
     return builder.select(mask, value, ir.Constant(tile.vector, None))
 
 
-def _store_row(builder: Any, tile: Tile, piece: int, run: Output, values: list[Any], base: Any, masked: bool) -> None:
+def _store_pieces(
+    builder: Any, tile: Tile, piece: int, run: Output, values: list[Any], base: Any, masked: bool
+) -> None:
     if masked:
         values = [_valid_lanes(builder, tile, x, i % tile.vectors, run) for i, x in enumerate(values)]
-    if piece == 1:
-        _each_plane(builder, tile, run, values, base, masked, _store_planes)
-        return
     for i, value in enumerate(values):
         p, v = divmod(i, tile.vectors)
         at = builder.add(base, builder.mul(const(p), run.d_px))
@@ -228,27 +226,20 @@ def _planes(
         yield at, _pixel_mask(tile, pixels, builder, there)
 
 
-def _store_planes(builder: Any, tile: Tile, run: Output, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
-    padded = pixels + [ir.Constant(tile.vector, ir.Undefined)] * (tile.lanes - len(pixels))
-    planes = transpose(builder, padded, tile.lanes, tile.lanes)
-    for plane, (at, mask) in zip(planes, _planes(builder, tile, run, len(pixels), base, limit), strict=True):
-        masked_store(builder, tile, plane, at, mask)
-    return pixels
-
-
 def _finish_planes(
     act: int, builder: Any, tile: Tile, run: Output, pixels: list[Any], base: Any, limit: Any | None
 ) -> list[Any]:
-    """Transpose pixels into planes, add those of the residual, clip and store them."""
+    """Transpose pixels into planes, add those of the residual, clip and store them; `ACT_OTHER` is done already."""
     padded = pixels + [ir.Constant(tile.vector, ir.Undefined)] * (tile.lanes - len(pixels))
     slots = [cgutils.alloca_once(builder, tile.vector) for _ in range(tile.lanes)]
     for slot, plane in zip(slots, transpose(builder, padded, tile.lanes, tile.lanes), strict=True):
         builder.store(plane, slot)
-    with builder.if_then(builder.icmp_signed("!=", run.residual_offset, const(0)), likely=False):
-        there = _planes(builder, tile, run, len(pixels), builder.add(base, run.residual_offset), limit)
-        for slot, (at, mask) in zip(slots, there, strict=True):
-            value = masked_load(builder, tile, at, mask, tile.lanes)
-            builder.store(builder.fadd(builder.load(slot), value), slot)
+    if act != ACT_OTHER:
+        with builder.if_then(builder.icmp_signed("!=", run.residual_offset, const(0)), likely=False):
+            there = _planes(builder, tile, run, len(pixels), builder.add(base, run.residual_offset), limit)
+            for slot, (at, mask) in zip(slots, there, strict=True):
+                value = masked_load(builder, tile, at, mask, tile.lanes)
+                builder.store(builder.fadd(builder.load(slot), value), slot)
     if act == ACT_CLIP:
         _clip(builder, tile, run, slots)
     for slot, (at, mask) in zip(slots, _planes(builder, tile, run, len(pixels), base, limit), strict=True):

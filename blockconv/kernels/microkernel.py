@@ -23,7 +23,7 @@ from blockconv.emit import I64, ask, const, pointer, splat
 from blockconv.kernels.epilogue import LINE, Output, Tile, ask_for_residual, finish
 from blockconv.kernels.shared import Shared, reduce_shared
 
-__all__ = ["ASKING", "LINE", "conv_tile"]
+__all__ = ["ASKING", "LINE", "conv_tile", "lines_ahead"]
 
 
 ASKING = 8  # channels of a place, that its arithmetic hides the asking
@@ -34,6 +34,14 @@ ASKING = 8  # channels of a place, that its arithmetic hides the asking
     R_AHEAD, R_AHEAD_LINES,
     R_DST, R_DROW, R_DPX, R_DPIECE, R_RESIDUAL, R_VALID, R_WRITTEN, R_PARAMS, R_SCRATCH, R_END,
 ) = range(20)  # fmt: skip
+
+
+def lines_ahead(block: int, blocks: int, tiles: int, places: int) -> int:
+    """Lines of the next block of weights (`block` bytes) that each place of a tile asks for, if `tiles` use a block.
+
+    None where all `blocks` stay in the second-level cache.
+    """
+    return 0 if 2 * block * blocks < jit.second_level_cache() else -(-block // (LINE * tiles * places))
 
 
 @jit.kernel

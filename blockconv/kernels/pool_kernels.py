@@ -110,14 +110,9 @@ def pool_tiles(kind, itemsize, lanes, pixels, kh, taps, stride, dilation, masked
                         s, d, m = src + column * s_col + i, dst + ow * s_col + i, mask
                         if masked:
                             m = mask + i % mask_bytes
-                        if inside and rows == kh:
+                        if inside and (kh == 0 or rows == kh):
                             pool_tile(
                                 kind, itemsize, lanes, pixels, taps, stride, dilation, 0, masked, kh,
-                                s, rows, row_step, s_col, column, iw, fill, d, s_col, scales + ow * itemsize, m,
-                            )  # fmt: skip
-                        elif inside:
-                            pool_tile(
-                                kind, itemsize, lanes, pixels, taps, stride, dilation, 0, masked, 0,
                                 s, rows, row_step, s_col, column, iw, fill, d, s_col, scales + ow * itemsize, m,
                             )  # fmt: skip
                         else:

@@ -28,6 +28,7 @@ from blockconv.emit import call_kernel, load_i64, move, prefetch, store_i64
 from blockconv.kernels.cut import NO_BLOCK, geometry
 from blockconv.kernels.epilogue import ACT_NONE
 from blockconv.kernels.microkernel import (
+    LINE,
     R_AHEAD,
     R_AHEAD_LINES,
     R_BIAS,
@@ -46,11 +47,12 @@ from blockconv.kernels.microkernel import (
     R_WHOLE,
     R_WRITTEN,
     conv_tile,
+    lines_ahead,
 )  # fmt: skip
 from blockconv.kernels.shared import DENSE
 from blockconv.kernels.table import Row, Transform, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.winograd_cut import LINE, SCRATCH, Cut, cost, cut
+from blockconv.kernels.winograd_cut import SCRATCH, Cut, cost, cut
 from blockconv.kernels.winograd_transforms import (
     POINTS,
     gather_planes,
@@ -307,15 +309,14 @@ def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
 
 
 def _lines_ahead(problem: Conv2dProblem, at: Cut) -> int:
-    """Lines of the next block of weights that each place of a tile asks for, so that they are there in time.
+    """None where so few tiles use a block that there is no time for it.
 
-    (In a network weights come from memory: a tenth of the time of 128 channels of 28x28.) None where all weights stay
-    in the second-level cache, or where so few tiles use a block that there is no time for it.
+    (In a network weights come from memory: a tenth of the time of 128 channels of 28x28.)
     """
-    block = problem.ic * at.width * 4
-    if 2 * at.positions * at.weight_position(problem) < jit.second_level_cache() or at.block < 8:
+    if at.block < 8:
         return 0
-    return -(-block // (LINE * -(-at.block // at.pixels) * -(-problem.ic // at.lanes)))
+    block, blocks = problem.ic * at.width * 4, at.positions * -(-problem.oc // at.width)
+    return lines_ahead(block, blocks, -(-at.block // at.pixels), -(-problem.ic // at.lanes))
 
 
 def _bind(

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from blockconv import jit
 from blockconv.kernels.cut import geometry
+from blockconv.kernels.epilogue import LINE
 from blockconv.kernels.table import BANDWIDTH
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
-__all__ = ["LINE", "SCRATCH", "Cut", "cost", "cut"]
+__all__ = ["SCRATCH", "Cut", "cost", "cut"]
 
-LINE = 64
 _NHWC = Layout("NHWC")
 SCRATCH = 8 << 20  # bytes that a block's transformed source may take
 CHUNK = 4  # vectors of output channels that are held between the second and the third stage
