@@ -57,8 +57,8 @@ class Conv2d:
     right)). activation: a name or (name, *parameters), see `blockconv.kernels.activation`.
     layout: the source layout; inputs in another are reordered to it, with a warning; "auto" takes each as it
     comes. out_layout: the destination's, by default the source's (for arrays: PyTorch's memory format).
-    algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd's (3x3, stride 1) where it is
-    predicted to be faster; it rounds otherwise than the definition, and spreads a NaN or infinity over a tile of up
+    algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd's (3x3, stride 1 or 2) where it
+    is predicted to be faster; it rounds otherwise than the definition, and spreads a NaN or infinity over a tile of up
     to 6x6 output pixels, which "direct" does not. accuracy: the largest error that Winograd may have, relative to
     the largest output and as measured against float64 on random data: a number, "default" (1e-5) or "strict" (none:
     "auto" is then "direct").

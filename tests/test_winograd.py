@@ -15,14 +15,19 @@ from storage_oracle import places
 import blockconv as bc
 from blockconv import dispatch, functional, jit
 from blockconv.kernels import winograd_cut
-from blockconv.kernels.winograd_transforms import POINTS
+from blockconv.kernels.winograd_transforms import POINTS, TILES, side
 from blockconv.layout import Layout
 from blockconv.packing import pack_weights
 from blockconv.problem import Conv2dProblem
 
 NHWC = Layout("NHWC")
-TILES = tuple(POINTS)
+FORMS = [(m, stride) for stride, sizes in TILES.items() for m in sizes]
+EVERY = pytest.mark.parametrize(("m", "stride"), FORMS)
 RAGGED = Conv2dProblem.from_descriptor("mb2ic17ih13iw14oc33kh3kw3ph1pw1")
+
+
+def strided(p, stride):
+    return dataclasses.replace(p, sh=stride, sw=stride)
 
 
 def problem(ic, size, oc, n=1, **changes):
@@ -33,79 +38,98 @@ def row(m):
     return dispatch.named("conv2d", f"conv_winograd_f{m}")
 
 
-def matrices(m):
+def toom_cook(m, r):
     """Toom and Cook's matrices over the points, from their definition: A^T, G, B^T."""
-    points = [0.0, *itertools.chain.from_iterable((p, -p) for p in POINTS[m])]
-    others = [[q for k, q in enumerate(points) if k != j] for j in range(m + 1)]
-    at = np.array([[p**i for p in points] + [float(i == m - 1)] for i in range(m)])
+    points = [0.0, *itertools.chain.from_iterable((p, -p) for p in POINTS[m + r - 1])]
+    others = [[q for k, q in enumerate(points) if k != j] for j in range(len(points))]
+    at = np.array([[p**i for p in points] for i in range(m)])
     g = np.array(
-        [[p**k / math.prod(p - q for q in rest) for k in range(3)] for p, rest in zip(points, others, strict=True)]
+        [[p**k / math.prod(p - q for q in rest) for k in range(r)] for p, rest in zip(points, others, strict=True)]
     )
-    bt = np.array([[*np.poly(rest)[::-1], 0.0] for rest in others] + [np.poly(points)[::-1]])
-    return at, np.vstack([g, [0, 0, 1]]), bt
+    bt = np.array([np.poly(rest)[::-1] for rest in others])
+    if len(points) < m + r - 1:  # infinity
+        at, g = np.column_stack([at, np.arange(m) == m - 1]), np.vstack([g, np.arange(r) == r - 1])
+        bt = np.vstack([np.pad(bt, ((0, 0), (0, 1))), np.poly(points)[::-1]])
+    return at, g, bt
 
 
-@pytest.mark.parametrize("m", TILES)
-def test_the_points_give_an_algorithm(m):
-    at, g, bt = matrices(m)
+def matrices(m, stride):
+    """A^T, G, B^T. With stride 2: two taps' over the even pixels, and a product for each of the odd ones."""
+    if stride == 1:
+        return toom_cook(m, 3)
+    (at, g, bt), odd = toom_cook(m, 2), m + 1
+    wei, src = np.zeros((odd + m, 3)), np.zeros((odd + m, odd + m))
+    wei[:odd, ::2], wei[odd:, 1] = g, 1
+    src[:odd, ::2], src[odd:, 1::2] = bt, np.eye(m)
+    return np.hstack([at, np.eye(m)]), wei, src
+
+
+@EVERY
+def test_the_points_give_an_algorithm(m, stride):
+    at, g, bt = matrices(m, stride)
     rng = np.random.default_rng(0)
-    d, w = rng.standard_normal((m + 2, m + 2)), rng.standard_normal((3, 3))
-    wanted = conv_oracle.conv2d(d[None, None], w[None, None])[0, 0]
+    d, w = rng.standard_normal((side(m, stride),) * 2), rng.standard_normal((3, 3))
+    wanted = conv_oracle.conv2d(d[None, None], w[None, None], stride=(stride, stride))[0, 0]
     found = at @ ((g @ w @ g.T) * (bt @ d @ bt.T)) @ at.T
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("m", TILES)
-def test_weights_are_transformed_in_float64_and_rounded_once(m):
-    p = problem(5, 8, 37)
+@EVERY
+def test_weights_are_transformed_in_float64_and_rounded_once(m, stride):
+    p = strided(problem(5, 8, 37), stride)
     w = np.random.default_rng(1).standard_normal(p.wei_shape).astype(np.float32)
     form = row(m).weights(p, NHWC, NHWC, "float32")
     cut = winograd_cut.cut(p, NHWC, m, 1)
-    packed = pack_weights(p, w, form).view(np.float32).reshape(cut.positions, -1)
+    packed = pack_weights(p, w, form).view(np.float32).reshape(cut.weight_positions, -1)
     blocks = -(-p.oc // cut.width)
     padded = np.zeros((blocks * cut.width, p.ic, 3, 3))
     padded[: p.oc] = w
-    _, g, _ = matrices(m)
-    wanted = np.einsum("ai,ocij,bj->aboc", g, padded, g)
-    wanted = wanted.reshape(cut.positions, blocks, cut.width, p.ic).transpose(0, 1, 3, 2).reshape(cut.positions, -1)
+    g = matrices(m, stride)[1][: m + 2]  # odd pixels share the last
+    wanted = np.einsum("ai,ocij,bj->aboc", g, padded, g).reshape(-1, blocks, cut.width, p.ic)
+    wanted = wanted.transpose(0, 1, 3, 2).reshape(cut.weight_positions, -1)
     np.testing.assert_allclose(packed[:, : wanted.shape[1]], wanted, rtol=1e-6, atol=1e-9)
 
 
-def test_two_by_two_is_exact_on_small_integers():
-    given = data(RAGGED, residual=True)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_two_by_two_is_exact_on_small_integers(stride):
+    p = strided(RAGGED, stride)
+    given = data(p, residual=True)
     for layout in ("NHWC", "NCHW"):
-        out = run(row(2), RAGGED, layout, layout, given)
-        assert np.array_equal(out[places(layout, RAGGED.dst_shape)[0]], given.wanted)
+        out = run(row(2), p, layout, layout, given)
+        assert np.array_equal(out[places(layout, p.dst_shape)[0]], given.wanted)
 
 
 @pytest.mark.isa
 @pytest.mark.parametrize("act", ["relu", "gelu"])
-@pytest.mark.parametrize("m", TILES)
-def test_epilogue(m, act):
-    given = data(RAGGED, "floats", act=act, residual=True)
+@EVERY
+def test_epilogue(m, stride, act):
+    p = strided(RAGGED, stride)
+    given = data(p, "floats", act=act, residual=True)
     for pair in (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW8", "CHWN4")):
-        check(row(m), RAGGED, *pair, given, act)
+        check(row(m), p, *pair, given, act)
 
 
 @pytest.mark.isa
 @pytest.mark.parametrize("pads", [(0, 0, 0, 0), (2, 5, 1, 0), (7, 0, 9, 3), (0, -1, 3, -2)], ids=str)
-def test_any_padding(pads):
+@pytest.mark.parametrize("stride", [1, 2])
+def test_any_padding(pads, stride):
     top, bottom, left, right = pads
-    p = Conv2dProblem(2, 6, 9, 11, 20, 3, 3, ph=top, ph_r=bottom, pw=left, pw_r=right)
+    p = Conv2dProblem(2, 6, 9, 11, 20, 3, 3, sh=stride, sw=stride, ph=top, ph_r=bottom, pw=left, pw_r=right)
     given = data(p, "floats")
-    for m, layout in itertools.product(TILES, ("NHWC", "NCHW")):
+    for m, layout in itertools.product(TILES[stride], ("NHWC", "NCHW")):
         check(row(m), p, layout, layout, given)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("ic", [16, 128, 1024])
-def test_errors_are_as_stated(ic):
+def test_errors_are_as_stated(ic, stride):
     """Against float64, over values of both signs and of one."""
-    p = problem(ic, 14, 32)
+    p = strided(problem(ic, 14 * stride, 32), stride)
     rng = np.random.default_rng(ic)
     given = data(p, "floats")
     positive = rng.random(p.src_shape, np.float32)
-    sums = conv_oracle.conv2d(positive, given.w, given.bias, pads=((1, 1), (1, 1)))
-    for m, of in itertools.product(TILES, (given, dataclasses.replace(given, x=positive, sums=sums, wanted=sums))):
+    sums = conv_oracle.conv2d(positive, given.w, given.bias, stride=(stride, stride), pads=((1, 1), (1, 1)))
+    for m, of in itertools.product(TILES[stride], (given, dataclasses.replace(given, x=positive, sums=sums, wanted=sums))):
         out = run(row(m), p, "NHWC", "NHWC", of)[places("NHWC", p.dst_shape)[0]]
         error = conv_oracle.error(out, of.wanted)
         assert error <= row(m).error(p), (m, error)
@@ -118,31 +142,35 @@ def test_moderate_inputs_never_give_nan(scale):
     given = data(p, "floats")
     x, wanted = (given.x * np.float32(scale)), (given.wanted - given.bias[:, None, None]) * scale
     scaled = dataclasses.replace(given, x=x, bias=np.zeros_like(given.bias), wanted=wanted)
-    for m in TILES:
+    for m in TILES[1]:
         out = run(row(m), p, "NHWC", "NHWC", scaled)[places("NHWC", p.dst_shape)[0]]
         assert conv_oracle.error(out, wanted) < 2 * row(m).error(p)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("m", TILES)
-def test_what_is_not_finite_spreads_over_its_tiles_and_no_further(m, value):
-    p = problem(20, 18, 17)
+@EVERY
+def test_what_is_not_finite_spreads_over_its_tiles_and_no_further(m, stride, value):
+    p = strided(problem(20, 18 * stride, 17), stride)
     given = data(p, "floats")
-    x = given.x.copy()
-    x[0, 3, 8, 5] = value
+    x, at = given.x.copy(), (8 * stride, 5 * stride)
+    x[0, 3, *at] = value
     out = run(row(m), p, "NHWC", "NHWC", dataclasses.replace(given, x=x))[places("NHWC", p.dst_shape)[0]]
-    reached = np.zeros((18, 18), bool)
-    for th, tw in itertools.product(range(0, 18, m), repeat=2):
-        if th - 1 <= 8 < th + m + 1 and tw - 1 <= 5 < tw + m + 1:
-            reached[th : th + m, tw : tw + m] = True
+    reached, needs = np.zeros((18, 18), bool), np.zeros((18, 18), bool)
+
+    def reads(tile, pixels, where):
+        return all(0 <= to - first * stride + 1 < side(pixels, stride) for first, to in zip(tile, where, strict=True))
+
+    for oh, ow in itertools.product(range(18), repeat=2):
+        reached[oh, ow] = reads((oh // m * m, ow // m * m), m, at)
+        needs[oh, ow] = reads((oh, ow), 1, at)
     assert reached.sum() in ((2 * m) ** 2, 2 * m * m, m * m)
-    assert not np.isfinite(out[..., 7:10, 4:7]).any(), "lost where the definition has it"
+    assert not np.isfinite(out[..., needs]).any(), "lost where the definition has it"
     assert conv_oracle.error(out[..., ~reached], given.wanted[..., ~reached]) < 2 * row(m).error(p)
 
 
 def test_scratch_is_bounded():
-    for m, (ic, size, oc) in itertools.product(TILES, [(3, 224, 64), (512, 28, 512), (4096, 64, 4096), (8192, 7, 8)]):
-        p = problem(ic, size, oc)
+    for (m, stride), (ic, size, oc) in itertools.product(FORMS, [(3, 224, 64), (512, 28, 512), (4096, 64, 4096), (8192, 7, 8)]):
+        p = strided(problem(ic, size, oc), stride)
         if row(m).why_not(p, NHWC, NHWC) is None:
             assert winograd_cut.cut(p, NHWC, m, 2).scratch <= winograd_cut.SCRATCH + (2 << 20)
     assert "scratch" in row(6).why_not(problem(1 << 16, 7, 8), NHWC, NHWC)
@@ -160,11 +188,13 @@ def chosen(p, **options):
 def test_auto_weighs_tile_sizes_against_direct():
     assert chosen(LARGE) == "conv_winograd_f4"
     assert chosen(SMALL) == "conv_direct"
+    assert chosen(problem(128, 56, 128, sh=2, sw=2)) == "conv_winograd_f4"
     assert chosen(problem(64, 56, 64, sh=2)) == "conv_direct"
+    assert "stride 1, the same" in row(6).why_not(strided(LARGE, 2), NHWC, NHWC)
     assert chosen(problem(64, 56, 64, g=2)) == "conv_direct"
     assert "float64" in dispatch.why_not(row(4), LARGE, NHWC, NHWC, "float64")
     named = {c.row.name for c in dispatch.candidates("conv2d", LARGE, NHWC, NHWC, "float32", 1)}
-    assert {f"conv_winograd_f{m}" for m in TILES} < named
+    assert {f"conv_winograd_f{m}" for m in TILES[1]} < named
 
 
 def test_weights_that_are_packed_for_one_call_count_too():
@@ -213,17 +243,19 @@ def test_a_conv2d_transforms_its_weights_once(monkeypatch):
 # ---------------------------------------------------------------- the same bits
 
 
-@pytest.mark.parametrize("m", TILES)
-def test_bits_do_not_depend_on_threads_or_blocks(m, monkeypatch):
-    given = data(RAGGED, "floats", residual=True)
-    wanted = run(row(m), RAGGED, "NHWC", "NCHW16", given, threads=1).tobytes()
+@EVERY
+def test_bits_do_not_depend_on_threads_or_blocks(m, stride, monkeypatch):
+    p = strided(RAGGED, stride)
+    given = data(p, "floats", residual=True)
+    wanted = run(row(m), p, "NHWC", "NCHW16", given, threads=1).tobytes()
     for threads in (2, 3, 7):
-        assert run(row(m), RAGGED, "NHWC", "NCHW16", given, threads=threads).tobytes() == wanted
-    monkeypatch.setattr(winograd_cut, "SCRATCH", 3 * (m + 2) ** 2 * 32 * 4)  # blocks of three tiles
-    assert winograd_cut.cut(RAGGED, Layout("NCHW16"), m, 1).block < 4
-    assert run(row(m), RAGGED, "NHWC", "NCHW16", given, threads=2).tobytes() == wanted
+        assert run(row(m), p, "NHWC", "NCHW16", given, threads=threads).tobytes() == wanted
+    monkeypatch.setattr(winograd_cut, "SCRATCH", 3 * side(m, stride) ** 2 * 32 * 4)  # blocks of three tiles
+    assert winograd_cut.cut(p, Layout("NCHW16"), m, 1).block < 4
+    assert run(row(m), p, "NHWC", "NCHW16", given, threads=2).tobytes() == wanted
 
 
 def test_every_row_of_this_family_is_seen_by_the_grid():
-    assert {r.name for r in rows(RAGGED, "NHWC", "NHWC")} >= {f"conv_winograd_f{m}" for m in TILES}
+    for stride, sizes in TILES.items():
+        assert {r.name for r in rows(strided(RAGGED, stride), "NHWC", "NHWC")} >= {f"conv_winograd_f{m}" for m in sizes}
     assert jit.isa().vector_bytes // 4 == winograd_cut.cut(RAGGED, NHWC, 4, 1).lanes

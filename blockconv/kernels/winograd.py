@@ -1,4 +1,4 @@
-"""Winograd convolution, F(2x2), F(4x4) and F(6x6) of 3x3, stride 1: fewer multiplications than the definition has.
+"""Winograd convolution, F(2x2), F(4x4) and F(6x6) of 3x3: fewer multiplications than the definition has.
 
 A task is a block of tiles (of m x m output pixels) and a range of output channels. It transforms the tiles' sources
 into the worker's scratch, [position][channel block][tile][channels]; multiplies them, position by position, with the
@@ -54,8 +54,9 @@ from blockconv.kernels.table import Row, Transform, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.winograd_cut import SCRATCH, Cut, cost, cut
 from blockconv.kernels.winograd_transforms import (
-    POINTS,
+    TILES,
     gather_planes,
+    side,
     transform_destination,
     transform_source,
     transform_weights,
@@ -75,8 +76,8 @@ __all__ = ["ROWS"]
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
     A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR,
-    A_AHEAD, A_END,
-) = range(58)  # fmt: skip
+    A_AHEAD, A_SIDE, A_WEI_SIDE, A_END,
+) = range(60)  # fmt: skip
 # Words of the scratch's header: the chunk of output channel blocks, zeros, a tile's record.
 H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 8, 40, 40, 512
 
@@ -85,15 +86,15 @@ H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 8, 40, 40, 512
 
 
 @functools.cache
-def _patcher(m, lanes, piece):
-    """gather for a source with `piece` contiguous channels."""
-    alpha, columns = m + 2, lanes if piece == 1 else piece
+def _patcher(alpha, lanes, piece):
+    """gather for tiles of alpha² pixels of a source with `piece` contiguous channels."""
+    columns = lanes if piece == 1 else piece
     pixel = columns * 4
     plane = alpha * alpha * pixel
 
     @inline
     def gather(args, patch, src, ih, iw, valid):
-        """The (m + 2)² pixels from (ih, iw) on, `valid` channels each, zero beyond the image.
+        """The pixels from (ih, iw) on, `valid` channels each, zero beyond the image.
 
         They become [piece][row][column][channels of a piece]; a piece is a whole vector where the source is NCHW.
         """
@@ -129,18 +130,18 @@ def _place(args, tile):
 
 
 @jit.kernel
-def winograd_source(m, lanes, fma, piece):
+def winograd_source(m, stride, lanes, fma, piece):
     """Transform tiles first to last - 1, all channels, into the scratch. piece: contiguous channels, 1 is NCHW."""
-    alpha, vector = m + 2, lanes * 4
+    alpha, step, vector = side(m, stride), m * stride, lanes * 4
     columns = lanes if piece == 1 else piece
-    gather = _patcher(m, lanes, piece)
+    gather = _patcher(alpha, lanes, piece)
 
     def kernel(args, first, last, scratch):
         patch, v_pos = scratch + load_i64(args, A_PATCH), load_i64(args, A_V_POS)
         s_row, s_col, s_len = load_i64(args, A_SROW), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
         for tile in range(first, last):
             row, col, n = _place(args, tile)
-            ih, iw = row * m - load_i64(args, A_PH), col * m - load_i64(args, A_PW)
+            ih, iw = row * step - load_i64(args, A_PH), col * step - load_i64(args, A_PW)
             image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
             inside = ih >= 0 and iw >= 0
             inside = inside and ih + alpha <= load_i64(args, A_IH) and iw + alpha <= load_i64(args, A_IW)
@@ -155,15 +156,23 @@ def winograd_source(m, lanes, fma, piece):
                     src, by_row, by_col, by_piece = patch, alpha * columns * 4, columns * 4, alpha * alpha * columns * 4
                 else:  # the next tile's pixels are asked for: there are too few in a row to be foreseen
                     for r in range(alpha):
-                        for k in range(m):
+                        for k in range(step):
                             prefetch(src + r * s_row + (alpha + k) * s_col)
-                transform_source(m, lanes, fma, columns, src, by_row, by_col, by_piece, out, v_pos)
+                transform_source(m, stride, lanes, fma, columns, src, by_row, by_col, by_piece, out, v_pos)
                 out += load_i64(args, A_BLOCK) * vector
 
     return kernel
 
 
 # ---------------------------------------------------------------- second stage: products
+
+
+@inline
+def _weights_at(args, position):
+    """The transformed weights of a position. With stride 2 all odd pixels meet one tap, the last of a side's."""
+    alpha, last = load_i64(args, A_SIDE), load_i64(args, A_WEI_SIDE) - 1
+    number = min(position // alpha, last) * (last + 1) + min(position % alpha, last)
+    return load_i64(args, A_WEI) + number * load_i64(args, A_WEI_POS)
 
 
 @jit.kernel
@@ -191,14 +200,14 @@ def winograd_multiply():
         for position in range(load_i64(args, A_POSITIONS)):
             v = scratch + load_i64(args, A_V) + position * load_i64(args, A_V_POS)
             products = scratch + load_i64(args, A_M) + position * load_i64(args, A_M_POS)
-            weights = load_i64(args, A_WEI) + position * load_i64(args, A_WEI_POS)
+            weights = _weights_at(args, position)
             for ocb in range(first, last):
                 if ocb * width >= load_i64(args, A_OC):
                     continue  # nothing but the destination's padding
                 store_i64(record, R_WEI, weights + ocb * load_i64(args, A_WEI_OCB))
                 ahead = weights + (ocb + 1) * load_i64(args, A_WEI_OCB)
                 if ocb + 1 == last:
-                    ahead = weights + load_i64(args, A_WEI_POS) + first * load_i64(args, A_WEI_OCB)
+                    ahead = _weights_at(args, position + 1) + first * load_i64(args, A_WEI_OCB)
                 for at in range((block + pixels - 1) // pixels):
                     t = min(at * pixels, block - pixels)
                     store_i64(record, R_AHEAD, ahead)
@@ -214,7 +223,7 @@ def winograd_multiply():
 
 
 @jit.kernel
-def winograd_finish(m, lanes, fma, vectors, piece, act):
+def winograd_finish(m, stride, lanes, fma, vectors, piece, act):
     """Transform the products of tiles first to last - 1 and the header's channel blocks, and store the pixels."""
 
     def kernel(args, first, last, scratch):
@@ -234,7 +243,7 @@ def winograd_finish(m, lanes, fma, vectors, piece, act):
                 row, col, n = _place(args, tile)
                 dst = plane + n * load_i64(args, A_DN) + row * m * d_row + col * m * d_col
                 transform_destination(
-                    m, lanes, fma, piece, act,
+                    m, stride, lanes, fma, piece, act,
                     products, m_pos, load_i64(args, A_BIA) + oc * 4,
                     min(m, load_i64(args, A_OH) - row * m), min(m, load_i64(args, A_OW) - col * m),
                     dst, d_row, d_col, load_i64(args, A_DPIECE), to_residual,
@@ -279,7 +288,7 @@ def winograd():
 
 
 @jit.kernel
-def winograd_weights(m, vectors, lanes):
+def winograd_weights(m, stride, vectors, lanes):
     """Transform [output channel block][input channel][3][3][channels]; a task is a block and an input channel."""
     width = vectors * lanes
 
@@ -288,7 +297,7 @@ def winograd_weights(m, vectors, lanes):
             src, out = load_i64(args, 0) + task * (9 * width * 4), load_i64(args, 1) + task * (width * 4)
             for v in range(vectors):
                 at = v * (lanes * 4)
-                transform_weights(m, lanes, src + at, width * 4, out + at, load_i64(args, 2))
+                transform_weights(m, stride, lanes, src + at, width * 4, out + at, load_i64(args, 2))
 
     return kernel
 
@@ -297,12 +306,12 @@ def _transform_op(m: int, problem: Conv2dProblem) -> Op:
     at = cut(problem, Layout("NHWC"), m, 1)
     tasks = -(-problem.oc // at.width) * problem.ic
     args = Buffer(0), Buffer(1), at.weight_position(problem)
-    return Op(winograd_weights(m, at.vectors, at.lanes), args, tasks, 64)
+    return Op(winograd_weights(m, problem.sh, at.vectors, at.lanes), args, tasks, 64)
 
 
 def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
     at = cut(problem, Layout("NHWC"), m, 1)
-    return at.positions * at.weight_position(problem)
+    return at.weight_positions * at.weight_position(problem)
 
 
 # ---------------------------------------------------------------- the rows of the table
@@ -315,7 +324,7 @@ def _lines_ahead(problem: Conv2dProblem, at: Cut) -> int:
     """
     if at.block < 8:
         return 0
-    block, blocks = problem.ic * at.width * 4, at.positions * -(-problem.oc // at.width)
+    block, blocks = problem.ic * at.width * 4, at.weight_positions * -(-problem.oc // at.width)
     return lines_ahead(block, blocks, -(-at.block // at.pixels), -(-problem.ic // at.lanes))
 
 
@@ -331,11 +340,11 @@ def _bind(
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
         A_PLACES: OWN_TAIL,
-        A_LOAD: winograd_source(m, lanes, fma, min(lanes, s.length)).address,
+        A_LOAD: winograd_source(m, p.sh, lanes, fma, min(lanes, s.length)).address,
         A_MULTIPLY: winograd_multiply().address,
         A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, lanes, lanes * 4, lanes, lanes, ACT_NONE, *DENSE).address,
         A_PIXELS: at.pixels, A_WIDTH: at.width, A_VECTOR: lanes * 4,
-        A_FINISH: winograd_finish(m, lanes, fma, at.vectors, min(lanes, d.length), act).address,
+        A_FINISH: winograd_finish(m, p.sh, lanes, fma, at.vectors, min(lanes, d.length), act).address,
         A_TILES: at.tiles, A_ROWS: at.rows, A_COLS: at.columns, A_BLOCK: at.block, A_SPLITS: at.splits,
         A_OCBS: at.ocbs, A_CHUNK: at.chunk, A_POSITIONS: at.positions,
         A_IC: p.ic, A_OC: p.oc, A_PADDED: dst.padded_shape(p.dst_shape)[1], A_BLOCKS: blocks,
@@ -347,6 +356,7 @@ def _bind(
         A_V_POS: at.v_position, A_M_POS: at.m_position, A_M_TILE: at.m_tile,
         A_WEI_POS: at.weight_position(p), A_WEI_OCB: p.ic * at.width * 4,
         A_PATCH: at.patch, A_V: at.v, A_M: at.products, A_AHEAD: _lines_ahead(p, at),
+        A_SIDE: at.side, A_WEI_SIDE: m + 2,
     }  # fmt: skip
     places = tuple(k * at.block * lanes * 4 for k in range(blocks))
     args = tuple(words[k] for k in range(A_END)) + places
@@ -357,11 +367,12 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
     p = problem
     if (p.kh, p.kw) != (3, 3):
         return f"is for 3x3, not {p.kh}x{p.kw}"
-    if (p.sh, p.sw, p.dh, p.dw) != (1, 1, 1, 1):
-        return "is for stride 1 and dilation 1"
+    strides = [stride for stride, sizes in TILES.items() if m in sizes]
+    if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
+        return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
     if p.g != 1:
         return "is for one group"
-    if p.ic * (m + 2) ** 2 * 4 > SCRATCH:
+    if p.ic * side(m, p.sh) ** 2 * 4 > SCRATCH:
         return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {p.ic} channels"
     return None
 
@@ -372,7 +383,7 @@ def _weights(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: st
 
 
 TRANSFORMS = {
-    m: Transform(functools.partial(_transform_op, m), functools.partial(_transformed_bytes, m)) for m in POINTS
+    m: Transform(functools.partial(_transform_op, m), functools.partial(_transformed_bytes, m)) for m in TILES[1]
 }
 
 
@@ -385,7 +396,10 @@ TRANSFORMS = {
 #   F(4x4)     9.5e-7  1.3e-6  1.6e-6  2.5e-6  3.5e-6  4.7e-6  6.6e-6
 #   F(6x6)     5.5e-6  6.8e-6  9.2e-6  1.5e-5  1.7e-5  2.2e-5  4.5e-5
 #   ncnn       8.8e-7  1.3e-6  1.4e-6  2.4e-6  3.2e-6  3.9e-6  6.4e-6
-_ERROR = {2: 6e-8, 4: 2.4e-7, 6: 1.4e-6}
+#   stride 2:
+#   F(2x2)     1.6e-7  2.9e-7  2.9e-7  4.2e-7  4.9e-7  7.5e-7  1.3e-6
+#   F(4x4)     3.8e-7  4.5e-7  8.0e-7  9.6e-7  1.6e-6  1.6e-6  2.9e-6
+_ERROR = {(2, 1): 6e-8, (4, 1): 2.4e-7, (6, 1): 1.4e-6, (2, 2): 6e-8, (4, 2): 1.3e-7}  # by m and stride
 
 
 def _row(m: int) -> Row:
@@ -399,8 +413,8 @@ def _row(m: int) -> Row:
         lambda problem, src, dst, threads: cost(problem, src, dst, m, threads),
         functools.partial(_bind, m),
         functools.partial(_weights, m),
-        error=lambda problem: _ERROR[m] * math.sqrt(problem.ic),
+        error=lambda problem: _ERROR[m, problem.sh] * math.sqrt(problem.ic),
     )
 
 
-ROWS = tuple(_row(m) for m in POINTS)
+ROWS = tuple(_row(m) for m in TILES[1])

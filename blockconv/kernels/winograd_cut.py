@@ -9,6 +9,7 @@ from blockconv import jit
 from blockconv.kernels.cut import geometry
 from blockconv.kernels.epilogue import LINE
 from blockconv.kernels.table import BANDWIDTH
+from blockconv.kernels.winograd_transforms import side
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
@@ -27,10 +28,11 @@ class Cut:
 
     pixels: tiles in registers together, with `vectors` vectors of output channels. chunk: blocks of output channels
     whose products are held before they are transformed. *_position: bytes between what belongs to two of the
-    (m + 2)² positions of a transformed tile. patch, v, products: where these lie in the scratch.
+    `side`² positions of a transformed tile. patch, v, products: where these lie in the scratch.
     """
 
     m: int
+    side: int
     lanes: int
     vectors: int
     pixels: int
@@ -60,6 +62,10 @@ class Cut:
 
     @property
     def positions(self) -> int:
+        return self.side**2
+
+    @property
+    def weight_positions(self) -> int:
         return (self.m + 2) ** 2
 
     def weight_position(self, problem: Conv2dProblem) -> int:
@@ -74,7 +80,7 @@ def odd_lines(nbytes: int) -> int:
 def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     """How a problem is cut on this machine. The order of sums does not depend on the threads."""
     isa, p = jit.isa(), problem
-    lanes, alpha = isa.vector_bytes // 4, m + 2
+    lanes, alpha = isa.vector_bytes // 4, side(m, p.sh)
     vectors = 2 if p.oc > lanes else 1
     width, channels = vectors * lanes, -(-p.ic // lanes) * lanes
     rows, columns = -(-p.oh // m), -(-p.ow // m)
@@ -97,7 +103,7 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     products = v + alpha * alpha * v_position
     scratch = products + alpha * alpha * m_position
     return Cut(
-        m, lanes, vectors, pixels, rows, columns, tiles, block, chunk, ocbs, splits,
+        m, alpha, lanes, vectors, pixels, rows, columns, tiles, block, chunk, ocbs, splits,
         v_position, m_position, m_tile, patch, v, products, scratch,
     )  # fmt: skip
 
@@ -133,7 +139,7 @@ def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
 
 FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.tuning
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
-_TRANSFORM = {2: 90, 4: 180, 6: 700}
+_TRANSFORM = {(2, 1): 90, (4, 1): 180, (6, 1): 700, (2, 2): 110, (4, 2): 400}  # by m and stride
 _PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
 _PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its elements are moved one by one
 
@@ -141,17 +147,17 @@ _PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its ele
 def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int) -> float:
     """Seconds: transforms, pixels in and out, and the longer of the products and their weights' way to the core."""
     p, at = problem, cut(problem, dst, m, 1)
-    lanes, tiles, alpha = at.lanes, at.blocks * at.block, m + 2
+    lanes, tiles = at.lanes, at.blocks * at.block
     vectors_in, vectors_out = -(-p.ic // lanes), at.ocbs * at.vectors
     # Fewer than eight accumulators wait for each other.
     slow = max(1.0, 8 / (at.pixels * at.vectors))
-    multiply = alpha * alpha * tiles * p.ic * vectors_out * slow
+    multiply = at.positions * tiles * p.ic * vectors_out * slow
     edge = 1 + (at.tiles - p.n * (p.oh // m) * (p.ow // m)) / at.tiles
     pieces = vectors_in * _slower(src, p.src_shape, lanes) + vectors_out * _slower(dst, p.dst_shape, lanes)
     if src == _NHWC and p.ic % lanes:
         pieces += _PARTLY
-    transforms = tiles * _TRANSFORM[m] * edge * pieces
-    weights = at.positions * at.weight_position(p)
+    transforms = tiles * _TRANSFORM[m, p.sh] * edge * pieces
+    weights = at.weight_positions * at.weight_position(p)
     moved = weights * at.blocks if weights > jit.second_level_cache() // 2 else weights
     pixels = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape))
     return 2e-6 + (max(multiply * FMA, moved / BANDWIDTH) + transforms * FMA + pixels / BANDWIDTH) / threads

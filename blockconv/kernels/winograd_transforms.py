@@ -1,10 +1,14 @@
-"""Winograd's three transforms, F(m x m, 3x3), as LLVM vector IR: a vector is channels of one tile.
+"""Winograd's three transforms, F(m x m, 3x3) of stride 1 and 2, as LLVM vector IR: a vector is channels of one tile.
 
 Lavin and Gray, CVPR'16 ("Fast algorithms for convolutional neural networks"); the matrices are Toom and Cook's
-for the points 0, ±p for each p of `POINTS[m]`, and infinity. Points that come in pairs share the even and odd
-halves of their sums, so no matrix is needed: each one-dimensional transform is a few lines. Which points are
-taken decides the rounding errors (Barabasz et al., TOMS'20). These were searched for over random data: against
-the textbook's 1, 2 those of m = 4 have a third of the error.
+for m + r - 1 points, r taps: 0, ±p for each p of `POINTS`, and infinity where the number of points is even. Points
+that come in pairs share the even and odd halves of their sums, so no matrix is needed: each one-dimensional transform
+is a few lines. Which points are taken decides the rounding errors (Barabasz et al., TOMS'20). These were searched for
+over random data: against the textbook's 1, 2 those of six points have a third of the error.
+
+With stride 2 the even pixels meet the first and the third tap only, which is F(m, 2) of stride 1, and the odd ones
+the second alone, which needs no transform: 2m + 1 products instead of 3m (25 instead of 36, 81 instead of 144 a tile).
+The odd pixels share one transformed tap, so the weights have (m + 2)² positions with either stride.
 """
 
 from __future__ import annotations
@@ -20,13 +24,30 @@ from numba.extending import intrinsic
 from blockconv.emit import I32, call_llvm, const, join, pointer, shuffle, splat, transpose
 from blockconv.kernels.epilogue import Output, Tile, finish
 
-__all__ = ["POINTS", "gather_planes", "transform_destination", "transform_source", "transform_weights", "zero_vector"]
+__all__ = [
+    "POINTS",
+    "TILES",
+    "gather_planes",
+    "side",
+    "transform_destination",
+    "transform_source",
+    "transform_weights",
+    "zero_vector",
+]
 
-POINTS: dict[int, tuple[float, ...]] = {
-    2: (1.0,),
-    4: (math.sqrt(0.5), math.sqrt(2.0)),  # squares 1/2 and 2: products of 1 in the transforms
-    6: (9 / 16, 1.0, 7 / 4),
+POINTS: dict[int, tuple[float, ...]] = {  # by their number
+    3: (1.0,),
+    4: (1.0,),
+    5: (3 / 4, 2.0),
+    6: (math.sqrt(0.5), math.sqrt(2.0)),  # squares 1/2 and 2: products of 1 in the transforms
+    8: (9 / 16, 1.0, 7 / 4),
 }
+TILES = {1: (2, 4, 6), 2: (2, 4)}  # m, by stride
+
+
+def side(m: int, stride: int) -> int:
+    """Pixels of the source that a tile reads in each direction, and as many positions of its transform."""
+    return (m - 1) * stride + 3
 
 
 # ---------------------------------------------------------------- one dimension
@@ -89,30 +110,38 @@ def _squares(points: Sequence[float]) -> list[float]:
     return [p * p for p in points]
 
 
-def _source_1d(v: _Vectors, d: list[Any], points: Sequence[float]) -> list[Any]:
-    """m + 2 values to m + 2: by the point p, the coefficients of what is left of x * product(x² - q²) without x - p."""
+def _source_1d(v: _Vectors, d: list[Any], m: int, stride: int) -> list[Any]:
+    """As many values as there are: by the point p, the coefficients of x * product(x² - q²) without x - p."""
+    if stride == 2:
+        return [*_source_1d(v, d[::2], m, 1), *d[1::2]]
+    points, infinity = POINTS[len(d)], len(d) % 2 == 0
     whole = _polynomial(_squares(points))
-    out = [v.total(whole, d[:-1:2])]
+    finite = d[:-1] if infinity else d
+    out = [v.total(whole, finite[::2])]
     for p in points:
         rest = _polynomial([q * q for q in points if q != p])
-        odd, even = v.total(rest, d[1:-1:2]), v.total(rest, d[2::2])
+        odd, even = v.total(rest, finite[1::2]), v.total(rest, d[2::2])
         out += [v.add_multiple(even, p, odd), v.add_multiple(even, -p, odd)]
-    return [*out, v.total(whole, d[1::2])]
+    return [*out, v.total(whole, d[1::2])] if infinity else out
 
 
-def _destination_1d(v: _Vectors, products: list[Any], points: Sequence[float]) -> list[Any]:
-    """m + 2 products to m outputs: output k sums the products at p times p^k; infinity is the last output's."""
-    zero, *at_points, infinity = products
+def _destination_1d(v: _Vectors, products: list[Any], m: int, stride: int) -> list[Any]:
+    """Products to m outputs: output k sums the products at p times p^k; infinity is the last output's."""
+    if stride == 2:
+        even = _destination_1d(v, products[: m + 1], m, 1)
+        return [v.add_multiple(a, 1, b) for a, b in zip(even, products[m + 1 :], strict=True)]
+    points, infinity = POINTS[len(products)], len(products) % 2 == 0
+    zero, *at_points = products[:-1] if infinity else products
     plus, minus = at_points[::2], at_points[1::2]
     halves = (
         [v.add_multiple(a, 1, b) for a, b in zip(plus, minus, strict=True)],
         [v.add_multiple(a, -1, b) for a, b in zip(plus, minus, strict=True)],
     )
-    out = [v.total([1.0] * len(products[:1] + halves[0]), [zero, *halves[0]])]
-    for k in range(1, len(products) - 2):
-        powers = _powers(points, k)
-        out.append(v.total(powers, halves[k % 2]))
-    out[-1] = v.add_multiple(out[-1], 1, infinity)
+    out = [v.total([1.0, *_powers(points, 0)], [zero, *halves[0]])]
+    for k in range(1, m):
+        out.append(v.total(_powers(points, k), halves[k % 2]))
+    if infinity:
+        out[-1] = v.add_multiple(out[-1], 1, products[-1])
     return out
 
 
@@ -122,39 +151,43 @@ def _powers(points: Sequence[float], k: int) -> list[float]:
     return [s * (p if k % 2 else 1.0) for s, p in zip(exact, points, strict=True)]
 
 
-def _weights_1d(v: _Vectors, g: list[Any], points: Sequence[float]) -> list[Any]:
+def _weights_1d(v: _Vectors, g: list[Any], m: int, stride: int) -> list[Any]:
     """Three taps to m + 2 values: the taps' polynomial at each point, over the product of its distances."""
+    if stride == 2:
+        return [*_weights_1d(v, g[::2], m, 1), g[1]]
+    number = m + len(g) - 1
+    points = POINTS[number]
     squares = _squares(points)
     out = [v.add_multiple(None, 1 / math.prod(-s for s in squares), g[0])]
     for p in points:
         scale = 1 / (2 * p * p * math.prod(p * p - s for s in squares if s != p * p))
-        even, odd = v.total([scale, scale * p * p], [g[0], g[2]]), v.add_multiple(None, scale * p, g[1])
+        even, odd = (v.total([scale * p**t for t in range(first, len(g), 2)], g[first::2]) for first in (0, 1))
         out += [v.add_multiple(even, 1, odd), v.add_multiple(even, -1, odd)]
-    return [*out, g[2]]
+    return [*out, g[-1]] if number % 2 == 0 else out
 
 
 def _both_ways(
-    v: _Vectors, transform: Callable[..., list[Any]], m: int, column: Callable[[int], list[Any]], columns: int
+    v: _Vectors, transform: Callable[..., list[Any]], form: tuple[int, int], column: Callable[[int], list[Any]], n: int
 ) -> list[list[Any]]:
-    """Rows of the two-dimensional transform; `column(k)` gives (loads) a column."""
-    done = [transform(v, column(k), POINTS[m]) for k in range(columns)]
-    return [transform(v, list(row), POINTS[m]) for row in zip(*done, strict=True)]
+    """Rows of the two-dimensional transform; `column(k)` gives (loads) one of n columns. form: m and the stride."""
+    done = [transform(v, column(k), *form) for k in range(n)]
+    return [transform(v, list(row), *form) for row in zip(*done, strict=True)]
 
 
 # ---------------------------------------------------------------- two dimensions
 
 
 @intrinsic(prefer_literal=True)
-def transform_source(typingctx, m, lanes, fma, piece, src, s_row, s_col, s_piece, out, o_step):
-    """A tile of (m + 2)² pixels to as many vectors, `o_step` bytes apart.
+def transform_source(typingctx, m, stride, lanes, fma, piece, src, s_row, s_col, s_piece, out, o_step):
+    """A tile's `side`² pixels to as many vectors, `o_step` bytes apart.
 
     Pixels are `s_row` and `s_col` bytes apart, a vector's pieces of `piece` channels `s_piece`.
     """
 
     def codegen(context, builder, signature, args):
-        m, lanes, fma, piece = (t.literal_value for t in signature.args[:4])
-        src, s_row, s_col, s_piece, out, o_step = args[4:]
-        v, alpha = _Vectors(builder, ir.FloatType(), lanes, bool(fma)), m + 2
+        m, stride, lanes, fma, piece = (t.literal_value for t in signature.args[:5])
+        src, s_row, s_col, s_piece, out, o_step = args[5:]
+        v, alpha = _Vectors(builder, ir.FloatType(), lanes, bool(fma)), side(m, stride)
         lines = _multiples(builder, src, s_row, alpha)
 
         def column(k: int) -> list[Any]:
@@ -162,13 +195,13 @@ def transform_source(typingctx, m, lanes, fma, piece, src, s_row, s_col, s_piece
             return [v.load(builder.add(line, aside), piece, s_piece) for line in lines]
 
         at = out
-        for row in _both_ways(v, _source_1d, m, column, alpha):
+        for row in _both_ways(v, _source_1d, (m, stride), column, alpha):
             for value in row:
                 v.store(value, at)
                 at = builder.add(at, o_step)
         return context.get_dummy_value()
 
-    return types.void(m, lanes, fma, piece, *[types.int64] * 6), codegen
+    return types.void(m, stride, lanes, fma, piece, *[types.int64] * 6), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -226,12 +259,12 @@ def _in_vectors(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
 
 
 @intrinsic(prefer_literal=True)
-def transform_weights(typingctx, m, lanes, src, s_tap, out, o_step):
+def transform_weights(typingctx, m, stride, lanes, src, s_tap, out, o_step):
     """Nine vectors of output channels, a tap each, to (m + 2)², in float64 and rounded once."""
 
     def codegen(context, builder, signature, args):
-        m, lanes = (t.literal_value for t in signature.args[:2])
-        src, s_tap, out, o_step = args[2:]
+        m, stride, lanes = (t.literal_value for t in signature.args[:3])
+        src, s_tap, out, o_step = args[3:]
         single, v = ir.VectorType(ir.FloatType(), lanes), _Vectors(builder, ir.DoubleType(), lanes, False)
 
         def column(k: int) -> list[Any]:
@@ -239,30 +272,30 @@ def transform_weights(typingctx, m, lanes, src, s_tap, out, o_step):
             return [builder.fpext(builder.load(pointer(builder, at, single), align=4), v.kind) for at in taps]
 
         at = out
-        for row in _both_ways(v, _weights_1d, m, column, 3):
+        for row in _both_ways(v, _weights_1d, (m, stride), column, 3):
             for value in row:
                 v.store(builder.fptrunc(value, single), at)
                 at = builder.add(at, o_step)
         return context.get_dummy_value()
 
-    return types.void(m, lanes, *[types.int64] * 4), codegen
+    return types.void(m, stride, lanes, *[types.int64] * 4), codegen
 
 
 @intrinsic(prefer_literal=True)
 def transform_destination(
-    typingctx, m, lanes, fma, piece, act,
+    typingctx, m, stride, lanes, fma, piece, act,
     products, p_step, bias, rows, columns, dst, d_row, d_px, d_piece, residual_offset, valid, written, params, spare,
 ):  # fmt: skip
-    """(m + 2)² vectors, `p_step` bytes apart, to m² pixels of a vector of output channels, finished and stored.
+    """`side`² vectors, `p_step` bytes apart, to m² pixels of a vector of output channels, finished and stored.
 
     Of the tile, rows x columns pixels are in the image. From `piece` on as in `conv_tile`; `spare` holds two tiles.
     """
 
     def codegen(context, builder, signature, args):
-        m, lanes, fma, piece, act = (t.literal_value for t in signature.args[:5])
-        products, p_step, bias, rows, columns, dst, d_row, d_px, d_piece, *rest = args[5:]
+        m, stride, lanes, fma, piece, act = (t.literal_value for t in signature.args[:6])
+        products, p_step, bias, rows, columns, dst, d_row, d_px, d_piece, *rest = args[6:]
         *rest, spare = rest
-        v, alpha, size = _Vectors(builder, ir.FloatType(), lanes, bool(fma)), m + 2, lanes * 4
+        v, alpha, size = _Vectors(builder, ir.FloatType(), lanes, bool(fma)), side(m, stride), lanes * 4
         places = _multiples(builder, products, p_step, alpha * alpha)
 
         def column(k: int) -> list[Any]:
@@ -270,7 +303,7 @@ def transform_destination(
 
         added = v.load(bias)
         slots = []
-        for row in _both_ways(v, _destination_1d, m, column, alpha):
+        for row in _both_ways(v, _destination_1d, (m, stride), column, alpha):
             for value in row:
                 slot = cgutils.alloca_once(builder, v.kind)
                 builder.store(v.add_multiple(value, 1, added), slot)
@@ -296,7 +329,7 @@ def transform_destination(
                     finish(builder, Tile(4, fma, 1, 1, 1, lanes), piece, act, to, [one])
         return context.get_dummy_value()
 
-    return types.void(m, lanes, fma, piece, act, *[types.int64] * 14), codegen
+    return types.void(m, stride, lanes, fma, piece, act, *[types.int64] * 14), codegen
 
 
 def _multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
