@@ -76,8 +76,8 @@ __all__ = ["ROWS"]
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
     A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR,
-    A_AHEAD, A_SIDE, A_WEI_SIDE, A_END,
-) = range(60)  # fmt: skip
+    A_AHEAD, A_SIDE, A_STEP, A_WEI_SIDE, A_END,
+) = range(61)  # fmt: skip
 # Words of the scratch's header: the chunk of output channel blocks, zeros, a tile's record.
 H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 8, 40, 40, 512
 
@@ -86,11 +86,11 @@ H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 8, 40, 40, 512
 
 
 @functools.cache
-def _patcher(alpha, lanes, piece):
-    """gather for tiles of alpha² pixels of a source with `piece` contiguous channels."""
+def _patcher(side, lanes, piece):
+    """gather for tiles of side² pixels of a source with `piece` contiguous channels."""
     columns = lanes if piece == 1 else piece
     pixel = columns * 4
-    plane = alpha * alpha * pixel
+    plane = side * side * pixel
 
     @inline
     def gather(args, patch, src, ih, iw, valid):
@@ -98,7 +98,7 @@ def _patcher(alpha, lanes, piece):
 
         They become [piece][row][column][channels of a piece]; a piece is a whole vector where the source is NCHW.
         """
-        height, width = load_i64(args, A_IH), load_i64(args, A_IW)
+        height, width, alpha = load_i64(args, A_IH), load_i64(args, A_IW), load_i64(args, A_SIDE)
         s_row, s_col, s_block = load_i64(args, A_SROW), load_i64(args, A_SCOL), load_i64(args, A_SBLOCK)
         left, right = min(alpha, max(0, -iw)), max(0, min(alpha, width - iw))
         partly = valid < lanes and load_i64(args, A_SLEN) == NO_BLOCK  # else a block's padding is there to be read
@@ -106,7 +106,7 @@ def _patcher(alpha, lanes, piece):
             there = ih + r >= 0 and ih + r < height
             here, out = src + (ih + r) * s_row + iw * s_col, patch + r * (alpha * pixel)
             if piece == 1:
-                gather_planes(alpha, lanes, here, load_i64(args, A_SCHAN), left, right, valid if there else 0, out)
+                gather_planes(side, lanes, here, load_i64(args, A_SCHAN), left, right, valid if there else 0, out)
                 continue
             for k in range((valid + columns - 1) // columns):
                 at = out + k * plane
@@ -132,19 +132,20 @@ def _place(args, tile):
 @jit.kernel
 def winograd_source(m, stride, lanes, fma, piece):
     """Transform tiles first to last - 1, all channels, into the scratch. piece: contiguous channels, 1 is NCHW."""
-    alpha, step, vector = side(m, stride), m * stride, lanes * 4
+    alpha, vector = side(m, stride), lanes * 4
     columns = lanes if piece == 1 else piece
     gather = _patcher(alpha, lanes, piece)
 
     def kernel(args, first, last, scratch):
         patch, v_pos = scratch + load_i64(args, A_PATCH), load_i64(args, A_V_POS)
         s_row, s_col, s_len = load_i64(args, A_SROW), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
+        reach, step = load_i64(args, A_SIDE), load_i64(args, A_STEP)  # not alpha: no loop over pixels is unrolled
         for tile in range(first, last):
             row, col, n = _place(args, tile)
             ih, iw = row * step - load_i64(args, A_PH), col * step - load_i64(args, A_PW)
             image = load_i64(args, A_SRC) + n * load_i64(args, A_SN)
             inside = ih >= 0 and iw >= 0
-            inside = inside and ih + alpha <= load_i64(args, A_IH) and iw + alpha <= load_i64(args, A_IW)
+            inside = inside and ih + reach <= load_i64(args, A_IH) and iw + reach <= load_i64(args, A_IW)
             out = scratch + load_i64(args, A_V) + (tile - first) * vector
             for block in range(load_i64(args, A_BLOCKS)):
                 c = block * lanes
@@ -155,9 +156,9 @@ def winograd_source(m, stride, lanes, fma, piece):
                     gather(args, patch, plane, ih, iw, valid)
                     src, by_row, by_col, by_piece = patch, alpha * columns * 4, columns * 4, alpha * alpha * columns * 4
                 else:  # the next tile's pixels are asked for: there are too few in a row to be foreseen
-                    for r in range(alpha):
-                        for k in range(step):
-                            prefetch(src + r * s_row + (alpha + k) * s_col)
+                    for r in range(reach):
+                        for k in range(reach, reach + step):
+                            prefetch(src + r * s_row + k * s_col)
                 transform_source(m, stride, lanes, fma, columns, src, by_row, by_col, by_piece, out, v_pos)
                 out += load_i64(args, A_BLOCK) * vector
 
@@ -356,7 +357,7 @@ def _bind(
         A_V_POS: at.v_position, A_M_POS: at.m_position, A_M_TILE: at.m_tile,
         A_WEI_POS: at.weight_position(p), A_WEI_OCB: p.ic * at.width * 4,
         A_PATCH: at.patch, A_V: at.v, A_M: at.products, A_AHEAD: _lines_ahead(p, at),
-        A_SIDE: at.side, A_WEI_SIDE: m + 2,
+        A_SIDE: at.side, A_STEP: m * p.sh, A_WEI_SIDE: m + 2,
     }  # fmt: skip
     places = tuple(k * at.block * lanes * 4 for k in range(blocks))
     args = tuple(words[k] for k in range(A_END)) + places
