@@ -35,9 +35,11 @@ def pack_weights(
         source = _CHANNELS_LAST
     else:
         weight = np.ascontiguousarray(weight)
-    program, nbytes = _packer(p.grouped_wei_shape, source, form.layout, weight.itemsize)
-    packed = _memory(_packed, nbytes, once)
-    program.run((address_of(weight), address_of(packed)))
+    packed = weight
+    if form.transform is None or source != form.layout:
+        program, nbytes = _packer(p.grouped_wei_shape, source, form.layout, weight.itemsize)
+        packed = _memory(_packed, nbytes, once)
+        program.run((address_of(weight), address_of(packed)))
     if form.transform is None:
         return packed
     program, nbytes = _transformer(form.transform, problem)

@@ -290,24 +290,30 @@ def winograd():
 
 @jit.kernel
 def winograd_weights(m, stride, vectors, lanes):
-    """Transform [output channel block][input channel][3][3][channels]; a task is a block and an input channel."""
-    width = vectors * lanes
+    """Transform (O, I, 3, 3); a task is a block of output channels and an input channel.
+
+    Arguments: weights, what becomes of them, bytes between its positions, input channels, output channels.
+    """
+    pixel = lanes * 4
 
     def kernel(args, first, last, scratch):
+        ic = load_i64(args, 3)
         for task in range(first, last):
-            src, out = load_i64(args, 0) + task * (9 * width * 4), load_i64(args, 1) + task * (width * 4)
             for v in range(vectors):
-                at = v * (lanes * 4)
-                transform_weights(m, stride, lanes, src + at, width * 4, out + at, load_i64(args, 2))
+                oc = task // ic * (vectors * lanes) + v * lanes
+                taps = load_i64(args, 0) + (oc * ic + task % ic) * 36
+                gather_planes(9, lanes, taps, ic * 36, 0, 9, load_i64(args, 4) - oc, scratch)
+                out = load_i64(args, 1) + (task * vectors + v) * pixel
+                transform_weights(m, stride, lanes, scratch, pixel, out, load_i64(args, 2))
 
     return kernel
 
 
 def _transform_op(m: int, problem: Conv2dProblem) -> Op:
-    at = cut(problem, Layout("NHWC"), m, 1)
-    tasks = -(-problem.oc // at.width) * problem.ic
-    args = Buffer(0), Buffer(1), at.weight_position(problem)
-    return Op(winograd_weights(m, problem.sh, at.vectors, at.lanes), args, tasks, 64)
+    p, at = problem, cut(problem, Layout("NHWC"), m, 1)
+    args = Buffer(0), Buffer(1), at.weight_position(p), p.ic, p.oc
+    kernel = winograd_weights(m, p.sh, at.vectors, at.lanes)
+    return Op(kernel, args, -(-p.oc // at.width) * p.ic, 64, 9 * at.lanes * 4)
 
 
 def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
@@ -380,11 +386,13 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
 
 def _weights(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> WeightForm:
     at = cut(problem, dst, m, 1)
-    return WeightForm(Layout(f"aBcde{at.width}b"), at.ocbs * at.width, transform=TRANSFORMS[m])
+    return WeightForm(Layout("abcde"), at.ocbs * at.width, transform=TRANSFORMS[m, problem.sh])
 
 
 TRANSFORMS = {
-    m: Transform(functools.partial(_transform_op, m), functools.partial(_transformed_bytes, m)) for m in TILES[1]
+    (m, stride): Transform(functools.partial(_transform_op, m), functools.partial(_transformed_bytes, m))
+    for stride, sizes in TILES.items()
+    for m in sizes
 }
 
 
