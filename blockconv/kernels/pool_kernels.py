@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.codegen import inline
-from blockconv.emit import load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.emit import load_f, load_i64, move, store_bits, store_f, store_i64
 from blockconv.kernels.pool_vectors import (
     SUM_FLOAT,
     combine,
+    fold_planes,
     identity,
     load_value,
     pool_tile,
     reduce_columns,
     reduce_plane,
     reduce_rows,
+    reduce_taps,
     reduce_window,
     store_value,
 )
@@ -26,12 +28,14 @@ from blockconv.kernels.pool_vectors import (
 (
     A_SRC, A_DST, A_TABLE, A_OH, A_OW, A_IW, A_INNER, A_CHANNELS, A_BLOCK, A_BLOCKS,
     A_S_PLANE, A_S_ROW, A_S_COL, A_D_PLANE, A_D_ROW, A_ROW_STEP, A_COL_STEP, A_PW, A_SW, A_KW,
-    A_CHUNK, A_CHUNKS, A_SPLIT, A_SPLITS, A_RUNS, A_RUN, A_LEFT, A_LINE_BYTES, A_END,
-) = range(29)  # fmt: skip
+    A_CHUNK, A_CHUNKS, A_SPLIT, A_SPLITS, A_RUNS, A_RUN, A_LEFT, A_LINE_BYTES, A_IH, A_PH, A_THERE, A_END,
+) = range(32)  # fmt: skip
 
 # A worker's scratch: a vector that changes no result, the mask of channels, the line.
 FILL, MASK, LINE = 0, 64, 64 + 512
 SLACK = 8 * 64  # bytes that a strided load may read after the end of the line
+GROUP = 4  # vectors that a run is reduced by
+MOST_FOLDED = 16  # planes whose vectors are folded together
 
 
 # ---------------------------------------------------------------- what kernels share
@@ -306,6 +310,79 @@ def pool_lines(kind, itemsize, lanes, kh, kw, inner, stride, masked):
     return kernel
 
 
+@inline
+def _reduce_run(
+    kind, itemsize, lanes, taps, checked, scaled, masked, src, tap_step, elements, row, there, dst, scales, mask
+):
+    """A run of elements by groups of vectors; the last one is moved back to be whole.
+
+    row: elements after which `there` and `scales` begin anew; they go on for a group more.
+    """
+    group, done, at, offset = GROUP * lanes, 0, 0, 0
+    while done < elements and elements >= group:
+        reduce_taps(
+            kind, itemsize, lanes, GROUP, taps, checked, scaled, 0, masked, src + at * itemsize, tap_step,
+            there + offset, row + group, dst + at * itemsize, scales + offset * itemsize, mask, 0,
+        )  # fmt: skip
+        done += group
+        at = min(done, elements - group)
+        offset = at % row
+    while done < elements:
+        offset = done % row
+        reduce_taps(
+            kind, itemsize, lanes, 1, taps, checked, scaled, 1, masked, src + done * itemsize, tap_step,
+            there + offset, row + group, dst + done * itemsize, scales + offset * itemsize, mask, elements - done,
+        )  # fmt: skip
+        done += lanes
+
+
+@jit.kernel
+def pool_runs(kind, itemsize, lanes, kh, kw, checked, masked):
+    """Stride 1, and rows of outputs as long as the image's: rows that follow one another are one run of elements.
+
+    The windows' columns are reduced into a buffer of rows, with empty ones beyond the image, and the rows from there.
+    checked: as in `reduce_taps`, of the columns.
+    """
+    scaled = int(kind == SUM_FLOAT)
+
+    def kernel(args, first, last, scratch):
+        buffer, mask = scratch + LINE, scratch + MASK
+        s_row, d_row, row_step = load_i64(args, A_S_ROW), load_i64(args, A_D_ROW), load_i64(args, A_ROW_STEP)
+        row, there = load_i64(args, A_IW) * load_i64(args, A_INNER), load_i64(args, A_TABLE) + load_i64(args, A_THERE)
+        chunks = load_i64(args, A_CHUNKS)
+        for task in range(first, last):
+            plane, oh_first, oh_last = _start_rows(args, task)
+            if masked:
+                _set_mask(args, mask, plane, itemsize, lanes)
+            top = oh_first - load_i64(args, A_PH)
+            end = oh_last - load_i64(args, A_PH) + (kh - 1) * (row_step // s_row)
+            ih_first, ih_last = max(top, 0), min(end, load_i64(args, A_IH))
+            for ih in range(top, end if chunks > 1 or task == first else top):
+                if ih < 0 or ih >= ih_last:
+                    for k in range((ih - top) * row, (ih - top + 1) * row):
+                        store_value(buffer + k * itemsize, identity(kind, itemsize), kind, itemsize)
+            src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + ih_first * s_row
+            _reduce_run(
+                kind, itemsize, lanes, kw, checked, 0, 0, src - load_i64(args, A_PW) * load_i64(args, A_S_COL),
+                load_i64(args, A_COL_STEP), (ih_last - ih_first) * row, row, there,
+                buffer + (ih_first - top) * s_row, 0, mask,
+            )  # fmt: skip
+            dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE)
+            while oh_first < oh_last:  # as many rows as have the same scales
+                scales, oh = _rows(args, oh_first)[2], oh_first + 1
+                while oh < oh_last and _rows(args, oh)[2] == scales:
+                    oh += 1
+                _reduce_run(
+                    kind, itemsize, lanes, kh, 0, scaled, masked, buffer, row_step, (oh - oh_first) * row, row, 0,
+                    dst + oh_first * d_row, scales, mask,
+                )  # fmt: skip
+                buffer += (oh - oh_first) * s_row
+                oh_first = oh
+            buffer = scratch + LINE
+
+    return kernel
+
+
 @jit.kernel
 def pool_bins(kind, itemsize, lanes):
     """A row of outputs at a time: the windows' rows into a line by vectors, then outputs one by one."""
@@ -343,32 +420,45 @@ def pool_bins(kind, itemsize, lanes):
 
 @jit.kernel
 def pool_planes(kind, itemsize, lanes, inner):
-    """Planes of narrow pixels, each into one pixel."""
+    """Planes of narrow pixels, each into one pixel; a vector of pixels at a time, if pixels fill one."""
     used = lanes // inner * inner
-    folded = int(lanes % inner == 0 and (lanes // inner) & (lanes // inner - 1) == 0)
+    together = lanes // inner
+    if lanes % inner or together > MOST_FOLDED:
+        together = 1
+    size = lanes * itemsize
 
     def kernel(args, first, last, scratch):
         runs, run, left = load_i64(args, A_RUNS), load_i64(args, A_RUN), load_i64(args, A_LEFT)
-        block = load_i64(args, A_BLOCK)
-        scale = _rows(args, 0)[2]
-        for plane in range(first, last):
-            src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE)
-            dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE)
-            reduce_plane(kind, itemsize, lanes, inner, src, runs, run, left, scratch + FILL)
-            exist = _existing(args, plane)
-            for i in range(inner):
-                value = load_value(scratch + FILL + i * itemsize, kind, itemsize)
-                if not folded:
-                    for k in range(i + inner, used, inner):
-                        more = load_value(scratch + FILL + k * itemsize, kind, itemsize)
-                        value = combine(kind, itemsize, value, more)
-                to = dst + i * itemsize
-                if i % block >= exist:
-                    store_bits(to, 0, itemsize)
-                elif kind == SUM_FLOAT:
-                    store_f(to, value * load_f(scale, itemsize), itemsize)
-                else:
-                    store_value(to, value, kind, itemsize)
+        block, scale, d_plane = load_i64(args, A_BLOCK), _rows(args, 0)[2], load_i64(args, A_D_PLANE)
+        folded = scratch + LINE
+        vectors = folded + size
+        for at in range(first, last, together):
+            plane = max(first, min(at, last - together))
+            count = min(together, last - plane)
+            for k in range(count):
+                src = load_i64(args, A_SRC) + (plane + k) * load_i64(args, A_S_PLANE)
+                reduce_plane(kind, itemsize, lanes, inner, src, runs, run, left, vectors + k * size)
+            dst = load_i64(args, A_DST) + plane * d_plane
+            whole = together > 1 and count == together
+            if together > 1:
+                fold_planes(kind, itemsize, lanes, together, vectors, dst if whole else folded, scale)
+            else:
+                for i in range(inner):
+                    value = identity(kind, itemsize)
+                    for k in range(i, used, inner):
+                        value = combine(kind, itemsize, value, load_value(vectors + k * itemsize, kind, itemsize))
+                    if kind == SUM_FLOAT:
+                        store_f(folded + i * itemsize, value * load_f(scale, itemsize), itemsize)
+                    else:
+                        store_value(folded + i * itemsize, value, kind, itemsize)
+            if not whole:
+                for k in range(0, count * d_plane, itemsize):
+                    move(dst + k, folded + k, itemsize, 0)
+            for k in range(count):
+                exist = _existing(args, plane + k)
+                for i in range(inner if exist < block else 0):
+                    if i % block >= exist:
+                        store_bits(dst + k * d_plane + i * itemsize, 0, itemsize)
 
     return kernel
 

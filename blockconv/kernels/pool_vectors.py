@@ -21,8 +21,8 @@ from blockconv.emit import I32, call_llvm, const, pointer, shuffle, splat
 
 __all__ = [
     "MAX_FLOAT", "MAX_SIGNED", "MAX_UNSIGNED", "SUM_FLOAT",
-    "combine", "identity", "load_value", "pool_tile", "reduce_columns", "reduce_plane", "reduce_rows",
-    "reduce_window", "store_value",
+    "combine", "fold_planes", "identity", "load_value", "pool_tile", "reduce_columns", "reduce_plane", "reduce_rows",
+    "reduce_taps", "reduce_window", "store_value",
 ]  # fmt: skip
 
 MAX_FLOAT, SUM_FLOAT, MAX_SIGNED, MAX_UNSIGNED = range(4)
@@ -106,8 +106,11 @@ class _Elements:
 
     def load_some(self, builder: Any, address: Any, count: Any) -> Any:
         """The first `count` elements; the lanes after them hold what changes no result."""
-        arguments = [pointer(builder, address, self.vector), ir.Constant(I32, self.itemsize)]
-        arguments += [self.below(builder, count), self.identity()]
+        return self.load_where(builder, address, self.below(builder, count))
+
+    def load_where(self, builder: Any, address: Any, there: Any) -> Any:
+        """The lanes of the mask `there`; the others are not read."""
+        arguments = [pointer(builder, address, self.vector), ir.Constant(I32, self.itemsize), there, self.identity()]
         return call_llvm(builder, f"llvm.masked.load.{self.suffix}.p0", self.vector, arguments)
 
     def store_some(self, builder: Any, value: Any, address: Any, count: Any) -> None:
@@ -342,6 +345,55 @@ def reduce_columns(
     return types.void(*literals, spread_lit, masked_lit, *[_i64] * 9), codegen
 
 
+@intrinsic(prefer_literal=True)
+def reduce_taps(
+    typingctx,
+    kind_lit, itemsize_lit, lanes_lit, vectors_lit, taps_lit, checked_lit, scaled_lit, partial_lit, masked_lit,
+    src, tap_step, there, there_step, dst, scales, mask, count,
+):  # fmt: skip
+    """Neighbouring elements of a run, each reduced with those that lie a few `tap_step` after it.
+
+    checked: the bits of the taps t that are read only where the bytes from `there` + t * `there_step` on, one for each
+    element, are not zero. scaled: by `scales`, one for each element. partial: only `count` elements exist.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, vectors, taps, checked, scaled, partial, masked = _literals(signature, 9)
+        src, tap_step, there, there_step, dst, scales, mask, count = args[9:]
+        e = _Elements(kind, itemsize, lanes)
+        bytes_there = ir.VectorType(ir.IntType(8), lanes)
+        exist = e.below(builder, count) if partial else None
+
+        def load(tap: Any, v: int) -> Any:
+            at = builder.add(builder.add(src, builder.mul(tap, tap_step)), const(v * e.bytes))
+            lanes_there = exist
+            if checked >> tap.constant & 1:
+                flags = builder.add(builder.add(there, builder.mul(tap, there_step)), const(v * lanes))
+                flags = builder.load(pointer(builder, flags, bytes_there), align=1)
+                inside = builder.icmp_unsigned("!=", flags, ir.Constant(bytes_there, None))
+                lanes_there = builder.and_(inside, exist) if partial else inside
+            value = e.load(builder, at) if lanes_there is None else e.load_where(builder, at, lanes_there)
+            return e.seen(builder, value)
+
+        def store(values: list[Any]) -> None:
+            for v, value in enumerate(values):
+                if scaled:
+                    value = builder.fmul(value, e.load(builder, builder.add(scales, const(v * e.bytes))))
+                if masked:
+                    value = e.masked(builder, value, mask)
+                at = builder.add(dst, const(v * e.bytes))
+                if partial:
+                    e.store_some(builder, value, at, count)
+                else:
+                    e.store(builder, value, at)
+
+        e.guarded(builder, lambda: e.reduced(builder, vectors, taps, None, load), store)
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, taps_lit, checked_lit, scaled_lit, partial_lit)
+    return types.void(*literals, masked_lit, *[_i64] * 8), codegen
+
+
 def _strided(builder: Any, e: _Elements, address: Any, inner: int, stride: int) -> Any:
     """As many whole pixels of `inner` elements as a vector holds, each `stride` pixels after the one before it."""
     if stride == 1:
@@ -397,17 +449,42 @@ def reduce_plane(
             rest = builder.sub(left, done)
             rest = builder.select(builder.icmp_signed("<", rest, const(used)), rest, const(used))
             e.into(builder, total, e.load_some(builder, here, rest))
-        value, width = builder.load(total), lanes
-        while lanes % inner == 0 and width > inner and width % 2 == 0:
-            # Fold the upper half of the lanes onto the lower one.
-            width //= 2
-            other = shuffle(builder, value, value, [(k + width) % lanes for k in range(lanes)])
-            value = e.combine(builder, value, other)
-        e.store(builder, value, scratch)
+        e.store(builder, builder.load(total), scratch)
         return context.get_dummy_value()
 
     literals = (kind_lit, itemsize_lit, lanes_lit, inner_lit)
     return types.void(*literals, *[_i64] * 5), codegen
+
+
+@intrinsic(prefer_literal=True)
+def fold_planes(typingctx, kind_lit, itemsize_lit, lanes_lit, planes_lit, src, dst, scale):
+    """`planes` vectors (a power of two), each folded onto its first lanes, which become one vector together.
+
+    Two vectors are folded at a time: their lower halves, side by side, with their upper halves. scale: what sums are
+    multiplied by.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, planes = _literals(signature, 4)
+        src, dst, scale = args[4:]
+        e = _Elements(kind, itemsize, lanes)
+        vectors = [e.load(builder, builder.add(src, const(k * e.bytes))) for k in range(planes)]
+        part = lanes
+        while len(vectors) > 1:
+            part //= 2
+            halves = [[k for k in range(2 * lanes) if k // part % 2 == half] for half in (0, 1)]
+            vectors = [
+                e.combine(builder, *(shuffle(builder, a, b, half) for half in halves))
+                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        value = vectors[0]
+        if kind == SUM_FLOAT:
+            value = builder.fmul(value, e.broadcast(builder, scale))
+        e.store(builder, value, dst)
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, planes_lit)
+    return types.void(*literals, *[_i64] * 3), codegen
 
 
 # ---------------------------------------------------------------- one element at a time

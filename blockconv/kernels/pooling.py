@@ -8,6 +8,8 @@ over the whole pixels of a row.
 - `pool_tiles`: wide inner, windows of few columns. Neighbouring outputs share the columns that they read.
 - `pool_windows`: wide inner, each window by itself, whatever its size: global, adaptive.
 - `pool_planes`: narrow inner, one window that is the whole plane.
+- `pool_runs`: narrow inner, small windows a pixel apart, and as many outputs in a row as the image has pixels: rows
+  that follow one another are one run of elements.
 - `pool_lines`: any other: the window's rows into a line of scratch, then the line's columns into outputs, so
   that large windows cost their height plus their width.
 - `pool_bins`: the same with outputs one at a time, for windows of unequal widths and large strides.
@@ -41,6 +43,7 @@ from blockconv.kernels.pool_kernels import (
     A_DST,
     A_END,
     A_IDX,
+    A_IH,
     A_INNER,
     A_IW,
     A_KW,
@@ -49,6 +52,7 @@ from blockconv.kernels.pool_kernels import (
     A_OH,
     A_OW,
     A_PADDED,
+    A_PH,
     A_PW,
     A_ROW_STEP,
     A_RUN,
@@ -62,13 +66,17 @@ from blockconv.kernels.pool_kernels import (
     A_SRC,
     A_SW,
     A_TABLE,
+    A_THERE,
+    GROUP,
     LINE,
+    MOST_FOLDED,
     SLACK,
     pool_bins,
     pool_indices,
     pool_lines,
     pool_planes,
     pool_reference,
+    pool_runs,
     pool_tiles,
     pool_wide_lines,
     pool_windows,
@@ -189,15 +197,19 @@ def _words(problem: Problem, layout: Layout, dtype: str, threads: int) -> dict[i
     }  # fmt: skip
 
 
-def _table(problem: Problem, dtype: str, repeat: int, of_h: Windows, of_w: Windows) -> list[int]:
+def _table(
+    problem: Problem, dtype: str, repeat: int, of_h: Windows, of_w: Windows, more: int = 0
+) -> list[int]:
     """The words of all windows' rows, of their columns, and the scales: a line for each height that counts.
 
-    Each scale stands `repeat` times, and slack for a vector's load after the last line.
+    Each scale stands `repeat` times, a line goes on from its beginning for `more` elements, and after the last line
+    there is slack for a vector's load.
     """
     if _kind(problem, dtype) != SUM_FLOAT:
         return [*(n for first, taps, _ in of_h for n in (first, taps, 0)), *(n for w in of_w for n in w[:2])]
     heights = sorted({counted for _, _, counted in of_h})
-    counts = np.multiply.outer(heights, np.repeat([counted for _, _, counted in of_w], repeat)).astype(np.float64)
+    of_line = np.repeat([counted for _, _, counted in of_w], repeat)
+    counts = np.multiply.outer(heights, np.resize(of_line, of_line.size + more)).astype(np.float64)
     scales = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
     line = -(-counts.shape[1] * ITEMSIZE[dtype] // 8)
     held = np.zeros((len(heights), 8 * line // ITEMSIZE[dtype]), dtype)
@@ -216,10 +228,14 @@ def _op(
     scratch: int = LINE,
     repeat: int = 1,
     flat: tuple[Windows, Windows] | None = None,
+    more: int = 0,
+    there: bytes = b"",
 ) -> Op:
-    """The op; `tasks`: how many, and how many at a time. flat: other windows than the problem's."""
+    """The op; `tasks`: how many, and how many at a time. flat: other windows than the problem's. there: flags."""
     of_h, of_w = flat or (windows(problem, "h"), windows(problem, "w"))
-    table = _table(problem, dtype, repeat, of_h, of_w)
+    table = _table(problem, dtype, repeat, of_h, of_w, more)
+    words = words | {A_THERE: 8 * len(table)}
+    table += np.frombuffer(there.ljust(-(-len(there) // 8) * 8, b"\0"), np.int64).tolist()
     count = max(A_END, *(key + 1 for key in words))
     args = (*(words.get(k, 0) for k in range(count)), *table)
     return Op(kernel, args, *tasks, scratch, len(table))
@@ -390,6 +406,39 @@ def _bind_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, th
     return [_op(kernel, p, dtype, words, tasks, LINE + 2 * line_bytes, inner)]
 
 
+MOST_TAPS = 5  # of a window that is unrolled in a run
+LONG_ROW = 32  # vectors: a row that is worth a start of its own
+
+
+def _why_not_runs(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if isinstance(problem, AdaptivePool2dProblem):
+        return "windows are of unequal sizes"
+    p, isa = problem, jit.isa()
+    if (p.sh, p.sw) != (1, 1) or p.ow != p.iw:
+        return "is for stride 1 and rows of as many outputs as the image has columns"
+    if max(p.kh, p.kw) > MOST_TAPS:
+        return f"windows have more than {MOST_TAPS} rows or columns"
+    if isa.vector_bytes < 32 or (isa.vector_bytes < 64 and ITEMSIZE[dtype] < 4):
+        return f"{isa.name} has no masked loads of these elements"
+    if p.iw * view(src, p.src_shape).inner >= LONG_ROW * _lanes(dtype):
+        return f"rows have {LONG_ROW} vectors and more"
+    return _why_not_narrow(dtype, problem, src, dst)
+
+
+def _bind_runs(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
+    inner, group = view(src, p.src_shape).inner, GROUP * lanes
+    words |= {A_IH: p.ih, A_PH: p.ph}
+    columns = np.arange(p.iw) + p.dw * np.arange(p.kw)[:, None] - p.pw
+    there = np.repeat((columns >= 0) & (columns < p.iw), inner, axis=1)
+    flags = np.stack([np.resize(tap, p.iw * inner + group) for tap in there]).tobytes()
+    checked = sum(1 << t for t, tap in enumerate(there) if not tap.all())
+    kernel = pool_runs(_kind(p, dtype), ITEMSIZE[dtype], lanes, p.kh, p.kw, checked, _masked(p, src))
+    buffer = (words[A_CHUNK] + (p.kh - 1) * p.dh) * words[A_S_ROW]  # type: ignore[operator]
+    tasks = _tasks(p, src, words, threads)
+    return [_op(kernel, p, dtype, words, tasks, LINE + buffer, inner, more=group, there=flags)]
+
+
 def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     p, words = problem, _words(problem, src, dtype, threads)
     kernel = pool_bins(_kind(p, dtype), ITEMSIZE[dtype], _lanes(dtype))
@@ -419,7 +468,7 @@ def _bind_planes(problem: Problem, src: Layout, dst: Layout, dtype: str, threads
     words |= {A_RUNS: runs, A_RUN: run, A_LEFT: total - runs * run * group}
     kernel = pool_planes(_kind(p, dtype), ITEMSIZE[dtype], lanes, v.inner)
     chunk = max(1, min(v.planes // (4 * threads), TASK_BYTES // (total * ITEMSIZE[dtype])))
-    return [_op(kernel, p, dtype, words, (v.planes, chunk))]
+    return [_op(kernel, p, dtype, words, (v.planes, chunk), LINE + (1 + MOST_FOLDED) * lanes * ITEMSIZE[dtype])]
 
 
 # ---------------------------------------------------------------- the reference
@@ -494,6 +543,7 @@ ROWS = (
     *_rows("pool_windows", _why_not_windows, _bind_windows),
     *_rows("pool_wide_lines", _why_not_wide_lines, _bind_wide_lines),
     *_rows("pool_planes", _why_not_planes, _bind_planes),
+    *_rows("pool_runs", _why_not_runs, _bind_runs),
     *_rows("pool_lines", _why_not_lines, _bind_lines),
     *_rows("pool_bins", _why_not_narrow, _bind_bins, 3.0),
     Row(
