@@ -428,28 +428,39 @@ def reduce_plane(
         src, runs, run, left, scratch = args[4:]
         e = _Elements(kind, itemsize, lanes)
         used = lanes // inner * inner
-        total = e.slots(builder, 1)[0]
         at = cgutils.alloca_once(builder, src.type)
-        builder.store(src, at)
         slots = [cgutils.alloca_once(builder, e.vector) for _ in range(4)]
-        with cgutils.for_range(builder, runs):
-            for slot in slots:
-                builder.store(e.identity(), slot)
-            with cgutils.for_range(builder, run):
-                here = builder.load(at)
-                for v, slot in enumerate(slots):
-                    e.into(builder, slot, e.load(builder, builder.add(here, const(v * used * itemsize))))
-                builder.store(builder.add(here, const(4 * used * itemsize)), at)
-            for slot in slots:
-                e.into(builder, total, builder.load(slot))
-        more = builder.sdiv(builder.add(left, const(used - 1)), const(used))
-        with cgutils.for_range(builder, more) as loop:
-            done = builder.mul(loop.index, const(used))
-            here = builder.add(builder.load(at), builder.mul(done, const(itemsize)))
-            rest = builder.sub(left, done)
-            rest = builder.select(builder.icmp_signed("<", rest, const(used)), rest, const(used))
-            e.into(builder, total, e.load_some(builder, here, rest))
-        e.store(builder, builder.load(total), scratch)
+        # A vector with lanes to spare may not read past the plane.
+        whole = builder.sdiv(builder.sub(left, const(lanes - used)), const(used))
+        rest = builder.sub(left, builder.mul(whole, const(used)))
+        rests = [builder.sub(rest, const(first)) for first in range(0, lanes - 1, used)]
+        masks = [e.below(builder, builder.select(builder.icmp_signed("<", n, const(used)), n, const(used))) for n in rests]
+
+        def advance(vectors: int) -> list[Any]:
+            here = builder.load(at)
+            builder.store(builder.add(here, const(vectors * used * itemsize)), at)
+            return [e.seen(builder, e.load(builder, builder.add(here, const(v * used * itemsize)))) for v in range(vectors)]
+
+        def compute() -> list[Any]:
+            builder.store(src, at)
+            total = e.slots(builder, 1)[0]
+            with cgutils.for_range(builder, runs):
+                for slot in slots:
+                    builder.store(e.identity(), slot)
+                with cgutils.for_range(builder, run):
+                    for slot, value in zip(slots, advance(4), strict=True):
+                        e.into(builder, slot, value)
+                for slot in slots:
+                    e.into(builder, total, builder.load(slot))
+            with cgutils.for_range(builder, whole):
+                e.into(builder, total, advance(1)[0])
+            for k, (count, there) in enumerate(zip(rests, masks, strict=True)):
+                with builder.if_then(builder.icmp_signed(">", count, const(0))):
+                    here = builder.add(builder.load(at), const(k * used * itemsize))
+                    e.into(builder, total, e.seen(builder, e.load_where(builder, here, there)))
+            return [builder.load(total)]
+
+        e.guarded(builder, compute, lambda values: e.store(builder, values[0], scratch))
         return context.get_dummy_value()
 
     literals = (kind_lit, itemsize_lit, lanes_lit, inner_lit)
@@ -468,19 +479,24 @@ def fold_planes(typingctx, kind_lit, itemsize_lit, lanes_lit, planes_lit, src, d
         kind, itemsize, lanes, planes = _literals(signature, 4)
         src, dst, scale = args[4:]
         e = _Elements(kind, itemsize, lanes)
-        vectors = [e.load(builder, builder.add(src, const(k * e.bytes))) for k in range(planes)]
-        part = lanes
-        while len(vectors) > 1:
-            part //= 2
-            halves = [[k for k in range(2 * lanes) if k // part % 2 == half] for half in (0, 1)]
-            vectors = [
-                e.combine(builder, *(shuffle(builder, a, b, half) for half in halves))
-                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        value = vectors[0]
-        if kind == SUM_FLOAT:
-            value = builder.fmul(value, e.broadcast(builder, scale))
-        e.store(builder, value, dst)
+
+        def compute() -> list[Any]:
+            vectors = [e.seen(builder, e.load(builder, builder.add(src, const(k * e.bytes)))) for k in range(planes)]
+            part = lanes
+            while len(vectors) > 1:
+                part //= 2
+                halves = [[k for k in range(2 * lanes) if k // part % 2 == half] for half in (0, 1)]
+                vectors = [
+                    e.combine(builder, *(shuffle(builder, a, b, half) for half in halves))
+                    for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+                ]
+            return vectors
+
+        def store(values: list[Any]) -> None:
+            value = builder.fmul(values[0], e.broadcast(builder, scale)) if kind == SUM_FLOAT else values[0]
+            e.store(builder, value, dst)
+
+        e.guarded(builder, compute, store)
         return context.get_dummy_value()
 
     literals = (kind_lit, itemsize_lit, lanes_lit, planes_lit)
