@@ -422,10 +422,10 @@ def pool_bins(kind, itemsize, lanes):
 def pool_planes(kind, itemsize, lanes, inner):
     """Planes of narrow pixels, each into one pixel; a vector of pixels at a time, if pixels fill one."""
     used = lanes // inner * inner
-    together = lanes // inner
-    if lanes % inner or together > MOST_FOLDED:
+    together, size = lanes // inner, lanes * itemsize
+    fold = lanes % inner == 0 and together <= MOST_FOLDED
+    if not fold:
         together = 1
-    size = lanes * itemsize
 
     def kernel(args, first, last, scratch):
         runs, run, left = load_i64(args, A_RUNS), load_i64(args, A_RUN), load_i64(args, A_LEFT)
@@ -439,8 +439,8 @@ def pool_planes(kind, itemsize, lanes, inner):
                 src = load_i64(args, A_SRC) + (plane + k) * load_i64(args, A_S_PLANE)
                 reduce_plane(kind, itemsize, lanes, inner, src, runs, run, left, vectors + k * size)
             dst = load_i64(args, A_DST) + plane * d_plane
-            whole = together > 1 and count == together
-            if together > 1:
+            whole = fold and count == together
+            if fold:
                 fold_planes(kind, itemsize, lanes, together, vectors, dst if whole else folded, scale)
             else:
                 for i in range(inner):

@@ -7,7 +7,7 @@ over the whole pixels of a row.
 
 - `pool_tiles`: wide inner, windows of few columns. Neighbouring outputs share the columns that they read.
 - `pool_windows`: wide inner, each window by itself, whatever its size: global, adaptive.
-- `pool_planes`: narrow inner, one window that is the whole plane.
+- `pool_planes`: inner a vector or less, one window that is the whole plane.
 - `pool_runs`: narrow inner, small windows a pixel apart, and as many outputs in a row as the image has pixels: rows
   that follow one another are one run of elements.
 - `pool_lines`: any other: the window's rows into a line of scratch, then the line's columns into outputs, so
@@ -329,7 +329,7 @@ def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, thread
     p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
     v = view(src, p.src_shape)
     masked = _masked(p, src)
-    vectors = next(k for k in (4, 2, 1) if k == 1 or k * lanes <= (v.block if masked else v.inner))
+    vectors = next(k for k in (8, 4, 2, 1) if k == 1 or k * lanes <= (v.block if masked else v.inner))
     kernel = pool_windows(_kind(p, dtype), ITEMSIZE[dtype], lanes, vectors, 8 // vectors, masked)
     tasks = v.planes * int(words[A_CHUNKS])  # type: ignore[arg-type]
     # A last vector that is moved back would lie in two tasks, and be summed in two orders.
@@ -453,6 +453,8 @@ def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: 
 def _why_not_planes(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
     if not _is_global(problem):
         return "there are several windows, or they are not the whole image"
+    if view(src, problem.src_shape).inner == _lanes(dtype):
+        return None
     return _why_not_narrow(dtype, problem, src, dst)
 
 
@@ -540,9 +542,9 @@ def _rows(name: str, why_not: WhyNot, bind: Callable[..., list[Op]], cycles: flo
 
 ROWS = (
     *_rows("pool_tiles", _why_not_tiles, _bind_tiles),
+    *_rows("pool_planes", _why_not_planes, _bind_planes),
     *_rows("pool_windows", _why_not_windows, _bind_windows),
     *_rows("pool_wide_lines", _why_not_wide_lines, _bind_wide_lines),
-    *_rows("pool_planes", _why_not_planes, _bind_planes),
     *_rows("pool_runs", _why_not_runs, _bind_runs),
     *_rows("pool_lines", _why_not_lines, _bind_lines),
     *_rows("pool_bins", _why_not_narrow, _bind_bins, 3.0),
