@@ -23,6 +23,16 @@ from blockconv.problem import Conv2dProblem
 NHWC = Layout("NHWC")
 FORMS = [(m, stride) for stride, sizes in TILES.items() for m in sizes]
 EVERY = pytest.mark.parametrize(("m", "stride"), FORMS)
+GROUPS = [
+    Conv2dProblem.from_descriptor(f"{text}kh3ph1")
+    for text in (
+        "g3mb2ic72ih9oc72",
+        "g5mb1ic80ih10oc80",
+        "g3mb1ic96ih13oc48",
+        "g2mb1ic80ih11oc96",
+        "g2mb1ic64ih12oc128",
+    )
+]  # sets of groups that are not full, of as many channels as a vector, of more and fewer out than in
 RAGGED = Conv2dProblem.from_descriptor("mb2ic17ih13iw14oc33kh3kw3ph1pw1")
 
 
@@ -110,6 +120,23 @@ def test_epilogue(m, stride, act):
 
 
 @pytest.mark.isa
+@pytest.mark.parametrize("p", GROUPS, ids=Conv2dProblem.descriptor)
+def test_groups(p):
+    for m, stride in FORMS:
+        strided_p = strided(p, stride)
+        given = data(strided_p, "floats", residual=True)
+        assert row(m).why_not(strided_p, NHWC, NHWC) is None
+        for pair in (
+            ("NHWC", "NHWC"),
+            ("NCHW16", "NCHW64"),
+            ("NCHW", "NCHW4"),
+            ("NCHW64", "NCHW8"),
+            ("CHWN4", "NCHW32"),
+        ):
+            check(row(m), strided_p, *pair, given, threads=3)
+
+
+@pytest.mark.isa
 @pytest.mark.parametrize("pads", [(0, 0, 0, 0), (2, 5, 1, 0), (7, 0, 9, 3), (0, -1, 3, -2)], ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_any_padding(pads, stride):
@@ -129,7 +156,9 @@ def test_errors_are_as_stated(ic, stride):
     given = data(p, "floats")
     positive = rng.random(p.src_shape, np.float32)
     sums = conv_oracle.conv2d(positive, given.w, given.bias, stride=(stride, stride), pads=((1, 1), (1, 1)))
-    for m, of in itertools.product(TILES[stride], (given, dataclasses.replace(given, x=positive, sums=sums, wanted=sums))):
+    for m, of in itertools.product(
+        TILES[stride], (given, dataclasses.replace(given, x=positive, sums=sums, wanted=sums))
+    ):
         out = run(row(m), p, "NHWC", "NHWC", of)[places("NHWC", p.dst_shape)[0]]
         error = conv_oracle.error(out, of.wanted)
         assert error <= row(m).error(p), (m, error)
@@ -169,7 +198,9 @@ def test_what_is_not_finite_spreads_over_its_tiles_and_no_further(m, stride, val
 
 
 def test_scratch_is_bounded():
-    for (m, stride), (ic, size, oc) in itertools.product(FORMS, [(3, 224, 64), (512, 28, 512), (4096, 64, 4096), (8192, 7, 8)]):
+    for (m, stride), (ic, size, oc) in itertools.product(
+        FORMS, [(3, 224, 64), (512, 28, 512), (4096, 64, 4096), (8192, 7, 8)]
+    ):
         p = strided(problem(ic, size, oc), stride)
         if row(m).why_not(p, NHWC, NHWC) is None:
             assert winograd_cut.cut(p, NHWC, m, 2).scratch <= winograd_cut.SCRATCH + (2 << 20)
@@ -191,7 +222,9 @@ def test_auto_weighs_tile_sizes_against_direct():
     assert chosen(problem(128, 56, 128, sh=2, sw=2)) == "conv_winograd_f4"
     assert chosen(problem(64, 56, 64, sh=2)) == "conv_direct"
     assert "stride 1, the same" in row(6).why_not(strided(LARGE, 2), NHWC, NHWC)
-    assert chosen(problem(64, 56, 64, g=2)) == "conv_direct"
+    assert chosen(problem(64, 56, 64, g=2)) == "conv_winograd_f4"
+    assert chosen(problem(168, 28, 168, g=7)) == "conv_winograd_f4"
+    assert "16 channels or more" in row(4).why_not(problem(64, 56, 64, g=8), NHWC, NHWC)
     assert "float64" in dispatch.why_not(row(4), LARGE, NHWC, NHWC, "float64")
     named = {c.row.name for c in dispatch.candidates("conv2d", LARGE, NHWC, NHWC, "float32", 1)}
     assert {f"conv_winograd_f{m}" for m in TILES[1]} < named

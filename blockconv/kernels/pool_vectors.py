@@ -434,12 +434,16 @@ def reduce_plane(
         whole = builder.sdiv(builder.sub(left, const(lanes - used)), const(used))
         rest = builder.sub(left, builder.mul(whole, const(used)))
         rests = [builder.sub(rest, const(first)) for first in range(0, lanes - 1, used)]
-        masks = [e.below(builder, builder.select(builder.icmp_signed("<", n, const(used)), n, const(used))) for n in rests]
+        masks = [
+            e.below(builder, builder.select(builder.icmp_signed("<", n, const(used)), n, const(used))) for n in rests
+        ]
 
         def advance(vectors: int) -> list[Any]:
             here = builder.load(at)
             builder.store(builder.add(here, const(vectors * used * itemsize)), at)
-            return [e.seen(builder, e.load(builder, builder.add(here, const(v * used * itemsize)))) for v in range(vectors)]
+            return [
+                e.seen(builder, e.load(builder, builder.add(here, const(v * used * itemsize)))) for v in range(vectors)
+            ]
 
         def compute() -> list[Any]:
             builder.store(src, at)

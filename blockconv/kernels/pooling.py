@@ -197,9 +197,7 @@ def _words(problem: Problem, layout: Layout, dtype: str, threads: int) -> dict[i
     }  # fmt: skip
 
 
-def _table(
-    problem: Problem, dtype: str, repeat: int, of_h: Windows, of_w: Windows, more: int = 0
-) -> list[int]:
+def _table(problem: Problem, dtype: str, repeat: int, of_h: Windows, of_w: Windows, more: int = 0) -> list[int]:
     """The words of all windows' rows, of their columns, and the scales: a line for each height that counts.
 
     Each scale stands `repeat` times, a line goes on from its beginning for `more` elements, and after the last line

@@ -1,10 +1,12 @@
 """Winograd convolution, F(2x2), F(4x4) and F(6x6) of 3x3: fewer multiplications than the definition has.
 
-A task is a block of tiles (of m x m output pixels) and a range of output channels. It transforms the tiles' sources
-into the worker's scratch, [position][channel block][tile][channels]; multiplies them, position by position, with the
-transformed weights, [position][output channel block][input channel][channels], by the microkernel of every dense
-convolution, to which it is one of 1x1; and transforms the products into pixels, with bias, residual and activation on
-the way to their places. Blocks are such that all this stays in the second-level cache (see `winograd_cut`).
+A task is a block of tiles (of m x m output pixels) of a set of groups, and a range of output channels. It transforms
+the tiles' sources into the worker's scratch, [position][channel block][tile][channels]; multiplies them, position by
+position and group by group, with the transformed weights, [position][output channel block][input channel][channels],
+by the microkernel of every dense convolution, to which it is one of 1x1; and transforms the products into pixels, with
+bias, residual and activation on the way to their places. Blocks are such that all this stays in the second-level cache
+(see `winograd_cut`). Groups that end within a vector are transformed together: sets of two with 24 or 40 channels.
+What a group's last vector of products has too much, the next group's overwrite.
 
 The three stages are kernels of their own, called by their address: which layout is read does not multiply with
 which is written, nor with the microkernel's tile. Tiles over the image's edge are read through a patch of scratch with
@@ -76,10 +78,11 @@ __all__ = ["ROWS"]
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
     A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR,
-    A_AHEAD, A_SIDE, A_STEP, A_WEI_SIDE, A_END,
-) = range(61)  # fmt: skip
-# Words of the scratch's header: the chunk of output channel blocks, zeros, a tile's record.
-H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 8, 40, 40, 512
+    A_AHEAD, A_SIDE, A_STEP, A_WEI_SIDE,
+    A_SETS, A_TILE_BLOCKS, A_SRC_SET, A_DST_SET, A_GROUP_OCBS, A_GROUP_OC, A_GROUP_PLACES, A_END,
+) = range(68)  # fmt: skip
+# Words of the scratch's header: the set of groups, the chunk of its output channel blocks, zeros, a tile's record.
+H_SET, H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 2, 8, 40, 40, 512
 
 
 # ---------------------------------------------------------------- first stage: tiles of the source
@@ -131,7 +134,7 @@ def _place(args, tile):
 
 @jit.kernel
 def winograd_source(m, stride, lanes, fma, piece):
-    """Transform tiles first to last - 1, all channels, into the scratch. piece: contiguous channels, 1 is NCHW."""
+    """Transform tiles first to last - 1 of a set into the scratch. piece: contiguous channels, 1 is NCHW."""
     alpha, vector = side(m, stride), lanes * 4
     columns = lanes if piece == 1 else piece
     gather = _patcher(alpha, lanes, piece)
@@ -148,8 +151,10 @@ def winograd_source(m, stride, lanes, fma, piece):
             inside = inside and ih + reach <= load_i64(args, A_IH) and iw + reach <= load_i64(args, A_IW)
             out = scratch + load_i64(args, A_V) + (tile - first) * vector
             for block in range(load_i64(args, A_BLOCKS)):
-                c = block * lanes
+                c = load_i64(scratch, H_SET) * load_i64(args, A_SRC_SET) + block * lanes
                 valid = min(lanes, load_i64(args, A_IC) - c)
+                if valid <= 0:
+                    break  # the last set has fewer groups
                 plane = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
                 src, by_row, by_col, by_piece = plane + ih * s_row + iw * s_col, s_row, s_col, load_i64(args, A_SBLOCK)
                 if piece == 1 or not inside or valid < lanes:
@@ -176,16 +181,24 @@ def _weights_at(args, position):
     return load_i64(args, A_WEI) + number * load_i64(args, A_WEI_POS)
 
 
+@inline
+def _column(args, ocb):
+    """The set's output channel that a block begins with."""
+    blocks = load_i64(args, A_GROUP_OCBS)
+    return ocb // blocks * load_i64(args, A_GROUP_OC) + ocb % blocks * load_i64(args, A_WIDTH)
+
+
 @jit.kernel
 def winograd_multiply():
     """Products of the scratch's tiles with output channel blocks first to last - 1, for each position, by `A_TILE`."""
 
     def kernel(args, first, last, scratch):
+        before = load_i64(scratch, H_SET) * load_i64(args, A_DST_SET)
+        set_weights = load_i64(scratch, H_SET) * load_i64(args, A_OCBS) * load_i64(args, A_WEI_OCB)
         block, m_tile, pixels = load_i64(args, A_BLOCK), load_i64(args, A_M_TILE), load_i64(args, A_PIXELS)
         width, vector = load_i64(args, A_WIDTH), load_i64(args, A_VECTOR)
         record = scratch + 8 * H_RECORD
         store_i64(record, R_ROW_STRIDE, 0)
-        store_i64(record, R_PLACES, load_i64(args, A_PLACES))
         store_i64(record, R_WHOLE, load_i64(args, A_WHOLE))
         store_i64(record, R_ENDED, load_i64(args, A_ENDED))
         store_i64(record, R_TAIL, load_i64(args, A_TAIL))
@@ -201,20 +214,23 @@ def winograd_multiply():
         for position in range(load_i64(args, A_POSITIONS)):
             v = scratch + load_i64(args, A_V) + position * load_i64(args, A_V_POS)
             products = scratch + load_i64(args, A_M) + position * load_i64(args, A_M_POS)
-            weights = _weights_at(args, position)
+            weights = _weights_at(args, position) + set_weights
             for ocb in range(first, last):
-                if ocb * width >= load_i64(args, A_OC):
+                if before + _column(args, ocb) >= load_i64(args, A_OC):
                     continue  # nothing but the destination's padding
+                group = ocb // load_i64(args, A_GROUP_OCBS)
+                store_i64(record, R_PLACES, load_i64(args, A_PLACES) + 8 * group * load_i64(args, A_GROUP_PLACES))
                 store_i64(record, R_WEI, weights + ocb * load_i64(args, A_WEI_OCB))
                 ahead = weights + (ocb + 1) * load_i64(args, A_WEI_OCB)
                 if ocb + 1 == last:
-                    ahead = _weights_at(args, position + 1) + first * load_i64(args, A_WEI_OCB)
+                    ahead = _weights_at(args, position + 1) + set_weights + first * load_i64(args, A_WEI_OCB)
+                column = (_column(args, ocb) - _column(args, first)) * 4
                 for at in range((block + pixels - 1) // pixels):
                     t = min(at * pixels, block - pixels)
                     store_i64(record, R_AHEAD, ahead)
                     ahead += lines * (load_i64(args, A_WHOLE) * LINE)
                     store_i64(record, R_SRC, v + t * vector)
-                    store_i64(record, R_DST, products + t * m_tile + (ocb - first) * (width * 4))
+                    store_i64(record, R_DST, products + t * m_tile + column)
                     call_kernel(load_i64(args, A_TILE), record, 0, 0, 0)
 
     return kernel
@@ -224,22 +240,25 @@ def winograd_multiply():
 
 
 @jit.kernel
-def winograd_finish(m, stride, lanes, fma, vectors, piece, act):
+def winograd_finish(m, stride, lanes, fma, piece, act):
     """Transform the products of tiles first to last - 1 and the header's channel blocks, and store the pixels."""
 
     def kernel(args, first, last, scratch):
         m_pos = load_i64(args, A_M_POS)
         d_row, d_col, d_len = load_i64(args, A_DROW), load_i64(args, A_DCOL), load_i64(args, A_DLEN)
         to_residual = load_i64(args, A_RES) - load_i64(args, A_DST)
-        start = load_i64(scratch, H_FIRST) * vectors
-        for k in range(start, load_i64(scratch, H_LAST) * vectors):
-            oc = k * lanes
+        before = load_i64(scratch, H_SET) * load_i64(args, A_DST_SET)
+        start, end = _column(args, load_i64(scratch, H_FIRST)), _column(args, load_i64(scratch, H_LAST))
+        if load_i64(scratch, H_SET) + 1 == load_i64(args, A_SETS) and load_i64(scratch, H_LAST) == load_i64(
+            args, A_OCBS
+        ):
+            end = load_i64(args, A_PADDED) - before
+        for column in range(start, end, lanes):
+            oc = before + column
             written = load_i64(args, A_PADDED) - oc
-            if written <= 0:
-                continue
             plane = load_i64(args, A_DST) + (oc // d_len) * load_i64(args, A_DBLOCK)
             plane += (oc % d_len) * load_i64(args, A_DCHAN)
-            products = scratch + load_i64(args, A_M) + (k - start) * (lanes * 4)
+            products = scratch + load_i64(args, A_M) + (column - start) * 4
             for tile in range(first, last):
                 row, col, n = _place(args, tile)
                 dst = plane + n * load_i64(args, A_DN) + row * m * d_row + col * m * d_col
@@ -260,17 +279,18 @@ def winograd_finish(m, stride, lanes, fma, vectors, piece, act):
 
 @jit.kernel
 def winograd():
-    """A task is a block of tiles and a share of the output channels; shares of one block follow one another."""
+    """A task is a block of tiles of a set and a share of its output channels; shares of one block follow one another."""
 
     def kernel(args, first, last, scratch):
         for k in range(H_ZEROS, ZEROS_END):
             store_i64(scratch, k, 0)
         block, splits, ocbs = load_i64(args, A_BLOCK), load_i64(args, A_SPLITS), load_i64(args, A_OCBS)
-        chunk, loaded = load_i64(args, A_CHUNK), -1
+        chunk, blocks, loaded = load_i64(args, A_CHUNK), load_i64(args, A_TILE_BLOCKS), -1
         for task in range(first, last):
             split, number = task % splits, task // splits
-            tile = min(number * block, load_i64(args, A_TILES) - block)
+            tile = min(number % blocks * block, load_i64(args, A_TILES) - block)
             if number != loaded:
+                store_i64(scratch, H_SET, number // blocks)
                 call_kernel(load_i64(args, A_LOAD), args, tile, tile + block, scratch)
                 loaded = number
             ocb, end = ocbs * split // splits, ocbs * (split + 1) // splits
@@ -290,19 +310,21 @@ def winograd():
 
 @jit.kernel
 def winograd_weights(m, stride, vectors, lanes):
-    """Transform (O, I, 3, 3); a task is a block of output channels and an input channel.
+    """Transform (O, I/G, 3, 3); a task is a block of a group's output channels and an input channel.
 
-    Arguments: weights, what becomes of them, bytes between its positions, input channels, output channels.
+    Arguments: weights, what becomes of them, bytes between its positions, a group's input and output channels.
     """
-    pixel = lanes * 4
+    pixel, width = lanes * 4, vectors * lanes
 
     def kernel(args, first, last, scratch):
-        ic = load_i64(args, 3)
+        group_ic, group_oc = load_i64(args, 3), load_i64(args, 4)
+        blocks = (group_oc + width - 1) // width
         for task in range(first, last):
+            ocb, ic = task // group_ic, task % group_ic
             for v in range(vectors):
-                oc = task // ic * (vectors * lanes) + v * lanes
-                taps = load_i64(args, 0) + (oc * ic + task % ic) * 36
-                gather_planes(9, lanes, taps, ic * 36, 0, 9, load_i64(args, 4) - oc, scratch)
+                oc = ocb % blocks * width + v * lanes
+                taps = load_i64(args, 0) + ((ocb // blocks * group_oc + oc) * group_ic + ic) * 36
+                gather_planes(9, lanes, taps, group_ic * 36, 0, 9, group_oc - oc, scratch)
                 out = load_i64(args, 1) + (task * vectors + v) * pixel
                 transform_weights(m, stride, lanes, scratch, pixel, out, load_i64(args, 2))
 
@@ -311,9 +333,9 @@ def winograd_weights(m, stride, vectors, lanes):
 
 def _transform_op(m: int, problem: Conv2dProblem) -> Op:
     p, at = problem, cut(problem, Layout("NHWC"), m, 1)
-    args = Buffer(0), Buffer(1), at.weight_position(p), p.ic, p.oc
+    args = Buffer(0), Buffer(1), at.weight_position(p), p.ic // p.g, p.oc // p.g
     kernel = winograd_weights(m, p.sh, at.vectors, at.lanes)
-    return Op(kernel, args, -(-p.oc // at.width) * p.ic, 64, 9 * at.lanes * 4)
+    return Op(kernel, args, -(-p.oc // p.g // at.width) * p.ic, 64, 9 * at.lanes * 4)
 
 
 def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
@@ -331,8 +353,9 @@ def _lines_ahead(problem: Conv2dProblem, at: Cut) -> int:
     """
     if at.block < 8:
         return 0
-    block, blocks = problem.ic * at.width * 4, at.weight_positions * -(-problem.oc // at.width)
-    return lines_ahead(block, blocks, -(-at.block // at.pixels), -(-problem.ic // at.lanes))
+    ic = problem.ic // problem.g
+    block, blocks = ic * at.width * 4, at.weight_positions * at.together * at.ocbs
+    return lines_ahead(block, blocks, -(-at.block // at.pixels), -(-ic // at.run))
 
 
 def _bind(
@@ -341,33 +364,41 @@ def _bind(
     """The op. act: `ACT_NONE`, `ACT_CLIP` or `ACT_OTHER`. The residual lies in memory as the destination does."""
     p, at, fma = problem, cut(problem, dst, m, threads), int(jit.isa().fma)
     s, d = geometry(src, p.src_shape, 4), geometry(dst, p.dst_shape, 4)
-    lanes = at.lanes
-    blocks = -(-p.ic // lanes)
-    tail = p.ic - (blocks - 1) * lanes
+    lanes, run = at.lanes, at.run
+    ic, oc, padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
+    runs = -(-ic // run)
+    tail = ic - (runs - 1) * run
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
         A_PLACES: OWN_TAIL,
         A_LOAD: winograd_source(m, p.sh, lanes, fma, min(lanes, s.length)).address,
         A_MULTIPLY: winograd_multiply().address,
-        A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, lanes, lanes * 4, lanes, lanes, ACT_NONE, *DENSE).address,
+        A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, lanes, lanes * 4, run, lanes, ACT_NONE, *DENSE).address,
         A_PIXELS: at.pixels, A_WIDTH: at.width, A_VECTOR: lanes * 4,
-        A_FINISH: winograd_finish(m, p.sh, lanes, fma, at.vectors, min(lanes, d.length), act).address,
+        A_FINISH: winograd_finish(m, p.sh, lanes, fma, min(lanes, d.length), act).address,
         A_TILES: at.tiles, A_ROWS: at.rows, A_COLS: at.columns, A_BLOCK: at.block, A_SPLITS: at.splits,
-        A_OCBS: at.ocbs, A_CHUNK: at.chunk, A_POSITIONS: at.positions,
-        A_IC: p.ic, A_OC: p.oc, A_PADDED: dst.padded_shape(p.dst_shape)[1], A_BLOCKS: blocks,
-        A_WHOLE: blocks - (tail < lanes), A_ENDED: int(tail < lanes), A_TAIL: tail,
+        A_OCBS: at.together * at.ocbs, A_CHUNK: at.chunk, A_POSITIONS: at.positions,
+        A_SETS: at.sets, A_TILE_BLOCKS: at.blocks, A_SRC_SET: at.together * ic, A_DST_SET: at.together * oc,
+        A_GROUP_OCBS: at.ocbs, A_GROUP_OC: padded if p.g == 1 else oc, A_GROUP_PLACES: runs,
+        A_IC: p.ic, A_OC: p.oc, A_PADDED: padded, A_BLOCKS: -(-at.together * ic // lanes),
+        A_WHOLE: runs - (tail < run), A_ENDED: int(tail < run), A_TAIL: tail,
         A_IH: p.ih, A_IW: p.iw, A_OH: p.oh, A_OW: p.ow, A_PH: p.ph, A_PW: p.pw,
         A_SN: s.n, A_SBLOCK: s.block, A_SLEN: s.length, A_SROW: s.row, A_SCOL: s.col, A_SCHAN: s.channel,
         A_DN: d.n, A_DBLOCK: d.block, A_DLEN: d.length, A_DROW: d.row, A_DCOL: d.col, A_DCHAN: d.channel,
         A_DPIECE: d.block if d.length <= lanes else lanes * 4,
         A_V_POS: at.v_position, A_M_POS: at.m_position, A_M_TILE: at.m_tile,
-        A_WEI_POS: at.weight_position(p), A_WEI_OCB: p.ic * at.width * 4,
+        A_WEI_POS: at.weight_position(p), A_WEI_OCB: ic * at.width * 4,
         A_PATCH: at.patch, A_V: at.v, A_M: at.products, A_AHEAD: _lines_ahead(p, at),
         A_SIDE: at.side, A_STEP: m * p.sh, A_WEI_SIDE: m + 2,
     }  # fmt: skip
-    places = tuple(k * at.block * lanes * 4 for k in range(blocks))
+    channels = [group * ic + k * run for group in range(at.together) for k in range(runs)]
+    places = tuple((c // lanes * at.block * lanes + c % lanes) * 4 for c in channels)
     args = tuple(words[k] for k in range(A_END)) + places
-    return [Op(winograd(), args, at.blocks * at.splits, 1, at.scratch, blocks)]
+    return [Op(winograd(), args, at.sets * at.blocks * at.splits, 1, at.scratch, len(places))]
+
+
+FEWEST = 16  # channels of a group, one of several, whose products are worth the transforms
+RUN = 8  # channels that are multiplied in one loop: its overhead is as much as two of them
 
 
 def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
@@ -377,16 +408,18 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
     strides = [stride for stride, sizes in TILES.items() if m in sizes]
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
-    if p.g != 1:
-        return "is for one group"
-    if p.ic * side(m, p.sh) ** 2 * 4 > SCRATCH:
-        return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {p.ic} channels"
+    ic, oc = p.ic // p.g, p.oc // p.g
+    if p.g > 1 and (min(ic, oc) < FEWEST or ic % RUN or oc % RUN):
+        return f"is for groups of {FEWEST} channels or more, a multiple of {RUN}"
+    if ic * side(m, p.sh) ** 2 * 4 > SCRATCH:
+        return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {ic} channels"
     return None
 
 
 def _weights(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> WeightForm:
     at = cut(problem, dst, m, 1)
-    return WeightForm(Layout("abcde"), at.ocbs * at.width, transform=TRANSFORMS[m, problem.sh])
+    bias = -(-dst.padded_shape(problem.dst_shape)[1] // at.width) * at.width
+    return WeightForm(Layout("abcde"), bias, problem.g, TRANSFORMS[m, problem.sh])
 
 
 TRANSFORMS = {
@@ -422,7 +455,7 @@ def _row(m: int) -> Row:
         lambda problem, src, dst, threads: cost(problem, src, dst, m, threads),
         functools.partial(_bind, m),
         functools.partial(_weights, m),
-        error=lambda problem: _ERROR[m, problem.sh] * math.sqrt(problem.ic),
+        error=lambda problem: _ERROR[m, problem.sh] * math.sqrt(problem.ic // problem.g),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from blockconv import jit
@@ -24,10 +25,12 @@ _PIXELS = {32: {1: 28, 2: 14}, 16: {1: 12, 2: 6}}  # registers: vectors of outpu
 
 @dataclass(frozen=True)
 class Cut:
-    """A task is `block` tiles and a share (one of `splits`) of the output channels.
+    """A task is `block` tiles of a set of groups and a share (one of `splits`) of their output channels.
 
-    pixels: tiles in registers together, with `vectors` vectors of output channels. chunk: blocks of output channels
-    whose products are held before they are transformed. *_position: bytes between what belongs to two of the
+    together: groups of a set, so many that their channels are whole vectors; `sets` of these are all. places: a
+    group's runs of `run` source channels, none of which lies in two vectors. pixels: tiles in registers together, with
+    `vectors` vectors of output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products are
+    held before they are transformed, `m_tile` bytes a tile. *_position: bytes between what belongs to two of the
     `side`² positions of a transformed tile. patch, v, products: where these lie in the scratch.
     """
 
@@ -41,6 +44,9 @@ class Cut:
     tiles: int
     block: int
     chunk: int
+    together: int
+    sets: int
+    run: int
     ocbs: int
     splits: int
     v_position: int
@@ -69,7 +75,8 @@ class Cut:
         return (self.m + 2) ** 2
 
     def weight_position(self, problem: Conv2dProblem) -> int:
-        return odd_lines(-(-problem.oc // self.width) * problem.ic * self.width * 4)
+        ic, oc = problem.ic // problem.g, problem.oc // problem.g
+        return odd_lines(problem.g * -(-oc // self.width) * ic * self.width * 4)
 
 
 def odd_lines(nbytes: int) -> int:
@@ -81,29 +88,36 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     """How a problem is cut on this machine. The order of sums does not depend on the threads."""
     isa, p = jit.isa(), problem
     lanes, alpha = isa.vector_bytes // 4, side(m, p.sh)
-    vectors = 2 if p.oc > lanes else 1
-    width, channels = vectors * lanes, -(-p.ic // lanes) * lanes
+    ic, oc, padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
+    together = 1 if p.g == 1 else lanes // math.gcd(lanes, ic, oc)
+    sets = -(-p.g // together)
+    vectors = 2 if oc > lanes else 1
+    width, channels = vectors * lanes, -(-together * ic // lanes) * lanes
     rows, columns = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, p.n * rows * columns)
     most = _PIXELS[32 if isa.registers == 32 else 16][vectors]
-    ocbs = -(-dst.padded_shape(p.dst_shape)[1] // width)
+    ocbs = -(-(padded if p.g == 1 else oc) // width)
     # More threads than there are blocks of output channels share the tiles too.
-    blocks = max(-(-tiles // _tiles_of_a_block(alpha * alpha, channels, p.oc)), min(tiles, -(-threads // ocbs)))
+    at_once = _tiles_of_a_block(alpha * alpha, channels, together * oc)
+    blocks = max(-(-tiles // at_once), min(tiles, -(-threads // (sets * ocbs))))
     wanted = -(-tiles // blocks)
     groups = -(-wanted // most)
     pixels = -(-wanted // groups)
     block = min(tiles, groups * pixels)
     blocks = -(-tiles // block)
-    splits = _splits(blocks, ocbs, threads)
-    chunk = min(-(-ocbs // splits), CHUNK // vectors)
-    m_tile = chunk * width * 4
+    splits = _splits(sets * blocks, ocbs, threads) if together == 1 else 1
+    chunk = min(-(-ocbs // splits), CHUNK // vectors) if together == 1 else together * ocbs
+    # A group's last block may be wider than what is left of the group; the last set has the destination's padding too.
+    row = (together - 1) * oc + min(chunk, ocbs) * width + max(0, padded - sets * together * oc)
+    m_tile = -(-row // lanes) * lanes * 4
     v_position, m_position = odd_lines(block * channels * 4), odd_lines(block * m_tile)
     patch = HEADER + 2 * m * m * lanes * 4
     v = patch + odd_lines(alpha * alpha * lanes * 4)
     products = v + alpha * alpha * v_position
     scratch = products + alpha * alpha * m_position
     return Cut(
-        m, alpha, lanes, vectors, pixels, rows, columns, tiles, block, chunk, ocbs, splits,
+        m, alpha, lanes, vectors, pixels, rows, columns, tiles, block, chunk, together, sets,
+        lanes if together == 1 else math.gcd(lanes, ic), ocbs, splits,
         v_position, m_position, m_tile, patch, v, products, scratch,
     )  # fmt: skip
 
@@ -138,6 +152,7 @@ def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
 # ---------------------------------------------------------------- cost
 
 FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.tuning
+_CALL = 60  # what a tile of products takes beyond its multiply-adds and stores, in multiply-adds
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
 _TRANSFORM = {(2, 1): 90, (4, 1): 180, (6, 1): 700, (2, 2): 110, (4, 2): 400}  # by m and stride
 _PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
@@ -145,13 +160,15 @@ _PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its ele
 
 
 def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int) -> float:
-    """Seconds: transforms, pixels in and out, and the longer of the products and their weights' way to the core."""
+    """Seconds: of the products or their weights' way to the core, and of transforms or pixels in and out."""
     p, at = problem, cut(problem, dst, m, 1)
     lanes, tiles = at.lanes, at.blocks * at.block
-    vectors_in, vectors_out = -(-p.ic // lanes), at.ocbs * at.vectors
+    vectors_in, vectors_out = -(-p.ic // lanes), -(-dst.padded_shape(p.dst_shape)[1] // lanes)
     # Fewer than eight accumulators wait for each other.
     slow = max(1.0, 8 / (at.pixels * at.vectors))
-    multiply = at.positions * tiles * p.ic * vectors_out * slow
+    calls = at.positions * p.g * at.ocbs * at.blocks * -(-at.block // at.pixels)
+    multiply = at.positions * tiles * p.ic * at.ocbs * at.vectors * slow
+    multiply += calls * (_CALL + 2 * at.pixels * at.vectors)
     edge = 1 + (at.tiles - p.n * (p.oh // m) * (p.ow // m)) / at.tiles
     pieces = vectors_in * _slower(src, p.src_shape, lanes) + vectors_out * _slower(dst, p.dst_shape, lanes)
     if src == _NHWC and p.ic % lanes:
@@ -160,7 +177,7 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
     weights = at.weight_positions * at.weight_position(p)
     moved = weights * at.blocks if weights > jit.second_level_cache() // 2 else weights
     pixels = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape))
-    return 2e-6 + (max(multiply * FMA, moved / BANDWIDTH) + transforms * FMA + pixels / BANDWIDTH) / threads
+    return 2e-6 + (max(multiply * FMA, moved / BANDWIDTH) + max(transforms * FMA, pixels / BANDWIDTH)) / threads
 
 
 def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> float:
