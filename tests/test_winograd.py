@@ -182,7 +182,7 @@ def test_what_is_not_finite_spreads_over_its_tiles_and_no_further(m, stride, val
     p = strided(problem(20, 18 * stride, 17), stride)
     given = data(p, "floats")
     x, at = given.x.copy(), (8 * stride, 5 * stride)
-    x[0, 3, *at] = value
+    x[(0, 3, *at)] = value
     out = run(row(m), p, "NHWC", "NHWC", dataclasses.replace(given, x=x))[places("NHWC", p.dst_shape)[0]]
     reached, needs = np.zeros((18, 18), bool), np.zeros((18, 18), bool)
 

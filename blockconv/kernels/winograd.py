@@ -279,7 +279,7 @@ def winograd_finish(m, stride, lanes, fma, piece, act):
 
 @jit.kernel
 def winograd():
-    """A task is a block of tiles of a set and a share of its output channels; shares of one block follow one another."""
+    """A task is a block of tiles of a set and a share of its output channels; those of one block follow one another."""
 
     def kernel(args, first, last, scratch):
         for k in range(H_ZEROS, ZEROS_END):
