@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockconv import jit
 from blockconv.kernels.cut import ITEMSIZE, blocking, space, weight_layout
 from blockconv.kernels.table import BANDWIDTH, CYCLE, Row, WeightForm, store_cycles
 from blockconv.kernels.tiles import bind_tiles
@@ -33,9 +34,10 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
     ic, oc = p.ic // p.g, p.oc // p.g
     tiles = at.images * p.g * -(-at.oh // cut.rows) * -(-at.ow // cut.pixels) * -(-oc // cut.width)
     vectors = cut.rows * cut.pixels * cut.vectors
+    at_once = 2 * jit.isa().vector_bytes // (4 * cut.lanes)  # half vectors are taken where they run twice as fast
     places = -(-ic // cut.step) * p.kh * p.kw
     store = store_cycles(dst, cut.piece)
-    cycles = tiles * (max(vectors / 2, 4) * ic * p.kh * p.kw + 0.7 * places + store * vectors)
+    cycles = tiles * (max(vectors / at_once, 4) * ic * p.kh * p.kw + 0.7 * places + store * vectors)
     if not cut.in_place:
         groups = at.images * p.g * -(-at.oh // cut.group_rows) * -(-at.ow // cut.group_cols)
         pixels = groups * -(-cut.group_cols // cut.panel) * cut.window_rows * cut.window_cols * at.depth
@@ -45,7 +47,7 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
 
 
 # Cycles of a pixel's channels packed together, by how many.
-PACK = {1: 0.2, 2: 8.0, 3: 12.0}
+PACK = {1: 0.2, 2: 8.0, 3: 12.0, 4: 1.2, 8: 1.8}
 
 
 ROWS = (

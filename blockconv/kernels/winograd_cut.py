@@ -154,7 +154,7 @@ def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
 FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.tuning
 _CALL = 60  # what a tile of products takes beyond its multiply-adds and stores, in multiply-adds
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
-_TRANSFORM = {(2, 1): 90, (4, 1): 180, (6, 1): 700, (2, 2): 110, (4, 2): 400}  # by m and stride
+_TRANSFORM = {(2, 1): 90, (4, 1): 180, (6, 1): 700, (2, 2): 110, (4, 2): 460}  # by m and stride
 _PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
 _PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its elements are moved one by one
 
