@@ -580,18 +580,21 @@ def test_blocked_outs_that_are_refused(what):
     assert rule in str(caught.value)
 
 
-def test_functions_that_pack_into_the_same_memory_do_not_meet():
+@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
+def test_functions_that_pack_into_the_same_memory_do_not_meet(algorithm):
     """Weights of a call lie where the last call's lay; those of a Conv2d, and of other threads, do not."""
     rng = np.random.default_rng(3)
     weights = [rng.standard_normal((oc, 16, 3, 3), np.float32) for oc in (64, 16, 64, 48)]
     x = rng.standard_normal((1, 16, 20, 20), np.float32)
-    wanted = [bc.Conv2d(w, padding=1)(x).tobytes() for w in weights]
-    kept = [bc.Conv2d(w, padding=1) for w in weights]
+    wanted = [bc.Conv2d(w, padding=1, algorithm=algorithm)(x).tobytes() for w in weights]
+    kept = [bc.Conv2d(w, padding=1, algorithm=algorithm) for w in weights]
     for _ in range(3):
         for w, conv, bits in zip(weights, kept, wanted, strict=True):
-            assert bc.conv2d(x, w, padding=1).tobytes() == conv(x).tobytes() == bits
+            assert bc.conv2d(x, w, padding=1, algorithm=algorithm).tobytes() == conv(x).tobytes() == bits
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda k: [bc.conv2d(x, weights[k], padding=1).tobytes() for _ in range(20)], range(4))
+        found = pool.map(
+            lambda k: [bc.conv2d(x, weights[k], padding=1, algorithm=algorithm).tobytes() for _ in range(20)], range(4)
+        )
         assert all(set(bits) == {wanted[k]} for k, bits in enumerate(found))
 
 

@@ -10,7 +10,7 @@ from blockconv import jit
 from blockconv.kernels.cut import geometry
 from blockconv.kernels.epilogue import LINE
 from blockconv.kernels.table import BANDWIDTH
-from blockconv.kernels.winograd_transforms import side
+from blockconv.kernels.winograd_transforms import side, tiles_abreast
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
@@ -112,7 +112,8 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     m_tile = -(-row // lanes) * lanes * 4
     v_position, m_position = odd_lines(block * channels * 4), odd_lines(block * m_tile)
     patch = HEADER + 2 * m * m * lanes * 4
-    v = patch + odd_lines(alpha * alpha * lanes * 4)
+    wide = (tiles_abreast(m, p.sh, lanes) - 1) * m * p.sh + alpha
+    v = patch + odd_lines(max(alpha * wide, m * max(m, lanes)) * lanes * 4)  # of the source, of the destination
     products = v + alpha * alpha * v_position
     scratch = products + alpha * alpha * m_position
     return Cut(
@@ -155,7 +156,7 @@ FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockc
 _CALL = 60  # what a tile of products takes beyond its multiply-adds and stores, in multiply-adds
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
 _TRANSFORM = {(2, 1): 90, (4, 1): 180, (6, 1): 700, (2, 2): 110, (4, 2): 460}  # by m and stride
-_PIECES = {1: 2.5, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
+_PIECES = {1: 1.7, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
 _PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its elements are moved one by one
 
 

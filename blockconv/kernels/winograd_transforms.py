@@ -14,7 +14,7 @@ The odd pixels share one transformed tap, so the weights have (m + 2)² position
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -27,10 +27,13 @@ from blockconv.kernels.epilogue import Output, Tile, finish
 __all__ = [
     "POINTS",
     "TILES",
+    "finish_pixels",
     "gather_planes",
     "side",
+    "tiles_abreast",
     "transform_destination",
     "transform_source",
+    "transform_to_patch",
     "transform_weights",
     "zero_vector",
 ]
@@ -48,6 +51,11 @@ TILES = {1: (2, 4, 6), 2: (2, 4)}  # m, by stride
 def side(m: int, stride: int) -> int:
     """Pixels of the source that a tile reads in each direction, and as many positions of its transform."""
     return (m - 1) * stride + 3
+
+
+def tiles_abreast(m: int, stride: int, lanes: int) -> int:
+    """Tiles of a row whose pixels of the source are a vector at most, or one."""
+    return max(0, lanes - side(m, stride)) // (m * stride) + 1
 
 
 # ---------------------------------------------------------------- one dimension
@@ -295,19 +303,11 @@ def transform_destination(
         m, stride, lanes, fma, piece, act = (t.literal_value for t in signature.args[:6])
         products, p_step, bias, rows, columns, dst, d_row, d_px, d_piece, *rest = args[6:]
         *rest, spare = rest
-        v, alpha, size = _Vectors(builder, ir.FloatType(), lanes, bool(fma)), side(m, stride), lanes * 4
-        places = _multiples(builder, products, p_step, alpha * alpha)
-
-        def column(k: int) -> list[Any]:
-            return [v.load(places[row * alpha + k]) for row in range(alpha)]
-
-        added = v.load(bias)
+        v, size = _Vectors(builder, ir.FloatType(), lanes, bool(fma)), lanes * 4
         slots = []
-        for row in _both_ways(v, _destination_1d, (m, stride), column, alpha):
-            for value in row:
-                slot = cgutils.alloca_once(builder, v.kind)
-                builder.store(v.add_multiple(value, 1, added), slot)
-                slots.append(slot)
+        for value in _pixels(v, m, stride, products, p_step, bias):
+            slots.append(cgutils.alloca_once(builder, v.kind))
+            builder.store(value, slots[-1])
         residual_offset, valid, _, params = rest
         whole = builder.icmp_signed(">=", valid, const(lanes))  # else, too, pixel by pixel: less code
         for size_there in (rows, columns):
@@ -330,6 +330,55 @@ def transform_destination(
         return context.get_dummy_value()
 
     return types.void(m, stride, lanes, fma, piece, act, *[types.int64] * 14), codegen
+
+
+def _pixels(v: _Vectors, m: int, stride: int, products: Any, p_step: Any, bias: Any) -> Iterator[Any]:
+    """A tile's pixels with their bias, row by row."""
+    alpha, added = side(m, stride), v.load(bias)
+    places = _multiples(v.builder, products, p_step, alpha * alpha)
+
+    def column(k: int) -> list[Any]:
+        return [v.load(places[row * alpha + k]) for row in range(alpha)]
+
+    for row in _both_ways(v, _destination_1d, (m, stride), column, alpha):
+        for value in row:
+            yield v.add_multiple(value, 1, added)
+
+
+@intrinsic(prefer_literal=True)
+def transform_to_patch(typingctx, m, stride, lanes, fma, products, p_step, bias, out, o_row):
+    """`side`² vectors, `p_step` bytes apart, to m rows of m pixels with their bias, `o_row` bytes apart."""
+
+    def codegen(context, builder, signature, args):
+        m, stride, lanes, fma = (t.literal_value for t in signature.args[:4])
+        products, p_step, bias, out, o_row = args[4:]
+        v = _Vectors(builder, ir.FloatType(), lanes, bool(fma))
+        rows = _multiples(builder, out, o_row, m)
+        for k, value in enumerate(_pixels(v, m, stride, products, p_step, bias)):
+            v.store(value, builder.add(rows[k // m], const(k % m * lanes * 4)))
+        return context.get_dummy_value()
+
+    return types.void(m, stride, lanes, fma, *[types.int64] * 5), codegen
+
+
+@intrinsic(prefer_literal=True)
+def finish_pixels(
+    typingctx, lanes, fma, pixels, act, src, dst, d_px, d_piece, residual_offset, valid, written, params, spare
+):
+    """Neighbouring pixels, a vector of channels each, finished and stored to planes, as `Output` has it."""
+
+    def codegen(context, builder, signature, args):
+        lanes, fma, pixels, act = (t.literal_value for t in signature.args[:4])
+        src, dst, d_px, d_piece, *rest = args[4:]
+        v = _Vectors(builder, ir.FloatType(), lanes, bool(fma))
+        slots = []
+        for k in range(pixels):
+            slots.append(cgutils.alloca_once(builder, v.kind))
+            builder.store(v.load(builder.add(src, const(k * lanes * 4))), slots[-1])
+        finish(builder, Tile(4, fma, 1, pixels, 1, lanes), 1, act, Output(dst, const(0), d_px, d_piece, *rest), slots)
+        return context.get_dummy_value()
+
+    return types.void(lanes, fma, pixels, act, *[types.int64] * 9), codegen
 
 
 def _multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
