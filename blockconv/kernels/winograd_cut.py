@@ -176,7 +176,7 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
         pieces += _PARTLY
     transforms = tiles * _TRANSFORM[m, p.sh] * edge * pieces
     weights = at.weight_positions * at.weight_position(p)
-    moved = weights * at.blocks if weights > jit.second_level_cache() // 2 else weights
+    moved = weights * at.blocks if weights // at.sets > jit.second_level_cache() // 2 else weights
     pixels = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape))
     return 2e-6 + (max(multiply * FMA, moved / BANDWIDTH) + max(transforms * FMA, pixels / BANDWIDTH)) / threads
 
