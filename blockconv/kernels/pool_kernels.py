@@ -15,6 +15,7 @@ from blockconv.kernels.pool_vectors import (
     fold_planes,
     identity,
     load_value,
+    max_and_place,
     pool_tile,
     reduce_columns,
     reduce_plane,
@@ -537,5 +538,73 @@ def pool_indices(kind, itemsize):
                             index = (row + y * row_dilation) * iw + column + x * col_dilation
                 store_value(to, value, kind, itemsize)
                 store_i64(index_to, 0, index)
+
+    return kernel
+
+
+@jit.kernel
+def pool_wide_indices(kind, itemsize, lanes, masked):
+    """The same for wide pixels, from a layout to itself: a vector of channels of one output at a time."""
+
+    def kernel(args, first, last, scratch):
+        inner, iw = load_i64(args, A_INNER), load_i64(args, A_IW)
+        s_row, s_col = load_i64(args, A_S_ROW), load_i64(args, A_S_COL)
+        row_step, col_step = load_i64(args, A_ROW_STEP), load_i64(args, A_COL_STEP)
+        mask, mask_bytes = scratch + MASK, load_i64(args, A_BLOCK) * itemsize
+        for task in range(first, last):
+            plane, oh_first, oh_last = _start_rows(args, task)
+            if masked:
+                _set_mask(args, mask, plane, itemsize, lanes)
+            for oh in range(oh_first, oh_last):
+                row, rows, _ = _rows(args, oh)
+                to = plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
+                for ow in range(load_i64(args, A_OW)):
+                    column, cols = _columns(args, ow)
+                    src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row + column * s_col
+                    for i_at in range(0, inner, lanes):
+                        i = min(i_at, inner - lanes) * itemsize
+                        max_and_place(
+                            kind, itemsize, lanes, 0, 0, 1, masked, src + i, rows, row_step, cols, col_step,
+                            row * iw + column, row_step // s_row * iw, col_step // s_col, 0,
+                            load_i64(args, A_DST) + to + i, load_i64(args, A_IDX) + (to + i) // itemsize * 8,
+                            mask + i % mask_bytes, lanes,
+                        )  # fmt: skip
+                    to += s_col
+
+    return kernel
+
+
+@jit.kernel
+def pool_line_indices(kind, itemsize, lanes, inner, stride, dilation, masked):
+    """The same for narrow pixels: the rows of a row of windows go into lines with margins, which no maximum is in."""
+    used = lanes // inner * inner
+
+    def kernel(args, first, last, scratch):
+        line, line_bytes, mask = scratch + LINE, load_i64(args, A_LINE_BYTES), scratch + MASK
+        iw, pw, taps = load_i64(args, A_IW), load_i64(args, A_PW), load_i64(args, A_KW)
+        s_row, row_step = load_i64(args, A_S_ROW), load_i64(args, A_ROW_STEP)
+        size, outputs = inner * itemsize, load_i64(args, A_OW) * inner
+        for k in range(load_i64(args, A_LEFT) // itemsize):  # of all lines: the margins stay as they are set here
+            store_value(line + k * itemsize, identity(kind, itemsize), kind, itemsize)
+        for task in range(first, last):
+            plane, oh_first, oh_last = _start_rows(args, task)
+            if masked:
+                _set_mask(args, mask, plane, itemsize, lanes)
+            for oh in range(oh_first, oh_last):
+                row, rows, _ = _rows(args, oh)
+                src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
+                for y in range(rows):
+                    to = line + y * line_bytes + pw * size
+                    _reduce_whole_rows(kind, itemsize, lanes, 1, src + y * row_step, iw * inner, 1, 0, to)
+                to = plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
+                for done in range(0, outputs, used):
+                    column = done // inner * stride - pw
+                    max_and_place(
+                        kind, itemsize, lanes, inner, stride, dilation, masked, line + done * (stride * itemsize),
+                        rows, line_bytes, taps, dilation * size,
+                        row * iw + column, row_step // s_row * iw, dilation, column,
+                        load_i64(args, A_DST) + to + done * itemsize,
+                        load_i64(args, A_IDX) + (to // itemsize + done) * 8, mask, min(used, outputs - done),
+                    )  # fmt: skip
 
     return kernel

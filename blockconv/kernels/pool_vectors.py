@@ -21,8 +21,8 @@ from blockconv.emit import I32, call_llvm, const, pointer, shuffle, splat
 
 __all__ = [
     "MAX_FLOAT", "MAX_SIGNED", "MAX_UNSIGNED", "SUM_FLOAT",
-    "combine", "fold_planes", "identity", "load_value", "pool_tile", "reduce_columns", "reduce_plane", "reduce_rows",
-    "reduce_taps", "reduce_window", "store_value",
+    "combine", "fold_planes", "identity", "load_value", "max_and_place", "pool_tile", "reduce_columns", "reduce_plane",
+    "reduce_rows", "reduce_taps", "reduce_window", "store_value",
 ]  # fmt: skip
 
 MAX_FLOAT, SUM_FLOAT, MAX_SIGNED, MAX_UNSIGNED = range(4)
@@ -269,6 +269,66 @@ def reduce_window(
 
     literals = (kind_lit, itemsize_lit, lanes_lit, vectors_lit, unroll_lit, masked_lit)
     return types.void(*literals, *[_i64] * 8), codegen
+
+
+@intrinsic(prefer_literal=True)
+def max_and_place(
+    typingctx,
+    kind_lit, itemsize_lit, lanes_lit, inner_lit, stride_lit, dilation_lit, masked_lit,
+    src, rows, row_step, cols, col_step, place, place_row, place_col, column, dst, idx, mask, count,
+):  # fmt: skip
+    """The maxima of windows and where they are, a vector of them: of equals the first, of NaNs the last.
+
+    inner: elements of a pixel, if a vector holds several, whose windows begin `stride` columns apart, or 0. place: the
+    number of the first window's first pixel, in column `column`; columns before the image are there to be read, and
+    nothing is found in them. Numbers of the next row and column are `place_row`, `place_col` on. They are counted in
+    32 bits, and stored at `idx` in 64. count: of the vector's elements that are written.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind, itemsize, lanes, inner, stride, dilation, masked = _literals(signature, 7)
+        src, rows, row_step, cols, col_step, place, place_row, place_col, column, dst, idx, mask, count = args[7:]
+        e, places = _Elements(kind, itemsize, lanes), ir.VectorType(I32, lanes)
+        columns = ir.Constant(places, [lane // inner * stride if inner else 0 for lane in range(lanes)])
+
+        def of_lanes(first: Any) -> Any:
+            return builder.add(splat(builder, builder.trunc(first, I32), lanes), columns)
+
+        most, where = e.slots(builder, 1)[0], cgutils.alloca_once(builder, places)
+        # Where nothing is more than the least value, the first column of the image that the window has.
+        zero, apart = ir.Constant(places, None), ir.Constant(places, [dilation] * lanes)
+        outside = builder.sub(ir.Constant(places, [dilation - 1] * lanes), of_lanes(column))
+        outside = builder.mul(builder.sdiv(outside, apart), apart)
+        outside = builder.select(builder.icmp_signed(">", outside, zero), outside, zero)
+        builder.store(builder.add(of_lanes(place), outside), where)
+        with cgutils.for_range(builder, rows) as y, cgutils.for_range(builder, cols) as x:
+            at, here = src, place
+            for step, place_step, loop in ((row_step, place_row, y), (col_step, place_col, x)):
+                at = builder.add(at, builder.mul(loop.index, step))
+                here = builder.add(here, builder.mul(loop.index, place_step))
+            value, held = _strided(builder, e, at, inner, stride) if inner else e.load(builder, at), builder.load(most)
+            if kind == MAX_FLOAT:
+                more = builder.fcmp_ordered(">", value, held)
+                more = builder.or_(more, builder.fcmp_unordered("uno", value, value))
+            else:
+                compare = builder.icmp_signed if kind == MAX_SIGNED else builder.icmp_unsigned
+                more = compare(">", value, held)
+            builder.store(builder.select(more, value, held), most)
+            builder.store(builder.select(more, of_lanes(here), builder.load(where)), where)
+        value, place = builder.load(most), builder.load(where)
+        if masked:
+            bits = ir.VectorType(ir.IntType(8 * itemsize), lanes)
+            there = builder.load(pointer(builder, mask, bits), align=1)
+            there = builder.icmp_signed("!=", there, ir.Constant(bits, None))
+            value, place = e.masked(builder, value, mask), builder.select(there, place, zero)
+        e.store_some(builder, value, dst, count)
+        wide = builder.sext(place, ir.VectorType(ir.IntType(64), lanes))
+        arguments = [wide, pointer(builder, idx, wide.type), ir.Constant(I32, 8), e.below(builder, count)]
+        call_llvm(builder, f"llvm.masked.store.v{lanes}i64.p0", ir.VoidType(), arguments)
+        return context.get_dummy_value()
+
+    literals = (kind_lit, itemsize_lit, lanes_lit, inner_lit, stride_lit, dilation_lit, masked_lit)
+    return types.void(*literals, *[_i64] * 13), codegen
 
 
 @intrinsic(prefer_literal=True)

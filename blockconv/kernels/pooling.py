@@ -13,6 +13,7 @@ over the whole pixels of a row.
 - `pool_lines`: any other: the window's rows into a line of scratch, then the line's columns into outputs, so
   that large windows cost their height plus their width.
 - `pool_bins`: the same with outputs one at a time, for windows of unequal widths and large strides.
+- `pool_wide_indices`, `pool_line_indices`: maxima and where they are, of wide and of narrow inner.
 
 What a window covers of the image is a table of rows and one of columns, made when the problem is bound:
 no kernel clips, or counts what an average divides by.
@@ -73,11 +74,13 @@ from blockconv.kernels.pool_kernels import (
     SLACK,
     pool_bins,
     pool_indices,
+    pool_line_indices,
     pool_lines,
     pool_planes,
     pool_reference,
     pool_runs,
     pool_tiles,
+    pool_wide_indices,
     pool_wide_lines,
     pool_windows,
 )
@@ -502,6 +505,33 @@ def _bind_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, 
     return [_op(kernel, problem, dtype, words, (tasks, 4))]
 
 
+def _why_not_wide_indices(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if problem.ih * problem.iw >= 1 << 31:
+        return "indices have more than 31 bits"
+    return _why_not_indices(problem, src, dst) or _why_not_wide(dtype, problem, src, dst)
+
+
+def _bind_wide_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    words, masked = _words(problem, src, dtype, threads) | {A_IDX: IDX}, _masked(problem, src)
+    kernel = pool_wide_indices(_kind(problem, dtype), ITEMSIZE[dtype], _lanes(dtype), masked)
+    return [_op(kernel, problem, dtype, words, _tasks(problem, src, words, threads))]
+
+
+def _why_not_line_indices(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    if (reason := _why_not_indices(problem, src, dst) or _why_not_lines(dtype, problem, src, dst)) is not None:
+        return reason
+    return "indices have more than 31 bits" if problem.ih * problem.iw >= 1 << 31 else None
+
+
+def _bind_line_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
+    p, itemsize, lanes = problem, ITEMSIZE[dtype], _lanes(dtype)
+    inner = view(src, p.src_shape).inner
+    line_bytes = -(-(_line_columns(p) * inner * itemsize + SLACK) // 64) * 64
+    words = _words(p, src, dtype, threads) | {A_IDX: IDX, A_LEFT: p.kh * line_bytes, A_LINE_BYTES: line_bytes}
+    kernel = pool_line_indices(_kind(p, dtype), itemsize, lanes, inner, p.sw, p.dw, _masked(p, src))
+    return [_op(kernel, p, dtype, words, _tasks(p, src, words, threads), LINE + p.kh * line_bytes)]
+
+
 def _cost(cycles: float, dtype: str, problem: Problem, src: Layout, dst: Layout, threads: int) -> float:
     """Bytes moved at the speed of a copy, or `cycles` for each vector loaded, whichever is more."""
     itemsize = ITEMSIZE[dtype]
@@ -522,7 +552,9 @@ _TYPES = {"f32": ("float32",), "f64": ("float64",), "i8": ("int8", "uint8")}
 WhyNot = Callable[[str, Any, Layout, Layout], "str | None"]
 
 
-def _rows(name: str, why_not: WhyNot, bind: Callable[..., list[Op]], cycles: float = 1.0) -> list[Row]:
+def _rows(
+    name: str, why_not: WhyNot, bind: Callable[..., list[Op]], cycles: float = 1.0, op: str = "pool2d"
+) -> list[Row]:
     """A row for each size of element, as it decides how many of them are a vector."""
 
     def row(suffix: str, dtypes: tuple[str, ...]) -> Row:
@@ -533,7 +565,7 @@ def _rows(name: str, why_not: WhyNot, bind: Callable[..., list[Op]], cycles: flo
             return why_not(dtypes[0], problem, src, dst)
 
         cost = partial(_cost, cycles, dtypes[0])
-        return Row(f"{name}_{suffix}", "pool2d", _NATIVE, _NATIVE, frozenset(dtypes), reason, cost, bind)
+        return Row(f"{name}_{suffix}", op, _NATIVE, _NATIVE, frozenset(dtypes), reason, cost, bind)
 
     return [row(*item) for item in _TYPES.items()]
 
@@ -557,6 +589,8 @@ ROWS = (
         _bind_reference,
         reference=True,
     ),
+    *_rows("pool_wide_indices", _why_not_wide_indices, _bind_wide_indices, 4.0, "pool2d_indices"),
+    *_rows("pool_line_indices", _why_not_line_indices, _bind_line_indices, 4.0, "pool2d_indices"),
     Row(
         "pool_indices",
         "pool2d_indices",
