@@ -98,7 +98,7 @@ def case(p: Problem, dtype: str, special: bool = False) -> tuple[Array, Array]:
 
 class Arenas:
     def __init__(self, size: int) -> None:
-        self.src, self.dst = Guarded(size), Guarded(size)
+        self.src, self.dst, self.idx = Guarded(size), Guarded(size), Guarded(2 * size)
 
 
 ARENAS = Arenas(1 << 22) if available() else None
@@ -169,6 +169,36 @@ def test_grid(name: str, layout: str) -> None:
 def test_adaptive(layout: str) -> None:
     for sizes in ADAPTIVE:
         check(AdaptivePool2dProblem(*sizes), layout, "float32", threads=2, special=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_indices(layout: str) -> None:
+    """Of each kernel that has them: maxima and places, and nothing else is touched."""
+    assert ARENAS is not None
+    ran = set()
+    for name, dtype in itertools.product(GRID, ("float32", "uint8")):
+        p = Pool2dProblem("max", **GRID[name])
+        x, wanted = case(p, dtype, special=dtype == "float32")
+        places = pool_oracle.pool(
+            x, "max", (p.oh, p.ow), (p.kh, p.kw), (p.sh, p.sw), (p.ph, p.pw), (p.ph_r, p.pw_r), (p.dh, p.dw), None
+        )[1]
+        before, after = stored(x, layout, 0).view(np.uint8), stored(wanted.astype(dtype), layout, 0)
+        found = [row for row in TABLE if row.op == "pool2d_indices" and dtype in (row.dtypes or ())]
+        for row, where in itertools.product(found, ("end", "start")):
+            if row.why_not(p, Layout(layout), Layout(layout)) is not None:
+                continue
+            source, target = ARENAS.src.take(before.nbytes, where), ARENAS.dst.take(after.nbytes, where)
+            index = ARENAS.idx.take(8 * after.size, where)
+            source[:], target[:], index[:] = before, 0xC3, 0xC3
+            program = Program(row.bind(p, Layout(layout), Layout(layout), dtype, 1))
+            program.run([address_of(source), address_of(target), address_of(index)], 1)
+            what = f"{row.name} in {layout}, {dtype}, {name}, against the {where}"
+            compare(target.view(dtype), after, False, what)
+            assert np.array_equal(index.view(np.int64), stored(places, layout, 0)), what
+            assert ARENAS.dst.intact(), what
+            assert ARENAS.idx.intact(), what
+            ran.add(row.name)
+    assert len(ran) >= 3, "a fast kernel for each of the types, and the reference"
 
 
 def test_the_reference_goes_between_layouts() -> None:

@@ -262,6 +262,12 @@ def test_algorithm_and_accuracy_of_the_functions():
         bc.conv2d(given.x, given.w[:, :, :1, :1].copy(), algorithm="winograd")
 
 
+def test_weights_for_one_stride_are_not_those_for_another():
+    forms = [row(4).weights(strided(LARGE, stride), NHWC, NHWC, "float32") for stride in (1, 2)]
+    assert forms[0] != forms[1], "a plan keeps packed weights by their form"
+    assert forms[0] == row(4).weights(problem(64, 28, 64), NHWC, NHWC, "float32")
+
+
 def test_a_conv2d_transforms_its_weights_once(monkeypatch):
     made = []
     monkeypatch.setattr(functional, "pack_weights", lambda *a: made.append(a[2].transform) or pack_weights(*a))
