@@ -505,10 +505,14 @@ def _bind_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, 
     return [_op(kernel, problem, dtype, words, (tasks, 4))]
 
 
-def _why_not_wide_indices(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+def _why_not_indices_by_vectors(problem: Problem, src: Layout, dst: Layout) -> str | None:
     if problem.ih * problem.iw >= 1 << 31:
         return "indices have more than 31 bits"
-    return _why_not_indices(problem, src, dst) or _why_not_wide(dtype, problem, src, dst)
+    return _why_not_indices(problem, src, dst)
+
+
+def _why_not_wide_indices(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+    return _why_not_indices_by_vectors(problem, src, dst) or _why_not_wide(dtype, problem, src, dst)
 
 
 def _bind_wide_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
@@ -518,9 +522,7 @@ def _bind_wide_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: 
 
 
 def _why_not_line_indices(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
-    if (reason := _why_not_indices(problem, src, dst) or _why_not_lines(dtype, problem, src, dst)) is not None:
-        return reason
-    return "indices have more than 31 bits" if problem.ih * problem.iw >= 1 << 31 else None
+    return _why_not_indices_by_vectors(problem, src, dst) or _why_not_lines(dtype, problem, src, dst)
 
 
 def _bind_line_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:

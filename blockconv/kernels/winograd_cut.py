@@ -27,10 +27,10 @@ _PIXELS = {32: {1: 28, 2: 14}, 16: {1: 12, 2: 6}}  # registers: vectors of outpu
 class Cut:
     """A task is `block` tiles of a set of groups and a share (one of `splits`) of their output channels.
 
-    together: groups of a set, so many that their channels are whole vectors; `sets` of these are all. places: a
-    group's runs of `run` source channels, none of which lies in two vectors. pixels: tiles in registers together, with
-    `vectors` vectors of output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products are
-    held before they are transformed, `m_tile` bytes a tile. *_position: bytes between what belongs to two of the
+    together: groups of a set, so many that their channels are whole vectors; `sets` of these are all. run: channels of
+    a group that are multiplied in one loop, as many as surely lie in one vector. pixels: tiles in registers together,
+    with `vectors` vectors of output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products
+    are held before they are transformed, `m_tile` bytes a tile. *_position: bytes between what belongs to two of the
     `side`² positions of a transformed tile. patch, v, products: where these lie in the scratch.
     """
 
