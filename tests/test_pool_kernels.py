@@ -201,6 +201,12 @@ def test_indices(layout: str) -> None:
     assert len(ran) >= 3, "a fast kernel for each of the types, and the reference"
 
 
+def test_no_other_kernel_goes_between_layouts() -> None:
+    for name, (src, dst) in itertools.product(GRID, itertools.permutations(map(Layout, LAYOUTS), 2)):
+        p = Pool2dProblem("max", **GRID[name])
+        assert [row.name for row in ROWS if row.why_not(p, src, dst) is None] == ["pool_reference"], (name, src, dst)
+
+
 def test_the_reference_goes_between_layouts() -> None:
     for src, dst in itertools.permutations(("NCHW", "NHWC", "NCHW16", "CHWN4"), 2):
         check(Pool2dProblem("max", **GRID["2x2s2"]), src, "float32", other=dst)

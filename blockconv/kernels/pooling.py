@@ -355,11 +355,12 @@ def _why_not_wide(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str
     return None if inner >= lanes else f"a pixel of {src} has {inner} elements here, fewer than a vector's {lanes}"
 
 
-def _why_not_narrow(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
+def _why_not_narrow(dtype: str, problem: Problem, src: Layout, dst: Layout, most: int | None = None) -> str | None:
+    """most: elements of a pixel; by default fewer than a vector's."""
     if src != dst:
         return "does not change the layout"
-    inner, lanes = view(src, problem.src_shape).inner, _lanes(dtype)
-    return None if inner < lanes else f"a pixel of {src} has {inner} elements here, a vector or more"
+    inner, most = view(src, problem.src_shape).inner, most or _lanes(dtype) - 1
+    return None if inner <= most else f"a pixel of {src} has {inner} elements here, more than {most}"
 
 
 def _line_columns(problem: Pool2dProblem) -> int:
@@ -454,9 +455,7 @@ def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: 
 def _why_not_planes(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
     if not _is_global(problem):
         return "there are several windows, or they are not the whole image"
-    if view(src, problem.src_shape).inner == _lanes(dtype):
-        return None
-    return _why_not_narrow(dtype, problem, src, dst)
+    return _why_not_narrow(dtype, problem, src, dst, _lanes(dtype))
 
 
 def _bind_planes(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
