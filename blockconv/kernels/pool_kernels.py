@@ -368,18 +368,16 @@ def pool_runs(kind, itemsize, lanes, kh, kw, checked, masked):
                 load_i64(args, A_COL_STEP), (ih_last - ih_first) * row, row, there,
                 buffer + (ih_first - top) * s_row, 0, mask,
             )  # fmt: skip
-            dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE)
-            while oh_first < oh_last:  # as many rows as have the same scales
-                scales, oh = _rows(args, oh_first)[2], oh_first + 1
-                while oh < oh_last and _rows(args, oh)[2] == scales:
-                    oh += 1
+            dst, oh = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE), oh_first
+            while oh < oh_last:  # as many rows as have the same scales
+                scales, upto = _rows(args, oh)[2], oh + 1
+                while upto < oh_last and _rows(args, upto)[2] == scales:
+                    upto += 1
                 _reduce_run(
-                    kind, itemsize, lanes, kh, 0, scaled, masked, buffer, row_step, (oh - oh_first) * row, row, 0,
-                    dst + oh_first * d_row, scales, mask,
+                    kind, itemsize, lanes, kh, 0, scaled, masked, buffer + (oh - oh_first) * s_row, row_step,
+                    (upto - oh) * row, row, 0, dst + oh * d_row, scales, mask,
                 )  # fmt: skip
-                buffer += (oh - oh_first) * s_row
-                oh_first = oh
-            buffer = scratch + LINE
+                oh = upto
 
     return kernel
 

@@ -133,7 +133,7 @@ def _weights(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: st
     return WeightForm(Layout("abcde"), bias, problem.g, TRANSFORMS[m, problem.sh])
 
 
-TRANSFORMS = {
+TRANSFORMS = {  # one for each stride too, that forms differ: packed weights are kept by them
     (m, stride): Transform(functools.partial(_transform_op, m), functools.partial(_transformed_bytes, m))
     for stride, sizes in TILES.items()
     for m in sizes

@@ -112,7 +112,7 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     m_tile = -(-row // lanes) * lanes * 4
     v_position, m_position = odd_lines(block * channels * 4), odd_lines(block * m_tile)
     patch = HEADER + 2 * m * m * lanes * 4
-    wide = (tiles_abreast(m, p.sh, lanes) - 1) * m * p.sh + alpha
+    _, wide = tiles_abreast(m, p.sh, lanes)
     v = patch + odd_lines(max(alpha * wide, m * max(m, lanes)) * lanes * 4)  # of the source, of the destination
     products = v + alpha * alpha * v_position
     scratch = products + alpha * alpha * m_position

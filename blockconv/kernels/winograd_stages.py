@@ -75,11 +75,11 @@ def _patcher(rows, cols, lanes, piece):
 
         They become [piece][row][column][channels of a piece]; a piece is a whole vector where the source is NCHW.
         """
-        height, width, side = load_i64(args, A_IH), load_i64(args, A_IW), load_i64(args, A_SIDE)
+        height, width, alpha = load_i64(args, A_IH), load_i64(args, A_IW), load_i64(args, A_SIDE)
         s_row, s_col, s_block = load_i64(args, A_SROW), load_i64(args, A_SCOL), load_i64(args, A_SBLOCK)
         left, right = min(cols, max(0, -iw)), max(0, min(cols, width - iw))
         partly = valid < lanes and load_i64(args, A_SLEN) == NO_BLOCK  # else a block's padding is there to be read
-        for r in range(side):
+        for r in range(alpha):
             there = ih + r >= 0 and ih + r < height
             here, out = src + (ih + r) * s_row + iw * s_col, patch + r * (cols * pixel)
             if piece == 1:
@@ -87,7 +87,7 @@ def _patcher(rows, cols, lanes, piece):
                 continue
             for k in range((valid + columns - 1) // columns):
                 at = out + k * plane
-                for c in range(side):
+                for c in range(alpha):
                     if not there or c < left or c >= right:
                         zero_vector(columns, at + c * pixel)
                     elif partly:
@@ -113,8 +113,8 @@ def winograd_source(m, stride, lanes, fma, piece):
     Planes are gathered for as many tiles of a row as a vector of their pixels covers.
     """
     alpha, vector = side(m, stride), lanes * 4
-    columns, most = (lanes, tiles_abreast(m, stride, lanes)) if piece == 1 else (piece, 1)
-    pixel, wide = columns * 4, (most - 1) * m * stride + alpha
+    columns, (most, wide) = (lanes, tiles_abreast(m, stride, lanes)) if piece == 1 else (piece, (1, alpha))
+    pixel = columns * 4
     gather = _patcher(alpha, wide, lanes, piece)
 
     def kernel(args, first, last, scratch):
@@ -176,7 +176,7 @@ def winograd_multiply():
     """Products of the scratch's tiles with output channel blocks first to last - 1, for each position, by `A_TILE`."""
 
     def kernel(args, first, last, scratch):
-        before = load_i64(scratch, H_SET) * load_i64(args, A_DST_SET)
+        before, start = load_i64(scratch, H_SET) * load_i64(args, A_DST_SET), _column(args, first)
         set_weights = load_i64(scratch, H_SET) * load_i64(args, A_OCBS) * load_i64(args, A_WEI_OCB)
         block, m_tile, pixels = load_i64(args, A_BLOCK), load_i64(args, A_M_TILE), load_i64(args, A_PIXELS)
         width, vector = load_i64(args, A_WIDTH), load_i64(args, A_VECTOR)
@@ -199,7 +199,8 @@ def winograd_multiply():
             products = scratch + load_i64(args, A_M) + position * load_i64(args, A_M_POS)
             weights = _weights_at(args, position) + set_weights
             for ocb in range(first, last):
-                if before + _column(args, ocb) >= load_i64(args, A_OC):
+                column = _column(args, ocb)
+                if before + column >= load_i64(args, A_OC):
                     continue  # nothing but the destination's padding
                 group = ocb // load_i64(args, A_GROUP_OCBS)
                 store_i64(record, R_PLACES, load_i64(args, A_PLACES) + 8 * group * load_i64(args, A_GROUP_PLACES))
@@ -207,13 +208,12 @@ def winograd_multiply():
                 ahead = weights + (ocb + 1) * load_i64(args, A_WEI_OCB)
                 if ocb + 1 == last:
                     ahead = _weights_at(args, position + 1) + set_weights + first * load_i64(args, A_WEI_OCB)
-                column = (_column(args, ocb) - _column(args, first)) * 4
                 for at in range((block + pixels - 1) // pixels):
                     t = min(at * pixels, block - pixels)
                     store_i64(record, R_AHEAD, ahead)
                     ahead += lines * (load_i64(args, A_WHOLE) * LINE)
                     store_i64(record, R_SRC, v + t * vector)
-                    store_i64(record, R_DST, products + t * m_tile + column)
+                    store_i64(record, R_DST, products + t * m_tile + (column - start) * 4)
                     call_kernel(load_i64(args, A_TILE), record, 0, 0, 0)
 
     return kernel

@@ -53,9 +53,10 @@ def side(m: int, stride: int) -> int:
     return (m - 1) * stride + 3
 
 
-def tiles_abreast(m: int, stride: int, lanes: int) -> int:
-    """Tiles of a row whose pixels of the source are a vector at most, or one."""
-    return max(0, lanes - side(m, stride)) // (m * stride) + 1
+def tiles_abreast(m: int, stride: int, lanes: int) -> tuple[int, int]:
+    """(tiles of a row whose pixels of the source are a vector at most, or one; those pixels)."""
+    further = max(0, lanes - side(m, stride)) // (m * stride)
+    return further + 1, further * m * stride + side(m, stride)
 
 
 # ---------------------------------------------------------------- one dimension
