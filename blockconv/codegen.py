@@ -148,6 +148,9 @@ def _entry(name: str, target: Any, fndesc: Any) -> ir.Module:
     """A module with the C function `name`, which calls the function that Numba lowered."""
     module = target.create_module(name)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4), name)
+    # Else LLVM, which spills after it has given away the frame pointer, aligns vectors no more: each may be two lines.
+    function.attributes.alignstack = 64
+    function.attributes.add("nounwind")  # (llvmlite forgets the one above where there is none beside it)
     builder = ir.IRBuilder(function.append_basic_block())
     status, _ = target.call_conv.call_function(
         builder, target.declare_function(module, fndesc), types.void, _ARGUMENTS, function.args

@@ -45,8 +45,8 @@ __all__ = ["ROWS"]
 def _transform_op(m: int, problem: Conv2dProblem) -> Op:
     p, at = problem, cut(problem, Layout("NHWC"), m, 1)
     args = Buffer(0), Buffer(1), at.weight_position(p), p.ic // p.g, p.oc // p.g
-    kernel = w.winograd_weights(m, p.sh, at.vectors, at.lanes)
-    return Op(kernel, args, -(-p.oc // p.g // at.width) * p.ic, 64, 9 * at.lanes * 4)
+    kernel = w.winograd_weights(m, p.sh, at.vectors, at.out_lanes)
+    return Op(kernel, args, -(-p.oc // p.g // at.width) * p.ic, 64, 9 * at.out_lanes * 4)
 
 
 def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
@@ -82,10 +82,10 @@ def _bind(
     words: dict[int, int | Buffer] = {
         w.A_SRC: SRC, w.A_WEI: WEI, w.A_BIA: BIA, w.A_DST: DST, w.A_RES: RES if residual else DST, w.A_ACT: ACT,
         w.A_PLACES: OWN_TAIL,
-        w.A_LOAD: w.winograd_source(m, p.sh, lanes, fma, min(lanes, s.length)).address,
+        w.A_LOAD: w.winograd_source(m, p.sh, lanes, at.part, fma, min(lanes, s.length)).address,
         w.A_MULTIPLY: w.winograd_multiply().address,
-        w.A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, lanes, lanes * 4, run, lanes, ACT_NONE, *DENSE).address,
-        w.A_PIXELS: at.pixels, w.A_WIDTH: at.width, w.A_VECTOR: lanes * 4,
+        w.A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, at.out_lanes, lanes * 4, run, at.out_lanes, ACT_NONE, *DENSE).address,
+        w.A_PIXELS: at.pixels, w.A_WIDTH: at.width, w.A_VECTOR: lanes * 4, w.A_OUT_VECTOR: at.out_lanes * 4,
         w.A_FINISH: w.winograd_finish(m, p.sh, lanes, fma, min(lanes, d.length), act).address,
         w.A_TILES: at.tiles, w.A_ROWS: at.rows, w.A_COLS: at.columns, w.A_BLOCK: at.block, w.A_SPLITS: at.splits,
         w.A_OCBS: at.together * at.ocbs, w.A_CHUNK: at.chunk, w.A_POSITIONS: at.positions,
@@ -108,7 +108,7 @@ def _bind(
     return [Op(w.winograd(), args, at.sets * at.blocks * at.splits, 1, at.scratch, len(places))]
 
 
-FEWEST = 16  # channels of a group, one of several, whose products are worth the transforms
+FEWEST = 8  # channels of a group, one of several, whose products are worth the transforms
 RUN = 8  # channels that are multiplied in one loop: its overhead is as much as two of them
 
 

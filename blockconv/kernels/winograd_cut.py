@@ -20,7 +20,8 @@ _NHWC = Layout("NHWC")
 SCRATCH = 8 << 20  # bytes that a block's transformed source may take
 CHUNK = 4  # vectors of output channels that are held between the second and the third stage
 HEADER = 512  # bytes at the start of a worker's scratch: which channels are worked on, and zeros
-_PIXELS = {32: {1: 28, 2: 14}, 16: {1: 12, 2: 6}}  # registers: vectors of output channels: tiles in registers with them
+# Registers: vectors of output channels: tiles in registers with them.
+_PIXELS = {32: {1: 28, 2: 14, 3: 9, 5: 5}, 16: {1: 12, 2: 6}}
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Cut:
 
     together: groups of a set, so many that their channels are whole vectors; `sets` of these are all. run: channels of
     a group that are multiplied in one loop, as many as surely lie in one vector. pixels: tiles in registers together,
-    with `vectors` vectors of output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products
+    with `vectors` vectors of `out_lanes` output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products
     are held before they are transformed, `m_tile` bytes a tile. *_position: bytes between what belongs to two of the
     `side`² positions of a transformed tile. patch, v, products: where these lie in the scratch.
     """
@@ -37,6 +38,8 @@ class Cut:
     m: int
     side: int
     lanes: int
+    part: int
+    out_lanes: int
     vectors: int
     pixels: int
     rows: int
@@ -60,7 +63,7 @@ class Cut:
     @property
     def width(self) -> int:
         """Output channels that are multiplied together."""
-        return self.vectors * self.lanes
+        return self.vectors * self.out_lanes
 
     @property
     def blocks(self) -> int:
@@ -91,8 +94,9 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     ic, oc, padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
     together = 1 if p.g == 1 else lanes // math.gcd(lanes, ic, oc)
     sets = -(-p.g // together)
-    vectors = 2 if oc > lanes else 1
-    width, channels = vectors * lanes, -(-together * ic // lanes) * lanes
+    part = lanes // 2 if isa.halves else lanes
+    out_lanes, vectors = _vectors(oc, lanes) if p.g > 1 else (lanes, 2 if oc > lanes else 1)
+    width, channels = vectors * out_lanes, -(-together * ic // lanes) * lanes
     rows, columns = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, p.n * rows * columns)
     most = _PIXELS[32 if isa.registers == 32 else 16][vectors]
@@ -117,10 +121,18 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     products = v + alpha * alpha * v_position
     scratch = products + alpha * alpha * m_position
     return Cut(
-        m, alpha, lanes, vectors, pixels, rows, columns, tiles, block, chunk, together, sets,
+        m, alpha, lanes, part, out_lanes, vectors, pixels, rows, columns, tiles, block, chunk, together, sets,
         lanes if together == 1 else math.gcd(lanes, ic), ocbs, splits,
         v_position, m_position, m_tile, patch, v, products, scratch,
     )  # fmt: skip
+
+
+def _vectors(oc: int, lanes: int) -> tuple[int, int]:
+    """(lanes, vectors) of a group's products: halves of vectors, if these cost nothing and fewer lanes are idle."""
+    half, whole = lanes // 2, -(-oc // lanes)
+    if jit.isa().halves and (2 * whole - 1) * half == oc and 2 * whole - 1 in _PIXELS[32]:
+        return half, 2 * whole - 1
+    return lanes, min(2, whole)
 
 
 # What the transform of a block's source takes, in products of a block of output channels: 0.3 to 0.5, measured on

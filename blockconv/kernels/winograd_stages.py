@@ -51,10 +51,10 @@ from blockconv.kernels.winograd_transforms import (
     A_IC, A_OC, A_PADDED, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_OH, A_OW, A_PH, A_PW,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
-    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR,
+    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR, A_OUT_VECTOR,
     A_AHEAD, A_SIDE, A_STEP, A_WEI_SIDE,
     A_SETS, A_TILE_BLOCKS, A_SRC_SET, A_DST_SET, A_GROUP_OCBS, A_GROUP_OC, A_GROUP_PLACES, A_END,
-) = range(68)  # fmt: skip
+) = range(69)  # fmt: skip
 # Words of the scratch's header: the set of groups, the chunk of its output channel blocks, zeros, a tile's record.
 H_SET, H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 2, 8, 40, 40, 512
 
@@ -107,14 +107,15 @@ def _place(args, tile):
 
 
 @jit.kernel
-def winograd_source(m, stride, lanes, fma, piece):
+def winograd_source(m, stride, lanes, part, fma, piece):
     """Transform tiles first to last - 1 of a set into the scratch. piece: contiguous channels, 1 is NCHW.
 
-    Planes are gathered for as many tiles of a row as a vector of their pixels covers.
+    Planes are gathered for as many tiles of a row as a vector of their pixels covers. part: channels of a vector that
+    are transformed together.
     """
     alpha, vector = side(m, stride), lanes * 4
     columns, (most, wide) = (lanes, tiles_abreast(m, stride, lanes)) if piece == 1 else (piece, (1, alpha))
-    pixel = columns * 4
+    pixel, together = columns * 4, min(columns, part)
     gather = _patcher(alpha, wide, lanes, piece)
 
     def kernel(args, first, last, scratch):
@@ -145,8 +146,10 @@ def winograd_source(m, stride, lanes, fma, piece):
                         for k in range(reach, reach + step):
                             prefetch(src + r * s_row + k * s_col)
                 for k in range(count):
-                    from_k, to_k = src + k * step * by_col, out + k * vector
-                    transform_source(m, stride, lanes, fma, columns, from_k, by_row, by_col, by_piece, to_k, v_pos)
+                    for c in range(0, lanes, part):
+                        from_c = src + k * step * by_col + c // columns * by_piece + c % columns * 4
+                        to_c = out + k * vector + c * 4
+                        transform_source(m, stride, part, fma, together, from_c, by_row, by_col, by_piece, to_c, v_pos)
                 out += load_i64(args, A_BLOCK) * vector
             tile += count
 
@@ -190,7 +193,7 @@ def winograd_multiply():
         store_i64(record, R_AHEAD_LINES, lines)
         store_i64(record, R_DROW, 0)
         store_i64(record, R_DPX, m_tile)
-        store_i64(record, R_DPIECE, vector)
+        store_i64(record, R_DPIECE, load_i64(args, A_OUT_VECTOR))
         store_i64(record, R_RESIDUAL, 0)
         store_i64(record, R_VALID, width)
         store_i64(record, R_WRITTEN, width)

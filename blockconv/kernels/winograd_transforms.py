@@ -177,10 +177,11 @@ def _weights_1d(v: _Vectors, g: list[Any], m: int, stride: int) -> list[Any]:
 
 def _both_ways(
     v: _Vectors, transform: Callable[..., list[Any]], form: tuple[int, int], column: Callable[[int], list[Any]], n: int
-) -> list[list[Any]]:
+) -> Iterator[list[Any]]:
     """Rows of the two-dimensional transform; `column(k)` gives (loads) one of n columns. form: m and the stride."""
     done = [transform(v, column(k), *form) for k in range(n)]
-    return [transform(v, list(row), *form) for row in zip(*done, strict=True)]
+    for row in zip(*done, strict=True):
+        yield transform(v, list(row), *form)
 
 
 # ---------------------------------------------------------------- two dimensions
