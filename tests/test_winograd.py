@@ -31,8 +31,12 @@ GROUPS = [
         "g3mb1ic96ih13oc48",
         "g2mb1ic80ih11oc96",
         "g2mb1ic64ih12oc128",
+        "g7mb2ic56ih9oc56",
+        "g9mb1ic36ih10oc36",
+        "g3mb1ic12ih9oc24",
+        "g3mb1ic36ih9oc36",
     )
-]  # sets of groups that are not full, of as many channels as a vector, of more and fewer out than in
+]  # sets of groups that are not full, of as many channels as a vector, of more and fewer out than in, parts of a vector
 RAGGED = Conv2dProblem.from_descriptor("mb2ic17ih13iw14oc33kh3kw3ph1pw1")
 
 
@@ -224,7 +228,8 @@ def test_auto_weighs_tile_sizes_against_direct():
     assert "stride 1, the same" in row(6).why_not(strided(LARGE, 2), NHWC, NHWC)
     assert chosen(problem(64, 56, 64, g=2)) == "conv_winograd_f4"
     assert chosen(problem(168, 28, 168, g=7)) == "conv_winograd_f4"
-    assert "16 channels or more" in row(4).why_not(problem(64, 56, 64, g=8), NHWC, NHWC)
+    assert "a multiple of 4 channels" in row(4).why_not(problem(48, 56, 48, g=8), NHWC, NHWC)
+    assert chosen(problem(256, 28, 256, g=32)) == "conv_winograd_f4"
     assert "float64" in dispatch.why_not(row(4), LARGE, NHWC, NHWC, "float64")
     named = {c.row.name for c in dispatch.candidates("conv2d", LARGE, NHWC, NHWC, "float32", 1)}
     assert {f"conv_winograd_f{m}" for m in TILES[1]} < named

@@ -31,6 +31,7 @@ from blockconv.kernels.shared import DENSE
 from blockconv.kernels.table import Row, Transform, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.winograd_cut import SCRATCH, Cut, cost, cut
+from blockconv.jit import Kernel
 from blockconv.kernels.winograd_transforms import TILES, side
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
@@ -69,6 +70,16 @@ def _lines_ahead(problem: Conv2dProblem, at: Cut) -> int:
     return lines_ahead(block, blocks, -(-at.block // at.pixels), -(-ic // at.run))
 
 
+def _multiply(problem: Conv2dProblem, at: Cut) -> Kernel:
+    """The kernel of the products."""
+    if not at.shared:
+        return w.winograd_multiply()
+    lanes, channels = at.lanes, problem.ic // problem.g
+    # A broadcast load costs less than a permutation.
+    part = channels if 2 * channels == lanes and jit.isa().halves else lanes
+    return w.winograd_multiply_shared(lanes, part, int(jit.isa().fma), channels)
+
+
 def _bind(
     m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool
 ) -> list[Op]:
@@ -79,11 +90,12 @@ def _bind(
     ic, oc, padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
     runs = -(-ic // run)
     tail = ic - (runs - 1) * run
+    nbytes = 4 * src.size(p.src_shape)
     words: dict[int, int | Buffer] = {
         w.A_SRC: SRC, w.A_WEI: WEI, w.A_BIA: BIA, w.A_DST: DST, w.A_RES: RES if residual else DST, w.A_ACT: ACT,
         w.A_PLACES: OWN_TAIL,
         w.A_LOAD: w.winograd_source(m, p.sh, lanes, at.part, fma, min(lanes, s.length)).address,
-        w.A_MULTIPLY: w.winograd_multiply().address,
+        w.A_MULTIPLY: _multiply(p, at).address,
         w.A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, at.out_lanes, lanes * 4, run, at.out_lanes, ACT_NONE, *DENSE).address,
         w.A_PIXELS: at.pixels, w.A_WIDTH: at.width, w.A_VECTOR: lanes * 4, w.A_OUT_VECTOR: at.out_lanes * 4,
         w.A_FINISH: w.winograd_finish(m, p.sh, lanes, fma, min(lanes, d.length), act).address,
@@ -100,6 +112,7 @@ def _bind(
         w.A_V_POS: at.v_position, w.A_M_POS: at.m_position, w.A_M_TILE: at.m_tile,
         w.A_WEI_POS: at.weight_position(p), w.A_WEI_OCB: ic * at.width * 4,
         w.A_PATCH: at.patch, w.A_V: at.v, w.A_M: at.products, w.A_AHEAD: _lines_ahead(p, at),
+        w.A_ASKED: at.side if nbytes > 2 * jit.second_level_cache() else 0, w.A_SRC_END: Buffer(SRC.index, nbytes),
         w.A_SIDE: at.side, w.A_STEP: m * p.sh, w.A_WEI_SIDE: m + 2,
     }  # fmt: skip
     channels = [group * ic + k * run for group in range(at.together) for k in range(runs)]
@@ -108,8 +121,7 @@ def _bind(
     return [Op(w.winograd(), args, at.sets * at.blocks * at.splits, 1, at.scratch, len(places))]
 
 
-FEWEST = 8  # channels of a group, one of several, whose products are worth the transforms
-RUN = 8  # channels that are multiplied in one loop: its overhead is as much as two of them
+FEWEST = 4  # channels of a group, one of several: it has a multiple of so many, else vectors would be cut too often
 
 
 def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
@@ -120,8 +132,8 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
     ic, oc = p.ic // p.g, p.oc // p.g
-    if p.g > 1 and (min(ic, oc) < FEWEST or ic % RUN or oc % RUN):
-        return f"is for groups of {FEWEST} channels or more, a multiple of {RUN}"
+    if p.g > 1 and (ic % FEWEST or oc % FEWEST):
+        return f"is for groups of a multiple of {FEWEST} channels"
     if ic * side(m, p.sh) ** 2 * 4 > SCRATCH:
         return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {ic} channels"
     return None

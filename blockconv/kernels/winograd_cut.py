@@ -30,7 +30,8 @@ class Cut:
 
     together: groups of a set, so many that their channels are whole vectors; `sets` of these are all. run: channels of
     a group that are multiplied in one loop, as many as surely lie in one vector. pixels: tiles in registers together,
-    with `vectors` vectors of `out_lanes` output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products
+    with `vectors` vectors of `out_lanes` output channels. shared: a set is one vector of small groups, as many channels
+    out as in, whose weights stay in registers. ocbs: blocks of a group's output channels. chunk: blocks whose products
     are held before they are transformed, `m_tile` bytes a tile. *_position: bytes between what belongs to two of the
     `side`² positions of a transformed tile. patch, v, products: where these lie in the scratch.
     """
@@ -50,6 +51,7 @@ class Cut:
     together: int
     sets: int
     run: int
+    shared: bool
     ocbs: int
     splits: int
     v_position: int
@@ -79,7 +81,7 @@ class Cut:
 
     def weight_position(self, problem: Conv2dProblem) -> int:
         ic, oc = problem.ic // problem.g, problem.oc // problem.g
-        return odd_lines(problem.g * -(-oc // self.width) * ic * self.width * 4)
+        return odd_lines(self.sets * self.together * -(-oc // self.width) * ic * self.width * 4)
 
 
 def odd_lines(nbytes: int) -> int:
@@ -95,7 +97,11 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     together = 1 if p.g == 1 else lanes // math.gcd(lanes, ic, oc)
     sets = -(-p.g // together)
     part = lanes // 2 if isa.halves else lanes
-    out_lanes, vectors = _vectors(oc, lanes) if p.g > 1 else (lanes, 2 if oc > lanes else 1)
+    shared = p.g > 1 and ic == oc and lanes % ic == 0
+    if shared:
+        out_lanes, vectors = ic, 1
+    else:
+        out_lanes, vectors = _vectors(oc, lanes) if p.g > 1 else (lanes, 2 if oc > lanes else 1)
     width, channels = vectors * out_lanes, -(-together * ic // lanes) * lanes
     rows, columns = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, p.n * rows * columns)
@@ -122,7 +128,7 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     scratch = products + alpha * alpha * m_position
     return Cut(
         m, alpha, lanes, part, out_lanes, vectors, pixels, rows, columns, tiles, block, chunk, together, sets,
-        lanes if together == 1 else math.gcd(lanes, ic), ocbs, splits,
+        lanes if together == 1 else math.gcd(lanes, ic), shared, ocbs, splits,
         v_position, m_position, m_tile, patch, v, products, scratch,
     )  # fmt: skip
 
@@ -165,9 +171,10 @@ def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
 # ---------------------------------------------------------------- cost
 
 FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.tuning
-_CALL = 60  # what a tile of products takes beyond its multiply-adds and stores, in multiply-adds
+_SHARED = 1.3  # a multiply-add of groups that share a vector: its channels are permuted, or broadcast one by one
+_CALL = 30  # what a tile of products takes beyond its multiply-adds and stores, in multiply-adds
 # A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
-_TRANSFORM = {(2, 1): 90, (4, 1): 180, (6, 1): 700, (2, 2): 110, (4, 2): 460}  # by m and stride
+_TRANSFORM = {(2, 1): 85, (4, 1): 200, (6, 1): 520, (2, 2): 110, (4, 2): 460}  # by m and stride
 _PIECES = {1: 1.7, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
 _PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its elements are moved one by one
 
@@ -177,11 +184,14 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
     p, at = problem, cut(problem, dst, m, 1)
     lanes, tiles = at.lanes, at.blocks * at.block
     vectors_in, vectors_out = -(-p.ic // lanes), -(-dst.padded_shape(p.dst_shape)[1] // lanes)
-    # Fewer than eight accumulators wait for each other.
-    slow = max(1.0, 8 / (at.pixels * at.vectors))
-    calls = at.positions * p.g * at.ocbs * at.blocks * -(-at.block // at.pixels)
-    multiply = at.positions * tiles * p.ic * at.ocbs * at.vectors * slow
-    multiply += calls * (_CALL + 2 * at.pixels * at.vectors)
+    if at.shared:
+        multiply = at.positions * tiles * vectors_in * (p.ic // p.g) * _SHARED
+    else:
+        # Fewer than eight accumulators wait for each other.
+        slow, vectors = max(1.0, 8 / (at.pixels * at.vectors)), at.width / lanes
+        calls = at.positions * p.g * at.ocbs * at.blocks * -(-at.block // at.pixels)
+        multiply = at.positions * tiles * p.ic * at.ocbs * vectors * slow
+        multiply += calls * (_CALL + 2 * at.pixels * vectors)
     edge = 1 + (at.tiles - p.n * (p.oh // m) * (p.ow // m)) / at.tiles
     pieces = vectors_in * _slower(src, p.src_shape, lanes) + vectors_out * _slower(dst, p.dst_shape, lanes)
     if src == _NHWC and p.ic % lanes:

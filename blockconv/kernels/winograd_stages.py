@@ -10,7 +10,7 @@ import functools
 
 from blockconv import jit
 from blockconv.codegen import inline
-from blockconv.emit import call_kernel, load_i64, move, prefetch, store_i64
+from blockconv.emit import call_kernel, load_i64, move, move_part, prefetch, store_i64
 from blockconv.kernels.cut import NO_BLOCK
 from blockconv.kernels.microkernel import (
     LINE,
@@ -35,13 +35,13 @@ from blockconv.kernels.microkernel import (
 from blockconv.kernels.winograd_transforms import (
     finish_pixels,
     gather_planes,
+    multiply_shared,
     side,
     tiles_abreast,
     transform_destination,
     transform_source,
     transform_to_patch,
     transform_weights,
-    zero_vector,
 )
 
 # Argument words. s_: source, d_: destination, v_: transformed source, m_: products; all strides in bytes.
@@ -52,9 +52,9 @@ from blockconv.kernels.winograd_transforms import (
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
     A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR, A_OUT_VECTOR,
-    A_AHEAD, A_SIDE, A_STEP, A_WEI_SIDE,
+    A_AHEAD, A_ASKED, A_SRC_END, A_SIDE, A_STEP, A_WEI_SIDE,
     A_SETS, A_TILE_BLOCKS, A_SRC_SET, A_DST_SET, A_GROUP_OCBS, A_GROUP_OC, A_GROUP_PLACES, A_END,
-) = range(69)  # fmt: skip
+) = range(71)  # fmt: skip
 # Words of the scratch's header: the set of groups, the chunk of its output channel blocks, zeros, a tile's record.
 H_SET, H_FIRST, H_LAST, H_ZEROS, ZEROS_END, H_RECORD, SPARE = 0, 1, 2, 8, 40, 40, 512
 
@@ -70,7 +70,7 @@ def _patcher(rows, cols, lanes, piece):
     plane = rows * cols * pixel
 
     @inline
-    def gather(args, patch, src, ih, iw, valid):
+    def gather(args, patch, zeros, src, ih, iw, valid):
         """The pixels from (ih, iw) on, `valid` channels each, zero beyond the image.
 
         They become [piece][row][column][channels of a piece]; a piece is a whole vector where the source is NCHW.
@@ -88,13 +88,12 @@ def _patcher(rows, cols, lanes, piece):
             for k in range((valid + columns - 1) // columns):
                 at = out + k * plane
                 for c in range(alpha):
-                    if not there or c < left or c >= right:
-                        zero_vector(columns, at + c * pixel)
-                    elif partly:
-                        for i in range(valid):
-                            move(at + c * pixel + 4 * i, here + c * s_col + 4 * i, 4, 0)
+                    # Not a branch: what is outside changes from tile to tile.
+                    pixel_at = here + c * s_col + k * s_block if there and c >= left and c < right else zeros
+                    if partly:
+                        move_part(at + c * pixel, pixel_at, columns, valid)
                     else:
-                        move(at + c * pixel, here + c * s_col + k * s_block, pixel, 0)
+                        move(at + c * pixel, pixel_at, pixel, 0)
 
     return gather
 
@@ -131,6 +130,8 @@ def winograd_source(m, stride, lanes, part, fma, piece):
             inside = ih >= 0 and iw >= 0
             inside = inside and ih + reach <= load_i64(args, A_IH) and iw + reach <= load_i64(args, A_IW)
             out = scratch + load_i64(args, A_V) + (tile - first) * vector
+            # A pixel's last vector may take in what follows, which is not multiplied, to the end of the array.
+            room = load_i64(args, A_SRC_END) - image - (ih + reach - 1) * s_row - (iw + reach - 1) * s_col
             for block in range(load_i64(args, A_BLOCKS)):
                 c = load_i64(scratch, H_SET) * load_i64(args, A_SRC_SET) + block * lanes
                 valid = min(lanes, load_i64(args, A_IC) - c)
@@ -138,11 +139,12 @@ def winograd_source(m, stride, lanes, part, fma, piece):
                     break  # the last set has fewer groups
                 plane = image + (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
                 src, by_row, by_col, by_piece = plane + ih * s_row + iw * s_col, s_row, s_col, load_i64(args, A_SBLOCK)
-                if piece == 1 or not inside or valid < lanes:
-                    gather(args, patch, plane, ih, iw, valid)
+                whole = valid == lanes or (piece == lanes and (s_len < NO_BLOCK or c * 4 + vector <= room))
+                if piece == 1 or not inside or not whole:
+                    gather(args, patch, scratch + 8 * H_ZEROS, plane, ih, iw, valid)
                     src, by_row, by_col, by_piece = patch, wide * pixel, pixel, alpha * wide * pixel
-                else:  # the next tile's pixels are asked for: there are too few in a row to be foreseen
-                    for r in range(reach):
+                else:
+                    for r in range(load_i64(args, A_ASKED)):  # of the next tile: too few in a row to be foreseen
                         for k in range(reach, reach + step):
                             prefetch(src + r * s_row + k * s_col)
                 for k in range(count):
@@ -218,6 +220,26 @@ def winograd_multiply():
                     store_i64(record, R_SRC, v + t * vector)
                     store_i64(record, R_DST, products + t * m_tile + (column - start) * 4)
                     call_kernel(load_i64(args, A_TILE), record, 0, 0, 0)
+
+    return kernel
+
+
+@jit.kernel
+def winograd_multiply_shared(lanes, part, fma, channels):
+    """The same, where a set is one vector of groups of so many channels, in and out: their weights stay in registers."""
+    vector = lanes * 4
+
+    def kernel(args, first, last, scratch):
+        block, ocb_bytes, m_tile = load_i64(args, A_BLOCK), load_i64(args, A_WEI_OCB), load_i64(args, A_M_TILE)
+        set_weights = load_i64(scratch, H_SET) * load_i64(args, A_OCBS) * ocb_bytes
+        v, products = scratch + load_i64(args, A_V), scratch + load_i64(args, A_M)
+        for position in range(load_i64(args, A_POSITIONS)):
+            weights = _weights_at(args, position) + set_weights
+            for c in range(0, lanes, part):
+                here = weights + c // channels * ocb_bytes
+                multiply_shared(part, fma, channels, block, v + 4 * c, vector, products + 4 * c, m_tile, here, ocb_bytes)
+            v += load_i64(args, A_V_POS)
+            products += load_i64(args, A_M_POS)
 
     return kernel
 

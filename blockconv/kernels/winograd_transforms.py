@@ -29,13 +29,13 @@ __all__ = [
     "TILES",
     "finish_pixels",
     "gather_planes",
+    "multiply_shared",
     "side",
     "tiles_abreast",
     "transform_destination",
     "transform_source",
     "transform_to_patch",
     "transform_weights",
-    "zero_vector",
 ]
 
 POINTS: dict[int, tuple[float, ...]] = {  # by their number
@@ -90,9 +90,15 @@ class _Vectors:
             return self.builder.fadd(acc, x)
         if factor == -1:
             return self.builder.fsub(acc, x)
+        return self.product(acc, self._all(factor), x)
+
+    def product(self, acc: Any | None, x: Any, y: Any) -> Any:
+        """acc + x * y, or x * y."""
+        if acc is None:
+            return self.builder.fmul(x, y)
         if self.fma:
-            return call_llvm(self.builder, f"llvm.fma.{self.suffix}", self.kind, [self._all(factor), x, acc])
-        return self.builder.fadd(self.builder.fmul(self._all(factor), x), acc)
+            return call_llvm(self.builder, f"llvm.fma.{self.suffix}", self.kind, [x, y, acc])
+        return self.builder.fadd(acc, self.builder.fmul(x, y))
 
     def total(self, factors: Sequence[float], values: Sequence[Any]) -> Any:
         """Sum of the multiples; those that need no multiplication come first."""
@@ -215,6 +221,37 @@ def transform_source(typingctx, m, stride, lanes, fma, piece, src, s_row, s_col,
 
 
 @intrinsic(prefer_literal=True)
+def multiply_shared(typingctx, lanes, fma, channels, count, src, s_step, dst, d_step, wei, s_group):
+    """`count` vectors of groups of so many channels times their groups' weights.
+
+    Weights are [group, `s_group` bytes apart][source channel][channels]; they stay in registers.
+    """
+
+    def codegen(context, builder, signature, args):
+        lanes, fma, channels = (t.literal_value for t in signature.args[:3])
+        count, src, s_step, dst, d_step, wei, s_group = args[3:]
+        v = _Vectors(builder, ir.FloatType(), lanes, bool(fma))
+        weights = [v.load(builder.add(wei, const(k * channels * 4)), channels, s_group) for k in range(channels)]
+
+        def spread(at: Any, k: int) -> Any:
+            """Channel k of each lane's group. Of a single group, one load."""
+            if channels == lanes:
+                place = pointer(builder, builder.add(at, const(4 * k)), ir.FloatType())
+                return splat(builder, builder.load(place, align=4), lanes)
+            x = v.load(at)
+            return shuffle(builder, x, x, [lane // channels * channels + k for lane in range(lanes)])
+
+        with cgutils.for_range(builder, count) as loop:
+            at, total = builder.add(src, builder.mul(loop.index, s_step)), None
+            for k, weight in enumerate(weights):
+                total = v.product(total, spread(at, k), weight)
+            v.store(total, builder.add(dst, builder.mul(loop.index, d_step)))
+        return context.get_dummy_value()
+
+    return types.void(lanes, fma, channels, *[types.int64] * 7), codegen
+
+
+@intrinsic(prefer_literal=True)
 def gather_planes(typingctx, alpha, lanes, src, s_chan, left, right, valid, out):
     """A row of `alpha` pixels whose channels lie `s_chan` bytes apart (NCHW) as vectors of channels, side by side.
 
@@ -244,18 +281,6 @@ def gather_planes(typingctx, alpha, lanes, src, s_chan, left, right, valid, out)
         return context.get_dummy_value()
 
     return types.void(alpha, lanes, *[types.int64] * 6), codegen
-
-
-@intrinsic(prefer_literal=True)
-def zero_vector(typingctx, lanes, out):
-    """Store `lanes` zeros."""
-
-    def codegen(context, builder, signature, args):
-        kind = ir.VectorType(ir.FloatType(), signature.args[0].literal_value)
-        builder.store(ir.Constant(kind, None), pointer(builder, args[1], kind), align=4)
-        return context.get_dummy_value()
-
-    return types.void(lanes, types.int64), codegen
 
 
 def _in_vectors(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
