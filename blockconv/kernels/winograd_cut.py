@@ -16,7 +16,6 @@ from blockconv.problem import Conv2dProblem
 
 __all__ = ["SCRATCH", "Cut", "cost", "cut"]
 
-_NHWC = Layout("NHWC")
 SCRATCH = 8 << 20  # bytes that a block's transformed source may take
 CHUNK = 4  # vectors of output channels that are held between the second and the third stage
 HEADER = 512  # bytes at the start of a worker's scratch: which channels are worked on, and zeros
@@ -136,7 +135,7 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
 def _vectors(oc: int, lanes: int) -> tuple[int, int]:
     """(lanes, vectors) of a group's products: halves of vectors, if these cost nothing and fewer lanes are idle."""
     half, whole = lanes // 2, -(-oc // lanes)
-    if jit.isa().halves and (2 * whole - 1) * half == oc and 2 * whole - 1 in _PIXELS[32]:
+    if jit.isa().halves and oc <= (2 * whole - 1) * half and 2 * whole - 1 in _PIXELS[32]:
         return half, 2 * whole - 1
     return lanes, min(2, whole)
 
@@ -173,10 +172,11 @@ def _tiles_of_a_block(positions: int, channels: int, oc: int) -> int:
 FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.tuning
 _SHARED = 1.3  # a multiply-add of groups that share a vector: its channels are permuted, or broadcast one by one
 _CALL = 30  # what a tile of products takes beyond its multiply-adds and stores, in multiply-adds
-# A vector of channels of one tile, source and destination: what its transform takes, in multiply-adds of vectors.
-_TRANSFORM = {(2, 1): 85, (4, 1): 200, (6, 1): 520, (2, 2): 110, (4, 2): 460}  # by m and stride
-_PIECES = {1: 1.7, 4: 1.5, 8: 1.3}  # times that, where this many channels lie together
-_PARTLY = 1.5  # what a vector adds that a pixel's channels do not fill: its elements are moved one by one
+# The transforms of a vector of channels of one tile, source and destination, by m and stride, in multiply-adds of
+# vectors, and times that where so many channels lie together.
+_TRANSFORMS = {(2, 1): (100, 57), (4, 1): (300, 135), (6, 1): (850, 430), (2, 2): (180, 68), (4, 2): (850, 290)}
+_PIECES = {1: (1.3, 2.0), 4: (1.6, 1.2), 8: (1.3, 1.1)}
+_EDGE = 0.35  # more for a source over the image's edge
 
 
 def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int) -> float:
@@ -192,17 +192,17 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
         calls = at.positions * p.g * at.ocbs * at.blocks * -(-at.block // at.pixels)
         multiply = at.positions * tiles * p.ic * at.ocbs * vectors * slow
         multiply += calls * (_CALL + 2 * at.pixels * vectors)
-    edge = 1 + (at.tiles - p.n * (p.oh // m) * (p.ow // m)) / at.tiles
-    pieces = vectors_in * _slower(src, p.src_shape, lanes) + vectors_out * _slower(dst, p.dst_shape, lanes)
-    if src == _NHWC and p.ic % lanes:
-        pieces += _PARTLY
-    transforms = tiles * _TRANSFORM[m, p.sh] * edge * pieces
+    edge = 1 + _EDGE * (1 - p.n * max(0, at.rows - 2) * max(0, at.columns - 2) / at.tiles)
+    source, destination = _TRANSFORMS[m, p.sh]
+    source *= vectors_in * edge * _slower(src, p.src_shape, lanes)[0]
+    destination *= vectors_out * _slower(dst, p.dst_shape, lanes)[1]
+    transforms = tiles * (source + destination)
     weights = at.weight_positions * at.weight_position(p)
     moved = weights * at.blocks if weights // at.sets > jit.second_level_cache() // 2 else weights
     pixels = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape))
     return 2e-6 + (max(multiply * FMA, moved / BANDWIDTH) + max(transforms * FMA, pixels / BANDWIDTH)) / threads
 
 
-def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> float:
+def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> tuple[float, float]:
     length = geometry(layout, shape, 4).length
-    return 1.0 if length >= lanes else _PIECES[length]
+    return (1.0, 1.0) if length >= lanes else _PIECES[length]
