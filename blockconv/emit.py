@@ -277,18 +277,17 @@ def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped
 
 
 @intrinsic(prefer_literal=True)
-def move_part(typingctx, dst, src, lanes_lit, valid):  # type: ignore[no-untyped-def]
-    """Copy `valid` of so many words of four bytes, and zeros in place of the others, which are not read."""
+def move_part(typingctx, dst, src, lanes_lit, itemsize_lit, count):  # type: ignore[no-untyped-def]
+    """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        lanes = lanes_lit.literal_value
-        kind, valid = vector(4, lanes), builder.trunc(args[3], I32)
+        lanes, itemsize = lanes_lit.literal_value, itemsize_lit.literal_value
+        kind, count = vector(itemsize, lanes), builder.trunc(args[4], I32)
         iota = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
-        there = builder.icmp_signed("<", iota, splat(builder, valid, lanes))
-        source = pointer(builder, args[1], kind)
-        masked = [source, ir.Constant(I32, 4), there, ir.Constant(kind, None)]
-        value = call_llvm(builder, f"llvm.masked.load.v{lanes}i32.p0", kind, masked)
+        there = builder.icmp_signed("<", iota, splat(builder, count, lanes))
+        given = [pointer(builder, args[1], kind), ir.Constant(I32, itemsize), there, ir.Constant(kind, None)]
+        value = call_llvm(builder, f"llvm.masked.load.v{lanes}i{8 * itemsize}.p0", kind, given)
         store_vector(builder, value, args[0])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, lanes_lit, types.int64), codegen
+    return types.void(_I64, _I64, lanes_lit, itemsize_lit, _I64), codegen

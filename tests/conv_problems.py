@@ -58,6 +58,7 @@ GROUPED = (
     "g18mb1ic72ih5oc18kh3ph1",  # 4 to 1: of four vectors
     "g5mb3ic25ih4iw6oc35kh2kw5ph1pw2",  # 5 to 7
     "g10mb2ic40ih7oc40kh1",  # flat
+    "g3mb2ic66ih5iw9oc57kh3kw3ph1pw1",  # of blocks of the source and parts of others
     "g6mb1ic24ih4iw19oc24kh1kw9ph0pw4",  # a row of taps too long to load a pixel for all of it
 )
 
@@ -74,7 +75,7 @@ BATCHES = (
 GRID = WHOLE + SAMPLED + GROUPED + BATCHES
 
 # These few again as another machine (marker `isa`, see .ci/run).
-AS_OTHERS = (WHOLE[1], SAMPLED[0], SAMPLED[9], SAMPLED[21], GROUPED[2], BATCHES[0])
+AS_OTHERS = (WHOLE[1], SAMPLED[0], SAMPLED[9], SAMPLED[21], GROUPED[2], GROUPED[-1], BATCHES[0])
 
 CLASSES = (("NCHW",), ("NCHW4", "CHWN4"), ("NCHW8",), ("NHWC", "NCHW16", "NCHW32", "NCHW64"))
 assert sorted(sum(CLASSES, ())) == sorted(NAMES)

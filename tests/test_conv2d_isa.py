@@ -14,7 +14,7 @@ import pytest
 from conv_lab import check, data, rows
 
 from blockconv import jit
-from blockconv.kernels import tiles
+from blockconv.kernels import tile_kernels
 from blockconv.kernels.microkernel import conv_tile
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
@@ -65,7 +65,7 @@ def fresh(descriptor: str, src: str, dst: str, dtype: str = "float32", act: int 
     row = next(row for row in rows(p, src, dst) if row.name == "conv_direct")
     source, destination = (Layout(name) for name in (src, dst))
     (op,) = row.bind(p, source, destination, dtype, 1, act, False)
-    params, _ = next(item for item in conv_tile._kernels.items() if item[1].address == op.args[tiles.A_TILE])
+    params, _ = next(item for item in conv_tile._kernels.items() if item[1].address == op.args[tile_kernels.A_TILE])
     return conv_tile.compile(*params)
 
 

@@ -202,19 +202,14 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
 
 
 def _source_block(problem: Conv2dProblem, src: Layout) -> int:
-    """Channels that are packed together: they are contiguous in the source, and no group begins within."""
+    """Channels that are packed together: contiguous in the source, but where a group begins within its blocks."""
     ic, length = problem.ic // problem.g, (NO_BLOCK if src == _NHWC else src.blocks[1])
     if length == 1:
         return 1
     if ic <= 4:
         # Few channels are packed without padding, but for a source that has the padding in the same order.
-        cb = ic if length == NO_BLOCK else 4
-    else:
-        cb = min(16, length)
-    if length < NO_BLOCK and problem.g > 1:
-        while cb > 1 and ic % cb:
-            cb //= 2
-    return cb
+        return ic if length == NO_BLOCK else 4
+    return min(16, length)
 
 
 L1_SETS, L1_WAYS = 64, 8  # of first-level caches of 32 KiB; larger ones have more ways

@@ -24,6 +24,7 @@ import math
 
 import blockconv.kernels.winograd_stages as w
 from blockconv import jit
+from blockconv.jit import Kernel
 from blockconv.kernels.cut import geometry
 from blockconv.kernels.epilogue import ACT_NONE
 from blockconv.kernels.microkernel import conv_tile, lines_ahead
@@ -31,7 +32,6 @@ from blockconv.kernels.shared import DENSE
 from blockconv.kernels.table import Row, Transform, WeightForm
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.winograd_cut import SCRATCH, Cut, cost, cut
-from blockconv.jit import Kernel
 from blockconv.kernels.winograd_transforms import TILES, side
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
@@ -70,6 +70,14 @@ def _lines_ahead(problem: Conv2dProblem, at: Cut) -> int:
     return lines_ahead(block, blocks, -(-at.block // at.pixels), -(-ic // at.run))
 
 
+def _tile(at: Cut) -> Kernel:
+    """The kernel of a tile of products."""
+    fma, out_lanes = int(jit.isa().fma), at.out_lanes
+    return conv_tile(
+        4, fma, 1, at.pixels, at.vectors, out_lanes, at.lanes * 4, at.run, out_lanes, ACT_NONE, *DENSE
+    )  # fmt: skip
+
+
 def _multiply(problem: Conv2dProblem, at: Cut) -> Kernel:
     """The kernel of the products."""
     if not at.shared:
@@ -96,7 +104,7 @@ def _bind(
         w.A_PLACES: OWN_TAIL,
         w.A_LOAD: w.winograd_source(m, p.sh, lanes, at.part, fma, min(lanes, s.length)).address,
         w.A_MULTIPLY: _multiply(p, at).address,
-        w.A_TILE: conv_tile(4, fma, 1, at.pixels, at.vectors, at.out_lanes, lanes * 4, run, at.out_lanes, ACT_NONE, *DENSE).address,
+        w.A_TILE: 0 if at.shared else _tile(at).address,
         w.A_PIXELS: at.pixels, w.A_WIDTH: at.width, w.A_VECTOR: lanes * 4, w.A_OUT_VECTOR: at.out_lanes * 4,
         w.A_FINISH: w.winograd_finish(m, p.sh, lanes, fma, min(lanes, d.length), act).address,
         w.A_TILES: at.tiles, w.A_ROWS: at.rows, w.A_COLS: at.columns, w.A_BLOCK: at.block, w.A_SPLITS: at.splits,
@@ -141,7 +149,8 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
 
 def _weights(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> WeightForm:
     at = cut(problem, dst, m, 1)
-    bias = -(-dst.padded_shape(problem.dst_shape)[1] // at.width) * at.width
+    whole = max(at.width, at.lanes)
+    bias = -(-dst.padded_shape(problem.dst_shape)[1] // whole) * whole
     return WeightForm(Layout("abcde"), bias, problem.g, TRANSFORMS[m, problem.sh])
 
 

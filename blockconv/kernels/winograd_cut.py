@@ -193,7 +193,7 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
         multiply = at.positions * tiles * p.ic * at.ocbs * vectors * slow
         multiply += calls * (_CALL + 2 * at.pixels * vectors)
     edge = 1 + _EDGE * (1 - p.n * max(0, at.rows - 2) * max(0, at.columns - 2) / at.tiles)
-    source, destination = _TRANSFORMS[m, p.sh]
+    source, destination = map(float, _TRANSFORMS[m, p.sh])
     source *= vectors_in * edge * _slower(src, p.src_shape, lanes)[0]
     destination *= vectors_out * _slower(dst, p.dst_shape, lanes)[1]
     transforms = tiles * (source + destination)

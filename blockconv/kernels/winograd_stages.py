@@ -51,8 +51,8 @@ from blockconv.kernels.winograd_transforms import (
     A_IC, A_OC, A_PADDED, A_BLOCKS, A_WHOLE, A_ENDED, A_TAIL, A_IH, A_IW, A_OH, A_OW, A_PH, A_PW,
     A_SN, A_SBLOCK, A_SLEN, A_SROW, A_SCOL, A_SCHAN,
     A_DN, A_DBLOCK, A_DLEN, A_DROW, A_DCOL, A_DCHAN, A_DPIECE,
-    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH, A_VECTOR, A_OUT_VECTOR,
-    A_AHEAD, A_ASKED, A_SRC_END, A_SIDE, A_STEP, A_WEI_SIDE,
+    A_V_POS, A_M_POS, A_M_TILE, A_WEI_POS, A_WEI_OCB, A_PATCH, A_V, A_M, A_TILE, A_PIXELS, A_WIDTH,
+    A_VECTOR, A_OUT_VECTOR, A_AHEAD, A_ASKED, A_SRC_END, A_SIDE, A_STEP, A_WEI_SIDE,
     A_SETS, A_TILE_BLOCKS, A_SRC_SET, A_DST_SET, A_GROUP_OCBS, A_GROUP_OC, A_GROUP_PLACES, A_END,
 ) = range(71)  # fmt: skip
 # Words of the scratch's header: the set of groups, the chunk of its output channel blocks, zeros, a tile's record.
@@ -91,7 +91,7 @@ def _patcher(rows, cols, lanes, piece):
                     # Not a branch: what is outside changes from tile to tile.
                     pixel_at = here + c * s_col + k * s_block if there and c >= left and c < right else zeros
                     if partly:
-                        move_part(at + c * pixel, pixel_at, columns, valid)
+                        move_part(at + c * pixel, pixel_at, columns, 4, valid)
                     else:
                         move(at + c * pixel, pixel_at, pixel, 0)
 
@@ -226,7 +226,7 @@ def winograd_multiply():
 
 @jit.kernel
 def winograd_multiply_shared(lanes, part, fma, channels):
-    """The same, where a set is one vector of groups of so many channels, in and out: their weights stay in registers."""
+    """The same, where a set is a vector of groups of so many channels, in and out: their weights stay in registers."""
     vector = lanes * 4
 
     def kernel(args, first, last, scratch):
@@ -237,7 +237,9 @@ def winograd_multiply_shared(lanes, part, fma, channels):
             weights = _weights_at(args, position) + set_weights
             for c in range(0, lanes, part):
                 here = weights + c // channels * ocb_bytes
-                multiply_shared(part, fma, channels, block, v + 4 * c, vector, products + 4 * c, m_tile, here, ocb_bytes)
+                multiply_shared(
+                    part, fma, channels, block, v + 4 * c, vector, products + 4 * c, m_tile, here, ocb_bytes
+                )
             v += load_i64(args, A_V_POS)
             products += load_i64(args, A_M_POS)
 
