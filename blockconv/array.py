@@ -18,7 +18,7 @@ from blockconv.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.kernels import reorder
 from blockconv.layout import Layout
 from blockconv.problem import ReorderProblem
-from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
+from blockconv.runtime import Buffer, Program, address_of, aligned_empty, get_num_threads
 
 __all__ = ["BlockedArray", "empty", "fresh", "is_channels_last", "reorder_program", "to_layout"]
 
@@ -269,7 +269,7 @@ def reorder_program(
     if itemsize:
         return Program(ops, row.cost(problem, src, dst, 1))
     src_bytes, dst_bytes = -(-src.size(shape) // 2), -(-dst.size(shape) // 2)
-    inner = [Op(op.kernel, _moved(op.args, 2), op.tasks, op.chunk, op.scratch) for op in ops]
+    inner = [op.with_buffers({0: 2, 1: 3}) for op in ops]
     return Program(
         [
             reorder.nibble_op(reorder.unpack_nibbles(), Buffer(0), Buffer(2), src_bytes),
@@ -277,10 +277,6 @@ def reorder_program(
             reorder.nibble_op(reorder.pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
         ]
     )
-
-
-def _moved(args: tuple[int | Buffer, ...], by: int) -> tuple[int | Buffer, ...]:
-    return tuple(Buffer(a.index + by, a.offset) if isinstance(a, Buffer) else a for a in args)
 
 
 # ---------------------------------------------------------------- the boundary with NumPy

@@ -5,6 +5,7 @@ The public functions of every op share these checks, so that they say the same o
 
 from __future__ import annotations
 
+import functools
 import marshal
 import operator
 import warnings
@@ -47,16 +48,11 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
     """An array or a torch CPU tensor as an array, without a copy but for bytes that are swapped."""
     if isinstance(x, np.ndarray):
         array = x
-    elif type(x).__module__.split(".")[0] == "torch":
-        if getattr(x, "requires_grad", False):
-            rule = "requires a gradient, and this library computes none"
-            raise ArgumentError(op, argument, x, rule, "give x.detach()")
-        if x.device.type != "cpu":
-            raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
+    elif _is_tensor(type(x)):
         try:
             array = x.numpy()
-        except (TypeError, RuntimeError) as error:  # bfloat16, sparse
-            raise DtypeError(op, argument, x, f"cannot be read as an array ({error})") from None
+        except (TypeError, RuntimeError) as error:
+            raise _unreadable(x, op, argument, error) from None
     elif write or isinstance(x, (str, bytes)) or x is None:
         raise ArgumentError(op, argument, x, "has to be an array")
     else:
@@ -68,11 +64,25 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
     return array
 
 
+@functools.lru_cache(maxsize=64)
+def _is_tensor(kind: type[Any]) -> bool:
+    return kind.__module__.split(".")[0] == "torch"
+
+
+def _unreadable(x: Any, op: str, argument: str, error: Exception) -> Exception:
+    """Why a tensor cannot be read as an array."""
+    if x.requires_grad:
+        return ArgumentError(op, argument, x, "requires a gradient, and this library computes none", "give x.detach()")
+    if x.device.type != "cpu":
+        return ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
+    return DtypeError(op, argument, x, f"cannot be read as an array ({error})")  # bfloat16, sparse
+
+
 def like(input: Any, result: Array) -> Any:
     """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor."""
     if type(input) is np.ndarray:
         return result
-    if type(input).__module__.split(".")[0] == "torch":
+    if _is_tensor(type(input)):
         import torch
 
         return torch.from_numpy(result)

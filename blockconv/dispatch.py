@@ -63,7 +63,7 @@ def choose(
         raise UnsupportedError(f"{op} from {src} to {dst}, {dtype}: no kernel takes it. {rejected}")
     exact = next((c for c in taken if c.row.error is None), taken[0])
     rivals = [exact, *(c for c in taken if c.row.error is not None)]
-    best = min(rivals, key=lambda c: _seconds(c) + (_packing(c.row, problem, src, dst, dtype) if once else 0.0))
+    best = min(rivals, key=lambda c: _seconds(c) + (packing_seconds(c.row, problem, src, dst, dtype) if once else 0.0))
     if best.row.reference and rejected:
         text = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
         warnings.warn(text + rejected, SlowPathWarning, stacklevel=3)
@@ -75,7 +75,7 @@ def _seconds(candidate: Candidate) -> float:
     return candidate.cost
 
 
-def _packing(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str) -> float:
+def packing_seconds(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str) -> float:
     """Seconds to pack a problem's weights: they are read; lines are fetched, written, and read by the kernel."""
     assert row.weights is not None
     form, itemsize = row.weights(problem, src, dst, dtype), np.dtype(dtype).itemsize

@@ -36,7 +36,15 @@ from blockconv.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.kernels import Row, WeightForm
 from blockconv.kernels.activation import Activation, activation
 from blockconv.layout import NATIVE, Layout
-from blockconv.packing import activation_block, pack_bias, pack_weights
+from blockconv.packing import (
+    Packing,
+    activation_block,
+    pack_bias,
+    pack_weights,
+    packing,
+    room_for,
+    weights_as_read,
+)
 from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.runtime import Program, address_of, get_num_threads
 
@@ -207,23 +215,30 @@ class Conv2d:
         problem = self._problem(shape, dtype)
         if problem.n == 0:
             return _Bound(problem, dst, None, threads)
+        weights = weights_as_read(problem, self.weight)[1] if self._once else None
         plan = _plan(
-            self._op, self.algorithm, self.accuracy, self._once,
+            self._op, self.algorithm, self.accuracy, weights,
             problem, src, dst, str(dtype), threads, self._act, residual,
         )  # fmt: skip
         return _Bound(problem, dst, plan, threads)
 
     def _pack(self, bound: _Bound) -> _Packed | None:
-        """The parameters in the form that a bound problem needs; None if it is empty."""
+        """The parameters in the form that a bound problem needs, or as its program packs them; None if it is empty."""
         if bound.plan is None:
             return None
-        form = bound.plan.form
-        packed = self._packed.get(form)
-        if packed is None:
-            weight = pack_weights(bound.problem, self.weight, form, self._once)
-            bias = pack_bias(bound.problem, self.bias, form, self.weight.dtype)
-            packed = self._packed[form] = _Packed(weight, bias, self._params)
-        return packed
+        form, how = bound.plan.form, bound.plan.packing
+        if how is not None:
+            weight, bias = weights_as_read(bound.problem, self.weight)[0], self._packed_bias(bound, form)
+            packed, between = room_for(how)
+            return _Packed(packed, bias, self._params, weight, between)
+        held = self._packed.get(form)
+        if held is None:
+            weight = pack_weights(bound.problem, self.weight, form)
+            held = self._packed[form] = _Packed(weight, self._packed_bias(bound, form), self._params)
+        return held
+
+    def _packed_bias(self, bound: _Bound, form: WeightForm) -> Array:
+        return pack_bias(bound.problem, self.bias, form, self.weight.dtype)
 
     def _with(self, weight: Array, bias: Array | None) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
@@ -265,27 +280,37 @@ class Conv2d:
 
 
 class _Plan(NamedTuple):
-    """What a problem needs, whatever its weights are: shared by all that convolve it."""
+    """What a problem needs, whatever its weights are: shared by all that convolve it.
+
+    packing: of the weights, which the program begins with; None if they come packed.
+    """
 
     form: WeightForm
     program: Program
+    packing: Packing | None
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    op: str, algorithm: str, accuracy: float, once: bool,
+    op: str, algorithm: str, accuracy: float, weights: Layout | None,
     problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threads: int, act: int, residual: bool,
 ) -> _Plan:  # fmt: skip
     if algorithm == "auto":
-        row = dispatch.choose("conv2d", problem, src, dst, dtype, accuracy, once)
+        row = dispatch.choose("conv2d", problem, src, dst, dtype, accuracy, once=weights is not None)
     elif algorithm == "winograd":
         row = _winograd(op, problem, src, dst, dtype, accuracy)
     else:
         row = dispatch.named("conv2d", f"conv_{algorithm}")
     assert row.weights is not None
     form = row.weights(problem, src, dst, dtype)
-    ops = row.bind(problem, src, dst, dtype, threads, act, residual)
-    return _Plan(form, Program(ops, row.cost(problem, src, dst, 1)))
+    ops, seconds = list(row.bind(problem, src, dst, dtype, threads, act, residual)), row.cost(problem, src, dst, 1)
+    if weights is None:
+        return _Plan(form, Program(ops, seconds), None)
+    # One program, so that threads are woken once. The weights' buffers come after those of the convolution.
+    how = packing(problem, weights, form, np.dtype(dtype).itemsize)
+    first = [op.with_buffers({0: 6, 2: 7}) for op in how.program.ops]
+    seconds += dispatch.packing_seconds(row, problem, src, dst, dtype)
+    return _Plan(form, Program([*first, *ops], seconds), how)
 
 
 def _winograd(op: str, problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, accuracy: float) -> Row:
@@ -322,8 +347,8 @@ class _Bound:
         added = to if residual is None else apart(op, residual, dst, "residual")[0]
         if self.plan is None or packed is None:
             return
-        wei, bias, params = packed.addresses
-        self.plan.program.run((start, wei, bias, to, added, params), self.threads)
+        wei, bias, params, *given = packed.addresses
+        self.plan.program.run((start, wei, bias, to, added, params, *given), self.threads)
 
 
 def conv2d(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,59 +12,64 @@ from blockconv.array import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.activation import Activation
 from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
-from blockconv.kernels.table import Transform
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 from blockconv.runtime import Program, Scratch, address_of, aligned_empty
 
-__all__ = ["activation_block", "pack_bias", "pack_weights"]
+__all__ = ["Packing", "activation_block", "pack_bias", "pack_weights", "packing", "room_for", "weights_as_read"]
 
 _PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
 
-def pack_weights(
-    problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm, once: bool = False
-) -> npt.NDArray[np.uint8]:
-    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them.
+class Packing(NamedTuple):
+    """How weights become what a kernel reads: a program from buffer 0 to buffer 1, by way of 2; their bytes."""
 
-    Weights that are dense in either of PyTorch's memory formats are read in place, others copied first.
-    once: what comes back is good until this thread packs once more.
-    """
-    p, source = problem, _PLAIN
-    if p.g == 1 and not weight.flags.c_contiguous and weight.transpose(0, 2, 3, 1).flags.c_contiguous:
-        source = _CHANNELS_LAST
-    else:
-        weight = np.ascontiguousarray(weight)
-    packed = weight
-    if form.transform is None or source != form.layout:
-        program, nbytes = _packer(p.grouped_wei_shape, source, form.layout, weight.itemsize)
-        packed = _memory(_packed, nbytes, once)
-        program.run((address_of(weight), address_of(packed)))
-    if form.transform is None:
-        return packed
-    program, nbytes = _transformer(form.transform, problem)
-    transformed = _memory(_transformed, nbytes, once)
-    program.run((address_of(packed), address_of(transformed)))
-    return transformed
+    program: Program
+    nbytes: int
+    between: int
+
+
+@functools.lru_cache(maxsize=1024)
+def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
+    """Of weights that lie in `source`, over (G, O/G, I/G, H, W)."""
+    shape, transform = problem.grouped_wei_shape, form.transform
+    if transform is not None and source == form.layout:
+        return Packing(Program((transform.op(problem),)), transform.nbytes(problem), 0)
+    first, nbytes = reorder_program(shape, source, form.layout, itemsize), form.layout.size(shape) * itemsize
+    if transform is None:
+        return Packing(first, nbytes, 0)
+    ops = [*(op.with_buffers({1: 2}) for op in first.ops), transform.op(problem).with_buffers({0: 2})]
+    return Packing(Program(ops), transform.nbytes(problem), nbytes)
+
+
+def weights_as_read(problem: Conv2dProblem, weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
+    """Weights, (O, I/G, KH, KW), and their layout: a copy, if they are dense in neither of PyTorch's memory formats."""
+    if weight.flags.c_contiguous:
+        return weight, _PLAIN
+    if problem.g == 1 and weight.transpose(0, 2, 3, 1).flags.c_contiguous:
+        return weight, _CHANNELS_LAST
+    return np.ascontiguousarray(weight), _PLAIN
+
+
+def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[np.uint8]:
+    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them."""
+    weight, source = weights_as_read(problem, weight)
+    how = packing(problem, source, form, weight.itemsize)
+    packed, between = aligned_empty(how.nbytes), aligned_empty(how.between)
+    how.program.run((address_of(weight), address_of(packed), address_of(between)))
+    return packed
 
 
 # Fresh pages cost more than packing into them. A thread keeps at most so many bytes of each.
 KEPT = 32 << 20
-_packed, _transformed = Scratch(), Scratch()
+_packed, _between = Scratch(), Scratch()
 
 
-def _memory(scratch: Scratch, nbytes: int, once: bool) -> npt.NDArray[np.uint8]:
-    return scratch.array(nbytes) if once and nbytes <= KEPT else aligned_empty(nbytes)
-
-
-@functools.lru_cache(maxsize=1024)
-def _packer(shape: tuple[int, ...], source: Layout, layout: Layout, itemsize: int) -> tuple[Program, int]:
-    return reorder_program(shape, source, layout, itemsize), layout.size(shape) * itemsize
-
-
-@functools.lru_cache(maxsize=1024)
-def _transformer(transform: Transform, problem: Conv2dProblem) -> tuple[Program, int]:
-    return Program((transform.op(problem),)), transform.nbytes(problem)
+def room_for(how: Packing) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Memory to pack into, and by way of: this thread's own, till it asks again."""
+    sizes = ((_packed, how.nbytes), (_between, how.between))
+    packed, between = (kept.array(n) if n <= KEPT else aligned_empty(n) for kept, n in sizes)
+    return packed, between
 
 
 def pack_bias(

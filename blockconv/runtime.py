@@ -16,8 +16,8 @@ import ctypes
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,16 @@ class Op:
     chunk: int = 1
     scratch: int = 0
     tail: int = 0
+
+    def with_buffers(self, numbers: Mapping[int, int]) -> Op:
+        """The same on other buffers: those that `numbers` names get new numbers."""
+
+        def renamed(value: int | Buffer) -> int | Buffer:
+            if isinstance(value, Buffer) and value.index in numbers:
+                return Buffer(numbers[value.index], value.offset)
+            return value
+
+        return replace(self, args=tuple(map(renamed, self.args)))
 
 
 @jit.kernel
