@@ -57,12 +57,14 @@ def logical(x):
 
 @pytest.fixture
 def buffers(monkeypatch):
-    """The addresses that each run was given: source, weights, bias, destination, residual, parameters."""
+    """The addresses that each run was given: source, weights, bias, destination, residual, parameters, and what the
+    weights are packed from and by way of, if they are not packed already.
+    """
     seen = []
     run = runtime.Program.run
 
     def spy(self, at, *rest):
-        if len(at) == 6:  # a convolution, and no reorder
+        if len(at) >= 6:  # a convolution, and no reorder
             seen.append(tuple(at))
         run(self, at, *rest)
 
@@ -101,10 +103,25 @@ def test_module_parameters():
     close(bc.conv2d(x, module.weight, module.bias, stride=2, padding=1).numpy(), module(x).numpy())
 
 
-def test_gradients_are_refused():
-    w = torch.from_numpy(W).requires_grad_()
+def test_gradients_are_refused_but_where_none_are_recorded():
+    x, w = torch.from_numpy(X), torch.from_numpy(W).requires_grad_()
     with pytest.raises(bc.ArgumentError, match=r"conv2d: weight=.*gradient.*detach"):
-        bc.conv2d(torch.from_numpy(X), w)
+        bc.conv2d(x, w)
+    with torch.no_grad():
+        close(bc.conv2d(x, w).numpy(), bc.conv2d(X, W))
+
+
+def test_weights_are_packed_by_the_convolutions_own_program(buffers):
+    """One launch: threads are woken once. `Conv2d`, which packs once, gives packed weights to each."""
+    x, w = torch.from_numpy(X), torch.from_numpy(W)
+    bc.conv2d(x, w, padding=1)
+    assert len(buffers) == 1
+    assert buffers[0][6] == w.data_ptr()
+    conv = bc.Conv2d(w, padding=1)
+    conv(x)
+    conv(x)
+    assert [len(at) for at in buffers[1:]] == [6, 6]
+    assert buffers[1][1] == buffers[2][1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32, torch.complex64])
