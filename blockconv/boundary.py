@@ -5,7 +5,6 @@ The public functions of every op share these checks, so that they say the same o
 
 from __future__ import annotations
 
-import functools
 import marshal
 import operator
 import warnings
@@ -48,7 +47,7 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
     """An array or a torch CPU tensor as an array, without a copy but for bytes that are swapped."""
     if isinstance(x, np.ndarray):
         array = x
-    elif _is_tensor(type(x)):
+    elif _is_tensor(x):
         try:
             array = x.numpy()
         except (TypeError, RuntimeError) as error:
@@ -64,9 +63,9 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
     return array
 
 
-@functools.lru_cache(maxsize=64)
-def _is_tensor(kind: type[Any]) -> bool:
-    return kind.__module__.split(".")[0] == "torch"
+def _is_tensor(x: object) -> bool:
+    module = type(x).__module__
+    return module == "torch" or module.startswith("torch.")
 
 
 def _unreadable(x: Any, op: str, argument: str, error: Exception) -> Exception:
@@ -82,7 +81,7 @@ def like(input: Any, result: Array) -> Any:
     """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor."""
     if type(input) is np.ndarray:
         return result
-    if _is_tensor(type(input)):
+    if _is_tensor(input):
         import torch
 
         return torch.from_numpy(result)

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.codegen import inline
-from blockconv.emit import load_f, load_i64, move, store_bits, store_f, store_i64
+from blockconv.emit import load_f, load_i64, move, store_bits, store_f
+from blockconv.kernels.pool_elements import SUM_FLOAT, combine, identity, load_value, store_value
 from blockconv.kernels.pool_vectors import (
-    SUM_FLOAT,
-    combine,
     fold_planes,
-    identity,
-    load_value,
-    max_and_place,
     pool_tile,
     reduce_columns,
     reduce_plane,
     reduce_rows,
     reduce_taps,
     reduce_window,
-    store_value,
 )
 
 # Argument words. All steps in bytes; a window's rows and columns are a dilation apart.
@@ -43,14 +38,14 @@ MOST_FOLDED = 16  # planes whose vectors are folded together
 
 
 @inline
-def _rows(args, oh):
+def window_rows(args, oh):
     """(first row, how many, address of the scales of its outputs) of a row of windows."""
     entry = load_i64(args, A_TABLE) + 24 * oh
     return load_i64(entry, 0), load_i64(entry, 1), load_i64(args, A_TABLE) + load_i64(entry, 2)
 
 
 @inline
-def _columns(args, ow):
+def window_columns(args, ow):
     """(first column, how many) of a column of windows."""
     entry = load_i64(args, A_TABLE) + 24 * load_i64(args, A_OH) + 16 * ow
     return load_i64(entry, 0), load_i64(entry, 1)
@@ -63,7 +58,7 @@ def _existing(args, plane):
 
 
 @inline
-def _set_mask(args, mask, plane, itemsize, lanes):
+def set_mask(args, mask, plane, itemsize, lanes):
     """Ones for the channels of the plane's block that exist, over a block or a vector, whichever is longer."""
     block, exist = load_i64(args, A_BLOCK), _existing(args, plane)
     for k in range(max(block, lanes)):
@@ -71,7 +66,7 @@ def _set_mask(args, mask, plane, itemsize, lanes):
 
 
 @inline
-def _start_rows(args, task):
+def start_rows(args, task):
     """(plane, first output row, row after the last) of a task."""
     chunks, chunk = load_i64(args, A_CHUNKS), load_i64(args, A_CHUNK)
     plane = task // chunks
@@ -99,11 +94,11 @@ def pool_tiles(kind, itemsize, lanes, pixels, kh, taps, stride, dilation, masked
         fill, mask = scratch + FILL, scratch + MASK
         mask_bytes = load_i64(args, A_BLOCK) * itemsize
         for task in range(first, last):
-            plane, oh_first, oh_last = _start_rows(args, task)
+            plane, oh_first, oh_last = start_rows(args, task)
             if masked:
-                _set_mask(args, mask, plane, itemsize, lanes)
+                set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last):
-                row, rows, scales = _rows(args, oh)
+                row, rows, scales = window_rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
                 for at in range(0, ow_count, pixels):
@@ -143,15 +138,15 @@ def pool_windows(kind, itemsize, lanes, vectors, unroll, masked):
             task = split_task // splits
             i_first = (split_task - task * splits) * load_i64(args, A_SPLIT)
             i_last = min(inner, i_first + load_i64(args, A_SPLIT))
-            plane, oh_first, oh_last = _start_rows(args, task)
+            plane, oh_first, oh_last = start_rows(args, task)
             if masked:
-                _set_mask(args, mask, plane, itemsize, lanes)
+                set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last):
-                row, rows, scales = _rows(args, oh)
+                row, rows, scales = window_rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
                 for ow in range(load_i64(args, A_OW)):
-                    column, cols = _columns(args, ow)
+                    column, cols = window_columns(args, ow)
                     scale = scales + ow * itemsize
                     s, d, i = src + column * s_col, dst + ow * s_col, i_first
                     while i + width <= i_last:
@@ -193,11 +188,11 @@ def pool_wide_lines(kind, itemsize, lanes, masked):
         image, tap_step = line + load_i64(args, A_PW) * size, load_i64(args, A_COL_STEP) // s_col * size
         mask_bytes = load_i64(args, A_BLOCK) * itemsize
         for task in range(first, last):
-            plane, oh_first, oh_last = _start_rows(args, task)
+            plane, oh_first, oh_last = start_rows(args, task)
             if masked:
-                _set_mask(args, mask, plane, itemsize, lanes)
+                set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last):
-                row, rows, scales = _rows(args, oh)
+                row, rows, scales = window_rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
                 for i_at in range(0, inner, lanes):
@@ -235,7 +230,7 @@ def pool_wide_lines(kind, itemsize, lanes, masked):
 
 
 @inline
-def _reduce_whole_rows(kind, itemsize, lanes, known, src, elements, rows, row_step, line):
+def reduce_whole_rows(kind, itemsize, lanes, known, src, elements, rows, row_step, line):
     """The rows of a window, over the whole width of the image, into a line."""
     size = lanes * itemsize
     done = 0
@@ -276,21 +271,21 @@ def pool_lines(kind, itemsize, lanes, kh, kw, inner, stride, masked):
         elements, outputs = load_i64(args, A_IW) * pixel, load_i64(args, A_OW) * pixel
         row_step, taps, tap_step = load_i64(args, A_ROW_STEP), load_i64(args, A_KW), load_i64(args, A_COL_STEP)
         for task in range(first, last):
-            plane, oh_first, oh_last = _start_rows(args, task)
+            plane, oh_first, oh_last = start_rows(args, task)
             if masked:
-                _set_mask(args, mask, plane, itemsize, lanes)
+                set_mask(args, mask, plane, itemsize, lanes)
             for oh in range(oh_first, oh_last + 1):
                 if oh < oh_last:
-                    row, rows, _ = _rows(args, oh)
+                    row, rows, _ = window_rows(args, oh)
                     src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
                     image = lines + (oh & 1) * line_bytes + margin
                     if kh > 0 and rows == kh:
-                        _reduce_whole_rows(kind, itemsize, lanes, kh, src, elements, rows, row_step, image)
+                        reduce_whole_rows(kind, itemsize, lanes, kh, src, elements, rows, row_step, image)
                     else:
-                        _reduce_whole_rows(kind, itemsize, lanes, 0, src, elements, rows, row_step, image)
+                        reduce_whole_rows(kind, itemsize, lanes, 0, src, elements, rows, row_step, image)
                 if oh == oh_first:
                     continue
-                line, scales = lines + ((oh - 1) & 1) * line_bytes, _rows(args, oh - 1)[2]
+                line, scales = lines + ((oh - 1) & 1) * line_bytes, window_rows(args, oh - 1)[2]
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + (oh - 1) * load_i64(args, A_D_ROW)
                 done = 0
                 while whole and done + several * lanes <= outputs:
@@ -352,9 +347,9 @@ def pool_runs(kind, itemsize, lanes, kh, kw, checked, masked):
         row, there = load_i64(args, A_IW) * load_i64(args, A_INNER), load_i64(args, A_TABLE) + load_i64(args, A_THERE)
         chunks = load_i64(args, A_CHUNKS)
         for task in range(first, last):
-            plane, oh_first, oh_last = _start_rows(args, task)
+            plane, oh_first, oh_last = start_rows(args, task)
             if masked:
-                _set_mask(args, mask, plane, itemsize, lanes)
+                set_mask(args, mask, plane, itemsize, lanes)
             top = oh_first - load_i64(args, A_PH)
             end = oh_last - load_i64(args, A_PH) + (kh - 1) * (row_step // s_row)
             ih_first, ih_last = max(top, 0), min(end, load_i64(args, A_IH))
@@ -370,8 +365,8 @@ def pool_runs(kind, itemsize, lanes, kh, kw, checked, masked):
             )  # fmt: skip
             dst, oh = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE), oh_first
             while oh < oh_last:  # as many rows as have the same scales
-                scales, upto = _rows(args, oh)[2], oh + 1
-                while upto < oh_last and _rows(args, upto)[2] == scales:
+                scales, upto = window_rows(args, oh)[2], oh + 1
+                while upto < oh_last and window_rows(args, upto)[2] == scales:
                     upto += 1
                 _reduce_run(
                     kind, itemsize, lanes, kh, 0, scaled, masked, buffer + (oh - oh_first) * s_row, row_step,
@@ -391,15 +386,15 @@ def pool_bins(kind, itemsize, lanes):
         pixel, step = load_i64(args, A_INNER), load_i64(args, A_COL_STEP)
         row_step, block = load_i64(args, A_ROW_STEP), load_i64(args, A_BLOCK)
         for task in range(first, last):
-            plane, oh_first, oh_last = _start_rows(args, task)
+            plane, oh_first, oh_last = start_rows(args, task)
             exist = _existing(args, plane)
             for oh in range(oh_first, oh_last):
-                row, rows, scales = _rows(args, oh)
+                row, rows, scales = window_rows(args, oh)
                 src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * load_i64(args, A_S_ROW)
                 dst = load_i64(args, A_DST) + plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
-                _reduce_whole_rows(kind, itemsize, lanes, 0, src, load_i64(args, A_IW) * pixel, rows, row_step, line)
+                reduce_whole_rows(kind, itemsize, lanes, 0, src, load_i64(args, A_IW) * pixel, rows, row_step, line)
                 for ow in range(load_i64(args, A_OW)):
-                    column, cols = _columns(args, ow)
+                    column, cols = window_columns(args, ow)
                     for i in range(pixel):
                         value = identity(kind, itemsize)
                         at = line + (column * pixel + i) * itemsize
@@ -428,7 +423,7 @@ def pool_planes(kind, itemsize, lanes, inner):
 
     def kernel(args, first, last, scratch):
         runs, run, left = load_i64(args, A_RUNS), load_i64(args, A_RUN), load_i64(args, A_LEFT)
-        block, scale, d_plane = load_i64(args, A_BLOCK), _rows(args, 0)[2], load_i64(args, A_D_PLANE)
+        block, scale, d_plane = load_i64(args, A_BLOCK), window_rows(args, 0)[2], load_i64(args, A_D_PLANE)
         folded = scratch + LINE
         vectors = folded + size
         for at in range(first, last, together):
@@ -458,151 +453,5 @@ def pool_planes(kind, itemsize, lanes, inner):
                 for i in range(inner if exist < block else 0):
                     if i % block >= exist:
                         store_bits(dst + k * d_plane + i * itemsize, 0, itemsize)
-
-    return kernel
-
-
-# ---------------------------------------------------------------- one output at a time, between any layouts
-
-# Argument words past the shared ones: source's and destination's geometry, and the destination's channels.
-A_S_GEOMETRY, A_D_GEOMETRY, A_PADDED, A_IDX = A_END, A_END + 6, A_END + 12, A_END + 13
-
-
-@inline
-def _place(geometry, n, c, h, w):
-    """The offset of an element, in bytes."""
-    length = load_i64(geometry, 2)
-    at = n * load_i64(geometry, 0) + c // length * load_i64(geometry, 1) + c % length * load_i64(geometry, 3)
-    return at + h * load_i64(geometry, 4) + w * load_i64(geometry, 5)
-
-
-@jit.kernel
-def pool_reference(kind, itemsize):
-    """A task is one row of one channel, padding channels included (they are zero)."""
-
-    def kernel(args, first, last, scratch):
-        oh_count, padded = load_i64(args, A_OH), load_i64(args, A_PADDED)
-        for task in range(first, last):
-            h, rest = task % oh_count, task // oh_count
-            c, n = rest % padded, rest // padded
-            row, rows, scales = _rows(args, h)
-            for w in range(load_i64(args, A_OW)):
-                to = load_i64(args, A_DST) + _place(args + 8 * A_D_GEOMETRY, n, c, h, w)
-                if c >= load_i64(args, A_CHANNELS):
-                    store_bits(to, 0, itemsize)
-                    continue
-                column, cols = _columns(args, w)
-                start = load_i64(args, A_SRC) + _place(args + 8 * A_S_GEOMETRY, n, c, row, column)
-                value = identity(kind, itemsize)
-                for y in range(rows):
-                    for x in range(cols):
-                        at = start + y * load_i64(args, A_ROW_STEP) + x * load_i64(args, A_COL_STEP)
-                        value = combine(kind, itemsize, value, load_value(at, kind, itemsize))
-                if kind == SUM_FLOAT:
-                    store_f(to, value * load_f(scales + w * itemsize, itemsize), itemsize)
-                else:
-                    store_value(to, value, kind, itemsize)
-
-    return kernel
-
-
-@jit.kernel
-def pool_indices(kind, itemsize):
-    """Maxima and where they are, h·W + w: of equals the first, of NaNs the last, as PyTorch has it."""
-
-    def kernel(args, first, last, scratch):
-        oh_count, padded, iw = load_i64(args, A_OH), load_i64(args, A_PADDED), load_i64(args, A_IW)
-        row_dilation, col_dilation = load_i64(args, A_RUNS), load_i64(args, A_RUN)
-        for task in range(first, last):
-            h, rest = task % oh_count, task // oh_count
-            c, n = rest % padded, rest // padded
-            row, rows, _ = _rows(args, h)
-            for w in range(load_i64(args, A_OW)):
-                place = _place(args + 8 * A_D_GEOMETRY, n, c, h, w)
-                to, index_to = load_i64(args, A_DST) + place, load_i64(args, A_IDX) + place // itemsize * 8
-                if c >= load_i64(args, A_CHANNELS):
-                    store_bits(to, 0, itemsize)
-                    store_i64(index_to, 0, 0)
-                    continue
-                column, cols = _columns(args, w)
-                start = load_i64(args, A_SRC) + _place(args + 8 * A_S_GEOMETRY, n, c, row, column)
-                value, index = identity(kind, itemsize), row * iw + column
-                for y in range(rows):
-                    for x in range(cols):
-                        at = start + y * load_i64(args, A_ROW_STEP) + x * load_i64(args, A_COL_STEP)
-                        more = load_value(at, kind, itemsize)
-                        if more > value or more != more:
-                            value = more
-                            index = (row + y * row_dilation) * iw + column + x * col_dilation
-                store_value(to, value, kind, itemsize)
-                store_i64(index_to, 0, index)
-
-    return kernel
-
-
-@jit.kernel
-def pool_wide_indices(kind, itemsize, lanes, masked):
-    """The same for wide pixels, from a layout to itself: a vector of channels of one output at a time."""
-
-    def kernel(args, first, last, scratch):
-        inner, iw = load_i64(args, A_INNER), load_i64(args, A_IW)
-        s_row, s_col = load_i64(args, A_S_ROW), load_i64(args, A_S_COL)
-        row_step, col_step = load_i64(args, A_ROW_STEP), load_i64(args, A_COL_STEP)
-        mask, mask_bytes = scratch + MASK, load_i64(args, A_BLOCK) * itemsize
-        for task in range(first, last):
-            plane, oh_first, oh_last = _start_rows(args, task)
-            if masked:
-                _set_mask(args, mask, plane, itemsize, lanes)
-            for oh in range(oh_first, oh_last):
-                row, rows, _ = _rows(args, oh)
-                to = plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
-                for ow in range(load_i64(args, A_OW)):
-                    column, cols = _columns(args, ow)
-                    src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row + column * s_col
-                    for i_at in range(0, inner, lanes):
-                        i = min(i_at, inner - lanes) * itemsize
-                        max_and_place(
-                            kind, itemsize, lanes, 0, 0, 1, masked, src + i, rows, row_step, cols, col_step,
-                            row * iw + column, row_step // s_row * iw, col_step // s_col, 0,
-                            load_i64(args, A_DST) + to + i, load_i64(args, A_IDX) + (to + i) // itemsize * 8,
-                            mask + i % mask_bytes, lanes,
-                        )  # fmt: skip
-                    to += s_col
-
-    return kernel
-
-
-@jit.kernel
-def pool_line_indices(kind, itemsize, lanes, inner, stride, dilation, masked):
-    """The same for narrow pixels: the rows of a row of windows go into lines with margins, which no maximum is in."""
-    used = lanes // inner * inner
-
-    def kernel(args, first, last, scratch):
-        line, line_bytes, mask = scratch + LINE, load_i64(args, A_LINE_BYTES), scratch + MASK
-        iw, pw, taps = load_i64(args, A_IW), load_i64(args, A_PW), load_i64(args, A_KW)
-        s_row, row_step = load_i64(args, A_S_ROW), load_i64(args, A_ROW_STEP)
-        size, outputs = inner * itemsize, load_i64(args, A_OW) * inner
-        for k in range(load_i64(args, A_LEFT) // itemsize):  # of all lines: the margins stay as they are set here
-            store_value(line + k * itemsize, identity(kind, itemsize), kind, itemsize)
-        for task in range(first, last):
-            plane, oh_first, oh_last = _start_rows(args, task)
-            if masked:
-                _set_mask(args, mask, plane, itemsize, lanes)
-            for oh in range(oh_first, oh_last):
-                row, rows, _ = _rows(args, oh)
-                src = load_i64(args, A_SRC) + plane * load_i64(args, A_S_PLANE) + row * s_row
-                for y in range(rows):
-                    to = line + y * line_bytes + pw * size
-                    _reduce_whole_rows(kind, itemsize, lanes, 1, src + y * row_step, iw * inner, 1, 0, to)
-                to = plane * load_i64(args, A_D_PLANE) + oh * load_i64(args, A_D_ROW)
-                for done in range(0, outputs, used):
-                    column = done // inner * stride - pw
-                    max_and_place(
-                        kind, itemsize, lanes, inner, stride, dilation, masked, line + done * (stride * itemsize),
-                        rows, line_bytes, taps, dilation * size,
-                        row * iw + column, row_step // s_row * iw, dilation, column,
-                        load_i64(args, A_DST) + to + done * itemsize,
-                        load_i64(args, A_IDX) + (to // itemsize + done) * 8, mask, min(used, outputs - done),
-                    )  # fmt: skip
 
     return kernel

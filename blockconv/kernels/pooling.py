@@ -25,234 +25,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+import blockconv.kernels.pool_indices as pi
+import blockconv.kernels.pool_kernels as pk
 from blockconv import jit
 from blockconv.kernels.cut import geometry
-from blockconv.kernels.pool_kernels import (
-    A_BLOCK,
-    A_BLOCKS,
-    A_CHANNELS,
-    A_CHUNK,
-    A_CHUNKS,
-    A_COL_STEP,
-    A_D_GEOMETRY,
-    A_D_PLANE,
-    A_D_ROW,
-    A_DST,
-    A_END,
-    A_IDX,
-    A_IH,
-    A_INNER,
-    A_IW,
-    A_KW,
-    A_LEFT,
-    A_LINE_BYTES,
-    A_OH,
-    A_OW,
-    A_PADDED,
-    A_PH,
-    A_PW,
-    A_ROW_STEP,
-    A_RUN,
-    A_RUNS,
-    A_S_COL,
-    A_S_GEOMETRY,
-    A_S_PLANE,
-    A_S_ROW,
-    A_SPLIT,
-    A_SPLITS,
-    A_SRC,
-    A_SW,
-    A_TABLE,
-    A_THERE,
-    GROUP,
-    LINE,
-    MOST_FOLDED,
-    SLACK,
-    pool_bins,
-    pool_indices,
-    pool_line_indices,
-    pool_lines,
-    pool_planes,
-    pool_reference,
-    pool_runs,
-    pool_tiles,
-    pool_wide_indices,
-    pool_wide_lines,
-    pool_windows,
+from blockconv.kernels.pool_arguments import (
+    DST,
+    IDX,
+    ITEMSIZE,
+    SRC,
+    TASK_BYTES,
+    Problem,
+    Windows,
+    axis_of,
+    is_global,
+    is_masked,
+    kind_of,
+    lanes_of,
+    make_op,
+    shared_words,
+    tasks_of,
+    view,
+    windows,
 )
-from blockconv.kernels.pool_vectors import MAX_FLOAT, MAX_SIGNED, MAX_UNSIGNED, SUM_FLOAT
 from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.runtime import OWN_TAIL, Buffer, Op
 
 __all__ = ["ROWS"]
-
-SRC, DST, IDX = (Buffer(k) for k in range(3))
-ITEMSIZE = {"float32": 4, "float64": 8, "int8": 1, "uint8": 1}
-Problem = Pool2dProblem | AdaptivePool2dProblem
-
-
-Windows = list[tuple[int, int, int]]
-
-
-class View(NamedTuple):
-    """A native layout as [planes][rows][columns][inner]: `block` channels in a plane, of `blocks` such for an image."""
-
-    planes: int
-    inner: int
-    block: int
-    blocks: int
-
-
-def view(layout: Layout, shape: tuple[int, ...]) -> View:
-    n, c = shape[:2]
-    if layout == Layout("NHWC"):
-        return View(n, c, c, 1)
-    block = layout.blocks[1]
-    blocks = -(-c // block)
-    if layout == Layout("CHWN4"):
-        return View(blocks, 4 * n, block, blocks)
-    return View(n * blocks, block, block, blocks)
-
-
-class _Axis(NamedTuple):
-    """One axis of a problem; windows of `kernel` taps, `dilation` apart."""
-
-    size: int
-    out: int
-    kernel: int
-    stride: int
-    begin: int
-    end: int
-    dilation: int
-
-
-def _axis(problem: Problem, x: str) -> _Axis:
-    if isinstance(problem, AdaptivePool2dProblem):
-        return _Axis(getattr(problem, "i" + x), getattr(problem, "o" + x), 0, 0, 0, 0, 1)
-    return _Axis(
-        *(int(getattr(problem, name)) for name in (f"i{x}", f"o{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}"))
-    )
-
-
-def windows(problem: Problem, x: str) -> Windows:
-    """Of each window along an axis: the first element in the image, how many there are, how many an average counts."""
-    a = _axis(problem, x)
-    if isinstance(problem, AdaptivePool2dProblem):
-        bounds = [(o * a.size // a.out, -(-(o + 1) * a.size // a.out)) for o in range(a.out)]
-        return [(first, last - first, last - first) for first, last in bounds]
-    found = []
-    for o in range(a.out):
-        start = o * a.stride - a.begin
-        before = -(-max(0, -start) // a.dilation)  # taps in the begin padding
-        until = min(a.kernel, -(-(a.size - start) // a.dilation))
-        taps = max(0, until - before)
-        counted = taps
-        if problem.divisor is not None:
-            counted = problem.divisor if x == "h" else 1
-        elif problem.kind == "avg_include_padding":
-            counted = min(a.kernel, -(-(a.size + a.end - start) // a.dilation))
-        found.append((start + before * a.dilation, taps, counted))
-    return found
-
-
-def _kind(problem: Problem, dtype: str) -> int:
-    if isinstance(problem, AdaptivePool2dProblem) or problem.kind != "max":
-        return SUM_FLOAT
-    return {"int8": MAX_SIGNED, "uint8": MAX_UNSIGNED}.get(dtype, MAX_FLOAT)
-
-
-def _lanes(dtype: str) -> int:
-    return jit.isa().vector_bytes // ITEMSIZE[dtype]
-
-
-def _is_global(problem: Problem) -> bool:
-    """Whether the only window is the whole image."""
-    rows, cols = windows(problem, "h"), windows(problem, "w")
-    return [w[:2] for w in rows] == [(0, problem.ih)] and [w[:2] for w in cols] == [(0, problem.iw)]
-
-
-TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
-
-
-def _words(problem: Problem, layout: Layout, dtype: str, threads: int) -> dict[int, int | Buffer]:
-    """The words that all kernels share, and how the rows of outputs are cut into tasks."""
-    p, itemsize = problem, ITEMSIZE[dtype]
-    v = view(layout, p.src_shape)
-    h, w = _axis(p, "h"), _axis(p, "w")
-    s_col = v.inner * itemsize
-    s_row = p.iw * s_col
-    rows = max(1, min(p.oh, TASK_BYTES * p.oh // (p.ih * s_row)))
-    while rows > 1 and v.planes * -(-p.oh // rows) < 4 * threads:
-        rows -= 1
-    chunks = -(-p.oh // rows)
-    return {
-        A_SRC: SRC, A_DST: DST, A_TABLE: OWN_TAIL, A_OH: p.oh, A_OW: p.ow, A_IW: p.iw,
-        A_INNER: v.inner, A_CHANNELS: p.ic, A_BLOCK: v.block, A_BLOCKS: v.blocks,
-        A_S_PLANE: p.ih * s_row, A_S_ROW: s_row, A_S_COL: s_col, A_D_PLANE: p.oh * p.ow * s_col, A_D_ROW: p.ow * s_col,
-        A_ROW_STEP: h.dilation * s_row, A_COL_STEP: w.dilation * s_col, A_PW: w.begin, A_SW: w.stride, A_KW: w.kernel,
-        A_CHUNK: -(-p.oh // chunks), A_CHUNKS: chunks, A_SPLIT: v.inner, A_SPLITS: 1,
-    }  # fmt: skip
-
-
-def _table(problem: Problem, dtype: str, repeat: int, of_h: Windows, of_w: Windows, more: int = 0) -> list[int]:
-    """The words of all windows' rows, of their columns, and the scales: a line for each height that counts.
-
-    Each scale stands `repeat` times, a line goes on from its beginning for `more` elements, and after the last line
-    there is slack for a vector's load.
-    """
-    if _kind(problem, dtype) != SUM_FLOAT:
-        return [*(n for first, taps, _ in of_h for n in (first, taps, 0)), *(n for w in of_w for n in w[:2])]
-    heights = sorted({counted for _, _, counted in of_h})
-    of_line = np.repeat([counted for _, _, counted in of_w], repeat)
-    counts = np.multiply.outer(heights, np.resize(of_line, of_line.size + more)).astype(np.float64)
-    scales = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
-    line = -(-counts.shape[1] * ITEMSIZE[dtype] // 8)
-    held = np.zeros((len(heights), 8 * line // ITEMSIZE[dtype]), dtype)
-    held[:, : counts.shape[1]] = scales
-    start = 3 * len(of_h) + 2 * len(of_w)
-    words = [n for first, taps, c in of_h for n in (first, taps, 8 * (start + line * heights.index(c)))]
-    return [*words, *(n for w in of_w for n in w[:2]), *held.view(np.int64).ravel().tolist(), *[0] * 8]
-
-
-def _op(
-    kernel: jit.Kernel,
-    problem: Problem,
-    dtype: str,
-    words: dict[int, int | Buffer],
-    tasks: tuple[int, int],
-    scratch: int = LINE,
-    repeat: int = 1,
-    flat: tuple[Windows, Windows] | None = None,
-    more: int = 0,
-    there: bytes = b"",
-) -> Op:
-    """The op; `tasks`: how many, and how many at a time. flat: other windows than the problem's. there: flags."""
-    of_h, of_w = flat or (windows(problem, "h"), windows(problem, "w"))
-    table = _table(problem, dtype, repeat, of_h, of_w, more)
-    words = words | {A_THERE: 8 * len(table)}
-    table += np.frombuffer(there.ljust(-(-len(there) // 8) * 8, b"\0"), np.int64).tolist()
-    count = max(A_END, *(key + 1 for key in words))
-    args = (*(words.get(k, 0) for k in range(count)), *table)
-    return Op(kernel, args, *tasks, scratch, len(table))
-
-
-def _tasks(problem: Problem, layout: Layout, words: dict[int, int | Buffer], threads: int) -> tuple[int, int]:
-    """How many tasks there are, and how many a worker takes at a time."""
-    planes, chunks, rows = view(layout, problem.src_shape).planes, words[A_CHUNKS], words[A_CHUNK]
-    plane_bytes, tasks = words[A_S_PLANE], planes * chunks  # type: ignore[operator]
-    bytes_of_task = plane_bytes * rows // problem.oh  # type: ignore[operator]
-    return tasks, max(1, min(tasks // (8 * threads), TASK_BYTES // max(1, bytes_of_task)))
-
-
-def _masked(problem: Problem, layout: Layout) -> int:
-    """Whether a kernel has channels to zero."""
-    return int(layout.padded_shape(problem.src_shape)[1] > problem.ic)
 
 
 # ---------------------------------------------------------------- pool_tiles
@@ -279,7 +84,7 @@ def _why_not_tiles(dtype: str, problem: Problem, src: Layout, dst: Layout) -> st
         return reason
     if isinstance(problem, AdaptivePool2dProblem):
         return "windows are of unequal sizes"
-    if _is_global(problem):
+    if is_global(problem):
         return "one window has no columns to share"
     return (
         None if _tile_pixels(problem) else f"{problem.kw} columns of a window are more than the vector registers hold"
@@ -287,20 +92,20 @@ def _why_not_tiles(dtype: str, problem: Problem, src: Layout, dst: Layout) -> st
 
 
 def _bind_tiles(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, words = problem, _words(problem, src, dtype, threads)
-    kernel = pool_tiles(
-        _kind(p, dtype),
+    p, words = problem, shared_words(problem, src, dtype, threads)
+    kernel = pk.pool_tiles(
+        kind_of(p, dtype),
         ITEMSIZE[dtype],
-        _lanes(dtype),
+        lanes_of(dtype),
         _tile_pixels(p),
         p.kh if p.kh <= MOST_UNROLLED else 0,
         p.kw,
         p.sw,
         p.dw,
-        _masked(p, src),
+        is_masked(p, src),
     )
-    tasks = _tasks(p, src, words, threads)
-    return [_op(kernel, p, dtype, words, tasks)]
+    tasks = tasks_of(p, src, words, threads)
+    return [make_op(kernel, p, dtype, words, tasks)]
 
 
 # ---------------------------------------------------------------- pool_windows
@@ -309,7 +114,7 @@ def _bind_tiles(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, th
 def _why_not_windows(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
     if (reason := _why_not_wide(dtype, problem, src, dst)) is not None:
         return reason
-    if isinstance(problem, AdaptivePool2dProblem) or _is_global(problem):
+    if isinstance(problem, AdaptivePool2dProblem) or is_global(problem):
         return None
     overlaps = problem.kw > problem.sw or problem.kh > problem.sh
     return "windows overlap, and their columns are better reduced once" if overlaps else None
@@ -321,28 +126,28 @@ def _flattened(problem: Problem, words: dict[int, int | Buffer], s_col: int) -> 
     cols = max(k for k in range(1, 129) if pixels % k == 0)
     row, col = windows(problem, "h")[0], windows(problem, "w")[0]
     if cols >= min(problem.iw, 16):
-        words |= {A_S_ROW: cols * s_col, A_ROW_STEP: cols * s_col, A_COL_STEP: s_col}
+        words |= {pk.A_S_ROW: cols * s_col, pk.A_ROW_STEP: cols * s_col, pk.A_COL_STEP: s_col}
         return [(0, pixels // cols, row[2])], [(0, cols, col[2])]
     return [row], [col]
 
 
 def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
+    p, words, lanes = problem, shared_words(problem, src, dtype, threads), lanes_of(dtype)
     v = view(src, p.src_shape)
-    masked = _masked(p, src)
+    masked = is_masked(p, src)
     vectors = next(k for k in (8, 4, 2, 1) if k == 1 or k * lanes <= (v.block if masked else v.inner))
-    kernel = pool_windows(_kind(p, dtype), ITEMSIZE[dtype], lanes, vectors, 8 // vectors, masked)
-    tasks = v.planes * int(words[A_CHUNKS])  # type: ignore[arg-type]
+    kernel = pk.pool_windows(kind_of(p, dtype), ITEMSIZE[dtype], lanes, vectors, 8 // vectors, masked)
+    tasks = v.planes * int(words[pk.A_CHUNKS])  # type: ignore[arg-type]
     # A last vector that is moved back would lie in two tasks, and be summed in two orders.
     if tasks < 4 * threads and v.inner % lanes == 0:
         width = vectors * lanes
         wanted = min(v.inner // width, -(-4 * threads // tasks))
-        words[A_SPLIT] = split = -(-(v.inner // width) // wanted) * width
-        words[A_SPLITS] = splits = -(-v.inner // split)
+        words[pk.A_SPLIT] = split = -(-(v.inner // width) // wanted) * width
+        words[pk.A_SPLITS] = splits = -(-v.inner // split)
         tasks *= splits
-    flat = _flattened(p, words, v.inner * ITEMSIZE[dtype]) if _is_global(p) else None
+    flat = _flattened(p, words, v.inner * ITEMSIZE[dtype]) if is_global(p) else None
     # The scratch holds the mask alone; a call without scratch is a little shorter.
-    return [_op(kernel, p, dtype, words, (tasks, 1), LINE if masked else 0, flat=flat)]
+    return [make_op(kernel, p, dtype, words, (tasks, 1), pk.LINE if masked else 0, flat=flat)]
 
 
 # ---------------------------------------------------------------- pool_lines, pool_wide_lines, pool_bins
@@ -351,7 +156,7 @@ def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, thread
 def _why_not_wide(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
     if src != dst:
         return "does not change the layout"
-    inner, lanes = view(src, problem.src_shape).inner, _lanes(dtype)
+    inner, lanes = view(src, problem.src_shape).inner, lanes_of(dtype)
     return None if inner >= lanes else f"a pixel of {src} has {inner} elements here, fewer than a vector's {lanes}"
 
 
@@ -359,7 +164,7 @@ def _why_not_narrow(dtype: str, problem: Problem, src: Layout, dst: Layout, most
     """most: elements of a pixel; by default fewer than a vector's."""
     if src != dst:
         return "does not change the layout"
-    inner, most = view(src, problem.src_shape).inner, most or _lanes(dtype) - 1
+    inner, most = view(src, problem.src_shape).inner, most or lanes_of(dtype) - 1
     return None if inner <= most else f"a pixel of {src} has {inner} elements here, more than {most}"
 
 
@@ -376,11 +181,11 @@ def _why_not_wide_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) 
 
 
 def _bind_wide_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
-    words |= {A_LEFT: _line_columns(p) * lanes}
-    kernel = pool_wide_lines(_kind(p, dtype), ITEMSIZE[dtype], lanes, _masked(p, src))
-    tasks = _tasks(p, src, words, threads)
-    return [_op(kernel, p, dtype, words, tasks, LINE + _line_columns(p) * lanes * ITEMSIZE[dtype])]
+    p, words, lanes = problem, shared_words(problem, src, dtype, threads), lanes_of(dtype)
+    words |= {pk.A_LEFT: _line_columns(p) * lanes}
+    kernel = pk.pool_wide_lines(kind_of(p, dtype), ITEMSIZE[dtype], lanes, is_masked(p, src))
+    tasks = tasks_of(p, src, words, threads)
+    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + _line_columns(p) * lanes * ITEMSIZE[dtype])]
 
 
 MOST_STRIDE = 4  # a strided load reads as many vectors
@@ -396,16 +201,16 @@ def _why_not_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) -> st
 
 
 def _bind_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, words, itemsize = problem, _words(problem, src, dtype, threads), ITEMSIZE[dtype]
+    p, words, itemsize = problem, shared_words(problem, src, dtype, threads), ITEMSIZE[dtype]
     inner = view(src, p.src_shape).inner
     elements = _line_columns(p) * inner
-    line_bytes = -(-(elements * itemsize + SLACK) // 64) * 64
-    words |= {A_LEFT: elements, A_LINE_BYTES: line_bytes}
+    line_bytes = -(-(elements * itemsize + pk.SLACK) // 64) * 64
+    words |= {pk.A_LEFT: elements, pk.A_LINE_BYTES: line_bytes}
     kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
     wide = inner if p.sw > 1 else 1
-    kernel = pool_lines(_kind(p, dtype), itemsize, _lanes(dtype), kh, kw, wide, p.sw, _masked(p, src))
-    tasks = _tasks(p, src, words, threads)
-    return [_op(kernel, p, dtype, words, tasks, LINE + 2 * line_bytes, inner)]
+    kernel = pk.pool_lines(kind_of(p, dtype), itemsize, lanes_of(dtype), kh, kw, wide, p.sw, is_masked(p, src))
+    tasks = tasks_of(p, src, words, threads)
+    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + 2 * line_bytes, inner)]
 
 
 MOST_TAPS = 5  # of a window that is unrolled in a run
@@ -422,44 +227,44 @@ def _why_not_runs(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str
         return f"windows have more than {MOST_TAPS} rows or columns"
     if isa.vector_bytes < 32 or (isa.vector_bytes < 64 and ITEMSIZE[dtype] < 4):
         return f"{isa.name} has no masked loads of these elements"
-    if p.iw * view(src, p.src_shape).inner >= LONG_ROW * _lanes(dtype):
+    if p.iw * view(src, p.src_shape).inner >= LONG_ROW * lanes_of(dtype):
         return f"rows have {LONG_ROW} vectors and more"
     return _why_not_narrow(dtype, problem, src, dst)
 
 
 def _bind_runs(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
-    inner, group = view(src, p.src_shape).inner, GROUP * lanes
-    words |= {A_IH: p.ih, A_PH: p.ph}
+    p, words, lanes = problem, shared_words(problem, src, dtype, threads), lanes_of(dtype)
+    inner, group = view(src, p.src_shape).inner, pk.GROUP * lanes
+    words |= {pk.A_IH: p.ih, pk.A_PH: p.ph}
     columns = np.arange(p.iw) + p.dw * np.arange(p.kw)[:, None] - p.pw
     there = np.repeat((columns >= 0) & (columns < p.iw), inner, axis=1)
     flags = np.stack([np.resize(tap, p.iw * inner + group) for tap in there]).tobytes()
     checked = sum(1 << t for t, tap in enumerate(there) if not tap.all())
-    kernel = pool_runs(_kind(p, dtype), ITEMSIZE[dtype], lanes, p.kh, p.kw, checked, _masked(p, src))
-    buffer = (words[A_CHUNK] + (p.kh - 1) * p.dh) * words[A_S_ROW]  # type: ignore[operator]
-    tasks = _tasks(p, src, words, threads)
-    return [_op(kernel, p, dtype, words, tasks, LINE + buffer, inner, more=group, there=flags)]
+    kernel = pk.pool_runs(kind_of(p, dtype), ITEMSIZE[dtype], lanes, p.kh, p.kw, checked, is_masked(p, src))
+    buffer = (words[pk.A_CHUNK] + (p.kh - 1) * p.dh) * words[pk.A_S_ROW]  # type: ignore[operator]
+    tasks = tasks_of(p, src, words, threads)
+    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + buffer, inner, more=group, there=flags)]
 
 
 def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, words = problem, _words(problem, src, dtype, threads)
-    kernel = pool_bins(_kind(p, dtype), ITEMSIZE[dtype], _lanes(dtype))
-    tasks = _tasks(p, src, words, threads)
+    p, words = problem, shared_words(problem, src, dtype, threads)
+    kernel = pk.pool_bins(kind_of(p, dtype), ITEMSIZE[dtype], lanes_of(dtype))
+    tasks = tasks_of(p, src, words, threads)
     line = p.iw * view(src, p.src_shape).inner * ITEMSIZE[dtype]
-    return [_op(kernel, p, dtype, words, tasks, LINE + line + SLACK)]
+    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + line + pk.SLACK)]
 
 
 # ---------------------------------------------------------------- pool_planes
 
 
 def _why_not_planes(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
-    if not _is_global(problem):
+    if not is_global(problem):
         return "there are several windows, or they are not the whole image"
-    return _why_not_narrow(dtype, problem, src, dst, _lanes(dtype))
+    return _why_not_narrow(dtype, problem, src, dst, lanes_of(dtype))
 
 
 def _bind_planes(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, words, lanes = problem, _words(problem, src, dtype, threads), _lanes(dtype)
+    p, words, lanes = problem, shared_words(problem, src, dtype, threads), lanes_of(dtype)
     v = view(src, p.src_shape)
     group = 4 * (lanes // v.inner * v.inner)
     total = p.ih * p.iw * v.inner
@@ -467,10 +272,12 @@ def _bind_planes(problem: Problem, src: Layout, dst: Layout, dtype: str, threads
     groups = total // group if lanes % v.inner == 0 else max(0, (total - lanes) // group)
     run = min(groups, 16)
     runs = groups // run if run else 0
-    words |= {A_RUNS: runs, A_RUN: run, A_LEFT: total - runs * run * group}
-    kernel = pool_planes(_kind(p, dtype), ITEMSIZE[dtype], lanes, v.inner)
+    words |= {pk.A_RUNS: runs, pk.A_RUN: run, pk.A_LEFT: total - runs * run * group}
+    kernel = pk.pool_planes(kind_of(p, dtype), ITEMSIZE[dtype], lanes, v.inner)
     chunk = max(1, min(v.planes // (4 * threads), TASK_BYTES // (total * ITEMSIZE[dtype])))
-    return [_op(kernel, p, dtype, words, (v.planes, chunk), LINE + (1 + MOST_FOLDED) * lanes * ITEMSIZE[dtype])]
+    return [
+        make_op(kernel, p, dtype, words, (v.planes, chunk), pk.LINE + (1 + pk.MOST_FOLDED) * lanes * ITEMSIZE[dtype])
+    ]
 
 
 # ---------------------------------------------------------------- the reference
@@ -479,29 +286,30 @@ def _bind_planes(problem: Problem, src: Layout, dst: Layout, dtype: str, threads
 def _scalar_words(problem: Problem, src: Layout, dst: Layout, dtype: str) -> dict[int, int | Buffer]:
     p, itemsize = problem, ITEMSIZE[dtype]
     s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
-    h, w = _axis(p, "h"), _axis(p, "w")
+    h, w = axis_of(p, "h"), axis_of(p, "w")
     words: dict[int, int | Buffer] = {
-        A_SRC: SRC, A_DST: DST, A_TABLE: OWN_TAIL, A_OH: p.oh, A_OW: p.ow, A_IW: p.iw, A_CHANNELS: p.ic,
-        A_ROW_STEP: h.dilation * s.row, A_COL_STEP: w.dilation * s.col,
-        A_RUNS: h.dilation, A_RUN: w.dilation, A_PADDED: dst.padded_shape(p.dst_shape)[1], A_IDX: IDX,
+        pk.A_SRC: SRC, pk.A_DST: DST, pk.A_TABLE: OWN_TAIL, pk.A_OH: p.oh, pk.A_OW: p.ow, pk.A_IW: p.iw,
+        pk.A_CHANNELS: p.ic,
+        pk.A_ROW_STEP: h.dilation * s.row, pk.A_COL_STEP: w.dilation * s.col,
+        pk.A_RUNS: h.dilation, pk.A_RUN: w.dilation, pi.A_PADDED: dst.padded_shape(p.dst_shape)[1], pi.A_IDX: IDX,
     }  # fmt: skip
-    words |= {A_S_GEOMETRY + k: number for k, number in enumerate(s)}
-    return words | {A_D_GEOMETRY + k: number for k, number in enumerate(d)}
+    words |= {pi.A_S_GEOMETRY + k: number for k, number in enumerate(s)}
+    return words | {pi.A_D_GEOMETRY + k: number for k, number in enumerate(d)}
 
 
 def _bind_reference(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     words = _scalar_words(problem, src, dst, dtype)
-    del words[A_IDX]
-    kernel = pool_reference(_kind(problem, dtype), ITEMSIZE[dtype])
+    del words[pi.A_IDX]
+    kernel = pi.pool_reference(kind_of(problem, dtype), ITEMSIZE[dtype])
     tasks = problem.n * dst.padded_shape(problem.dst_shape)[1] * problem.oh
-    return [_op(kernel, problem, dtype, words, (tasks, 4))]
+    return [make_op(kernel, problem, dtype, words, (tasks, 4))]
 
 
 def _bind_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     words = _scalar_words(problem, src, dst, dtype)
-    kernel = pool_indices(_kind(problem, dtype), ITEMSIZE[dtype])
+    kernel = pi.pool_indices(kind_of(problem, dtype), ITEMSIZE[dtype])
     tasks = problem.n * dst.padded_shape(problem.dst_shape)[1] * problem.oh
-    return [_op(kernel, problem, dtype, words, (tasks, 4))]
+    return [make_op(kernel, problem, dtype, words, (tasks, 4))]
 
 
 def _why_not_indices_by_vectors(problem: Problem, src: Layout, dst: Layout) -> str | None:
@@ -515,9 +323,9 @@ def _why_not_wide_indices(dtype: str, problem: Problem, src: Layout, dst: Layout
 
 
 def _bind_wide_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    words, masked = _words(problem, src, dtype, threads) | {A_IDX: IDX}, _masked(problem, src)
-    kernel = pool_wide_indices(_kind(problem, dtype), ITEMSIZE[dtype], _lanes(dtype), masked)
-    return [_op(kernel, problem, dtype, words, _tasks(problem, src, words, threads))]
+    words, masked = shared_words(problem, src, dtype, threads) | {pi.A_IDX: IDX}, is_masked(problem, src)
+    kernel = pi.pool_wide_indices(kind_of(problem, dtype), ITEMSIZE[dtype], lanes_of(dtype), masked)
+    return [make_op(kernel, problem, dtype, words, tasks_of(problem, src, words, threads))]
 
 
 def _why_not_line_indices(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
@@ -525,12 +333,16 @@ def _why_not_line_indices(dtype: str, problem: Problem, src: Layout, dst: Layout
 
 
 def _bind_line_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
-    p, itemsize, lanes = problem, ITEMSIZE[dtype], _lanes(dtype)
+    p, itemsize, lanes = problem, ITEMSIZE[dtype], lanes_of(dtype)
     inner = view(src, p.src_shape).inner
-    line_bytes = -(-(_line_columns(p) * inner * itemsize + SLACK) // 64) * 64
-    words = _words(p, src, dtype, threads) | {A_IDX: IDX, A_LEFT: p.kh * line_bytes, A_LINE_BYTES: line_bytes}
-    kernel = pool_line_indices(_kind(p, dtype), itemsize, lanes, inner, p.sw, p.dw, _masked(p, src))
-    return [_op(kernel, p, dtype, words, _tasks(p, src, words, threads), LINE + p.kh * line_bytes)]
+    line_bytes = -(-(_line_columns(p) * inner * itemsize + pk.SLACK) // 64) * 64
+    words = shared_words(p, src, dtype, threads) | {
+        pi.A_IDX: IDX,
+        pk.A_LEFT: p.kh * line_bytes,
+        pk.A_LINE_BYTES: line_bytes,
+    }
+    kernel = pi.pool_line_indices(kind_of(p, dtype), itemsize, lanes, inner, p.sw, p.dw, is_masked(p, src))
+    return [make_op(kernel, p, dtype, words, tasks_of(p, src, words, threads), pk.LINE + p.kh * line_bytes)]
 
 
 def _cost(cycles: float, dtype: str, problem: Problem, src: Layout, dst: Layout, threads: int) -> float:
@@ -538,7 +350,7 @@ def _cost(cycles: float, dtype: str, problem: Problem, src: Layout, dst: Layout,
     itemsize = ITEMSIZE[dtype]
     moved = itemsize * (src.size(problem.src_shape) + dst.size(problem.dst_shape))
     taps = sum(w[1] for w in windows(problem, "h")) * sum(w[1] for w in windows(problem, "w"))
-    loads = problem.n * problem.ic * taps / (1 if cycles > 5 else _lanes(dtype))
+    loads = problem.n * problem.ic * taps / (1 if cycles > 5 else lanes_of(dtype))
     return 2e-6 + max(moved / BANDWIDTH, loads * cycles / 3e9) / threads
 
 
