@@ -16,6 +16,7 @@ from conv_lab import check, data, rows
 from blockconv import jit
 from blockconv.kernels import tile_kernels
 from blockconv.kernels.microkernel import conv_tile
+from blockconv.kernels.winograd_stages import winograd_source
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
 
@@ -109,7 +110,17 @@ def look_at_assembly(wide: str, too_wide: str) -> None:
         assert kernel not in plain or not spills(assembly), f"{kernel.name} spills where it multiplies"
         beyond = re.findall(rf".*%{too_wide}[0-9].*", assembly)
         assert not beyond, f"{kernel.name} uses {beyond[0]}"
+    look_at_spills()
     print(f"compiled: {len(kernels)}")
+
+
+def look_at_spills() -> None:
+    """A kernel that has to spill keeps vectors at addresses of whole vectors: no one is in two lines of the cache."""
+    lanes, fma = jit.isa().vector_bytes // 4, int(jit.isa().fma)
+    assembly = winograd_source.compile(4, 1, lanes, lanes, fma, lanes).code.asm()
+    assert re.search(r"\bv?mova\w+\s.*\(%rsp\)", assembly), "it spills nothing, and shows nothing"
+    cut = re.findall(r"\bv?movu\w+\s.*\(%rsp\).*", assembly)
+    assert not cut, cut
 
 
 def spills(assembly: str) -> list[str]:
