@@ -94,14 +94,14 @@ def test_weights_are_transformed_in_float64_and_rounded_once(m, stride):
     w = np.random.default_rng(1).standard_normal(p.wei_shape).astype(np.float32)
     form = row(m).weights(p, NHWC, NHWC, "float32")
     cut = winograd_cut.cut(p, NHWC, m, 1)
-    packed = pack_weights(p, w, form).view(np.float32).reshape(cut.weight_positions, -1)
     blocks = -(-p.oc // cut.width)
+    packed = pack_weights(p, w, form).view(np.float32).reshape(blocks, cut.weight_positions, -1)
     padded = np.zeros((blocks * cut.width, p.ic, 3, 3))
     padded[: p.oc] = w
     g = matrices(m, stride)[1][: m + 2]  # odd pixels share the last
     wanted = np.einsum("ai,ocij,bj->aboc", g, padded, g).reshape(-1, blocks, cut.width, p.ic)
-    wanted = wanted.transpose(0, 1, 3, 2).reshape(cut.weight_positions, -1)
-    np.testing.assert_allclose(packed[:, : wanted.shape[1]], wanted, rtol=1e-6, atol=1e-9)
+    wanted = wanted.transpose(1, 0, 3, 2).reshape(blocks, cut.weight_positions, -1)
+    np.testing.assert_allclose(packed[:, :, : wanted.shape[2]], wanted, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

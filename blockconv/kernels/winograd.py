@@ -2,11 +2,12 @@
 
 A task is a block of tiles (of m x m output pixels) of a set of groups, and a range of output channels. It transforms
 the tiles' sources into the worker's scratch, [position][channel block][tile][channels]; multiplies them, position by
-position and group by group, with the transformed weights, [position][output channel block][input channel][channels],
+position and group by group, with the transformed weights, [output channel block][position][input channel][channels],
 by the microkernel of every dense convolution, to which it is one of 1x1; and transforms the products into pixels, with
 bias, residual and activation on the way to their places. Blocks are such that all this stays in the second-level cache
 (see `winograd_cut`). Groups that end within a vector are transformed together: sets of two with 24 or 40 channels.
-What a group's last vector of products has too much, the next group's overwrite.
+What a group's last vector of products has too much, the next group's overwrite. Groups of 4, 8 and 16 channels have so
+few weights that they stay in registers while all tiles of a block are multiplied.
 
 Tiles over the image's edge are read through a patch of scratch with zeros around, and written pixel by pixel. The last
 block is moved back to be whole and recomputes some tiles, to the same bits.
@@ -45,14 +46,14 @@ __all__ = ["ROWS"]
 
 def _transform_op(m: int, problem: Conv2dProblem) -> Op:
     p, at = problem, cut(problem, Layout("NHWC"), m, 1)
-    args = Buffer(0), Buffer(1), at.weight_position(p), p.ic // p.g, p.oc // p.g
+    position = at.weight_position(p)
+    args = Buffer(0), Buffer(1), position, at.weight_positions * position, p.ic // p.g, p.oc // p.g
     kernel = w.winograd_weights(m, p.sh, at.vectors, at.out_lanes)
     return Op(kernel, args, -(-p.oc // p.g // at.width) * p.ic, 64, 9 * at.out_lanes * 4)
 
 
 def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
-    at = cut(problem, Layout("NHWC"), m, 1)
-    return at.weight_positions * at.weight_position(problem)
+    return cut(problem, Layout("NHWC"), m, 1).weight_bytes(problem)
 
 
 # ---------------------------------------------------------------- the rows of the table
@@ -98,7 +99,7 @@ def _bind(
     ic, oc, padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
     runs = -(-ic // run)
     tail = ic - (runs - 1) * run
-    nbytes = 4 * src.size(p.src_shape)
+    nbytes, position = 4 * src.size(p.src_shape), at.weight_position(p)
     words: dict[int, int | Buffer] = {
         w.A_SRC: SRC, w.A_WEI: WEI, w.A_BIA: BIA, w.A_DST: DST, w.A_RES: RES if residual else DST, w.A_ACT: ACT,
         w.A_PLACES: OWN_TAIL,
@@ -118,7 +119,7 @@ def _bind(
         w.A_DN: d.n, w.A_DBLOCK: d.block, w.A_DLEN: d.length, w.A_DROW: d.row, w.A_DCOL: d.col, w.A_DCHAN: d.channel,
         w.A_DPIECE: d.block if d.length <= lanes else lanes * 4,
         w.A_V_POS: at.v_position, w.A_M_POS: at.m_position, w.A_M_TILE: at.m_tile,
-        w.A_WEI_POS: at.weight_position(p), w.A_WEI_OCB: ic * at.width * 4,
+        w.A_WEI_POS: position, w.A_WEI_OCB: at.weight_positions * position,
         w.A_PATCH: at.patch, w.A_V: at.v, w.A_M: at.products, w.A_AHEAD: _lines_ahead(p, at),
         w.A_ASKED: at.side if nbytes > 2 * jit.second_level_cache() else 0, w.A_SRC_END: Buffer(SRC.index, nbytes),
         w.A_SIDE: at.side, w.A_STEP: m * p.sh, w.A_WEI_SIDE: m + 2,

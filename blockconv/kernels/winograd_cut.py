@@ -79,8 +79,12 @@ class Cut:
         return (self.m + 2) ** 2
 
     def weight_position(self, problem: Conv2dProblem) -> int:
-        ic, oc = problem.ic // problem.g, problem.oc // problem.g
-        return odd_lines(self.sets * self.together * -(-oc // self.width) * ic * self.width * 4)
+        """Bytes from a block of output channels' weights of one position to those of the next."""
+        return odd_lines(problem.ic // problem.g * self.width * 4)
+
+    def weight_bytes(self, problem: Conv2dProblem) -> int:
+        """Of all groups, those too that the last set lacks."""
+        return self.sets * self.together * self.ocbs * self.weight_positions * self.weight_position(problem)
 
 
 def odd_lines(nbytes: int) -> int:
@@ -197,7 +201,7 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, m: int, threads: int)
     source *= vectors_in * edge * _slower(src, p.src_shape, lanes)[0]
     destination *= vectors_out * _slower(dst, p.dst_shape, lanes)[1]
     transforms = tiles * (source + destination)
-    weights = at.weight_positions * at.weight_position(p)
+    weights = at.weight_bytes(p)
     moved = weights * at.blocks if weights // at.sets > jit.second_level_cache() // 2 else weights
     pixels = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape))
     return 2e-6 + (max(multiply * FMA, moved / BANDWIDTH) + max(transforms * FMA, pixels / BANDWIDTH)) / threads

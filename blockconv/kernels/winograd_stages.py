@@ -369,12 +369,13 @@ def winograd():
 def winograd_weights(m, stride, vectors, lanes):
     """Transform (O, I/G, 3, 3); a task is a block of a group's output channels and an input channel.
 
-    Arguments: weights, what becomes of them, bytes between its positions, a group's input and output channels.
+    Arguments: weights, what becomes of them, bytes between its positions and its blocks, a group's input and output
+    channels.
     """
     pixel, width = lanes * 4, vectors * lanes
 
     def kernel(args, first, last, scratch):
-        group_ic, group_oc = load_i64(args, 3), load_i64(args, 4)
+        group_ic, group_oc = load_i64(args, 4), load_i64(args, 5)
         blocks = (group_oc + width - 1) // width
         for task in range(first, last):
             ocb, ic = task // group_ic, task % group_ic
@@ -382,7 +383,7 @@ def winograd_weights(m, stride, vectors, lanes):
                 oc = ocb % blocks * width + v * lanes
                 taps = load_i64(args, 0) + ((ocb // blocks * group_oc + oc) * group_ic + ic) * 36
                 gather_planes(9, lanes, taps, group_ic * 36, 0, 9, group_oc - oc, scratch)
-                out = load_i64(args, 1) + (task * vectors + v) * pixel
+                out = load_i64(args, 1) + ocb * load_i64(args, 3) + (ic * vectors + v) * pixel
                 transform_weights(m, stride, lanes, scratch, pixel, out, load_i64(args, 2))
 
     return kernel
