@@ -1,58 +1,33 @@
-"""conv2d, conv1d and Conv2d at the boundary: torch's semantics and memory formats, kinds of arrays, errors."""
+"""conv2d, conv1d and Conv2d at the boundary: torch's semantics and memory formats, kinds of arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import conv_oracle
 import numpy as np
 import pytest
-from storage_oracle import places, stored
+from conv_arrays import (
+    RNG,
+    SHAPE,
+    WANTED,
+    B,
+    F,
+    W,
+    X,
+    blocked,
+    channels_last,
+    close,
+    like_torch,
+    logical,
+    read_only,
+    torch,
+    unaligned,
+)
 
 import blockconv as bc
 from blockconv import dispatch, functional, runtime
-
-torch = pytest.importorskip("torch")
-F = torch.nn.functional
-
-RNG = np.random.default_rng(7)
-X = RNG.standard_normal((2, 6, 7, 9), np.float32)
-W = RNG.standard_normal((8, 6, 3, 3), np.float32)
-B = RNG.standard_normal(8, np.float32)
-SHAPE = (2, 8, 7, 9)  # of the output with a padding of 1
-
-
-def close(found, wanted, bound=1e-5):
-    assert type(found) is type(wanted) or isinstance(found, np.ndarray)
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    assert found.dtype == wanted.dtype
-    assert conv_oracle.error(found, wanted) <= bound
-
-
-def like_torch(x=X, w=W, *args, **options):
-    tensors = [torch.from_numpy(np.ascontiguousarray(a)) if isinstance(a, np.ndarray) else a for a in (x, w, *args)]
-    return F.conv2d(*tensors, **options).numpy()
-
-
-WANTED = like_torch(X, W, B, padding=1)
-
-
-def channels_last(array):
-    """The same values with PyTorch's channels_last strides."""
-    return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-
-
-def blocked(array, layout, fill=np.nan):
-    """In a layout, without the library's own reorder, with NaN in the padding."""
-    layout = bc.Layout(layout)
-    storage = stored(array, str(layout), fill).reshape(layout.storage_shape(array.shape))
-    return bc.BlockedArray(storage, layout, array.shape)
-
-
-def logical(x):
-    return x.storage.reshape(-1)[places(str(x.layout), x.shape)[0]]
 
 
 @pytest.fixture
@@ -165,24 +140,11 @@ STRIDED = {
     "Fortran order": np.asfortranarray,
     "channels last": channels_last,
     "channels last, cropped": lambda a: channels_last(np.pad(a, ((0, 0), (1, 1), (1, 1), (0, 0))))[:, 1:-1, 1:-1],
-    "read-only": lambda a: _read_only(a.copy()),
+    "read-only": lambda a: read_only(a.copy()),
     "other byte order": lambda a: a.astype(a.dtype.newbyteorder()),
     "channels last, other byte order": lambda a: channels_last(a.astype(a.dtype.newbyteorder())),
-    "unaligned": lambda a: _unaligned(a),
+    "unaligned": lambda a: unaligned(a),
 }
-
-
-def _read_only(array):
-    array.flags.writeable = False
-    return array
-
-
-def _unaligned(array):
-    raw = np.empty(array.nbytes + 1, np.uint8)
-    placed = np.ndarray(array.shape, array.dtype, raw.data, offset=1)
-    placed[...] = array
-    assert not placed.flags.aligned
-    return placed
 
 
 @pytest.mark.parametrize("how", STRIDED)
@@ -494,162 +456,3 @@ def test_explain_names_every_row_and_why_not(monkeypatch):
     assert "takes no NHCW4 source" in bc.explain(p, "NHCW4", "NCHW")
     nchw = bc.Layout("NCHW")
     assert all(c.why_not for c in dispatch.candidates("conv2d", p, nchw, nchw, "int8", 1))
-
-
-# ---------------------------------------------------------------- errors
-
-OUT = np.full(SHAPE, np.nan, np.float32)
-BAD = {  # what to call with, the argument, the value's text, the rule
-    "padded input smaller than the kernel": (
-        {"x": X[:, :, :2], "padding": 0}, "ih", "2", "smaller than the dilated kernel of 3"),
-    "no rows": ({"x": X[:, :, :0]}, "ih", "0", "at least 1"),
-    "no columns": ({"x": X[..., :0]}, "iw", "0", "at least 1"),
-    "stride 0": ({"stride": 0}, "stride", "0", "positive"),
-    "stride -1": ({"stride": (1, -1)}, "stride", "(1, -1)", "positive"),
-    "three strides": ({"stride": (1, 1, 1)}, "stride", "(1, 1, 1)", "pair"),
-    "stride 1.5": ({"stride": 1.5}, "stride", "1.5", "int"),
-    "dilation 0": ({"dilation": 0}, "dilation", "0", "positive"),
-    "dilation -2": ({"dilation": (-2, 1)}, "dilation", "(-2, 1)", "positive"),
-    "groups 0": ({"groups": 0}, "groups", "0", "positive"),
-    "groups -1": ({"groups": -1}, "groups", "-1", "positive"),
-    "groups do not divide the output": ({"groups": 3}, "groups", "3", "divides the 8 output channels"),
-    "groups do not fit the input": ({"groups": 2}, "input", "(2, 6, 7, 9)", "C = 12"),
-    "padding -1": ({"padding": -1}, "padding", "-1", "at least 0"),
-    "padding of three": ({"padding": (1, 1, 1)}, "padding", "(1, 1, 1)", "pair"),
-    "padding of a word": ({"padding": "full"}, "padding", "'full'", "'same', 'valid'"),
-    "same with a stride": ({"padding": "same", "stride": 2}, "padding", "'same'", "stride of 1"),
-    "bias of two dimensions": ({"bias": B[:, None]}, "bias", "(8, 1)", "shape (8,)"),
-    "bias of 7": ({"bias": B[:7]}, "bias", "(7,)", "shape (8,)"),
-    "bias of float64": ({"bias": B.astype("f8")}, "bias", "float64", "float32"),
-    "input of float64": ({"x": X.astype("f8")}, "input", "float64", "float32"),
-    "input of int32": ({"x": X.astype("i4")}, "input", "int32", "float32"),
-    "weight of int32": ({"w": W.astype("i4")}, "weight", "int32", "float32 or float64"),
-    "weight of float16": ({"w": W.astype("f2"), "x": X.astype("f2")}, "weight", "float16", "float32 or float64"),
-    "input of two dimensions": ({"x": X[0, 0]}, "input", "(7, 9)", "(N, C, H, W)"),
-    "input of five dimensions": ({"x": X[None]}, "input", "(1, 2, 6, 7, 9)", "(N, C, H, W)"),
-    "weight of three dimensions": ({"w": W[0]}, "weight", "(6, 3, 3)", "(O, I/groups, KH, KW)"),
-    "channels": ({"x": X[:, :5]}, "input", "(2, 5, 7, 9)", "C = 6"),
-    "residual's shape": ({"residual": WANTED[:, :7]}, "residual", "(2, 7, 7, 9)", "(2, 8, 7, 9)"),
-    "residual's dtype": ({"residual": WANTED.astype("f8")}, "residual", "float64", "float32"),
-    "residual of two dimensions": ({"residual": WANTED[0, 0]}, "residual", "(7, 9)", "(2, 8, 7, 9)"),
-    "activation": ({"activation": "swoosh"}, "activation", "'swoosh'", "relu"),
-    "algorithm": ({"algorithm": "winograd9"}, "algorithm", "'winograd9'", "direct"),
-    "out_layout that is not native": ({"out_layout": "NHCW4"}, "out_layout", "'NHCW4'", "NCHW64"),
-    "None": ({"x": None}, "input", "None", "array"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_errors_name_operation_argument_value_and_rule(what):
-    changed, argument, value, rule = BAD[what]
-    arguments = {"padding": 1, "bias": B, "out": OUT, "residual": None, **changed}
-    x, w = arguments.pop("x", X), arguments.pop("w", W)
-    with pytest.raises(bc.ArgumentError) as caught:
-        bc.conv2d(x, w, **arguments)
-    error = caught.value
-    assert (error.op, error.argument) == ("conv2d", argument)
-    assert str(error).startswith(f"conv2d: {argument}=")
-    assert value in str(error)
-    assert rule in str(error)
-    assert isinstance(error, ValueError)
-    assert isinstance(error, TypeError) == isinstance(error, bc.DtypeError)
-    assert np.isnan(OUT).all(), "written after an error"
-
-
-BAD_OUT = {
-    "a shape": (np.empty(SHAPE[1:], np.float32), "dimensions"),
-    "another shape": (np.empty((2, 8, 9, 7), np.float32), "shape (2, 8, 7, 9)"),
-    "a dtype": (np.empty(SHAPE), "dtype float32"),
-    "a byte order": (np.empty(SHAPE, ">f4"), "dtype float32"),
-    "read-only": (_read_only(np.empty(SHAPE, np.float32)), "writeable"),
-    "unaligned": (_unaligned(np.empty(SHAPE, np.float32)), "aligned"),
-    "strides": (np.empty((2, 8, 7, 18), np.float32)[..., ::2], "dense"),
-    "a BlockedArray": (bc.empty(SHAPE, "NCHW"), "array"),
-    "a list": ([], "array"),
-}
-
-
-@pytest.mark.parametrize("what", BAD_OUT)
-def test_outs_that_are_refused(what):
-    out, rule = BAD_OUT[what]
-    before = out.tobytes() if isinstance(out, np.ndarray) else None
-    with pytest.raises(bc.ArgumentError, match=r"^conv2d: out=") as caught:
-        bc.conv2d(X, W, B, padding=1, out=out)
-    assert rule in str(caught.value)
-    assert before is None or out.tobytes() == before
-
-
-BAD_BLOCKED_OUT = {
-    "an array": (lambda: np.empty(SHAPE, np.float32), "BlockedArray"),
-    "a shape": (lambda: bc.empty((2, 7, 7, 9), "NCHW8"), "shape (2, 8, 7, 9)"),
-    "a dtype": (lambda: bc.empty(SHAPE, "NCHW8", np.float64), "dtype float32"),
-    "read-only": (lambda: bc.BlockedArray(_read_only(bc.empty(SHAPE, "NCHW8").storage), "NCHW8", SHAPE), "writeable"),
-    "a layout": (lambda: bc.empty(SHAPE, "NCHW16"), "NCHW8"),
-}
-
-
-@pytest.mark.parametrize("what", BAD_BLOCKED_OUT)
-def test_blocked_outs_that_are_refused(what):
-    make, rule = BAD_BLOCKED_OUT[what]
-    out = make()
-    with pytest.raises(bc.ArgumentError, match=r"^conv2d: out=") as caught:
-        bc.conv2d(blocked(X, "NCHW8"), W, B, padding=1, out=out, out_layout="NCHW8")
-    assert rule in str(caught.value)
-
-
-@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
-def test_functions_that_pack_into_the_same_memory_do_not_meet(algorithm):
-    """Weights of a call lie where the last call's lay; those of a Conv2d, and of other threads, do not."""
-    rng = np.random.default_rng(3)
-    weights = [rng.standard_normal((oc, 16, 3, 3), np.float32) for oc in (64, 16, 64, 48)]
-    x = rng.standard_normal((1, 16, 20, 20), np.float32)
-    wanted = [bc.Conv2d(w, padding=1, algorithm=algorithm)(x).tobytes() for w in weights]
-    kept = [bc.Conv2d(w, padding=1, algorithm=algorithm) for w in weights]
-    for _ in range(3):
-        for w, conv, bits in zip(weights, kept, wanted, strict=True):
-            assert bc.conv2d(x, w, padding=1, algorithm=algorithm).tobytes() == conv(x).tobytes() == bits
-    with ThreadPoolExecutor(4) as pool:
-        found = pool.map(
-            lambda k: [bc.conv2d(x, weights[k], padding=1, algorithm=algorithm).tobytes() for _ in range(20)], range(4)
-        )
-        assert all(set(bits) == {wanted[k]} for k, bits in enumerate(found))
-
-
-def test_overlaps_are_refused():
-    room = np.zeros((4, 8, 7, 9), np.float32)
-    w = RNG.standard_normal((8, 8, 1, 1), np.float32)
-    for out in (room[:2], room[1:3]):
-        with pytest.raises(bc.ArgumentError, match=r"out=.*overlap"):
-            bc.conv2d(room[:2], w, out=out)
-        with pytest.raises(bc.ArgumentError, match=r"out=.*overlap"):
-            bc.conv2d(room[3:4].repeat(2, axis=0), w, residual=room[:2], out=out)
-    bc.conv2d(room[:2], w, out=room[2:])  # side by side is fine
-
-
-def test_blocked_inputs_that_are_refused():
-    with pytest.raises(bc.ArgumentError, match=r"conv2d: input="):
-        bc.conv2d(bc.to_layout(X[0], "abc"), W)
-    with pytest.raises(bc.DtypeError, match=r"conv2d: input="):
-        bc.conv2d(bc.BlockedArray.from_numpy(np.ones((1, 6, 4, 4), np.int64), dtype="int4"), W)
-    with pytest.raises(bc.LayoutError, match=r"Conv2d: layout='NHCW4'"):
-        bc.Conv2d(W, layout="NHCW4")
-    with pytest.raises(bc.LayoutError):
-        bc.Conv2d(W, layout="no layout")
-
-
-def test_conv1d_names_itself():
-    x, w = X[:, :, 0], W[:, :, 0]
-    for arguments, argument in (({"stride": 0}, "stride"), ({"padding": -1}, "padding"), ({"groups": 3}, "groups")):
-        with pytest.raises(bc.ArgumentError, match=rf"^conv1d: {argument}="):
-            bc.conv1d(x, w, **arguments)
-    with pytest.raises(bc.ArgumentError, match=r"^conv1d: input="):
-        bc.conv1d(X, w)
-    with pytest.raises(bc.ArgumentError, match=r"^conv1d: weight="):
-        bc.conv1d(x, W)
-    with pytest.raises(bc.DtypeError, match=r"^conv1d: input="):
-        bc.conv1d(x.astype("f8"), w)
-
-
-def test_explain_refuses_what_is_no_problem():
-    with pytest.raises(bc.ArgumentError, match=r"^explain: problem="):
-        bc.explain("mb1ic3")
