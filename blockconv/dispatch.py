@@ -14,7 +14,7 @@ from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import BANDWIDTH
 from blockconv.layout import Layout
 
-__all__ = ["ACCURACY", "Candidate", "candidates", "choose", "explain", "named", "why_not"]
+__all__ = ["ACCURACY", "Candidate", "candidates", "choose", "explain", "named", "packing_seconds", "why_not"]
 
 ACCURACY = 1e-5  # the largest error, relative to the largest output, of a kernel that is taken unasked
 

@@ -27,12 +27,13 @@ _PIXELS = {32: {1: 28, 2: 14, 3: 9, 5: 5}, 16: {1: 12, 2: 6}}
 class Cut:
     """A task is `block` tiles of a set of groups and a share (one of `splits`) of their output channels.
 
-    together: groups of a set, so many that their channels are whole vectors; `sets` of these are all. run: channels of
-    a group that are multiplied in one loop, as many as surely lie in one vector. pixels: tiles in registers together,
-    with `vectors` vectors of `out_lanes` output channels. shared: a set is one vector of small groups, as many channels
-    out as in, whose weights stay in registers. ocbs: blocks of a group's output channels. chunk: blocks whose products
-    are held before they are transformed, `m_tile` bytes a tile. *_position: bytes between what belongs to two of the
-    `side`² positions of a transformed tile. patch, v, products: where these lie in the scratch.
+    part: channels of a vector of the source that are transformed together. together: groups of a set, so many that
+    their channels are whole vectors; `sets` of these are all. run: channels of a group that are multiplied in one loop,
+    as many as surely lie in one vector. pixels: tiles in registers together, with `vectors` vectors of `out_lanes`
+    output channels. shared: a set is one vector of small groups, as many channels out as in, whose weights stay in
+    registers. ocbs: blocks of a group's output channels. chunk: blocks whose products are held before they are
+    transformed, `m_tile` bytes a tile. *_position: bytes between what belongs to two of the `side`² positions of a
+    transformed tile. patch, v, products: where these lie in the scratch.
     """
 
     m: int
@@ -99,7 +100,7 @@ def cut(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Cut:
     ic, oc, padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
     together = 1 if p.g == 1 else lanes // math.gcd(lanes, ic, oc)
     sets = -(-p.g // together)
-    part = lanes // 2 if isa.halves else lanes
+    part = lanes // 2 if isa.halves else lanes  # a transform spills, and to store a half costs half: 41 ns, not 70
     shared = p.g > 1 and ic == oc and lanes % ic == 0
     if shared:
         out_lanes, vectors = ic, 1
