@@ -74,6 +74,14 @@ def _source_offset(args, c):
     return (c // s_len) * load_i64(args, A_SBLOCK) + (c % s_len) * load_i64(args, A_SCHAN)
 
 
+@inline
+def _columns_there(args, iw):
+    """(first, past the last) of the columns of a window from `iw` on that lie in the image."""
+    cols, step = load_i64(args, A_WCOLS), load_i64(args, A_COL_STEP)
+    left = min(cols, max(0, (-iw + step - 1) // step))
+    return left, max(left, min(cols, (load_i64(args, A_IW) - iw + step - 1) // step))
+
+
 @jit.kernel
 def pack_window(cb, itemsize):
     """A window, all channel blocks (`cb` channels each), to [block][depth][row][column][channel].
@@ -88,9 +96,7 @@ def pack_window(cb, itemsize):
         cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
         col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
         step, blocks, rows = col_step * s_col, load_i64(args, A_BLOCKS), load_i64(args, A_WROWS)
-        # Columns of the window that lie in the image.
-        left = min(cols, max(0, (-iw + col_step - 1) // col_step))
-        right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
+        left, right = _columns_there(args, iw)
         # Blocks that lie side by side in the source are copied pixel by pixel: its lines are read once, in order.
         beside = min(blocks, max(1, s_len // cb))
         if (s_len < NO_BLOCK and channel % s_len) or load_i64(args, A_DEPTH) > 1:
@@ -143,8 +149,7 @@ def pack_cut_window(cb, itemsize):
         cols, row_bytes, w_block = load_i64(args, A_WCOLS), load_i64(args, A_WROW), load_i64(args, A_WBLOCK)
         col_step, s_col, s_len = load_i64(args, A_COL_STEP), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
         step, levels, rows = col_step * s_col, load_i64(args, A_DEPTH), load_i64(args, A_WROWS)
-        left = min(cols, max(0, (-iw + col_step - 1) // col_step))
-        right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
+        left, right = _columns_there(args, iw)
         for plane in range(load_i64(args, A_BLOCKS) * levels):
             block, level = plane // levels, plane % levels
             c, count = channel + block * cb, min(cb, load_i64(args, A_IC) - block * cb)
@@ -184,8 +189,7 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize):
         cols, s_col, s_len = load_i64(args, A_WCOLS), load_i64(args, A_SCOL), load_i64(args, A_SLEN)
         col_step, rows = load_i64(args, A_COL_STEP), load_i64(args, A_WROWS)
         there = min(channels, load_i64(args, A_ALL_IC) - channel)
-        left = min(cols, max(0, (-iw + col_step - 1) // col_step))
-        right = max(left, min(cols, (load_i64(args, A_IW) - iw + col_step - 1) // col_step))
+        left, right = _columns_there(args, iw)
         # A source's padding is read with the rest, where it has any.
         at_once = cb == s_len or (cb == channels and (there == channels or s_len < NO_BLOCK))
         for line in range(load_i64(args, A_DEPTH) * rows):

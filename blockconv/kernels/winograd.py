@@ -130,7 +130,7 @@ def _bind(
     return [Op(w.winograd(), args, at.sets * at.blocks * at.splits, 1, at.scratch, len(places))]
 
 
-FEWEST = 4  # channels of a group, one of several: it has a multiple of so many, else vectors would be cut too often
+UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often
 
 
 def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
@@ -141,8 +141,8 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
     ic, oc = p.ic // p.g, p.oc // p.g
-    if p.g > 1 and (ic % FEWEST or oc % FEWEST):
-        return f"is for groups of a multiple of {FEWEST} channels"
+    if p.g > 1 and (ic % UNIT or oc % UNIT):
+        return f"is for groups of a multiple of {UNIT} channels"
     if ic * side(m, p.sh) ** 2 * 4 > SCRATCH:
         return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {ic} channels"
     return None
