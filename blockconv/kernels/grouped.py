@@ -130,7 +130,7 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
     flops = 2 * tiles * cut.rows * cut.pixels * cut.lanes * (p.ic // p.g) * p.kh * p.kw
     moved = 4 * (src.size(p.src_shape) + dst.size(p.dst_shape) + p.oc * (p.ic // p.g) * p.kh * p.kw)
     stored = store_cycles(dst, cut.piece) * CYCLE * tiles * cut.rows * cut.pixels
-    rate = 8e9 * jit.isa().vector_bytes / 4  # of half vectors too: they are taken where they run twice as fast
+    rate = 7e9 * jit.isa().vector_bytes / 4  # of half vectors too: they are taken where they run twice as fast
     return 2e-6 + max(flops / rate + stored, moved / BANDWIDTH) / threads
 
 
