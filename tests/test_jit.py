@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,7 +317,14 @@ def test_a_damaged_entry_is_compiled_anew(damage: str) -> None:
     assert not fresh(family)().compiled
 
 
-def test_an_entry_that_cannot_be_written_or_read_costs_a_compile() -> None:
+def test_an_entry_that_cannot_be_written_or_read_costs_a_compile(monkeypatch) -> None:
+    made, mkstemp = [], tempfile.mkstemp
+
+    def spy(**options):  # (other processes write to the same directory)
+        made.append(mkstemp(**options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkstemp", spy)
     family = reorder.unpack_nibbles
     path = family._path(family.name())
     path.unlink(missing_ok=True)
@@ -325,7 +333,8 @@ def test_an_entry_that_cannot_be_written_or_read_costs_a_compile() -> None:
         kernel = fresh(family)()
         assert kernel.compiled
         assert works(kernel)
-        assert not [other for other in path.parent.iterdir() if other.name.endswith(".tmp")]
+        assert len(made) == 1
+        assert not Path(made[0][1]).exists()
     finally:
         path.rmdir()
 
