@@ -333,8 +333,8 @@ def test_an_entry_that_cannot_be_written_or_read_costs_a_compile(monkeypatch) ->
         kernel = fresh(family)()
         assert kernel.compiled
         assert works(kernel)
-        assert len(made) == 1
-        assert not Path(made[0][1]).exists()
+        assert made
+        assert not [name for _, name in made if Path(name).exists()]
     finally:
         path.rmdir()
 
