@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.codegen import inline
-from blockconv.emit import load_f, load_i64, store_bits, store_f, store_i64
-from blockconv.kernels.pool_elements import SUM_FLOAT, combine, identity, load_value, store_value
+from blockconv.emit import load_i64, store_bits, store_i64
+from blockconv.kernels.pool_elements import combine, identity, load_value, store_value
 from blockconv.kernels.pool_kernels import (
     A_BLOCK,
     A_CHANNELS,
@@ -34,6 +34,7 @@ from blockconv.kernels.pool_kernels import (
     reduce_whole_rows,
     set_mask,
     start_rows,
+    store_result,
     window_columns,
     window_rows,
 )
@@ -51,15 +52,20 @@ def _place(geometry, n, c, h, w):
     return at + h * load_i64(geometry, 4) + w * load_i64(geometry, 5)
 
 
+@inline
+def _row(args, task):
+    """(image, channel, output row) of a task."""
+    oh, padded = load_i64(args, A_OH), load_i64(args, A_PADDED)
+    return task // oh // padded, task // oh % padded, task % oh
+
+
 @jit.kernel
 def pool_reference(kind, itemsize):
     """A task is one row of one channel, padding channels included (they are zero)."""
 
     def kernel(args, first, last, scratch):
-        oh_count, padded = load_i64(args, A_OH), load_i64(args, A_PADDED)
         for task in range(first, last):
-            h, rest = task % oh_count, task // oh_count
-            c, n = rest % padded, rest // padded
+            n, c, h = _row(args, task)
             row, rows, scales = window_rows(args, h)
             for w in range(load_i64(args, A_OW)):
                 to = load_i64(args, A_DST) + _place(args + 8 * A_D_GEOMETRY, n, c, h, w)
@@ -73,10 +79,7 @@ def pool_reference(kind, itemsize):
                     for x in range(cols):
                         at = start + y * load_i64(args, A_ROW_STEP) + x * load_i64(args, A_COL_STEP)
                         value = combine(kind, itemsize, value, load_value(at, kind, itemsize))
-                if kind == SUM_FLOAT:
-                    store_f(to, value * load_f(scales + w * itemsize, itemsize), itemsize)
-                else:
-                    store_value(to, value, kind, itemsize)
+                store_result(kind, itemsize, to, value, scales + w * itemsize)
 
     return kernel
 
@@ -86,11 +89,9 @@ def pool_indices(kind, itemsize):
     """Maxima and where they are, h·W + w: of equals the first, of NaNs the last, as PyTorch has it."""
 
     def kernel(args, first, last, scratch):
-        oh_count, padded, iw = load_i64(args, A_OH), load_i64(args, A_PADDED), load_i64(args, A_IW)
-        row_dilation, col_dilation = load_i64(args, A_RUNS), load_i64(args, A_RUN)
+        iw, row_dilation, col_dilation = load_i64(args, A_IW), load_i64(args, A_RUNS), load_i64(args, A_RUN)
         for task in range(first, last):
-            h, rest = task % oh_count, task // oh_count
-            c, n = rest % padded, rest // padded
+            n, c, h = _row(args, task)
             row, rows, _ = window_rows(args, h)
             for w in range(load_i64(args, A_OW)):
                 place = _place(args + 8 * A_D_GEOMETRY, n, c, h, w)

@@ -74,6 +74,15 @@ def start_rows(args, task):
     return plane, first, min(load_i64(args, A_OH), first + chunk)
 
 
+@inline
+def store_result(kind, itemsize, to, value, scale):
+    """Store what a window comes to: a sum times the number at `scale`."""
+    if kind == SUM_FLOAT:
+        store_f(to, value * load_f(scale, itemsize), itemsize)
+    else:
+        store_value(to, value, kind, itemsize)
+
+
 # ---------------------------------------------------------------- wide pixels
 
 
@@ -404,10 +413,8 @@ def pool_bins(kind, itemsize, lanes):
                         to = dst + (ow * pixel + i) * itemsize
                         if i % block >= exist:
                             store_bits(to, 0, itemsize)
-                        elif kind == SUM_FLOAT:
-                            store_f(to, value * load_f(scales + ow * itemsize, itemsize), itemsize)
                         else:
-                            store_value(to, value, kind, itemsize)
+                            store_result(kind, itemsize, to, value, scales + ow * itemsize)
 
     return kernel
 
@@ -441,10 +448,7 @@ def pool_planes(kind, itemsize, lanes, inner):
                     value = identity(kind, itemsize)
                     for k in range(i, used, inner):
                         value = combine(kind, itemsize, value, load_value(vectors + k * itemsize, kind, itemsize))
-                    if kind == SUM_FLOAT:
-                        store_f(folded + i * itemsize, value * load_f(scale, itemsize), itemsize)
-                    else:
-                        store_value(folded + i * itemsize, value, kind, itemsize)
+                    store_result(kind, itemsize, folded + i * itemsize, value, scale)
             if not whole:
                 for k in range(0, count * d_plane, itemsize):
                     move(dst + k, folded + k, itemsize, 0)

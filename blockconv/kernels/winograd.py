@@ -25,7 +25,6 @@ import math
 
 import blockconv.kernels.winograd_stages as w
 from blockconv import jit
-from blockconv.jit import Kernel
 from blockconv.kernels.cut import geometry
 from blockconv.kernels.epilogue import ACT_NONE
 from blockconv.kernels.microkernel import conv_tile, lines_ahead
@@ -71,7 +70,7 @@ def _lines_ahead(problem: Conv2dProblem, at: Cut) -> int:
     return lines_ahead(block, blocks, -(-at.block // at.pixels), -(-ic // at.run))
 
 
-def _tile(at: Cut) -> Kernel:
+def _tile(at: Cut) -> jit.Kernel:
     """The kernel of a tile of products."""
     fma, out_lanes = int(jit.isa().fma), at.out_lanes
     return conv_tile(
@@ -79,7 +78,7 @@ def _tile(at: Cut) -> Kernel:
     )  # fmt: skip
 
 
-def _multiply(problem: Conv2dProblem, at: Cut) -> Kernel:
+def _multiply(problem: Conv2dProblem, at: Cut) -> jit.Kernel:
     """The kernel of the products."""
     if not at.shared:
         return w.winograd_multiply()

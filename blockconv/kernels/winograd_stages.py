@@ -162,11 +162,12 @@ def winograd_source(m, stride, lanes, part, fma, piece):
 
 
 @inline
-def _weights_at(args, position):
-    """The transformed weights of a position. With stride 2 all odd pixels meet one tap, the last of a side's."""
+def _weights_at(args, scratch, position):
+    """The set's transformed weights of a position. With stride 2 all odd pixels meet one tap, the last of a side's."""
     alpha, last = load_i64(args, A_SIDE), load_i64(args, A_WEI_SIDE) - 1
     number = min(position // alpha, last) * (last + 1) + min(position % alpha, last)
-    return load_i64(args, A_WEI) + number * load_i64(args, A_WEI_POS)
+    set_weights = load_i64(args, A_WEI) + load_i64(scratch, H_SET) * load_i64(args, A_OCBS) * load_i64(args, A_WEI_OCB)
+    return set_weights + number * load_i64(args, A_WEI_POS)
 
 
 @inline
@@ -182,7 +183,6 @@ def winograd_multiply():
 
     def kernel(args, first, last, scratch):
         before, start = load_i64(scratch, H_SET) * load_i64(args, A_DST_SET), _column(args, first)
-        set_weights = load_i64(scratch, H_SET) * load_i64(args, A_OCBS) * load_i64(args, A_WEI_OCB)
         block, m_tile, pixels = load_i64(args, A_BLOCK), load_i64(args, A_M_TILE), load_i64(args, A_PIXELS)
         width, vector = load_i64(args, A_WIDTH), load_i64(args, A_VECTOR)
         record = scratch + 8 * H_RECORD
@@ -202,7 +202,7 @@ def winograd_multiply():
         for position in range(load_i64(args, A_POSITIONS)):
             v = scratch + load_i64(args, A_V) + position * load_i64(args, A_V_POS)
             products = scratch + load_i64(args, A_M) + position * load_i64(args, A_M_POS)
-            weights = _weights_at(args, position) + set_weights
+            weights = _weights_at(args, scratch, position)
             for ocb in range(first, last):
                 column = _column(args, ocb)
                 if before + column >= load_i64(args, A_OC):
@@ -212,7 +212,7 @@ def winograd_multiply():
                 store_i64(record, R_WEI, weights + ocb * load_i64(args, A_WEI_OCB))
                 ahead = weights + (ocb + 1) * load_i64(args, A_WEI_OCB)
                 if ocb + 1 == last:
-                    ahead = _weights_at(args, position + 1) + set_weights + first * load_i64(args, A_WEI_OCB)
+                    ahead = _weights_at(args, scratch, position + 1) + first * load_i64(args, A_WEI_OCB)
                 for at in range((block + pixels - 1) // pixels):
                     t = min(at * pixels, block - pixels)
                     store_i64(record, R_AHEAD, ahead)
@@ -231,10 +231,9 @@ def winograd_multiply_shared(lanes, part, fma, channels):
 
     def kernel(args, first, last, scratch):
         block, ocb_bytes, m_tile = load_i64(args, A_BLOCK), load_i64(args, A_WEI_OCB), load_i64(args, A_M_TILE)
-        set_weights = load_i64(scratch, H_SET) * load_i64(args, A_OCBS) * ocb_bytes
         v, products = scratch + load_i64(args, A_V), scratch + load_i64(args, A_M)
         for position in range(load_i64(args, A_POSITIONS)):
-            weights = _weights_at(args, position) + set_weights
+            weights = _weights_at(args, scratch, position)
             for c in range(0, lanes, part):
                 here = weights + c // channels * ocb_bytes
                 multiply_shared(
