@@ -1,17 +1,11 @@
-"""Costs that were measured, kept on disk: how far this machine is from the one that rows predict for; times of kernels.
-
-Both lie in the directory of compiled kernels, whose name is a hash of the kernels' sources, the CPU's features and
-the versions of Numba and LLVM: what was measured with other kernels or on another CPU is never read.
-"""
+"""Costs that were measured and are kept: how far this machine is from the one that rows predict for; kernels' times."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv import jit
+from blockconv import kept
 from blockconv.errors import ArgumentError
 from blockconv.kernels import TABLE, Row
 from blockconv.layout import Layout
@@ -44,14 +38,10 @@ class Machine(NamedTuple):
         return self.compute if op == "conv2d" else self.memory
 
 
-def _machine_path() -> Path:
-    return jit.cache_directory() / "machine.json"
-
-
 @functools.cache
 def machine() -> Machine:
     """As `calibrate` found it, on this machine and with these kernels; else as rows have it."""
-    found = _read(_machine_path())
+    found = kept.read("machine")
     try:
         return Machine(float(found["compute"]), float(found["memory"]))
     except (KeyError, TypeError, ValueError):
@@ -73,7 +63,7 @@ def calibrate() -> Machine:
     moved = ReorderProblem((size,), line.name, line.name, 4)
     copied = seconds_of(copy.bind(moved, line, line), [4 * size, 4 * size], 1)
     found = Machine(taken / direct.cost(p, lay, lay, 1), copied / copy.cost(moved, line, line, 1))
-    _write(_machine_path(), found._asdict())
+    kept.write("machine", found._asdict())
     machine.cache_clear()
     return found
 
@@ -95,8 +85,7 @@ class Costs:
     """Seconds by `key`, of which new ones are kept on disk by `save`."""
 
     def __init__(self) -> None:
-        self._path = jit.cache_directory() / "costs.json"
-        self._known = _numbers(_read(self._path))
+        self._known = _numbers(kept.read("costs"))
         self._new: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -113,7 +102,7 @@ class Costs:
     def save(self) -> None:
         """Add what is new to the file, with whatever others have put there meanwhile."""
         if self._new:
-            _write(self._path, {**_numbers(_read(self._path)), **self._new})
+            kept.write("costs", {**_numbers(kept.read("costs")), **self._new})
             self._new = {}
 
 
@@ -135,22 +124,6 @@ def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> di
 def _numbers(table: Mapping[Any, Any]) -> dict[str, float]:
     kept = {k: v for k, v in table.items() if isinstance(k, str) and isinstance(v, (int, float))}
     return {k: float(v) for k, v in kept.items() if v >= 0}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _write(path: Path, table: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a full or read-only disk costs the next process a measurement
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(table, file, indent=0, sort_keys=True)
-        os.replace(name, path)
 
 
 # ---------------------------------------------------------------- measuring

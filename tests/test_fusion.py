@@ -233,6 +233,33 @@ def test_activation_of_a_concatenation():
     assert b.fused(b.add(RELU, y)) == ["pool2d", "conv2d", "concat", "activation"]
 
 
+def test_a_concatenation_takes_what_an_earlier_one_holds():
+    """DenseNet's blocks, as they are exported: each layer concatenates all earlier features anew."""
+    b = Lab()
+    features = [b.x]
+    for k in range(3):
+        seen = features[0] if k == 0 else b.concat(*features, name=f"cat{k}")
+        features.append(b.conv(seen, ic=4 * (k + 1)))
+    first = b.concat(*features, name="cat3")
+    other = b.concat(*features[::-1], name="backwards")
+    b.fused(b.conv(first, ic=16), b.conv(other, ic=16))
+    inputs = {node.name: node.inputs for node in b.net.nodes if node.op == "concat"}
+    assert inputs["cat1"] == tuple(features[:2])
+    assert inputs["cat2"] == ("cat1", features[2])
+    assert inputs["cat3"] == ("cat2", features[3])
+    assert inputs["backwards"] == tuple(features[::-1])
+
+
+def test_a_concatenation_takes_nothing_from_one_that_comes_later_or_that_nothing_reads():
+    b = Lab()
+    y, z = b.conv(b.x), b.max_pool2d(b.x, 3, 1, 1)
+    early = b.concat(y, z, b.x, name="early")
+    b.concat(y, z, name="unread")
+    late = b.concat(y, z, name="late")
+    b.fused(b.conv(early, ic=12), b.conv(late, ic=8))
+    assert {node.name: len(node.inputs) for node in b.net.nodes if node.op == "concat"}["early"] == 3
+
+
 def test_concatenations_of_concatenations():
     b = Lab()
     y = b.concat(b.x, b.concat(b.x, b.max_pool2d(b.x, 3, 1, 1)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from blockconv import kept
 from blockconv.errors import ArgumentError
+from blockconv.network import elimination, remembered
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
 
 LAYOUTS = ("A", "B", "C")
@@ -60,18 +63,33 @@ def test_optimal_is_what_exhaustive_search_finds(seed: int, steps: int, choices:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 10**9), st.integers(3, 7), st.integers(0, 3))
-def test_a_bound_holds_where_the_budget_ends(seed: int, steps: int, branches: int) -> None:
-    problem = network(seed, steps, 3, impossible=0.0)
-    found, least = optimal(problem, branches), exhaustive(problem)
+@given(st.integers(0, 10**9), st.integers(3, 7), st.sampled_from([0, 200, 2000]), st.sampled_from([8, 30, 100]))
+def test_a_bound_holds_where_the_budget_ends(seed: int, count: int, steps: int, table: int) -> None:
+    problem = network(seed, count, 3, impossible=0.0)
+    found, least = optimal(problem, steps, table), exhaustive(problem)
     assert found.bound <= least + 1e-6 <= found.cost + 2e-6
     assert not found.exact or found.cost == pytest.approx(least)
 
 
-def test_some_random_networks_have_to_be_branched_on() -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.integers(3, 7), st.sampled_from([0.0, 0.1]))
+def test_branching_ends_at_the_least(seed: int, count: int, impossible: float) -> None:
+    """With tables so small that they have to be split, and as many steps as it takes."""
+    problem = network(seed, count, 3, impossible=impossible)
+    least = exhaustive(problem)
+    assume(math.isfinite(least))
+    found = optimal(problem, table=8)
+    assert found.exact
+    assert found.cost == pytest.approx(least)
+
+
+def test_some_random_networks_need_tables_to_be_split_and_the_steps_that_are_left_are_told() -> None:
     """Else the tests above would not see that part."""
-    stopped = [optimal(network(seed, 7, 3, impossible=0.0), branches=0) for seed in range(60)]
+    told: list[int] = []
+    stopped = [optimal(network(seed, 7, 3, impossible=0.0), 0, 8, told.append) for seed in range(60)]
     assert any(not solution.exact for solution in stopped)
+    optimal(network(3, 7, 3, impossible=0.0), report=told.append)
+    assert told[-1] > 0
 
 
 def test_one_copy_serves_all_its_readers() -> None:
@@ -127,7 +145,50 @@ def inception(blocks: int, branches: int = 4, layouts: int = 8, seed: int = 1) -
 
 def test_networks_of_blocks_are_solved_exactly_without_branching() -> None:
     problem = inception(4)
-    solution: Solution = optimal(problem, branches=0)
+    solution: Solution = optimal(problem, steps=0)
     assert solution.exact
     for other in (greedy(problem), *(fixed(problem, f"L{k}") for k in range(8))):
         assert solution.cost <= other.cost
+
+
+def dense(layers: int, layouts: int = 8, seed: int = 1) -> Assignment:
+    """A block in which every layer joins all values before it anew: not series-parallel at all."""
+    rng = random.Random(seed)
+    names = [f"L{k}" for k in range(layouts)]
+    values, steps = ["in"], []
+    for k in range(layers):
+        joins = tuple(Choice((lay,) * len(values), lay, rng.uniform(5, 9)) for lay in names)
+        steps.append(Step(f"join{k}", tuple(values), f"join{k}", joins))
+        layer = tuple(Choice((a,), b, rng.uniform(50, 70)) for a in names for b in names)
+        steps.append(Step(f"layer{k}", (f"join{k}",), f"layer{k}", layer))
+        values.append(f"layer{k}")
+    return Assignment(tuple(steps), {"in": "L0"}, {values[-1]: "L0"}, lambda *_: 8.0)
+
+
+def test_a_dense_block_is_solved_within_the_budget_or_gives_a_bound() -> None:
+    problem = dense(6)
+    solution = optimal(problem)
+    assert solution.exact
+    assert solution.cost <= greedy(problem).cost
+    short = optimal(problem, steps=0, table=1 << 12)
+    assert short.bound <= solution.cost <= short.cost
+
+
+def test_a_long_search_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "path_of", lambda name: tmp_path / f"{name}.json")
+    problem, other = dense(3), dense(3, seed=2)
+    found = optimal(problem)
+    monkeypatch.setattr(remembered, "LEAST", elimination.STEPS)
+    optimal(problem, solve=remembered.minimum)
+    assert not list(tmp_path.iterdir()), "a search this short is not worth a file"
+    monkeypatch.setattr(remembered, "LEAST", 0)
+    assert optimal(problem, solve=remembered.minimum) == found
+    (file,) = tmp_path.iterdir()
+    with monkeypatch.context() as patched:
+        patched.delattr(elimination, "minimum")
+        assert optimal(problem, solve=remembered.minimum) == found
+        with pytest.raises(AttributeError):
+            optimal(other, solve=remembered.minimum)
+    for damaged in ("", "[]", '{"values": 3}', file.read_text().replace("0", "9999")):
+        file.write_text(damaged)
+        assert optimal(problem, solve=remembered.minimum) == found

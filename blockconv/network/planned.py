@@ -10,12 +10,22 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from blockconv import tuning
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
+from blockconv.network import remembered
 from blockconv.network.candidates import Candidate, Parameters, Pricing, bind, candidates, plain
+from blockconv.network.elimination import STEPS
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
@@ -87,7 +97,7 @@ def _solve(problem: Assignment, options: Options) -> Solution:
     asked = options.layouts
     if isinstance(asked, Layout):
         return fixed(problem, asked)
-    solver = optimal if options.planner == "optimal" else greedy
+    solver = _optimal if options.planner == "optimal" else greedy
     if asked == "auto":
         return solver(problem)
     assert isinstance(asked, Mapping)
@@ -95,6 +105,19 @@ def _solve(problem: Assignment, options: Options) -> Solution:
     solved = solver(smaller)
     chosen = [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)]
     return replace(evaluate(problem, chosen), bound=solved.bound)
+
+
+def _optimal(problem: Assignment) -> Solution:
+    """`planner.optimal`, which remembers what took long, and shows on a terminal how far it is."""
+    columns = TextColumn("searching for the best layouts"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with _progress(*columns) as shown:
+        task = shown.add_task("", total=STEPS)
+        return optimal(problem, report=lambda steps: shown.update(task, completed=steps), solve=remembered.minimum)
+
+
+def _progress(*columns: ProgressColumn) -> Progress:
+    """Progress on the terminal's error stream, gone when it is done; none where that is no terminal."""
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 def plan_layouts(network: Network, options: Options) -> Planned:
@@ -183,9 +206,8 @@ def measured(
     """
     known = tuning.Costs()
     columns = TextColumn("timing {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    shown = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     done = []
-    with shown:
+    with _progress(*columns) as shown:
         task = shown.add_task("", total=len(found))
         for node, options in zip(network.nodes, found, strict=True):
             shown.update(task, description=node.name)

@@ -47,6 +47,10 @@ class Edit:
         """The same if the value is read once, and not given by the network: then it may vanish."""
         return self.producer(name, kind) if self._reads[name] == 1 else None
 
+    def is_read(self, name: str) -> bool:
+        """Whether a node reads a value, or the network gives it."""
+        return self._reads[name] > 0
+
     def position(self, node: Node) -> int:
         """Where a node stands in the order."""
         return list(self.nodes).index(node.name)

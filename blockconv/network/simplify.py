@@ -79,6 +79,28 @@ def _concat_of_concat(edit: Edit, node: Node) -> bool:
     return False
 
 
+def _concat_of_longest_prefix(edit: Edit, node: Node) -> bool:
+    """What an earlier concatenation holds already is taken from there: cat(a, b, c) is cat(cat(a, b), c).
+
+    DenseNet's blocks, as PyTorch exports them, concatenate all earlier features anew in every layer. As a chain, each
+    layer's features are written once, behind those of the layers before it, where the layout lets them lie in place.
+    """
+    if not isinstance(node.attributes, Concat):
+        return False
+    best: Node | None = None
+    for other in edit.nodes.values():
+        if other is node:
+            break
+        held = len(other.inputs)
+        longer = 1 < held < len(node.inputs) and (best is None or held > len(best.inputs))
+        # One that nothing reads would be merged back into this one, and so on without end.
+        if longer and other.attributes == node.attributes and edit.is_read(other.output):
+            best = other if other.inputs == node.inputs[:held] else best
+    if best is None:
+        return False
+    return edit.replace((node,), replace(node, inputs=(best.output, *node.inputs[len(best.inputs) :])))
+
+
 def _mean_is_pool(edit: Edit, node: Node) -> bool:
     """A mean over H and W is a global pool."""
     a = node.attributes
@@ -109,7 +131,15 @@ def _shuffle(edit: Edit, node: Node) -> bool:
     return edit.replace((first[0], middle[0], node), shuffle)
 
 
-SHAPES = (_shuffle, _idle, _reshape_of_reshape, _elementwise_after_reshape, _concat_of_concat, _mean_is_pool)
+SHAPES = (
+    _shuffle,
+    _idle,
+    _reshape_of_reshape,
+    _elementwise_after_reshape,
+    _concat_of_concat,
+    _concat_of_longest_prefix,
+    _mean_is_pool,
+)
 
 
 # ---------------------------------------------------------------- constants along the channels

@@ -1,0 +1,221 @@
+"""Minimising a sum of cost tables over variables of few values each: exactly where that fits a budget, else with a
+bound.
+
+A *factor* is a table of costs over some variables. A variable is eliminated by adding all factors that hold it and
+taking the least over its values, which leaves a factor over its neighbours (bucket elimination: Dechter, Artificial
+Intelligence 1999). The cheapest variable goes first. For variables of one or two neighbours this is what partitioned
+boolean quadratic problems (PBQP) call the reductions RI and RII, so every series-parallel network is solved exactly
+in no time; but it goes on to three neighbours and more, as long as a table has at most `TABLE` elements.
+
+Where a table would be larger, its factors are added and minimised in several parts (mini-buckets: Dechter and Rish,
+Journal of the ACM 2003). What comes out is a bound from below, and the assignment that the smaller tables suggest is a
+solution. Between the two the search branches on the values of a variable that was split, depth first, until they
+meet or the budget of steps is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["STEPS", "TABLE", "Factor", "Minimum", "minimum"]
+
+Costs = npt.NDArray[np.float64]
+TABLE = 1 << 20  # elements of a table that an elimination may make, the eliminated variable's values included
+STEPS = (
+    1 << 30
+)  # elements that a search may work out, some seconds; counted, not timed, so that all machines stop alike
+OVERHEAD = 1 << 12  # elements that could be worked out in the time that the smallest table takes
+SLAB = 1 << 16  # elements that are added at once, so that they stay in the caches
+TOLERANCE = 1e-9  # by which, in parts, a solution has to be better than one that is known
+
+
+class Factor(NamedTuple):
+    """Costs over variables: one axis of `costs` for each of `scope`, in its order."""
+
+    scope: tuple[int, ...]
+    costs: Costs
+
+
+class Minimum(NamedTuple):
+    """Values of the variables, or None if no assignment costs less than what was known; their cost; no assignment
+    costs less than `bound`; the steps that it took to find out."""
+
+    values: dict[int, int] | None
+    cost: float
+    bound: float
+    steps: int
+
+
+@dataclass
+class _Budget:
+    """Steps that a search may take, those that it took, and who is told of them."""
+
+    steps: int
+    report: Callable[[int], None] | None = None
+    spent: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.spent >= self.steps
+
+    def spend(self, steps: int) -> None:
+        self.spent += steps
+        if self.report is not None:
+            self.report(self.spent)
+
+
+class _Relaxed(NamedTuple):
+    """What an elimination came to: a bound, the values it suggests, and the variable to branch on (None if exact)."""
+
+    bound: float
+    values: dict[int, int]
+    branch: int | None
+
+
+def minimum(
+    factors: Sequence[Factor],
+    most: float = math.inf,
+    steps: int = STEPS,
+    table: int = TABLE,
+    report: Callable[[int], None] | None = None,
+) -> Minimum:
+    """The values that make the sum of the factors least, among those that make it less than `most`.
+
+    steps: the budget, in elements of tables; the first elimination is always finished, so that there is a bound.
+    table: elements that a table may have. report(steps): is told how many were spent, as it goes.
+    """
+    domains = {v: size for f in factors for v, size in zip(f.scope, f.costs.shape, strict=True)}
+    budget = _Budget(steps, report)
+    best, unseen = Minimum(None, most, -math.inf, 0), math.inf
+
+    def improves(cost: float) -> bool:
+        return cost < best.cost - TOLERANCE * abs(best.cost) if math.isfinite(best.cost) else cost < best.cost
+
+    def search(known: Mapping[int, int], parts: Sequence[Factor]) -> None:
+        """Look through all assignments in which the variables `known` have their values."""
+        nonlocal best, unseen
+        found = _relax(parts, {v: size for v, size in domains.items() if v not in known}, table, budget)
+        if not improves(found.bound):
+            return
+        values = {**found.values, **known}
+        if improves(cost := _total(factors, values)):
+            best = best._replace(values=values, cost=cost)
+        if found.branch is None or not improves(found.bound):
+            return
+        variable = found.branch
+        likely = values[variable]
+        for value in sorted(range(domains[variable]), key=lambda value: (value != likely, value)):
+            if budget.ended:
+                unseen = min(unseen, found.bound)
+                return
+            search({**known, variable: value}, _conditioned(parts, variable, value))
+
+    search({}, factors)
+    return best._replace(bound=min(best.cost, unseen), steps=budget.spent)
+
+
+def _total(factors: Sequence[Factor], values: Mapping[int, int]) -> float:
+    return sum(float(f.costs[tuple(values[v] for v in f.scope)]) for f in factors)
+
+
+def _conditioned(factors: Sequence[Factor], variable: int, value: int) -> list[Factor]:
+    """The factors with a variable fixed."""
+    done = []
+    for f in factors:
+        if variable in f.scope:
+            axis = f.scope.index(variable)
+            f = Factor(f.scope[:axis] + f.scope[axis + 1 :], np.asarray(f.costs.take(value, axis)))
+        done.append(f)
+    return done
+
+
+def _relax(factors: Sequence[Factor], domains: Mapping[int, int], table: int, budget: _Budget) -> _Relaxed:
+    """Eliminate every variable, the one with the smallest table first, splitting tables that would be too large."""
+    holding: dict[int, list[Factor]] = {v: [] for v in domains}
+    constant = 0.0
+    for f in factors:
+        for v in f.scope:
+            holding[v].append(f)
+        if not f.scope:
+            constant += float(f.costs)
+    sizes = {v: _size(held, domains) for v, held in holding.items()}
+    order: list[tuple[int, list[Factor]]] = []
+    tangled: Counter[int] = Counter()  # how many tables that are too large each variable is in
+    while sizes:
+        variable = min(sizes, key=lambda v: (sizes[v], v))
+        size = sizes.pop(variable)
+        held = holding.pop(variable)
+        order.append((variable, held))
+        if size > table:
+            tangled.update({v for f in held for v in f.scope})
+        for part in _parts(held, domains, table):
+            made = _eliminated(part, variable, domains[variable], budget)
+            constant += 0.0 if made.scope else float(made.costs)
+            for v in made.scope:
+                holding[v].append(made)
+        touched = {v for f in held for v in f.scope if v != variable}
+        for v in touched:
+            holding[v] = [f for f in holding[v] if variable not in f.scope]
+            sizes[v] = _size(holding[v], domains)
+    branch = max(tangled, key=lambda v: (tangled[v], -domains[v], -v), default=None)
+    return _Relaxed(constant, _decided(order, domains), branch)
+
+
+def _size(factors: Sequence[Factor], domains: Mapping[int, int]) -> int:
+    """Elements of a table over all variables of these factors."""
+    return math.prod(domains[v] for v in {v for f in factors for v in f.scope})
+
+
+def _parts(factors: Sequence[Factor], domains: Mapping[int, int], table: int) -> list[list[Factor]]:
+    """Groups of factors, each of which fits a table together: all in one, where that does."""
+    parts: list[list[Factor]] = []
+    for f in sorted(factors, key=lambda f: (-f.costs.size, f.scope)):
+        fitting = (part for part in parts if _size([*part, f], domains) <= table)
+        room = next(fitting, None)
+        if room is None:
+            parts.append([f])
+        else:
+            room.append(f)
+    return parts
+
+
+def _eliminated(factors: Sequence[Factor], variable: int, values: int, budget: _Budget) -> Factor:
+    """The least, over a variable's values, of a sum of factors."""
+    scope = tuple(sorted({v for f in factors for v in f.scope if v != variable}))
+    aligned = [_aligned(f, (variable, *scope)) for f in factors]
+    shape = np.broadcast_shapes(*(a.shape for a in aligned))[1:]
+    budget.spend(OVERHEAD + values * math.prod(shape))
+    slab = max(1, SLAB // max(1, math.prod(shape)))
+    best = np.full(shape, math.inf)
+    for first in range(0, values, slab):
+        total = aligned[0][first : first + slab]
+        for other in aligned[1:]:
+            total = total + other[first : first + slab]
+        np.minimum(best, total.min(axis=0), out=best)
+    return Factor(scope, best)
+
+
+def _aligned(factor: Factor, scope: tuple[int, ...]) -> Costs:
+    """A factor's costs with an axis for each variable of `scope`, of length 1 where it does not depend on it."""
+    ordered = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
+    sizes = dict(zip(factor.scope, factor.costs.shape, strict=True))
+    aligned: Costs = factor.costs.transpose(ordered).reshape([sizes.get(v, 1) for v in scope])
+    return aligned
+
+
+def _decided(order: Sequence[tuple[int, Sequence[Factor]]], domains: Mapping[int, int]) -> dict[int, int]:
+    """The value of each variable that is best by the factors it was eliminated with, last eliminated first."""
+    values: dict[int, int] = {}
+    for variable, held in reversed(order):
+        total = np.zeros(domains[variable])
+        for f in held:
+            total = total + f.costs[tuple(slice(None) if v == variable else values[v] for v in f.scope)]
+        values[variable] = int(total.argmin())
+    return values
