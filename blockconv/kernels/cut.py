@@ -174,9 +174,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str, threa
     if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     cb, piece = _source_block(p, src), destination_piece(dst, lanes, p.g, oc)
-    # A whole vector may be issued as two halves, one after the other.
-    cycles = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
-    rows, pixels, vectors = _tile(oc, p.g, at, dst, piece, lanes, 32 if isa.registers == 32 else 16, cycles)
+    rows, pixels, vectors = _tile(oc, p.g, at, dst, piece, lanes, itemsize)
     width = vectors * lanes
     ocbs = -(-(oc if piece == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
@@ -237,19 +235,19 @@ def destination_piece(dst: Layout, lanes: int, groups: int, oc: int) -> int:
     return 0 if groups > 1 and oc % piece else piece
 
 
-WEIGHT_CYCLES = 5.5  # to stream a vector of weights from the second-level cache
+# Cycles to stream a vector of weights from the second-level cache, by the vector's bytes: a cache line, or parts of one
+# that the lines before it have already brought.
+_WEIGHT_CYCLES = {64: 5.5, 32: 1.5, 16: 1.5}
 _REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 
 
-def _tile(
-    oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, registers: int, fma: float
-) -> tuple[int, int, int]:
-    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds.
-
-    fma: cycles of a vector multiply-add.
-    """
+def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, itemsize: int) -> tuple[int, int, int]:
+    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
+    isa = jit.isa()
+    # A whole vector may be issued as two halves, one after the other.
+    fma = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
     best: tuple[float, int, tuple[int, int, int]] | None = None
-    for vectors, most in _REGISTERS_OF_TILE[registers]:
+    for vectors, most in _REGISTERS_OF_TILE[32 if isa.registers == 32 else 16]:
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones. Groups that are
         # no whole tiles begin inside a block, where one would.
@@ -261,7 +259,7 @@ def _tile(
             for r in {min(at.oh, most // pixels), 1}:
                 tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
                 loads = (r * pixels + vectors) / 2
-                cycles = max(r * pixels * vectors * fma, loads, 4.0, vectors * WEIGHT_CYCLES) + 0.25
+                cycles = max(r * pixels * vectors * fma, loads, 4.0, vectors * _WEIGHT_CYCLES[isa.vector_bytes]) + 0.25
                 score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
                 if best is None or score < best:
                     best = score
@@ -295,7 +293,7 @@ def pixels_of_task(
     g_rows, g_cols = rows, at.ow
     while g_cols > pixels and not fits(rows, g_cols):
         g_cols = max(pixels, g_cols // 2 // pixels * pixels)
-    while g_rows < at.oh and fits(g_rows + rows, g_cols):
+    while g_rows < at.oh and fits(min(at.oh, g_rows + rows), g_cols):
         g_rows += rows
     least_rows, least_cols = min(at.oh, max(rows, 4 * at.sh)), min(at.ow, 4 * pixels)
 
