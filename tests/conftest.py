@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Numba reads this once, when it is imported. A pool of four, also where there are two processors.
@@ -64,3 +64,12 @@ def run_python() -> Run:
         return done
 
     return run
+
+
+@pytest.fixture
+def on_machine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of one of `machines.MACHINES`, for which blockings and costs are worked out in this test."""
+    from machines import MACHINES, stand_in
+
+    with stand_in(MACHINES[request.param]):
+        yield request.param

@@ -6,9 +6,8 @@ import itertools
 from typing import NamedTuple
 
 import pytest
+from machines import MACHINES
 
-from blockconv import jit
-from blockconv.kernels import cut as direct_cut
 from blockconv.kernels import winograd_cut
 from blockconv.kernels.cut import blocking, space
 from blockconv.layout import Layout
@@ -27,38 +26,6 @@ WINOGRAD = (
 )  # fmt: skip
 
 
-class Machine(NamedTuple):
-    """A machine that blockings are worked out for, whichever one this is; and, by the number of threads, how many times
-    its share the busiest thread may have to do in direct convolutions and in Winograd's."""
-
-    isa: jit.Isa
-    second_level_cache: int
-    direct: dict[int, float]
-    winograd: dict[int, float]
-
-
-AVX512, AVX2, SSE = jit.Isa("avx512", 64, 32, True), jit.Isa("avx2", 32, 16, True), jit.Isa("sse", 16, 16, False)
-HALVES = jit.Isa("avx512", 64, 32, True, halves=True)
-# Where caches are small, a task is a small part of an image, and what does not divide evenly weighs more.
-MACHINES = {
-    "halves, 1 MiB": Machine(HALVES, 1 << 20, {1: 1.0, 2: 1.03, 4: 1.08, 16: 1.25}, {1: 1.07, 4: 1.15, 16: 1.15}),
-    "avx512, 2 MiB": Machine(AVX512, 2 << 20, {1: 1.0, 2: 1.03, 4: 1.08, 16: 1.25}, {1: 1.07, 4: 1.15, 16: 1.15}),
-    "avx2, 512 KiB": Machine(AVX2, 1 << 19, {1: 1.07, 2: 1.07, 4: 1.17, 16: 1.5}, {1: 1.11, 4: 1.23, 16: 1.23}),
-    "avx2, 1 MiB": Machine(AVX2, 1 << 20, {1: 1.01, 2: 1.03, 4: 1.15, 16: 1.31}, {1: 1.08, 4: 1.23, 16: 1.23}),
-    "sse, 1 MiB": Machine(SSE, 1 << 20, {1: 1.01, 2: 1.03, 4: 1.15, 16: 1.31}, {1: 1.08, 4: 1.08, 16: 1.23}),
-}  # fmt: skip
-
-
-@pytest.fixture(params=MACHINES)
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """One of the above in place of this machine."""
-    found = MACHINES[request.param]
-    monkeypatch.setattr(jit, "isa", lambda: found.isa)
-    monkeypatch.setattr(jit, "second_level_cache", lambda: found.second_level_cache)
-    monkeypatch.setattr(direct_cut, "blocking", blocking.__wrapped__)  # not the remembered blockings of this machine
-    return found
-
-
 def busiest(tasks: list[float], threads: int) -> float:
     """What the launcher's first ranges give to the thread that has the most."""
     ends = [len(tasks) * worker // threads for worker in range(threads + 1)]
@@ -69,12 +36,31 @@ def shares(ocbs: int, splits: int) -> list[int]:
     return [ocbs * (k + 1) // splits - ocbs * k // splits for k in range(splits)]
 
 
+class Limits(NamedTuple):
+    """By the number of threads: how many times its share the busiest thread may have to do."""
+
+    direct: dict[int, float]
+    winograd: dict[int, float]
+
+
+# Where caches are small, a task is a small part of an image, and what does not divide evenly weighs more.
+LIMITS = {
+    "avx512, 1 MiB": Limits({1: 1.0, 2: 1.03, 4: 1.08, 16: 1.25}, {1: 1.07, 4: 1.15, 16: 1.15}),
+    "avx512, halves, 1 MiB": Limits({1: 1.0, 2: 1.03, 4: 1.08, 16: 1.25}, {1: 1.07, 4: 1.15, 16: 1.15}),
+    "avx2, 512 KiB": Limits({1: 1.07, 2: 1.07, 4: 1.17, 16: 1.5}, {1: 1.11, 4: 1.23, 16: 1.23}),
+    "avx2, 1 MiB": Limits({1: 1.01, 2: 1.03, 4: 1.15, 16: 1.31}, {1: 1.08, 4: 1.23, 16: 1.23}),
+    "sse, 1 MiB": Limits({1: 1.01, 2: 1.03, 4: 1.15, 16: 1.31}, {1: 1.08, 4: 1.08, 16: 1.23}),
+}
+EVERY_MACHINE = pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
+
+
 @pytest.mark.parametrize("descriptor", DIRECT)
-def test_no_thread_has_much_more_to_do_than_its_share(descriptor, machine):
+@EVERY_MACHINE
+def test_no_thread_has_much_more_to_do_than_its_share(descriptor, on_machine):
     """Its share of the tiles, that is: pixels that a tile has too many of are the tile's affair."""
     p = Conv2dProblem.from_descriptor(descriptor)
-    for threads, limit in machine.direct.items():
-        cut, at = direct_cut.blocking(p, NCHW16, NCHW16, "float32", threads), space(p, NCHW16, NCHW16)
+    for threads, limit in LIMITS[on_machine].direct.items():
+        cut, at = blocking(p, NCHW16, NCHW16, "float32", threads), space(p, NCHW16, NCHW16)
         groups = at.images * -(-at.oh // cut.group_rows) * -(-at.ow // cut.group_cols)
         size = cut.group_rows * cut.group_cols
         tasks = [size * share for _ in range(groups) for share in shares(cut.ocbs, cut.splits)]
@@ -84,31 +70,31 @@ def test_no_thread_has_much_more_to_do_than_its_share(descriptor, machine):
 
 
 @pytest.mark.parametrize("descriptor", WINOGRAD)
-def test_nor_in_winograds(descriptor, machine):
+@EVERY_MACHINE
+def test_nor_in_winograds(descriptor, on_machine):
     p = Conv2dProblem.from_descriptor(descriptor)
-    for threads, limit in machine.winograd.items():
+    for threads, limit in LIMITS[on_machine].winograd.items():
         cut = winograd_cut.cut(p, NHWC, 4, threads)
         tasks = [cut.block * share for _ in range(cut.blocks) for share in shares(cut.ocbs, cut.splits)]
         assert busiest(tasks, threads) <= limit * cut.tiles * cut.ocbs / threads, threads
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NCHW16"])
-def test_weights_that_are_most_of_it_are_read_once(layout, machine):
+@EVERY_MACHINE
+def test_weights_that_are_most_of_it_are_read_once(layout, on_machine):
     """One window of the whole image, as long as that is in the second-level cache."""
     p = Conv2dProblem.from_descriptor("mb1ic512ih14oc512oh7kh3sh2ph1")
     at, whole = space(p, Layout(layout), Layout(layout)), 512 * 15 * 15 * 4
-    cut = direct_cut.blocking(p, Layout(layout), Layout(layout), "float32", 1)
-    assert ((cut.group_rows, cut.group_cols) >= (at.oh, at.ow)) == (whole <= machine.second_level_cache)
+    cut = blocking(p, Layout(layout), Layout(layout), "float32", 1)
+    assert ((cut.group_rows, cut.group_cols) >= (at.oh, at.ow)) == (whole <= MACHINES[on_machine].second_level_cache)
 
 
-@pytest.mark.parametrize("registers", [16, 32])
-def test_a_tile_does_twice_as_many_multiply_adds_as_it_loads_vectors(registers, machine):
-    """At two loads and two multiply-adds a cycle, loads and weights are then hidden behind the arithmetic."""
-    if machine.isa.registers != registers:
-        pytest.skip("of machines with as many registers")
+@EVERY_MACHINE
+def test_a_tile_does_more_multiply_adds_than_it_loads_vectors_and_fills_the_registers(on_machine):
+    """At two loads and two multiply-adds a cycle, loads are then hidden behind the arithmetic."""
+    registers = MACHINES[on_machine].isa.registers
     for descriptor in ("mb1ic64ih56oc256kh1", "mb1ic256ih56oc64kh1", "mb1ic64ih56oc64kh3ph1"):
-        p = Conv2dProblem.from_descriptor(descriptor)
-        cut = direct_cut.blocking(p, NHWC, NHWC, "float32", 1)
-        sums = cut.rows * cut.pixels * cut.vectors
-        assert 2 * (cut.rows * cut.pixels + cut.vectors) <= 1.34 * sums
-        assert sums >= 0.75 * (registers - 4)
+        cut = blocking(Conv2dProblem.from_descriptor(descriptor), NHWC, NHWC, "float32", 1)
+        pixels = cut.rows * cut.pixels
+        assert pixels + cut.vectors <= 0.67 * pixels * cut.vectors
+        assert pixels * cut.vectors >= 0.75 * (registers - 4)

@@ -31,12 +31,12 @@ PICTURE = (np.arange(150528).reshape(1, 3, 224, 224) / 150528).astype(np.float32
         pytest.param("inception_v2", marks=ALL),
         "resnet50",
         pytest.param("shufflenet", marks=ALL),
-        "squeezenet",
         pytest.param("vgg19", marks=ALL),
         pytest.param("zfnet512", marks=ALL),
     ],
 )
 def test_a_light_network_gives_its_recorded_output(name: str) -> None:
+    """Not SqueezeNet's, whose constant weights make logits of 1e10: rounding decides what their softmax is."""
     path = light(name)
     recorded = onnx.load_tensor(str(path.with_suffix("")) + "_output_0.pb")
     wanted: np.ndarray[Any, Any] = numpy_helper.to_array(recorded)
@@ -47,7 +47,7 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["shufflenet", *(pytest.param(name, marks=ALL) for name in ("mobilenetv2", "squeezenet", "efficientnet_b0"))],
+    ["shufflenet", "squeezenet", *(pytest.param(name, marks=ALL) for name in ("mobilenetv2", "efficientnet_b0"))],
 )
 def test_random_weights(name: str) -> None:
     network = bc.load_onnx(build(name))
