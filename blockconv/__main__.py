@@ -11,6 +11,7 @@ from rich.table import Table
 
 from blockconv import compare_plans, doctor, plan_command, runtime
 from blockconv._version import __version__
+from blockconv.arguments import Parser
 from blockconv.errors import BlockconvError
 from blockconv.layout import NATIVE, Layout, known_layouts
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="blockconv", description="Convolution natively in every blocked layout.")
+    parser = Parser(prog="blockconv", description="Convolution natively in every blocked layout.")
     parser.add_argument("--version", action="version", version=f"blockconv {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 

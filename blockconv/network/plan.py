@@ -110,14 +110,26 @@ class Plan:
     first come, and kept.
     """
 
-    def __init__(self, network: Network, options: Options) -> None:
+    def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
-        self._parameters = Parameters(network)
+        self._parameters: Parameters = Parameters(network, None if like is None else like._parameters)
         self._lock = threading.Lock()
         self._bound: dict[Shapes, _Bound] = {}
         self._profiled: Profile | None = None
         self._released = False
         self._of(tuple(tensor.shape for tensor in network.inputs))
+
+    def with_layouts(self, layouts: Layouts) -> Plan:
+        """A plan of the same network, and asked for the same, in other layouts: see `compile`.
+
+        Weights that both plans have packed alike are in memory once. Raises as `compile` does.
+        """
+        if self._released:
+            raise NetworkError(
+                self.network.name, "with_layouts", layouts, "the plan's weights were released", "make it before"
+            )
+        asked = replace(self.options, layouts=_read_layouts(self.network, layouts), chosen=None)
+        return Plan(self.network, asked, self)
 
     # -- files
 

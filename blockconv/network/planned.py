@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from blockconv import tuning
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
-from blockconv.network.candidates import Candidate, Parameters, Pricing, bind, candidates, plain
+from blockconv.network.candidates import Candidate, Parameters, Pricing, Taken, bind, candidates, plain
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
@@ -127,19 +127,17 @@ def _again(network: Network, found: tuple[tuple[Candidate, ...], ...], chosen: M
     return numbers
 
 
-def _predicted(
-    network: Network, costs: Mapping[str, float], row: Row, problem: Any, src: Layout, dst: Layout, node: Node
-) -> float:
+def _predicted(network: Network, costs: Mapping[str, float], taken: Taken, problem: Any, node: Node) -> float:
     """A user's cost, or the row's.
 
     For one thread whatever their number, so that the choice, and with it every bit, does not depend on it.
     """
     if costs:
         dtype = str(network.tensors[node.output].dtype)
-        known = costs.get(tuning.key(row, problem, src, dst, dtype, 1))
+        known = costs.get(tuning.key(taken.row, problem, taken.src, taken.dst, dtype, 1))
         if known is not None:
             return known
-    return row.cost(problem, src, dst, 1) * tuning.machine().scale(row.op)
+    return taken.seconds * tuning.machine().scale(taken.row.op)
 
 
 def _all(row: Row) -> bool:
