@@ -14,10 +14,6 @@ class Steps:
     """The steps of a command: on a terminal a line that moves and goes away, elsewhere a line for each as it begins.
 
     Lines begin with the seconds since the first step, and are written at once, so that a log shows what is going on.
-
-    >>> with Steps(Console(), 2) as steps:  # doctest: +SKIP
-    ...     steps.begin("reading the model")
-    ...     steps.begin("compiling")
     """
 
     def __init__(self, console: Console, total: int) -> None:
