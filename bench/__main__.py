@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options, console))
     except (BlockconvError, OSError, ValueError) as error:
-        console.print(f"error: {error}", style="bold red", markup=False)
+        console.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
         return 2
 
 

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options, console))
     except (BlockconvError, OSError) as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
+        console.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         return 2
 
 

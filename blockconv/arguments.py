@@ -44,7 +44,7 @@ def read_model(command: str, options: argparse.Namespace) -> Network:
         if error.argument not in ("input_shapes", "shapes"):
             raise
         remedy = "give --shape INPUT=SIZES for each input"
-        raise ArgumentError(command, "--shape", " ".join(options.shape), error.rule, remedy) from error
+        raise ArgumentError(command, "--shape", " ".join(options.shape) or None, error.rule, remedy) from error
 
 
 def _shapes(command: str, given: list[str]) -> dict[str, Shape] | Shape | None:

@@ -56,7 +56,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Compile, call in turns, compare; 1 if the plans' outputs differ by more than TOLERANCE."""
     names = [*dict.fromkeys(Layout(name).name for name in options.layouts), "auto"]
-    with Steps(console, len(names) + 2) as steps:
+    with Steps(len(names) + 2) as steps:
         steps.begin(f"reading {options.model or 'ResNet-50'}")
         network = _network(options)
         inputs = [_entering(tensor, options.input) for tensor in network.inputs]

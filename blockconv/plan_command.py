@@ -42,7 +42,7 @@ def add_tune(command: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace, console: Console) -> int:
     layouts = _layouts(options.layouts)
-    with Steps(console, 3 if options.profile else 2) as steps:
+    with Steps(3 if options.profile else 2) as steps:
         steps.begin(f"reading {options.model or 'ResNet-50'}")
         network = read_model("plan", options)
         steps.begin("choosing layouts, compiling kernels, packing weights")
@@ -78,7 +78,7 @@ def _noise(plan: Plan) -> list[Any]:
 
 
 def _tune(options: argparse.Namespace, console: Console) -> int:
-    with Steps(console, 1 if options.model is None else 2) as steps:
+    with Steps(1 if options.model is None else 2) as steps:
         steps.begin("measuring a convolution and a copy")
         found = tuning.calibrate()
         if options.model is not None:

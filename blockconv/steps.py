@@ -14,15 +14,16 @@ class Steps:
     """The steps of a command: on a terminal a line that moves and goes away, elsewhere a line for each as it begins.
 
     Lines begin with the seconds since the first step, and are written at once, so that a log shows what is going on.
+    All goes to the standard error stream: what a command finds out is all that its output holds.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
-        self.console, self.total = console, total
+    def __init__(self, total: int) -> None:
+        self.console, self.total = Console(stderr=True), total
         self._begun, self._start = 0, time.perf_counter()
         self._moving: Progress | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
             columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-            self._moving = Progress(*columns, console=console, transient=True)
+            self._moving = Progress(*columns, console=self.console, transient=True)
             self._task = self._moving.add_task("", total=total)
 
     def begin(self, what: str) -> None:
