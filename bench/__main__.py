@@ -17,6 +17,7 @@ os.environ.setdefault("KMP_BLOCKTIME", "1")
 
 from rich.console import Console
 
+from blockconv.arguments import Parser
 from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
@@ -38,12 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options, console))
     except (BlockconvError, OSError, ValueError) as error:
-        console.print(f"error: {error}", style="bold red", markup=False)
+        console.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = Parser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
 
     command = commands.add_parser("layers", help="convolution layers, in every layout, beside the peers")

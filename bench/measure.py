@@ -11,6 +11,7 @@ import numpy as np
 from .peers import Variant
 from .results import FAILED, OK, WRONG, Case, Entry
 from .timing import MIN_ROUNDS, Comparison, compare, time_once
+from .workers import PeerError
 
 __all__ = ["measure", "noise", "relative_error"]
 
@@ -59,7 +60,7 @@ def measure(variants: Sequence[Variant], expected: np.ndarray, tolerance: float,
                 try:
                     entry["about"] = about()
                 except Exception as failure:  # it has its time all the same
-                    entry["note"] = f"{type(failure).__name__}: {failure}"[:500]
+                    entry["note"] = _why(failure)
         else:
             entry |= {"verdict": WRONG, "error": error}
     _time_reorders(entries, right, timing)
@@ -89,8 +90,13 @@ def _checked(variant: Variant, expected: np.ndarray, tolerance: float) -> Entry:
         entry["first"] = time_once(variant.function)
         error = relative_error(variant.fetch(), expected)
     except Exception as failure:  # one library's refusal must not end a run over many
-        return entry | {"verdict": FAILED, "note": f"{type(failure).__name__}: {failure}"[:500]}
+        return entry | {"verdict": FAILED, "note": _why(failure)}
     return entry | {"verdict": OK if error <= tolerance else WRONG, "error": error, "tolerance": tolerance}
+
+
+def _why(failure: Exception) -> str:
+    """What a worker said of its failure, or an error of this process."""
+    return str(failure if isinstance(failure, PeerError) else f"{type(failure).__name__}: {failure}")[:500]
 
 
 def _speedups(entries: Iterable[Entry], comparison: Comparison) -> dict[str, Any]:

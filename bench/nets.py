@@ -3,7 +3,8 @@
 A way to choose the layouts of a network, a *choice*, is one of CHOICES, the name of a layout (every
 op in it that can be), a JSON file of {op: layout}, `costs=FILE` with a cost table of one's own (as
 `compile` takes it), or `module:function` of a planner of one's own: it is called with the network
-and the number of threads, and gives what is called with the input.
+as it will run and returns {node: layout}, like the `planner` of `blockconv.compile`, or else a
+plan or anything else that is called with the input and gives the outputs.
 """
 
 from __future__ import annotations

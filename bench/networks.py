@@ -20,6 +20,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from blockconv.arguments import Parser
+
 __all__ = ["NETWORKS", "build", "light"]
 
 OPSET, IR = 13, 8
@@ -244,7 +246,7 @@ NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
 
 def main() -> None:
     """Write one to a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=NETWORKS)
     parser.add_argument("path", type=Path)
     parser.add_argument("--batch", type=int, default=1)

@@ -11,7 +11,17 @@ from rich.table import Table
 
 from .results import OK, Case, Entry, seconds
 
-__all__ = ["DISTURBED", "Column", "bandwidth", "render", "share_of_copy", "speedup_text", "summary", "time_text"]
+__all__ = [
+    "DISTURBED",
+    "Column",
+    "bandwidth",
+    "notes",
+    "render",
+    "share_of_copy",
+    "speedup_text",
+    "summary",
+    "time_text",
+]
 
 DISTURBED = 0.1  # processors that others may use before a case is not to be trusted
 
@@ -83,6 +93,11 @@ def render(case: Case, columns: Sequence[Column]) -> Table:
     for entry in (*sorted(timed, key=seconds), *waiting):
         table.add_row(*_row(case, entry, columns, winner), style=_style(case, entry, winner))
     return table
+
+
+def notes(case: Case) -> list[str]:
+    """Why entries failed, a line each."""
+    return [f"{entry['name']}: {entry['note']}" for entry in case["entries"] if "note" in entry]
 
 
 def _row(case: Case, entry: Entry, columns: Sequence[Column], winner: str | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .report import DISTURBED, Column, render, summary
+from .report import DISTURBED, Column, notes, render, summary
 from .results import Case, ResultFile
 
 __all__ = ["Closing", "Plan", "conditions", "run"]
@@ -69,6 +69,8 @@ def run(
                     results.add(case | {"params": plan.params | plan.wanted} | _measured(plan, again))
                 shown.append(results.cases[plan.key])
                 console.print(render(shown[-1], columns))
+                for note in notes(shown[-1]):
+                    console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
                 if (others := _others(shown[-1])) > DISTURBED:
                     text = f"other processes kept {others:.2f} processors busy: measure again on a quiet machine"
                     console.print(text, style="yellow")

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from blockconv.errors import BlockconvError
 
 from . import machine, peers
 from .peers import OURS, Variant
@@ -215,10 +218,19 @@ def _serve(pipe: Connection, name: str, processors: Sequence[int]) -> None:
             try:
                 answer = True, getattr(desk, method)(*arguments)
             except Exception as error:  # the failure of one variant is no end of the worker
-                answer = False, f"{type(error).__name__}: {error}"
+                answer = False, _why(error)
             pipe.send(answer)
     except (EOFError, ConnectionError):
         pass
+
+
+def _why(error: Exception) -> str:
+    """An error as one line; where it was raised too, unless it is one of ours, which says all."""
+    text = f"{type(error).__name__}: {error}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, BlockconvError) or place.filename.startswith("<"):  # the interpreter's own
+        return text
+    return f"{text} ({Path(place.filename).name}, line {place.lineno})"
 
 
 class _Desk:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from blockconv import compare_plans, doctor, plan_command, runtime
 from blockconv._version import __version__
+from blockconv.arguments import Parser
 from blockconv.errors import BlockconvError
 from blockconv.layout import NATIVE, Layout, known_layouts
 
@@ -24,12 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options, console))
     except (BlockconvError, OSError) as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
+        console.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="blockconv", description="Convolution natively in every blocked layout.")
+    parser = Parser(prog="blockconv", description="Convolution natively in every blocked layout.")
     parser.add_argument("--version", action="version", version=f"blockconv {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -12,20 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from blockconv.arguments import add_model, read_model
 from blockconv.errors import ArgumentError
-from blockconv.frontends.onnx import load_onnx
 from blockconv.layout import NATIVE, Layout
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.plan import Plan, compile
-from blockconv.network.resnet import resnet50
 from blockconv.runtime import get_num_threads
+from blockconv.steps import Steps
 
 __all__ = ["LAYOUTS", "TOLERANCE", "add_arguments", "run"]
 
-ROUNDS = 15  # each calls every plan once, so that whatever disturbs the machine hits all of them
+# A round calls every plan once, so that whatever disturbs the machine hits all of them.
+ROUNDS, LEAST = 15, 5  # at most, and at least
+BUDGET = 3.0  # seconds that rounds go on for at most, once there are LEAST
 TOLERANCE = 1e-4  # of the largest output; Winograd costs up to 1e-5 a layer
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures, which most models expect
 LAYOUTS = tuple(layout.name for layout in NATIVE if layout.name != "CHWN4")  # with one image CHWN4 is NCHW4
@@ -44,27 +46,30 @@ class Contestant(NamedTuple):
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The command line of `run`."""
-    command.add_argument("model", nargs="?", type=Path, help="an ONNX model (default: ResNet-50 with random weights)")
+    add_model(command)
     command.add_argument("--input", metavar="IMAGE|random", help="a picture of your own (needs pillow), or noise")
-    command.add_argument("--batch", type=int, default=1, help="pictures at a time (1)")
+    command.add_argument("--batch", type=int, help="pictures at a time (default: as the model has it, or 1)")
     command.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="LAYOUT", help="fixed layouts to compare")
     command.add_argument("--report", type=Path, metavar="HTML", help="write the chosen plan as a page")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Compile, call in turns, compare; 1 if the plans' outputs differ by more than TOLERANCE."""
-    network = _network(options.model, options.batch)
-    inputs = [_entering(tensor, options.input) for tensor in network.inputs]
     names = [*dict.fromkeys(Layout(name).name for name in options.layouts), "auto"]
-    found = _compiled(network, names, inputs, console)
-    times = _timed(found, inputs)
+    with Steps(len(names) + 2) as steps:
+        steps.begin(f"reading {options.model or 'ResNet-50'}")
+        network = _network(options)
+        inputs = [_entering(tensor, options.input) for tensor in network.inputs]
+        found = _compiled(network, names, inputs, steps)
+        steps.begin(f"timing {len(found)} plans in turns")
+        times = _timed(found, inputs)
     wanted = found[0].output
     largest = float(np.abs(wanted).max()) or 1.0
     errors = [float(np.abs(c.output - wanted).max()) / largest for c in found]
-    console.print(_table(network, found, times, errors))
+    console.print(_table(network, found, [statistics.median(taken) for taken in times], errors))
     console.print(
-        f"The median of {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: plan, compile what is not in "
-        "the cache yet, pack the weights, call once.",
+        f"The median of {len(times[0])} calls in turns on {get_num_threads()} threads. Ready: plan, compile and pack "
+        "what is not there from a plan above or an earlier run, call once.",
         highlight=False,
     )
     if options.report:
@@ -73,11 +78,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0 if max(errors) <= TOLERANCE else 1
 
 
-def _network(model: Path | None, batch: int) -> Network:
-    if batch < 1:
+def _network(options: argparse.Namespace) -> Network:
+    batch = options.batch
+    if batch is not None and batch < 1:
         raise ArgumentError("run", "--batch", batch, "has to be 1 or more")
-    network = resnet50() if model is None else load_onnx(model)
-    if batch == network.inputs[0].shape[0]:
+    network = read_model("run", options)
+    if batch is None or batch == network.inputs[0].shape[0]:
         return network
     return network.with_input_shapes({t.name: (batch, *t.shape[1:]) for t in network.inputs})
 
@@ -114,31 +120,32 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
         return np.asarray(picture.convert("RGB"), np.uint8)
 
 
-def _compiled(network: Network, names: Sequence[str], inputs: list[Array], console: Console) -> list[Contestant]:
-    columns = SpinnerColumn(), TextColumn("compiling {task.description}"), BarColumn(), TimeElapsedColumn()
-    found = []
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(names))
-        for name in names:
-            progress.update(task, description=name)
-            start = time.perf_counter()
-            plan = compile(network, layouts=name)
-            first = plan(*inputs)
-            output = first if isinstance(first, np.ndarray) else next(iter(first.values()))
-            found.append(Contestant(name, plan, time.perf_counter() - start, output))
-            progress.advance(task)
+def _compiled(network: Network, names: Sequence[str], inputs: list[Array], steps: Steps) -> list[Contestant]:
+    found: list[Contestant] = []
+    for name in names:
+        steps.begin(f"planning {_titled(name)}, compiling its kernels, packing its weights")
+        start = time.perf_counter()
+        plan = found[0].plan.with_layouts(name) if found else compile(network, layouts=name)
+        first = plan(*inputs)
+        output = first if isinstance(first, np.ndarray) else next(iter(first.values()))
+        found.append(Contestant(name, plan, time.perf_counter() - start, output))
     return found
 
 
-def _timed(found: list[Contestant], inputs: list[Array]) -> list[float]:
-    """Median seconds of each plan's call."""
+def _timed(found: list[Contestant], inputs: list[Array]) -> list[list[float]]:
+    """Seconds of each plan's calls: of as many rounds as there is time for."""
     times: list[list[float]] = [[] for _ in found]
-    for _ in range(ROUNDS):
-        for contestant, held in zip(found, times, strict=True):
+    begun = time.perf_counter()
+    while len(times[0]) < LEAST or (len(times[0]) < ROUNDS and time.perf_counter() - begun < BUDGET):
+        for contestant, taken in zip(found, times, strict=True):
             start = time.perf_counter()
             contestant.plan(*inputs)
-            held.append(time.perf_counter() - start)
-    return [sorted(held)[ROUNDS // 2] for held in times]
+            taken.append(time.perf_counter() - start)
+    return times
+
+
+def _titled(name: str) -> str:
+    return "the chosen plan" if name == "auto" else name
 
 
 def _table(network: Network, found: list[Contestant], times: list[float], errors: list[float]) -> Table:
@@ -149,10 +156,9 @@ def _table(network: Network, found: list[Contestant], times: list[float], errors
         table.add_column(heading, justify="right")
     best = min(times)
     for c, seconds, error in zip(found, times, errors, strict=True):
-        name = "the chosen plan" if c.name == "auto" else c.name
         style = "bold green" if seconds == best else None
         table.add_row(
-            name,
+            _titled(c.name),
             f"{seconds * 1e3:.2f}",
             f"{seconds / best:.2f}",
             str(len(c.plan.reorders)),

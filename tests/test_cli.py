@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv import compare_plans, plan_command
+from blockconv import arguments, compare_plans
 from blockconv.__main__ import layouts_markdown, main
 
 ROOT = Path(__file__).parent.parent
@@ -62,7 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> bc.Network:
     weight = np.random.default_rng(0).standard_normal((16, 3, 3, 3)).astype(np.float32)
     builder.output(builder.conv2d(builder.input("image", (1, 3, 12, 12)), weight, padding=1, activation="relu"))
     network = builder.build()
-    monkeypatch.setattr(compare_plans, "resnet50", lambda: network)
+    monkeypatch.setattr(arguments, "resnet50", lambda: network)
     return network
 
 
@@ -83,13 +83,51 @@ def test_run_says_so_if_plans_differ(
         def __call__(self, *inputs: Any, **named: Any) -> Any:
             return super().__call__(*inputs, **named) * np.float32(1.001)
 
-    def compiled(network: bc.Network, layouts: str) -> bc.Plan:
-        plan = bc.compile(network, layouts=layouts)
-        return Wrong(network, plan.options) if layouts == "auto" else plan
-
-    monkeypatch.setattr(compare_plans, "compile", compiled)
+    monkeypatch.setattr(bc.Plan, "with_layouts", lambda plan, layouts: Wrong(plan.network, plan.options))
     assert main(["run", "--layouts", "NHWC"]) == 1
     assert "1.0e-03" in capsys.readouterr().out
+
+
+def test_run_says_each_step_as_it_begins(
+    small: bc.Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def compiled(network: bc.Network, layouts: str) -> bc.Plan:
+        begun.append(capsys.readouterr().err.splitlines())
+        return bc.compile(network, layouts=layouts)
+
+    monkeypatch.setattr(compare_plans, "compile", compiled)
+    assert main(["run", "--layouts", "NHWC"]) == 0
+    said = capsys.readouterr()
+    assert "NHWC" in said.out
+    lines = [*begun[0], *said.err.splitlines()]
+    assert [re.sub(r"^ *\d+\.\d s  ", "", line) for line in lines] == [
+        "1 of 4: reading ResNet-50",
+        "2 of 4: planning NHWC, compiling its kernels, packing its weights",
+        "3 of 4: planning the chosen plan, compiling its kernels, packing its weights",
+        "4 of 4: timing 2 plans in turns",
+    ]
+    assert len(begun[0]) == 2
+
+
+def test_on_a_terminal_steps_are_one_line_that_goes_away(
+    small: bc.Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["run", "--layouts", "NHWC"]) == 0
+    said = capsys.readouterr().err
+    assert "timing 2 plans in turns" in said
+    assert "4 of 4" not in said
+
+
+def test_rounds_end_with_the_time_for_them(small: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_plans, "BUDGET", 0.0)
+    plan = bc.compile(small)
+    x = np.zeros((1, 3, 12, 12), np.float32)
+    found = [compare_plans.Contestant("auto", plan, 0.0, plan(x))]
+    assert [len(times) for times in compare_plans._timed(found, [x])] == [compare_plans.LEAST]
 
 
 def test_run_with_a_picture_of_ones_own(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +155,61 @@ def test_a_model_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "tiny, 1x4x5x5" in capsys.readouterr().out
     assert main(["run", str(tmp_path / "tiny.onnx"), "--input", "mine.png"]) == 2
     assert "no picture" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.fixture
+def open_model(tmp_path: Path) -> str:
+    """A model whose image is of any size: a convolution, a residual and a ReLU, which fusion makes one node of."""
+    onnx = pytest.importorskip("onnx")
+    h = onnx.helper
+    weight = onnx.numpy_helper.from_array(np.ones((8, 8, 1, 1), np.float32), "w")
+    nodes = [
+        h.make_node("Conv", ["x", "w"], ["c"], "node_conv_1"),
+        h.make_node("Add", ["c", "x"], ["a"], "node_add_1"),
+        h.make_node("Relu", ["a"], ["y"], "node_relu_1"),
+    ]
+    values = [h.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 8, "h", "w"]) for name in "xy"]
+    graph = h.make_graph(nodes, "open", values[:1], values[1:], [weight])
+    path = tmp_path / "open.onnx"
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9), path)
+    return str(path)
+
+
+def test_a_shape_is_read_before_the_model(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", open_model, "--shape", "1x8x6x6"]) == 0
+    assert main(["plan", "--shape", "x=2x8x6x6", open_model]) == 0
+    assert "node_conv_1" in capsys.readouterr().out
+    assert main(["run", open_model, "--shape", "2x8x6x6", "--layouts", "NHWC"]) == 0
+    assert "open, 2x8x6x6" in capsys.readouterr().out
+    assert main(["run", open_model, "--shape", "1x8x6x6", "--batch", "3", "--layouts", "NHWC"]) == 0
+    assert "open, 3x8x6x6" in capsys.readouterr().out
+    for wrong, why in (
+        ([], "--shape=None: input 'x' has no fixed shape"),
+        (["--shape", "1x8xa"], "whole numbers"),
+        (["--shape", "z=1x8x6x6"], "no such input; there are x; give --shape INPUT=SIZES"),
+        (["--shape", "1x8x6x6", "--shape", "x=1x8x6x6"], "has to name an input"),
+        (["--shape", "x=1x8x6x6", "--shape", "x=1x8x7x7"], "another each time"),
+    ):
+        for command in ("plan", "run"):
+            assert main([command, open_model, *wrong]) == 2
+            said = capsys.readouterr().out.replace("\n", " ")
+            assert f"error: {command}: --shape" in said
+            assert why in said
+
+
+def test_layouts_of_nodes(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", open_model, "--shape", "1x8x6x6", "--layouts"]
+    assert main([*command, "node_add_1=NHWC", "--layouts", "node_relu_1=NHWC"]) == 0
+    assert "layouts node_conv_1: NHWC" in capsys.readouterr().out
+    assert main([*command, "node_add_1=NHWC", "--layouts", "NCHW"]) == 2
+    assert "NODE=LAYOUT" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_options_are_taken_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["run", "--rep", "plan.html"], ["plan", "--prof"], ["--vers"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+    assert "--rep" in capsys.readouterr().err
 
 
 def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +277,7 @@ def test_plan_explains_draws_and_saves(tmp_path: Path, capsys: pytest.CaptureFix
     saved, page = tmp_path / "plan", tmp_path / "plan.html"
     bc.compile(network.build()).save(saved)
     assert bc.Plan.load(saved).network.name == "little"
-    with patch.object(plan_command, "resnet50", network.build):
+    with patch.object(arguments, "resnet50", network.build):
         assert main(["plan", "--layouts", "NCHW16", "--profile", "--report", str(page), "--save", str(saved)]) == 0
     said = capsys.readouterr().out
     assert "only" in said

@@ -18,6 +18,8 @@ ORDER = [
     "__init__",
     "compare_plans",
     "plan_command",
+    "arguments",
+    "steps",
     "doctor",
     "functional",
     "pooling",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
 import json
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +18,7 @@ import pytest
 import blockconv as bc
 from blockconv import tuning
 from blockconv.kernels import TABLE
-from blockconv.network import archive, ops, planned
+from blockconv.network import archive, candidates, ops, planned
 from blockconv.network.memory import Interval, packed, part, same_bytes
 
 LAYOUTS = ("auto", "NHWC", "NCHW16", "CHWN4")  # few, as each has kernels of its own; bench runs networks in all
@@ -126,6 +128,127 @@ def test_greedy_and_overrides_give_the_same_output() -> None:
     check(plan, network, x)
     made = {action.name: action.writes[1].name for action in plan.actions if action.kind == "conv2d"}
     assert (made["a"], made["join"]) == ("NHWC", "NCHW16")
+
+
+def conv_network() -> bc.Network:
+    """A convolution, scaled, padded and with a residual, as front ends leave it; a name for each of its parts."""
+    b = bc.NetworkBuilder("parts")
+    x = b.input("x", (1, 16, 6, 6))
+    y = b.add(ops.Pad(((0, 0), (0, 0), (1, 1), (1, 1))), x, name="pad")
+    y = b.conv2d(y, values((16, 16, 3, 3), 1), name="conv")
+    y = b.affine(y, values((16,), 2), values((16,), 3), name="norm")
+    y = b.activation(b.binary("add", y, x, name="sum"), "relu", name="relu")
+    y = b.activation(y, None, name="same")
+    b.activation(b.constant(values((1, 16, 6, 6), 4)), "relu", name="known")
+    b.output(b.max_pool2d(y, 2, name="pool"))
+    return b.build()
+
+
+def written(plan: bc.Plan) -> dict[str, str]:
+    return {action.name: action.writes[1].name for action in plan.actions if action.node is not None}
+
+
+@pytest.mark.parametrize("name", ["pad", "conv", "norm", "sum", "relu", "same"])
+def test_a_node_that_fusion_merged_stands_for_the_one_that_holds_it(name: str) -> None:
+    network = conv_network()
+    plan = bc.compile(network, {name: "NHWC"})
+    assert written(plan)["conv"] == "NHWC"
+    assert written(plan.with_layouts({name: "NCHW8"}))["conv"] == "NCHW8"
+
+
+def test_what_is_no_node_that_runs_has_no_layout() -> None:
+    network = conv_network()
+    for name in ("known", "nowhere"):
+        with pytest.raises(bc.NetworkError, match=f"{name}.*no node that runs.*conv, pool"):
+            bc.compile(network, {name: "NHWC"})
+    with pytest.raises(bc.NetworkError, match="part of node 'conv', which is to write NHWC"):
+        bc.compile(network, {"norm": "NHWC", "relu": "NCHW8"})
+    assert written(bc.compile(network, {"norm": "NHWC", "relu": "nhwc"}))["conv"] == "NHWC"
+    with pytest.raises(bc.LayoutError, match=r"compile: layouts=\{'norm': 'NHWX'\}"):
+        bc.compile(network, {"norm": "NHWX"})
+
+
+def test_a_planner_of_ones_own() -> None:
+    network, seen = conv_network(), []
+
+    def planner(given: bc.Network) -> dict[str, str]:
+        seen.append([node.name for node in given.nodes])
+        return {node.name: "NCHW8" for node in given.nodes if given.problem(node).ic == 16}
+
+    plan = bc.compile(network, planner=planner)
+    check(plan, network, values((1, 16, 6, 6)))
+    assert seen == [["conv", "pool"]]  # as they run, and once
+    assert written(plan) == {"conv": "NCHW8", "pool": "NCHW8"}
+    assert written(bc.compile(network, planner=lambda given: {"pool": bc.Layout("NHWC")}))["pool"] == "NHWC"
+    plan(values((2, 16, 6, 6)))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(None, "has to return {node: layout}, and returned None"), ("NHWC", "has to return"), ({"x": "NHWC"}, "no node"),
+     ({"conv": "NHWX"}, "NHWX"), ({"conv": 5}, "not int"), ({"conv": "HWCN"}, "kernels run in")],
+)  # fmt: skip
+def test_what_a_planner_may_not_return(answer: Any, why: str) -> None:
+    with pytest.raises(bc.ArgumentError, match=f"(?s)compile.*{why}|parts.*{why}"):
+        bc.compile(conv_network(), planner=lambda network: answer)
+
+
+def test_a_planner_of_ones_own_is_alone() -> None:
+    with pytest.raises(bc.ArgumentError, match="layouts='NHWC': has to be 'auto'"):
+        bc.compile(conv_network(), "NHWC", planner=lambda network: {})
+    with pytest.raises(ZeroDivisionError):
+        bc.compile(conv_network(), planner=lambda network: {"conv": str(1 / 0)})
+
+
+def test_what_compile_says_of_planners() -> None:
+    (found,) = doctest.DocTestFinder(recurse=False).find(bc.compile, "compile")
+    assert found.examples
+    assert doctest.DocTestRunner().run(found).failed == 0
+
+
+def test_plans_of_one_network_share_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x = residual_network(), values((1, 3, 12, 12))
+    first, other = bc.compile(network, "NCHW16"), bc.compile(network, "NHWC")
+    again = first.with_layouts("NHWC")
+    assert np.array_equal(again(x), other(x))
+    assert again.weights_nbytes == other.weights_nbytes
+    assert again.options.asked == "NHWC"
+    with monkeypatch.context() as patched:
+        patched.setattr(candidates, "pack_weights", lambda *_: 1 / 0)  # all is there
+        assert np.array_equal(again.with_layouts("NCHW16")(x), first(x))
+        with pytest.raises(ZeroDivisionError):
+            bc.compile(network, "NCHW16")
+    kept = weakref.ref(next(iter(first._parameters._packed.values())))
+    del first
+    gc.collect()
+    assert kept() is None or any(kept() is value for value in again._parameters._packed.values())
+    again.release()
+    with pytest.raises(bc.NetworkError, match="released"):
+        again.with_layouts("NCHW")
+
+
+def test_a_problem_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def counting(row: Any) -> Any:
+        def cost(problem: Any, src: bc.Layout, dst: bc.Layout, threads: int) -> float:
+            asked.append((row.name, problem, src, dst))
+            return float(row.cost(problem, src, dst, threads))
+
+        return replace(row, cost=cost)
+
+    monkeypatch.setattr(candidates, "TABLE", tuple(map(counting, TABLE)))
+    candidates.accepted.cache_clear()
+    b = bc.NetworkBuilder("alike")
+    x = b.input("x", (1, 16, 5, 7))
+    for k in range(3):
+        x = b.conv2d(x, values((16, 16, 1, 1), k), activation="relu")
+    b.output(x)
+    bc.compile(b.build()).with_layouts("NHWC")
+    candidates.accepted.cache_clear()  # of rows that count
+    assert asked
+    assert len(asked) == len(set(asked))
 
 
 def test_other_sizes_are_planned_when_they_come() -> None:

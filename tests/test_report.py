@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import blockconv as bc
 from bench import layers, peers, reorders, report
 from bench.__main__ import main
 from bench.changes import changes
@@ -213,6 +215,33 @@ def test_a_file_of_another_format_is_refused(tmp_path):
     path.write_text('{"kind":"header","format":99}\n')
     with pytest.raises(ValueError, match="format 99"):
         load(path)
+
+
+def test_a_run_says_why_something_failed(tmp_path):
+    console = Console(file=io.StringIO(), width=60)
+    plan = Plan("suite", "title", {}, lambda: measured(right=Worker().variant("right"), bad=failing("bad")))
+    assert run([plan], ResultFile(None, {}), [], console)
+    assert "bad: MemoryError: planted\n" in console.file.getvalue()
+    assert report.notes(measured(right=Worker().variant("right"))) == []
+
+
+def test_an_option_is_no_short_form_of_another(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["layers", "--shape", "1x64x56x56"])
+    assert "--shape 1x64x56x56" in capsys.readouterr().err
+
+
+def test_the_planner_of_the_readme_is_one():
+    text = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(block, "bench/README.md", "exec"), names)
+    b = bc.NetworkBuilder()
+    x = b.conv2d(b.input("x", (1, 16, 6, 6)), np.ones((64, 16, 1, 1), np.float32), name="wide")
+    b.output(b.conv2d(x, np.ones((16, 64, 1, 1), np.float32), name="narrow"))
+    plan = bc.compile(b.build(), planner=names["narrow_last"])
+    found = {action.name: action.writes[1].name for action in plan.actions if action.kind == "conv2d"}
+    assert found == {"wide": "NCHW16", "narrow": "NHWC"}
 
 
 def test_a_run_skips_what_is_there_and_survives_an_interrupt(tmp_path):
@@ -429,6 +458,18 @@ def test_reorders_beside_a_copy(tmp_path):
         assert verdicts == {"blockconv": "ok", "copy (numpy)": "ok"}
 
 
+PLANNERS = """import blockconv as bc
+def by_node(network):
+    assert network.nodes
+    return {node.name: "NHWC" for node in network.nodes}
+def broken(network):
+    return 1 / 0
+def silent(network): pass
+def whole(network):
+    return bc.compile(network, "NCHW8")
+"""
+
+
 def test_networks_beside_their_peers(tmp_path):
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
@@ -444,15 +485,29 @@ def test_networks_beside_their_peers(tmp_path):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, tmp_path / "small.onnx")
     (tmp_path / "layouts.json").write_text("{}")
+    (tmp_path / "mine.py").write_text(PLANNERS)
     path = tmp_path / "results.jsonl"
-    choices = ["auto", "measured", "greedy", "NHWC", str(tmp_path / "layouts.json"), "blockconv:compile_nothing"]
+    choices = ["auto", "measured", "greedy", "NHWC", str(tmp_path / "layouts.json"), "mine:by_node", "mine:whole"]
+    wrong = {
+        "mine:broken": "ZeroDivisionError: division by zero (mine.py, line 6)",
+        "mine:silent": "planner='silent': has to return {node: layout}",
+        "mine:absent": "has no attribute 'absent'",
+        "NCHW17": "layouts='NCHW17': '17' is no block",
+    }
     command = [sys.executable, "-m", "bench", "nets", "--quick", "--budget", "0.1", "--out", str(path)]
-    command += ["--peers", "onnxruntime", "openvino", "--networks", str(tmp_path / "small.onnx"), "--choices", *choices]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command += ["--peers", "onnxruntime", "openvino", "--networks", str(tmp_path / "small.onnx"), "--choices"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [*command, *choices, *wrong], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (one,) = load(path)[1].values()
     verdicts = {entry["name"]: entry["verdict"] for entry in one["entries"] if entry["role"] == "ours"}
-    assert list(verdicts.values()) == ["ok"] * 5 + ["failed"]
+    assert list(verdicts.values()) == ["ok"] * len(choices) + ["failed"] * len(wrong)
+    for choice, why in wrong.items():
+        assert re.search(f"^blockconv {choice}: .*{re.escape(why)}", done.stdout, re.MULTILINE), done.stdout
+    entries = {entry["name"]: entry for entry in one["entries"]}
+    assert entries["blockconv mine:by_node"]["about"]["reorders"] >= 1  # the output leaves NHWC
     assert all(entry["verdict"] == "ok" for entry in one["entries"] if entry["role"] == "peer")
     assert one["flops"] == 2 * 8 * 3 * 9 * 64
     assert one["entries"][0]["about"]["reorders"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import blockconv as bc
+from blockconv.network.fusion import fuse
 from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
 from . import NUMBERS, Variant, is_symmetric, spoil
@@ -110,18 +112,28 @@ def _refused(choice: str, error: Exception) -> Variant:
 
 
 def _plan(choice: str, net: bc.Network, threads: int) -> Any:
-    if ":" in choice:
-        module, _, function = choice.partition(":")
-        return getattr(importlib.import_module(module), function)(net, threads)
     if choice.startswith("costs="):
         return bc.compile(net, costs=choice.removeprefix("costs="), threads=threads)
     if choice.endswith(".json"):
         return bc.compile(net, layouts=json.loads(Path(choice).read_text()), threads=threads)
+    if ":" in choice:
+        return _own(choice, fuse(net), threads)
     if choice in ("auto", "measured"):
         return bc.compile(net, threads=threads, measure=choice == "measured")
     if choice == "greedy":
         return bc.compile(net, planner="greedy", threads=threads)
     return bc.compile(net, layouts=choice, threads=threads)
+
+
+def _own(choice: str, net: bc.Network, threads: int) -> Any:
+    """What a planner of one's own, `module:function`, makes of a fused network: layouts, which `bc.compile` takes from
+    a planner, or a plan, or anything else that is called with the input."""
+    module, _, function = choice.partition(":")
+    planner = getattr(importlib.import_module(module), function)
+    found = planner(net)
+    if callable(found):
+        return found
+    return bc.compile(net, planner=functools.wraps(planner)(lambda _: found), threads=threads)
 
 
 def _told(action: Any, seconds: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,18 @@ from blockconv.network.memory import part
 from blockconv.packing import activation_block, pack_bias, pack_weights
 from blockconv.runtime import Op
 
-__all__ = ["OUTPUT", "Bound", "Candidate", "Parameters", "Pricing", "bind", "candidates", "compile_kernels", "plain"]
+__all__ = [
+    "OUTPUT",
+    "Bound",
+    "Candidate",
+    "Parameters",
+    "Pricing",
+    "Taken",
+    "bind",
+    "candidates",
+    "compile_kernels",
+    "plain",
+]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -65,17 +77,26 @@ class Bound(NamedTuple):
     operands: tuple[int | Array, ...]
 
 
+class Taken(NamedTuple):
+    """A kernel that takes a problem from and to these layouts; the seconds that its row predicts for one thread."""
+
+    row: Row
+    src: Layout
+    dst: Layout
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Pricing:
-    """What a candidate costs. layouts: those that are considered. threads: that kernels are predicted for.
+    """What a candidate costs. layouts: those that are considered.
 
-    allowed(row): whether a kernel may be taken. price(row, problem, src, dst, node): seconds.
+    allowed(row): whether a kernel may be taken. price(taken, problem, node): its seconds, if it takes the problem.
     reorder(tensor, src, dst): seconds of a reorder, or of a copy. every: keep each kernel, not the cheapest for its
     layouts alone.
     """
 
     layouts: tuple[Layout, ...]
-    price: Callable[[Row, Any, Layout, Layout, Node], float]
+    price: Callable[[Taken, Any, Node], float]
     reorder: Callable[[str, Layout, Layout], float]
     allowed: Callable[[Row], bool] = lambda row: True
     every: bool = False
@@ -87,11 +108,15 @@ def plain(rank: int) -> Layout:
 
 
 class Parameters:
-    """Weights packed once for each form that kernels ask for: bytes are shared by all nodes and sizes that agree."""
+    """Weights packed once for each form that kernels ask for: bytes are shared by all nodes and sizes that agree.
 
-    def __init__(self, network: Network) -> None:
+    like: those of another plan of the same network; what both ask for is packed once, and lives as long as one does.
+    """
+
+    def __init__(self, network: Network, like: Parameters | None = None) -> None:
         self._constants: Mapping[str, Array] = network.constants
         self._packed: dict[Any, Array] = {}
+        self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary() if like is None else like._shared
 
     def weights(self, node: Node, row: Row, problem: Any, src: Layout, dst: Layout) -> tuple[Array, Array]:
         """Weights and bias of a convolution."""
@@ -121,7 +146,10 @@ class Parameters:
     def _kept(self, key: Any, make: Callable[[], Array]) -> Array:
         found = self._packed.get(key)
         if found is None:
-            found = self._packed[key] = make()
+            found = self._shared.get(key)
+            if found is None:
+                found = self._shared[key] = make()
+            self._packed[key] = found
         return found
 
     @property
@@ -174,11 +202,11 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
         inner = [pricing.layouts if rank == 4 else (plain(len(shape)),)
                  for rank, shape in zip(ranks, (problem.src_shape, problem.dst_shape), strict=True)]  # fmt: skip
         dtype = str(network.tensors[node.output].dtype)
-        for row, src, dst in accepted(node.op, problem, dtype, inner[0], inner[1], pricing.allowed):
-            outer = [lay if rank == 4 else plain(rank) for lay, rank in zip((src, dst), ranks, strict=True)]
+        for taken in accepted(node.op, problem, dtype, inner[0], inner[1], pricing.allowed):
+            outer = [lay if rank == 4 else plain(rank) for lay, rank in zip(taken[1:3], ranks, strict=True)]
             srcs = rule.srcs(network, node, outer[0], outer[1])
             if srcs is not None:
-                offer(Candidate(row, problem, srcs, outer[1], pricing.price(row, problem, src, dst, node)))
+                offer(Candidate(taken.row, problem, srcs, outer[1], pricing.price(taken, problem, node)))
     if not best:
         raise UnsupportedError(f"{node}: no kernel takes {problem}")
     return list(best.values())
@@ -192,17 +220,21 @@ def accepted(
     srcs: tuple[Layout, ...],
     dsts: tuple[Layout, ...],
     allowed: Callable[[Row], bool],
-) -> tuple[tuple[Row, Layout, Layout], ...]:
-    """Each (row, src, dst) of the table that takes the problem; reference rows only if no other takes any."""
+) -> tuple[Taken, ...]:
+    """Each row of the table that takes the problem, by its layouts; reference rows only if no other takes any.
+
+    Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
+    """
     rows = [row for row in TABLE if row.op == op and allowed(row)]
-    taken = [
+    found = [
         (row, src, dst)
         for row in rows
         for src in srcs
         for dst in dsts
         if dispatch.why_not(row, problem, src, dst, dtype) is None
     ]
-    return tuple(item for item in taken if not item[0].reference) or tuple(taken)
+    found = [item for item in found if not item[0].reference] or found
+    return tuple(Taken(row, src, dst, row.cost(problem, src, dst, 1)) for row, src, dst in found)
 
 
 # ---------------------------------------------------------------- rules

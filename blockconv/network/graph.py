@@ -69,7 +69,8 @@ class Node:
 @dataclass(frozen=True, eq=False)
 class Network:
     """inputs: in calling order. outputs: names of values. nodes: in any order; they are kept in one that can run.
-    constants: read-only arrays by name. Raises NetworkError, naming the node, for a graph that is not sound."""
+    constants: read-only arrays by name. merged: for each node that passes merged into another, the other's name,
+    which may have been merged in turn. Raises NetworkError, naming the node, for a graph that is not sound."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...]
@@ -78,6 +79,7 @@ class Network:
     name: str = "network"
     # Makes the network anew for other input shapes where a front end folded shapes into constants.
     remake: Callable[[dict[str, Shape]], Network] | None = field(default=None, repr=False)
+    merged: Mapping[str, str] = field(default_factory=dict, repr=False)
     tensors: dict[str, Tensor] = field(init=False, repr=False)  # every value, constants included
 
     def __post_init__(self) -> None:
@@ -109,6 +111,15 @@ class Network:
         """The logical shape of a value."""
         return self.tensors[name].shape
 
+    def holder(self, name: str) -> str | None:
+        """The name of the node that does what a node of that name did before passes; None if none does."""
+        names = {node.name for node in self.nodes}
+        while name not in names:
+            if name not in self.merged:
+                return None
+            name = self.merged[name]
+        return name
+
     def problem(self, node: Node) -> Problem:
         """The problem of a conv2d or pool2d node."""
         attributes, src = node.attributes, self.shape(node.inputs[0])
@@ -125,6 +136,7 @@ class Network:
         nodes: Iterable[Node] | None = None,
         constants: Mapping[str, Array] | None = None,
         outputs: Iterable[str] | None = None,
+        merged: Mapping[str, str] | None = None,
     ) -> Network:
         """This network with other nodes, constants or outputs, checked anew; it cannot be remade by its front end."""
         return replace(
@@ -133,6 +145,7 @@ class Network:
             nodes=self.nodes if nodes is None else tuple(nodes),
             constants=self.constants if constants is None else constants,
             outputs=self.outputs if outputs is None else tuple(outputs),
+            merged=self.merged if merged is None else merged,
         )
 
     def with_input_shapes(self, shapes: Mapping[str, Shape] | Shape) -> Network:

@@ -18,12 +18,20 @@ import numpy.typing as npt
 from blockconv.array import BlockedArray, to_layout
 from blockconv.boundary import as_numpy
 from blockconv.errors import ArgumentError, NetworkError
-from blockconv.layout import NATIVE, Layout
 from blockconv.network import archive, explain, report
 from blockconv.network.candidates import Parameters, compile_kernels, plain
 from blockconv.network.fusion import fuse
 from blockconv.network.graph import Network
-from blockconv.network.planned import Layouts, Options, Planned, Planner, plan_layouts
+from blockconv.network.planned import (
+    Chooser,
+    Layouts,
+    Options,
+    Planned,
+    Planner,
+    chosen_by,
+    plan_layouts,
+    read_layouts,
+)
 from blockconv.network.schedule import Action, Schedule, schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
 from blockconv.tuning import read_costs
@@ -38,7 +46,7 @@ KEPT = 8  # sizes of inputs that a plan keeps itself bound for
 def compile(
     network: Network,
     layouts: Layouts = "auto",
-    planner: Planner = "optimal",
+    planner: Planner | Chooser = "optimal",
     measure: bool = False,
     input_shapes: Any = None,
     threads: int | None = None,
@@ -47,42 +55,42 @@ def compile(
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
-    layouts: "auto", where the planner chooses; a layout, which every op has that can; or {node: layout} for some
-    nodes, the rest being chosen. planner: "optimal" (least predicted cost) or "greedy" (op by op). measure: time
-    the candidates instead of predicting them; slow at first, kept on disk. input_shapes: a shape for the
-    network's input, or {input: shape}. threads: the most that a call uses. accuracy: "default", or "strict":
-    no Winograd kernels. costs: seconds of your own, which go before all others, by `tuning.key` and
+    layouts: "auto", where the planner chooses; a layout, which every op has that can; or {node: layout}, in which
+    some nodes write, the rest being chosen. A node that fusion merged into another (a batch norm, an activation)
+    stands for that one. planner: "optimal" (least predicted cost), "greedy" (op by op), or a function of your own:
+    see below. measure: time the candidates instead of predicting them; slow at first, kept on disk. input_shapes: a
+    shape for the network's input, or {input: shape}. threads: the most that a call uses. accuracy: "default", or
+    "strict": no Winograd kernels. costs: seconds of your own, which go before all others, by `tuning.key` and
     `planned.reorder_key`, or a JSON file of them (such as the costs.json that measurements are kept in).
+
+    A planner of your own is called once, with the network as it will run, after fusion (a `Network`: its `nodes` in
+    order, `shape(value)`, `problem(node)`, `readers`), and returns {node: layout}, as `layouts` takes it; nodes that
+    it leaves out are planned optimally. For other sizes of inputs its answer holds too.
+
+    >>> import numpy as np
+    >>> import blockconv as bc
+    >>> b = bc.NetworkBuilder()
+    >>> b.output(b.conv2d(b.input("x", (1, 16, 8, 8)), np.ones((32, 16, 1, 1), np.float32), name="wide"))
+    >>> def by_width(network):
+    ...     convs = [node for node in network.nodes if node.op == "conv2d"]
+    ...     return {node.name: "NCHW32" if network.problem(node).oc >= 32 else "NHWC" for node in convs}
+    >>> bc.compile(b.build(), planner=by_width).actions[0].writes
+    ('wide', Layout('NCHW32'))
 
     The inputs and outputs of the network are arrays of logical shape (N, C, H, W).
     Raises NetworkError, LayoutError, ArgumentError, and UnsupportedError for a node that no kernel takes.
     """
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)
-    if planner not in ("optimal", "greedy"):
-        raise ArgumentError("compile", "planner", planner, "has to be 'optimal' or 'greedy'")
     if accuracy not in ("default", "strict"):
         raise ArgumentError("compile", "accuracy", accuracy, "has to be 'default' or 'strict'")
     network = fuse(network)
+    if callable(planner):
+        layouts, planner = chosen_by(planner, network, layouts), "optimal"
+    elif planner not in ("optimal", "greedy"):
+        raise ArgumentError("compile", "planner", planner, "has to be 'optimal' or 'greedy', or a function")
     count = get_num_threads() if threads is None else threads
-    return Plan(network, Options(_read_layouts(network, layouts), planner, measure, count, accuracy, read_costs(costs)))
-
-
-def _read_layouts(network: Network, layouts: Layouts) -> Layouts:
-    if isinstance(layouts, Mapping):
-        names = {node.name for node in network.nodes}
-        for name in layouts:
-            if name not in names:
-                raise NetworkError(network.name, "layouts", name, "is the name of no node", "see network.summary()")
-        return {name: _native(layout) for name, layout in layouts.items()}
-    return layouts if layouts == "auto" else _native(layouts)
-
-
-def _native(layout: str | Layout) -> Layout:
-    layout = Layout(layout)
-    if layout not in NATIVE:
-        raise ArgumentError("compile", "layouts", str(layout), f"kernels run in {', '.join(map(str, NATIVE))}")
-    return layout
+    return Plan(network, Options(read_layouts(network, layouts), planner, measure, count, accuracy, read_costs(costs)))
 
 
 # ---------------------------------------------------------------- the plan
@@ -110,14 +118,26 @@ class Plan:
     first come, and kept.
     """
 
-    def __init__(self, network: Network, options: Options) -> None:
+    def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
-        self._parameters = Parameters(network)
+        self._parameters: Parameters = Parameters(network, None if like is None else like._parameters)
         self._lock = threading.Lock()
         self._bound: dict[Shapes, _Bound] = {}
         self._profiled: Profile | None = None
         self._released = False
         self._of(tuple(tensor.shape for tensor in network.inputs))
+
+    def with_layouts(self, layouts: Layouts) -> Plan:
+        """A plan of the same network, and asked for the same, in other layouts: see `compile`.
+
+        Weights that both plans have packed alike are in memory once. Raises as `compile` does.
+        """
+        if self._released:
+            raise NetworkError(
+                self.network.name, "with_layouts", layouts, "the plan's weights were released", "make it before"
+            )
+        asked = replace(self.options, layouts=read_layouts(self.network, layouts), chosen=None)
+        return Plan(self.network, asked, self)
 
     # -- files
 
@@ -144,7 +164,7 @@ class Plan:
         network, extra = archive.read(path)
         try:
             kept, chosen = extra["options"], extra["chosen"]
-            layouts = _read_layouts(network, kept["layouts"])
+            layouts = read_layouts(network, kept["layouts"])
             count = threads or min(kept["threads"], get_num_threads())
             options = Options(layouts, kept["planner"], False, count, kept["accuracy"], {}, chosen)
         except (KeyError, TypeError) as error:

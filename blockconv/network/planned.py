@@ -21,20 +21,32 @@ from rich.progress import (
 )
 
 from blockconv import tuning
+from blockconv.errors import ArgumentError, LayoutError, NetworkError
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.network import remembered
-from blockconv.network.candidates import Candidate, Parameters, Pricing, bind, candidates, plain
+from blockconv.network.candidates import Candidate, Parameters, Pricing, Taken, bind, candidates, plain
 from blockconv.network.elimination import STEPS
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
 from blockconv.runtime import Op
 
-__all__ = ["Layouts", "Options", "Planned", "Planner", "plan_layouts", "reorder_key"]
+__all__ = [
+    "Chooser",
+    "Layouts",
+    "Options",
+    "Planned",
+    "Planner",
+    "chosen_by",
+    "plan_layouts",
+    "read_layouts",
+    "reorder_key",
+]
 
 Layouts = str | Layout | Mapping[str, str | Layout]
 Planner = Literal["optimal", "greedy"]
+Chooser = Callable[[Network], Mapping[str, str | Layout]]  # a user's own planner
 MOST = 16  # candidates of a node that are timed
 
 
@@ -56,6 +68,45 @@ class Options:
         if isinstance(self.layouts, Mapping):
             return ", ".join(f"{name}: {layout}" for name, layout in self.layouts.items())
         return str(self.layouts)
+
+
+def chosen_by(planner: Chooser, network: Network, layouts: Layouts) -> Layouts:
+    """What a user's planner says of a network, which it is to choose all layouts of."""
+    if layouts != "auto":
+        raise ArgumentError("compile", "layouts", layouts, "has to be 'auto' where a function is the planner")
+    found = planner(network)
+    if not isinstance(found, Mapping):
+        name = getattr(planner, "__qualname__", planner)
+        raise ArgumentError("compile", "planner", name, f"has to return {{node: layout}}, and returned {found!r:.60}")
+    return found
+
+
+def read_layouts(network: Network, layouts: Layouts) -> Layouts:
+    """By the nodes that run, where they are given by nodes."""
+    if not isinstance(layouts, Mapping):
+        return layouts if layouts == "auto" else _native(layouts, layouts)
+    read: dict[str, Layout] = {}
+    for name, layout in layouts.items():
+        holder, wanted = network.holder(name), _native(layout, {name: layout})
+        if holder is None:
+            rule = "is the name of no node that runs: of none, or of one whose value is a constant, an input or unused"
+            runs = ", ".join(node.name for node in network.nodes)
+            raise NetworkError(network.name, "layouts", name, rule, f"what runs is {runs:.200}")
+        if read.setdefault(holder, wanted) != wanted:
+            rule = f"is part of node {holder!r}, which is to write {read[holder]} already"
+            raise NetworkError(network.name, "layouts", {name: str(wanted)}, rule, "give a node one layout")
+    return read
+
+
+def _native(layout: str | Layout, asked: Any) -> Layout:
+    """The layout, if kernels run in it. asked: what it is a part of."""
+    try:
+        found = Layout(layout)
+    except LayoutError as error:
+        raise LayoutError("compile", "layouts", asked, error.rule, error.remedy) from None
+    if found not in NATIVE:
+        raise ArgumentError("compile", "layouts", asked, f"kernels run in {', '.join(map(str, NATIVE))}")
+    return found
 
 
 class Planned(NamedTuple):
@@ -150,19 +201,17 @@ def _again(network: Network, found: tuple[tuple[Candidate, ...], ...], chosen: M
     return numbers
 
 
-def _predicted(
-    network: Network, costs: Mapping[str, float], row: Row, problem: Any, src: Layout, dst: Layout, node: Node
-) -> float:
+def _predicted(network: Network, costs: Mapping[str, float], taken: Taken, problem: Any, node: Node) -> float:
     """A user's cost, or the row's.
 
     For one thread whatever their number, so that the choice, and with it every bit, does not depend on it.
     """
     if costs:
         dtype = str(network.tensors[node.output].dtype)
-        known = costs.get(tuning.key(row, problem, src, dst, dtype, 1))
+        known = costs.get(tuning.key(taken.row, problem, taken.src, taken.dst, dtype, 1))
         if known is not None:
             return known
-    return row.cost(problem, src, dst, 1) * tuning.machine().scale(row.op)
+    return taken.seconds * tuning.machine().scale(taken.row.op)
 
 
 def _all(row: Row) -> bool:

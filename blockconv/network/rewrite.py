@@ -24,6 +24,7 @@ class Edit:
         self.network = network
         self.constants = dict(network.constants)
         self.nodes: dict[str, Node] = {node.name: node for node in network.nodes}
+        self.merged = dict(network.merged)
         self.changes = 0
         self._producers = dict(network.producers)
         # An output is read by the caller too.
@@ -77,6 +78,7 @@ class Edit:
             self._forget(node)
         names = {node.name for node in gone}
         nodes: dict[str, Node] = {}
+        last = ""
         for name, node in self.nodes.items():
             if name not in names:
                 nodes[name] = node
@@ -84,8 +86,12 @@ class Edit:
                 for one in new:
                     named = one if one.name not in nodes else replace(one, name=_free(one.name, self.nodes))
                     nodes[named.name] = named
+                    self.merged.pop(named.name, None)
                     self._remember(named)
+                    last = named.name
         self.nodes = nodes
+        if last:
+            self.merged |= {name: last for name in names if name not in nodes}
         self.changes += 1
         return True
 
@@ -95,6 +101,8 @@ class Edit:
             return False
         source = node.inputs[0]
         self.replace((node,))
+        if source in self._producers:
+            self.merged[node.name] = self._producers[source].name
         for name, reader in self.nodes.items():
             if node.output in reader.inputs:
                 self._forget(reader)
@@ -115,7 +123,7 @@ class Edit:
         read = {name for node in self.nodes.values() for name in (*node.inputs, *node.parameters)}
         read |= set(self.network.outputs)
         constants = {name: value for name, value in self.constants.items() if name in read}
-        return self.network.changed(self.nodes.values(), constants)
+        return self.network.changed(self.nodes.values(), constants, merged=self.merged)
 
     def _forget(self, node: Node) -> None:
         for name in (*node.inputs, *node.parameters):
