@@ -1,17 +1,15 @@
 """Costs that were measured, kept on disk: how far this machine is from the one that rows predict for; times of kernels.
 
-Both lie in the directory of compiled kernels, whose name is a hash of the kernels' sources, the CPU's features and
-the versions of Numba and LLVM: what was measured with other kernels or on another CPU is never read.
+Both are entries of the cache of compiled kernels, whose fingerprint is a hash of the kernels' sources, the CPU's
+features and the versions of Numba and LLVM: what was measured with other kernels or on another CPU is never read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from blockconv.runtime import Op, Program, address_of, aligned_empty
 
 __all__ = ["Costs", "Machine", "calibrate", "key", "machine", "read_costs", "seconds_of"]
 
+MACHINE, COSTS = "machine", "costs"  # entries of the disk cache
 RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
 BUDGET = 0.02  # seconds that a measurement goes on for at most, once it has LEAST
 
@@ -44,14 +43,10 @@ class Machine(NamedTuple):
         return self.compute if op == "conv2d" else self.memory
 
 
-def _machine_path() -> Path:
-    return jit.cache_directory() / "machine.json"
-
-
 @functools.cache
 def machine() -> Machine:
     """As `calibrate` found it, on this machine and with these kernels; else as rows have it."""
-    found = _read(_machine_path())
+    found = _read(MACHINE)
     try:
         return Machine(float(found["compute"]), float(found["memory"]))
     except (KeyError, TypeError, ValueError):
@@ -73,7 +68,7 @@ def calibrate() -> Machine:
     moved = ReorderProblem((size,), line.name, line.name, 4)
     copied = seconds_of(copy.bind(moved, line, line), [4 * size, 4 * size], 1)
     found = Machine(taken / direct.cost(p, lay, lay, 1), copied / copy.cost(moved, line, line, 1))
-    _write(_machine_path(), found._asdict())
+    _write(MACHINE, found._asdict())
     machine.cache_clear()
     return found
 
@@ -95,8 +90,7 @@ class Costs:
     """Seconds by `key`, of which new ones are kept on disk by `save`."""
 
     def __init__(self) -> None:
-        self._path = jit.cache_directory() / "costs.json"
-        self._known = _numbers(_read(self._path))
+        self._known = _numbers(_read(COSTS))
         self._new: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -111,9 +105,9 @@ class Costs:
         self._known[name] = self._new[name] = seconds
 
     def save(self) -> None:
-        """Add what is new to the file, with whatever others have put there meanwhile."""
+        """Add what is new to the entry, with whatever others have put there meanwhile."""
         if self._new:
-            _write(self._path, {**_numbers(_read(self._path)), **self._new})
+            _write(COSTS, {**_numbers(_read(COSTS)), **self._new})
             self._new = {}
 
 
@@ -137,20 +131,16 @@ def _numbers(table: Mapping[Any, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in kept.items() if v >= 0}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(name: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(jit.disk_cache().read(name) or b"{}")
         return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+    except ValueError:
         return {}
 
 
-def _write(path: Path, table: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a full or read-only disk costs the next process a measurement
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(table, file, indent=0, sort_keys=True)
-        os.replace(name, path)
+def _write(name: str, table: Mapping[str, Any]) -> None:
+    jit.disk_cache().write(name, json.dumps(table, indent=0, sort_keys=True).encode())
 
 
 # ---------------------------------------------------------------- measuring
