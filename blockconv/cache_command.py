@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -31,10 +32,10 @@ def add_cache(command: argparse.ArgumentParser) -> None:
 
 
 def _days(text: str) -> float:
-    days = float(text)
-    if not days >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no number of days, 0 or more")
-    return days
+    with contextlib.suppress(ValueError):
+        if (days := float(text)) >= 0:
+            return days
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of days, 0 or more")
 
 
 def _cache(options: argparse.Namespace, console: Console) -> int:
@@ -73,7 +74,8 @@ def _list(cache: KernelCache, console: Console) -> None:
     console.print(table)
     console.print(
         "A fingerprint stands for one version of blockconv, Numba, LLVM and Python on one kind of processor. "
-        f"Those not used for {KEPT_DAYS:.0f} days are removed when kernels are compiled."
+        f"Those not used for {KEPT_DAYS:.0f} days are removed when kernels are compiled.",
+        highlight=False,
     )
 
 

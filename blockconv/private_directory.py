@@ -31,7 +31,8 @@ def _flag(*names: str) -> int:
     return sum(getattr(os, name, 0) for name in names)
 
 
-NO_LINK = _flag("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
+# Of every open: no link at the path's end is followed, no child inherits it, line ends are left as they are.
+SAFELY = _flag("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
 
 
 def _require(status: os.stat_result, directory: bool, path: object) -> None:
@@ -59,7 +60,7 @@ class PrivateDirectory:
 
     def read(self, name: str) -> bytes:
         """A file's bytes. A pipe or a device is refused, and not waited for."""
-        flags = os.O_RDONLY | NO_LINK | _flag("O_NONBLOCK")
+        flags = os.O_RDONLY | SAFELY | _flag("O_NONBLOCK")
         descriptor = os.open(self._at(name), flags, dir_fd=self.descriptor)
         try:
             _require(os.fstat(descriptor), False, self.path / name)
@@ -71,7 +72,7 @@ class PrivateDirectory:
     def write(self, name: str, data: bytes) -> None:
         """Make or replace a file, all at once: other processes see the old bytes or the new ones."""
         unfinished = f".{os.getpid()}-{os.urandom(6).hex()}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
         descriptor = os.open(self._at(unfinished), flags, 0o600, dir_fd=self.descriptor)
         try:
             with open(descriptor, "wb") as file:
@@ -132,7 +133,7 @@ def open_directory(
             _require(os.lstat(whole), True, whole)
         yield PrivateDirectory(whole, None)
         return
-    flags = os.O_RDONLY | _flag("O_DIRECTORY", "O_CLOEXEC") | (NO_LINK if private else 0)
+    flags = os.O_RDONLY | _flag("O_DIRECTORY", "O_CLOEXEC") | (SAFELY if private else 0)
     descriptor = os.open(path, flags, dir_fd=None if within is None else within.descriptor)
     try:
         if private:

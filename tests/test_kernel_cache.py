@@ -497,6 +497,6 @@ def test_the_command_lists_prunes_and_clears(
     assert "2 fingerprints removed" in said("--clear")
     assert left(aged) == {"kernels-mine", "another", f"kernels-{20 * 'c'}"}
     assert (aged.base / "another" / "kept").exists()
-    for wrong in (["--prune", "-1"], ["--prune", "nan"], ["--prune", "3", "--clear"]):
+    for wrong in (["--prune", "-1"], ["--prune", "nan"], ["--prune", "some"], ["--prune", "3", "--clear"]):
         with pytest.raises(SystemExit, match="2"):
             main(["cache", *wrong])
