@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from blockconv import compare_plans, doctor, plan_command, runtime
+from blockconv import cache_command, compare_plans, doctor, plan_command, runtime
 from blockconv._version import __version__
 from blockconv.arguments import Parser
 from blockconv.errors import BlockconvError
@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("layouts", help="the layouts that have names")
     command.add_argument("--markdown", action="store_true", help="as the table in README.md")
     command.set_defaults(run=_layouts)
+
+    cache_command.add_cache(commands.add_parser("cache", help="compiled kernels on disk: their sizes, and removal"))
 
     command = commands.add_parser("doctor", help="what was found on this machine")
     command.set_defaults(run=_doctor)

@@ -70,6 +70,7 @@ def _processor() -> dict[str, str]:
 
 
 def _kernels() -> dict[str, str]:
-    directory = jit.cache_directory()
-    sizes = [entry.stat().st_size for entry in directory.iterdir() if not entry.name.startswith(".")]
-    return {"kept in": str(directory), "entries": f"{len(sizes)}, {sum(sizes):,} bytes"}
+    cache = jit.disk_cache()
+    kept = next((kept for kept in cache.contents() if kept.fingerprint == cache.fingerprint), None)
+    entries = "none" if kept is None else f"{kept.entries}, {kept.nbytes:,} bytes"
+    return {"kept in": str(cache.directory), "entries": entries}

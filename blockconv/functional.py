@@ -67,7 +67,9 @@ class Conv2d:
     comes. out_layout: the destination's, by default the source's (for arrays: PyTorch's memory format).
     algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd's (3x3, stride 1 or 2) where it
     is predicted to be faster; it rounds otherwise than the definition, and spreads a NaN or infinity over a tile of up
-    to 6x6 output pixels, which "direct" does not. accuracy: the largest error that Winograd may have, relative to
+    to 6x6 output pixels, which "direct" does not. Its values on the way are larger than its results, which are sure to
+    be finite only while max|input|, max|weight| and max|input| * sum|weight| (of an output channel) are below 2^120,
+    or 1.3e36; by tile size, see README's limits. accuracy: the largest error that Winograd may have, relative to
     the largest output and as measured against float64 on random data: a number, "default" (1e-5) or "strict" (none:
     "auto" is then "direct").
 

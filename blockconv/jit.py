@@ -4,11 +4,10 @@ A *kernel family* is a function of plain integers that returns the Python body o
 specialisation; ``@kernel`` makes it a callable that gives the compiled `Kernel` for those
 integers. A kernel is a C function ``void (int64, int64, int64, int64)``, known by its address.
 
-Compiled code is kept by this module and not by Numba's own cache, for three reasons: Numba's
+Compiled code is kept by `kernel_cache` and not by Numba's own cache, for three reasons: Numba's
 index files race between processes (numba#8085), its keys do not see edits in a helper module,
-and reading one entry costs the set-up of the whole type system (0.1 s). Here an entry is one
-file of object code, written under a temporary name and renamed, in a directory whose name is a
-hash of everything that the code depends on.
+and reading one entry costs the set-up of the whole type system (0.1 s). What that cache needs to
+know of Numba stands here: the fingerprint of everything that the code depends on.
 """
 
 from __future__ import annotations
@@ -17,16 +16,12 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import importlib
-import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -38,14 +33,16 @@ from numba.core.registry import cpu_target
 
 from blockconv.codegen import Code, generate, link
 from blockconv.errors import SlowPathWarning, UnsupportedError
+from blockconv.kernel_cache import KernelCache, find
 
 __all__ = [
     "Isa",
     "Kernel",
+    "Wanted",
     "cache_directory",
     "collecting",
-    "compile_together",
     "default_threads",
+    "disk_cache",
     "isa",
     "kernel",
     "parallel_for",
@@ -210,62 +207,14 @@ def _fingerprint() -> str:
 
 
 @functools.cache
+def disk_cache() -> KernelCache:
+    """Compiled kernels on disk, and what was measured with them."""
+    return find(_fingerprint())
+
+
 def cache_directory() -> Path:
     """Where compiled kernels are kept: ``BLOCKCONV_CACHE_DIR``, else the user's cache, else a temporary one."""
-    import platformdirs
-
-    asked = os.environ.get("BLOCKCONV_CACHE_DIR")
-    base = Path(asked) if asked else Path(platformdirs.user_cache_dir("blockconv"))
-    shared = Path(tempfile.gettempdir()) / f"blockconv-{_user()}"  # where anyone may have made it first
-    for parent in (base, shared):
-        directory = parent / f"kernels-{_fingerprint()}"
-        try:
-            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            directory.mkdir(exist_ok=True, mode=0o700)
-            # Code from this directory is run: it must be ours alone to write.
-            ours = _is_ours(directory) and (parent is not shared or _is_ours(parent))
-            if ours and os.access(directory, os.W_OK):
-                return directory
-        except OSError:
-            continue
-    return Path(tempfile.mkdtemp(prefix="blockconv-"))
-
-
-def _user() -> str:
-    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-
-
-def _is_ours(directory: Path) -> bool:
-    if not hasattr(os, "getuid"):
-        return True
-    status = directory.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-def _read_entry(path: Path) -> bytes | None:
-    """The object code of an entry; None if there is none or it is damaged."""
-    try:
-        digest, _, code = path.read_bytes().partition(b"\n")
-    except OSError:
-        return None
-    return code if digest == _digest(path, code) else None
-
-
-def _write_entry(path: Path, code: bytes) -> None:
-    name = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(_digest(path, code) + b"\n" + code)
-        os.replace(name, path)
-    except OSError:  # A full or read-only disk costs the next process a compile, and nothing else.
-        if name is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-
-
-def _digest(path: Path, code: bytes) -> bytes:
-    return hashlib.sha256(path.name.encode() + b"\0" + code).hexdigest().encode()
+    return disk_cache().directory
 
 
 # ---------------------------------------------------------------- kernels
@@ -294,7 +243,7 @@ class KernelFamily:
         found = self._kernels.get(params)
         if found is None:
             listed = getattr(_collected, "kernels", None)
-            if listed is not None and not self._path(self.name(*params)).exists():
+            if listed is not None and not disk_cache().holds(self.entry(*params)):
                 listed[self._build.__module__, self.__name__, params] = None
                 return Kernel(self.name(*params), 0)
             with _lock:
@@ -304,6 +253,10 @@ class KernelFamily:
 
     def name(self, *params: int) -> str:
         return "__".join([self._build.__name__, "_".join(str(int(p)) for p in params)]).rstrip("_")
+
+    def entry(self, *params: int) -> str:
+        """The name in the disk cache: builders of one name in two modules have entries of their own."""
+        return f"{self._build.__module__}.{self.name(*params)}"
 
     def compile(self, *params: int) -> Kernel:
         """Compile now, past every cache, and keep the result on disk."""
@@ -317,18 +270,12 @@ class KernelFamily:
         with _lock:
             code = generate(name, body)
             address = link(name, code.object)
-        _write_entry(self._path(name), code.object)
+        disk_cache().write(self.entry(*params), code.object)
         return Kernel(name, address, True, code)
 
-    def _path(self, name: str) -> Path:
-        return cache_directory() / f"{self._build.__module__.rsplit('.', 1)[-1]}.{name}"
-
     def _load(self, params: tuple[int, ...]) -> Kernel | None:
-        name = self.name(*params)
-        entry = _read_entry(self._path(name))
-        if entry is None:
-            return None
-        return Kernel(name, link(name, entry))
+        name, code = self.name(*params), disk_cache().read(self.entry(*params))
+        return None if code is None else Kernel(name, link(name, code))
 
 
 def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> KernelFamily:
@@ -342,13 +289,6 @@ def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> Kernel
 # ---------------------------------------------------------------- many kernels at once
 
 _collected = threading.local()
-_CHILD = """
-import importlib, json, sys
-for module, family, params in json.loads(sys.argv[1]):
-    getattr(importlib.import_module(module), family)(*params)
-"""
-FEWEST = 3  # kernels that are worth another process, which takes a second to start
-OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
 Wanted = tuple[str, str, tuple[int, ...]]  # module, family, integers
 
 
@@ -364,40 +304,6 @@ def collecting() -> Iterator[dict[Wanted, None]]:
         yield wanted
     finally:
         _collected.kernels = around
-
-
-def compile_together(wanted: Sequence[Wanted]) -> None:
-    """Compile kernels in as many processes as there are processors; they meet in the disk cache.
-
-    Numba compiles one at a time in a process. A process that fails costs nothing but time: what is still missing is
-    compiled when it is asked for.
-    """
-    count = min(affinity(), len(wanted) // FEWEST)
-    if count < 2 or not sys.executable or config.DISABLE_JIT:
-        return
-    path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
-    children = []
-    for k in range(count - 1):
-        command = [sys.executable, "-c", _CHILD, json.dumps(wanted[own + k :: count - 1])]
-        with contextlib.suppress(OSError):
-            children.append(
-                subprocess.Popen(
-                    command,
-                    env={**os.environ, "PYTHONPATH": path},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-    for module, family, params in wanted[:own]:
-        getattr(importlib.import_module(module), family)(*params)
-    for child in children:
-        try:
-            child.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 # ---------------------------------------------------------------- threads

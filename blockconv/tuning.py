@@ -100,7 +100,7 @@ class Costs:
         self._known[name] = self._new[name] = seconds
 
     def save(self) -> None:
-        """Add what is new to the file, with whatever others have put there meanwhile."""
+        """Add what is new to the entry, with whatever others have put there meanwhile."""
         if self._new:
             kept.write("costs", {**_numbers(kept.read("costs")), **self._new})
             self._new = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,21 +173,23 @@ def test_a_dense_block_is_solved_within_the_budget_or_gives_a_bound() -> None:
     assert short.bound <= solution.cost <= short.cost
 
 
-def test_a_long_search_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "path_of", lambda name: tmp_path / f"{name}.json")
+def test_a_long_search_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: dict[str, dict[str, Any]] = {}
+    monkeypatch.setattr(kept, "read", lambda name: tables.get(name, {}))
+    monkeypatch.setattr(kept, "write", tables.__setitem__)
     problem, other = dense(3), dense(3, seed=2)
     found = optimal(problem)
     monkeypatch.setattr(remembered, "LEAST", elimination.STEPS)
     optimal(problem, solve=remembered.minimum)
-    assert not list(tmp_path.iterdir()), "a search this short is not worth a file"
+    assert not tables, "a search this short is not worth an entry"
     monkeypatch.setattr(remembered, "LEAST", 0)
     assert optimal(problem, solve=remembered.minimum) == found
-    (file,) = tmp_path.iterdir()
+    ((name, table),) = tables.items()
     with monkeypatch.context() as patched:
         patched.delattr(elimination, "minimum")
         assert optimal(problem, solve=remembered.minimum) == found
         with pytest.raises(AttributeError):
             optimal(other, solve=remembered.minimum)
-    for damaged in ("", "[]", '{"values": 3}', file.read_text().replace("0", "9999")):
-        file.write_text(damaged)
+    for damaged in ({}, {"values": 3}, {**table, "values": [9999] * len(table["values"])}, {**table, "bound": []}):
+        tables[name] = damaged
         assert optimal(problem, solve=remembered.minimum) == found

@@ -5,23 +5,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
+from pathlib import Path
 
 import conv_oracle
 import numpy as np
 import pytest
-from conv_lab import check, data, rows, run
+from conv_lab import Data, check, data, rows, run
 from machines import MACHINES
 from storage_oracle import places
 
 import blockconv as bc
 from blockconv import dispatch, functional, jit
 from blockconv.kernels import winograd_cut
+from blockconv.kernels import winograd_transforms as transforms
+from blockconv.kernels.winograd import FINITE_BELOW
 from blockconv.kernels.winograd_transforms import POINTS, TILES, side
 from blockconv.layout import Layout
 from blockconv.packing import pack_weights
 from blockconv.problem import Conv2dProblem
 
 NHWC = Layout("NHWC")
+README = Path(__file__).parent.parent / "README.md"
 FORMS = [(m, stride) for stride, sizes in TILES.items() for m in sizes]
 EVERY = pytest.mark.parametrize(("m", "stride"), FORMS)
 GROUPS = [
@@ -179,6 +184,84 @@ def test_moderate_inputs_never_give_nan(scale):
     for m in TILES[1]:
         out = run(row(m), p, "NHWC", "NHWC", scaled)[places("NHWC", p.dst_shape)[0]]
         assert conv_oracle.error(out, wanted) < 2 * row(m).error(p)
+
+
+class Growth:
+    """Stands for the transforms' vectors: values are coefficients of a tile's pixels, for each of some taps.
+
+    Remembers the largest that a value, or a part of a sum, can become for sources of up to 1; signs, the source that
+    makes it so; and the tap.
+    """
+
+    def __init__(self):
+        self.largest, self.signs, self.tap = 0.0, None, 0
+
+    def seen(self, value):
+        sizes = np.abs(value).sum(1)
+        if sizes.max() > self.largest:
+            self.largest, self.tap = float(sizes.max()), int(sizes.argmax())
+            self.signs = np.sign(value[self.tap])
+        return value
+
+    def add_multiple(self, acc, factor, x):
+        return self.seen(factor * x if acc is None else acc + factor * x)
+
+    total = transforms._Vectors.total
+
+
+def growth(m, stride):
+    """How the source grows, and how products and sums do, each for one tap of weight 1."""
+    pixels, count = side(m, stride) ** 2, side(m, stride)
+    source, sums = Growth(), Growth()
+    tile = np.eye(pixels).reshape(count, count, 1, pixels)
+    transformed = np.array(
+        list(transforms._both_ways(source, transforms._source_1d, (m, stride), lambda k: tile[:, k], count))
+    )
+    g = matrices(m, stride)[1]
+    products = np.einsum("ai,bj,abop->abijp", g, g, transformed).reshape(count, count, 9, pixels)
+    for value in products.reshape(-1, 9, pixels):
+        sums.seen(value)
+    list(transforms._both_ways(sums, transforms._destination_1d, (m, stride), lambda k: products[:, k], count))
+    return source, sums
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@EVERY
+def test_the_stated_bounds_are_the_largest_powers_of_two_that_hold(m, stride):
+    worst = max(found.largest for found in growth(m, stride))
+    weights = np.abs(matrices(m, stride)[1]).sum(1).max() ** 2
+    limit = FINITE_BELOW[m, stride]
+    assert worst * limit < LARGEST / 1.2, "no room for what rounding adds"
+    assert 2 * worst * limit > LARGEST / 1.2
+    assert weights * limit < LARGEST
+
+
+@EVERY
+def test_up_to_the_stated_bounds_results_are_finite(m, stride):
+    """The worst sources there are, of one tile; four times as large ones overflow, and direct convolution's do not."""
+    n, ic = side(m, stride), 8
+    p = Conv2dProblem(1, ic, n, n, 16, 3, 3, sh=stride, sw=stride)
+    direct, stages = dispatch.named("conv2d", "conv_direct"), growth(m, stride)
+    for at_worst, layout in itertools.product(stages, ("NHWC", "NCHW")):
+        w = np.zeros(p.wei_shape, np.float32)
+        w.reshape(16, ic, 9)[:, :, at_worst.tap if at_worst is stages[1] else 4] = 1 / ic
+        signs = np.where(at_worst.signs < 0, -1, 1).reshape(n, n)
+        x = np.broadcast_to(signs * FINITE_BELOW[m, stride] * (1 - 1e-6), p.src_shape).astype(np.float32)
+        sums = conv_oracle.conv2d(x, w, np.zeros(16), stride=(stride, stride))
+        given = Data(x, w, np.zeros(16, np.float32), None, sums, sums)
+        found = run(row(m), p, layout, layout, given)[places(layout, p.dst_shape)[0]]
+        assert conv_oracle.error(found, sums) < 1e-4
+        larger = dataclasses.replace(given, x=4 * x, w=w / 16)
+        assert not np.isfinite(run(row(m), p, layout, layout, larger)[places(layout, p.dst_shape)[0]]).all()
+        assert np.isfinite(run(direct, p, layout, layout, larger)[places(layout, p.dst_shape)[0]]).all()
+
+
+def test_the_readme_states_the_bounds():
+    (limit,) = re.findall(r"^- \*\*Magnitudes\.\*\*(?:.|\n)*?(?=^- )", README.read_text(encoding="utf-8"), re.MULTILINE)
+    stated = [float(2 ** int(power)) for power in re.findall(r"2\^(\d+)", limit)]
+    assert stated == [*sorted(set(FINITE_BELOW.values()), reverse=True), 2.0**128]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

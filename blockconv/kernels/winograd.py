@@ -13,7 +13,8 @@ Tiles over the image's edge are read through a patch of scratch with zeros aroun
 block is moved back to be whole and recomputes some tiles, to the same bits.
 
 What is not finite spreads: a NaN or infinity in the source reaches every pixel of the tiles that read it, one in the
-weights every pixel of its output channel.
+weights every pixel of its output channel. Values near the largest of float32 overflow earlier than direct
+convolution's: `FINITE_BELOW` says where.
 
 Buffers: as direct convolution's. Source, weights, bias (zero-padded), destination, residual, activation parameters.
 """
@@ -37,7 +38,7 @@ from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
 from blockconv.runtime import OWN_TAIL, Buffer, Op
 
-__all__ = ["ROWS"]
+__all__ = ["FINITE_BELOW", "ROWS"]
 
 
 # ---------------------------------------------------------------- weights
@@ -174,6 +175,18 @@ TRANSFORMS = {  # one for each stride too, that forms differ: packed weights are
 #   F(2x2)     1.6e-7  2.9e-7  2.9e-7  4.2e-7  4.9e-7  7.5e-7  1.3e-6
 #   F(4x4)     3.8e-7  4.5e-7  8.0e-7  9.6e-7  1.6e-6  1.6e-6  2.9e-6
 _ERROR = {(2, 1): 6e-8, (4, 1): 2.4e-7, (6, 1): 1.4e-6, (2, 2): 6e-8, (4, 2): 1.3e-7}  # by m and stride
+
+# Values on the way are larger than what goes in and what comes out. At most, with every source's sign at its worst:
+#
+#                         F(2x2)  F(4x4)  F(6x6)  stride 2: F(2x2)  F(4x4)
+#   transformed source    4       26.2    161.2             4       76.6    times max|src|
+#   products and sums     4       20.3    151.0             4       12.1    times max|src| * sum|wei|
+#   transformed weights   2.3     2.2     2.5               1       1       times max|wei|
+#
+# where the sum of an output channel's weights is over input channels and taps. So all values are finite while max|src|,
+# max|wei| and max|src| * sum|wei| are below these; direct convolution's are while the last is below 2^128. To scale
+# the source down, which would close the gap, takes one more instruction for each transformed value.
+FINITE_BELOW = {(2, 1): 2.0**125, (4, 1): 2.0**123, (6, 1): 2.0**120, (2, 2): 2.0**125, (4, 2): 2.0**121}  # as _ERROR
 
 
 def _row(m: int) -> Row:

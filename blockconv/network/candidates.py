@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from blockconv import dispatch, jit
 from blockconv.array import BlockedArray, to_layout
+from blockconv.compile_processes import compile_together
 from blockconv.eltwise_problem import (
     ActivationProblem,
     AffineProblem,
@@ -174,7 +175,7 @@ def compile_kernels(network: Network, chosen: Sequence[Candidate], threads: int)
         for node, candidate in zip(network.nodes, chosen, strict=True):
             if candidate.row is not None:
                 bind(network, node, candidate, _Unpacked(network), threads)
-    jit.compile_together(list(wanted))
+    compile_together(list(wanted))
 
 
 # ---------------------------------------------------------------- candidates
