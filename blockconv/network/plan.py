@@ -47,15 +47,27 @@ def compile(
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
-    layouts: "auto", where the planner chooses; a layout, which every op has that can; or {node: layout} for some
-    nodes, the rest being chosen. planner: "optimal" (least predicted cost) or "greedy" (op by op). measure: time
-    the candidates instead of predicting them; slow at first, kept on disk. input_shapes: a shape for the
-    network's input, or {input: shape}. threads: the most that a call uses. accuracy: "default", or "strict":
-    no Winograd kernels. costs: seconds of your own, which go before all others, by `tuning.key` and
-    `planned.reorder_key`, or a JSON file of them (such as the costs.json that measurements are kept in).
+    network: what `load_onnx` or `NetworkBuilder.build` gives; it is not changed.
+    layouts: "auto", where the planner chooses; a layout of `NATIVE`, or its name, which every op has that can; or
+        {node: layout} for some nodes, the rest being chosen.
+    planner: "optimal" (the least predicted cost) or "greedy" (op by op).
+    measure: time the candidates instead of predicting them: slow at first, kept on disk.
+    input_shapes: a shape for the network's input, or {input: shape}; by default those that the network has.
+    threads: the most that a call of the plan uses; by default what `get_num_threads` says now.
+    accuracy: "default", or "strict": no Winograd kernels.
+    costs: seconds of your own, which go before all others: a mapping by `tuning.key` and `planned.reorder_key`, or a
+        JSON file of one (such as the costs.json that measurements are kept in).
 
-    The inputs and outputs of the network are arrays of logical shape (N, C, H, W).
+    The inputs and outputs of the network are arrays of logical shape, (N, C, H, W) for images.
     Raises NetworkError, LayoutError, ArgumentError, and UnsupportedError for a node that no kernel takes.
+
+    >>> import numpy as np, blockconv as bc
+    >>> builder = bc.NetworkBuilder("one layer")
+    >>> x = builder.input("x", (1, 3, 5, 5))
+    >>> builder.output(builder.conv2d(x, np.ones((8, 3, 3, 3), np.float32), padding=1))
+    >>> plan = bc.compile(builder.build(), layouts="NCHW8", threads=1)
+    >>> plan(np.ones((1, 3, 5, 5), np.float32))[0, 0, 0]
+    array([12., 18., 18., 18., 12.], dtype=float32)
     """
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)
