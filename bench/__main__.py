@@ -21,7 +21,7 @@ from blockconv.arguments import Parser
 from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
-from . import changes, lab, launcher, layers, machine, peers, pools, reorders, standings, tables
+from . import changes, cpu, lab, launcher, layers, machine, peers, pools, publish, reorders, standings, tables
 from .peers import OURS
 from .report import Column
 from .results import ResultFile, load
@@ -29,6 +29,7 @@ from .run import Closing, Plan, run
 from .workers import Crew
 
 SHAPES = Path(__file__).parent / "shapes"
+KEPT = Path()  # --out without a name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine.keep_freed_memory()
     try:
         return int(options.run(options, console))
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("bench", "blockconv"):
+            raise
+        console.print(f"error: {error}: give pip install '.[bench]'", style="bold red", markup=False)
+        return 2
     except (BlockconvError, OSError, ValueError) as error:
         console.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
         return 2
@@ -80,9 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     command.set_defaults(run=_launcher)
 
-    command = commands.add_parser("tables", help="result files as Markdown")
-    command.add_argument("results", nargs="+", type=Path)
-    command.add_argument("--into", type=Path, help="a file whose results section to replace, README.md say")
+    command = commands.add_parser("tables", help="result files as Markdown; of none, README.md's and bench/results'")
+    command.add_argument("results", nargs="*", type=Path)
     command.set_defaults(run=_tables)
 
     command = commands.add_parser("page", help="result files as one HTML page with plots")
@@ -115,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--threads", nargs="+", type=int, default=[1])
     command.add_argument("--peers", nargs="*", default=list(peers.NAMES), choices=peers.NAMES)
-    command.add_argument("--out", type=Path, help="write the results there, as JSON lines")
+    text = "write the results there, as JSON lines; without a name, where this CPU's are kept in bench/results"
+    command.add_argument("--out", type=Path, nargs="?", const=KEPT, help=text)
     command.add_argument("--html", type=Path, help="write a page with plots there, of all that --out has")
     command.add_argument("--resume", action="store_true", help="leave out what the file has already")
     command.add_argument("--again", type=int, default=0, help="measure a case that others disturbed so often again")
@@ -173,14 +179,23 @@ def _run(
     console: Console,
     closing: Closing = standings.closing,
 ) -> int:
-    header = {"machine": machine.record(), "command": sys.argv[1:]}
-    results = ResultFile(options.out, header, resume=options.resume)
+    header: dict[str, Any] = {"machine": machine.record(), "command": sys.argv[1:]}
+    results = ResultFile(_out(options.out, plans[0].suite, header["machine"]), header, resume=options.resume)
     done = run(plans, results, columns, console, closing, again=options.again)
     if options.html:
         from . import page  # which needs matplotlib
 
         options.html.write_text(page.render([([header], results.cases)], "blockconv: measurements"), encoding="utf-8")
     return 0 if done else 130
+
+
+def _out(path: Path | None, suite: str, record: dict[str, Any]) -> Path | None:
+    """Where results go: to a path, to no file, or to the folder of this CPU's."""
+    if path != KEPT:
+        return path
+    path = publish.RESULTS / cpu.folder(record) / f"{suite}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _layers(options: argparse.Namespace, console: Console) -> int:
@@ -243,11 +258,10 @@ def _launcher(options: argparse.Namespace, console: Console) -> int:
 
 
 def _tables(options: argparse.Namespace, console: Console) -> int:
-    text = tables.markdown(options.results)
-    if options.into:
-        tables.insert(options.into, text)
+    if options.results:
+        print(tables.markdown(options.results))
     else:
-        print(text)
+        publish.write()
     return 0
 
 
@@ -260,10 +274,10 @@ def _page(options: argparse.Namespace, console: Console) -> int:
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
     (old_headers, old), (new_headers, new) = load(options.old), load(options.new)
-    for key in ("cpu", "versions"):
-        before, after = (headers[-1]["machine"][key] for headers in (old_headers, new_headers))
+    records = [headers[-1]["machine"] for headers in (old_headers, new_headers)]
+    for what, (before, after) in {"cpu": map(cpu.name, records), "versions": (r["versions"] for r in records)}.items():
         if before != after:
-            console.print(f"{key} differs: {before} and {after}", style="yellow", markup=False)
+            console.print(f"{what} differs: {before} and {after}", style="yellow", markup=False)
     found, drift = changes.changes(old, new, options.threshold)
     console.print(changes.render_changes(found, drift))
     console.print(changes.agreement(old, new))

@@ -25,6 +25,8 @@ import numpy as np
 
 from blockconv.jit import container_quota
 
+from . import cpu
+
 __all__ = [
     "LoadMeter",
     "affinity",
@@ -49,7 +51,7 @@ def record() -> dict[str, Any]:
     cpu_name, features = _numba_target()
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "cpu": _cpu_model(),
+        **cpu.describe(),
         "numba_cpu": cpu_name,
         "numba_features": features,
         "cores": os.cpu_count(),
@@ -65,16 +67,6 @@ def record() -> dict[str, Any]:
         "keeps_freed_memory": keep_freed_memory(),
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(SETTINGS)},
     }
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _numba_target() -> tuple[str, list[str]]:

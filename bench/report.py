@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ __all__ = [
     "DISTURBED",
     "Column",
     "bandwidth",
+    "best_speedup",
     "notes",
     "render",
     "share_of_copy",
     "speedup_text",
+    "standing",
     "summary",
     "time_text",
 ]
@@ -120,23 +122,29 @@ def _style(case: Case, entry: Entry, winner: str | None) -> str:
     return "red" if ratio and ratio["high"] < 1 else ""
 
 
-def summary(cases: Iterable[Case]) -> str:
+def summary(cases: Sequence[Case]) -> str:
     """In how many cases our best entry is ahead of the best peer, level with it, behind it."""
-    ratios = [_best_speedup(case) for case in cases if case["speedups"]]
+    compared = [case for case in cases if case["speedups"]]
     wrong = sum(entry["verdict"] != OK for case in cases for entry in case["entries"])
     warning = f"; {wrong} entries without a valid result" if wrong else ""
-    if not ratios:
+    if not compared:
         return f"no case has both an entry of ours and a peer's{warning}"
-    ahead = sum(ratio["low"] > 1 for ratio in ratios)
-    behind = sum(ratio["high"] < 1 for ratio in ratios)
-    mean = statistics.geometric_mean(ratio["median"] for ratio in ratios)
-    level = len(ratios) - ahead - behind
+    found = [standing(case) for case in compared]
+    counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in ("ahead", "level", "behind"))
+    mean = statistics.geometric_mean(best_speedup(case)["median"] for case in compared)
     return (
-        f"our best against the best peer in {len(ratios)} cases: {ahead} ahead, {level} level, "
-        f"{behind} behind; geometric mean {mean:.2f} times as fast{warning}"
+        f"our best against the best peer in {len(compared)} cases: {counts}; "
+        f"geometric mean {mean:.2f} times as fast{warning}"
     )
 
 
-def _best_speedup(case: Case) -> dict[str, Any]:
+def standing(case: Case) -> str:
+    """Whether our best entry is "ahead" of the best peer, "behind" it, or "level": within what the timing can tell."""
+    ratio = best_speedup(case)
+    return "ahead" if ratio["low"] > 1 else "behind" if ratio["high"] < 1 else "level"
+
+
+def best_speedup(case: Case) -> dict[str, Any]:
+    """How many times as fast as the best peer our best entry is: median, and the interval's ends low and high."""
     best: dict[str, Any] = max(case["speedups"].values(), key=lambda ratio: ratio["median"])
     return best

@@ -1,4 +1,4 @@
-"""`python -m bench tables`: result files as the Markdown that stands in the README, between its markers."""
+"""Result files as Markdown: `python -m bench tables FILES` prints it, `publish` puts it where it is read."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import lab
-from .report import DISTURBED, summary
+from . import cpu, lab
+from .report import DISTURBED, bandwidth, share_of_copy, summary
 from .results import Case, Entry, load, seconds
-from .standings import against, is_wide, layout_speeds, libraries
+from .standings import against, is_wide, layout_speeds, libraries, timed
 
-__all__ = ["BEGIN", "END", "insert", "markdown"]
+__all__ = ["BEGIN", "END", "PEERS", "insert", "markdown", "ratio_text", "title"]
 
 BEGIN = "<!-- results: written by `python -m bench tables`; nothing here is typed in by hand -->"
 END = "<!-- end of results -->"
+PEERS = ("torch", "onnxruntime", "openvino", "ncnn", "ai-edge-litert")  # as packages are called
 
 
 def markdown(paths: Sequence[Path]) -> str:
@@ -25,11 +26,11 @@ def markdown(paths: Sequence[Path]) -> str:
 
 def insert(readme: Path, text: str) -> None:
     """Replace what stands between the markers; ValueError if they are not there."""
-    before, begin, rest = readme.read_text().partition(BEGIN)
+    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{readme} has no place for results: the lines {BEGIN!r} and {END!r}")
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def _section(headers: list[dict[str, Any]], cases: dict[str, Case]) -> str:
@@ -76,17 +77,16 @@ def _means(cases: Sequence[Case], threads: int) -> str:
 
 def _machine(record: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    return f"On {record['cpu']}, {record['os']}, {versions}:"
+    return f"On {cpu.name(record)}, {record['os']}, {versions}:"
 
 
 def _reorders(cases: Sequence[Case]) -> Iterable[str]:
     yield "| reorder | array | threads | GB/s | of a copy | times PyTorch |"
     yield "| --- | --- | ---: | ---: | ---: | ---: |"
     for case in cases:
-        params, ours, copy = case["params"], _entry(case, "ours"), _entry(case, "roof")
-        speed = case["bytes"] / seconds(ours) / 1e9
-        share, ratio = seconds(copy) / seconds(ours), _ratio(case, [ours["name"]])
-        cells = (params["shape"], params["threads"], f"{speed:.1f}", f"{share:.0%}", ratio)
+        params, ours = case["params"], min(timed(case, "ours"), key=seconds)
+        ratio = _ratio(case, [ours["name"]]) if case["speedups"] else ""
+        cells = (params["shape"], params["threads"], f"{bandwidth(case, ours):.1f}", share_of_copy(case, ours), ratio)
         yield f"| {params['src']} → {params['dst']} | {' | '.join(map(str, cells))} |"
 
 
@@ -109,14 +109,12 @@ def _by_entry(what: str, unit: str, cases: Sequence[Case], text: Callable[[Case,
     yield f"| {what}, {unit} | threads | {' | '.join(heads)} | best peer | times the best peer |"
     yield f"| --- | ---: |{' ---: |' * (len(names) + 2)}"
     for case in cases:
-        timed = {entry["name"]: entry for entry in case["entries"] if "timing" in entry}
-        cells = [text(case, timed[name]) if name in timed else "" for name in names]
-        peers = [entry for entry in timed.values() if entry["role"] == "peer"]
-        best = min(peers, key=seconds, default=None)
+        ours = {entry["name"]: entry for entry in timed(case, "ours")}
+        cells = [text(case, ours[name]) if name in ours else "" for name in names]
+        best = min(timed(case, "peer"), key=seconds, default=None)
         told = f"{text(case, best)} ({best['name']})" if best else ""
         ratio = _ratio(case, names) if case["speedups"] else ""
-        title = ", ".join(part for part in case["title"].split(", ") if not part.endswith(" threads"))
-        yield f"| {title} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
+        yield f"| {title(case)} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
 
 
 def _lab(cases: Sequence[Case]) -> Iterable[str]:
@@ -131,10 +129,15 @@ def _lab(cases: Sequence[Case]) -> Iterable[str]:
 TABLES = {"layers": _layers, "pools": _pools, "reorders": _reorders, "nets": _nets, "lab": _lab}
 
 
-def _entry(case: Case, role: str) -> Entry:
-    return min((e for e in case["entries"] if e["role"] == role and "timing" in e), key=seconds)
-
-
 def _ratio(case: Case, names: Sequence[str]) -> str:
-    ratio = statistics.median([max(case["speedups"][n]["median"] for n in names if n in case["speedups"])])
+    return ratio_text(max(case["speedups"][n]["median"] for n in names if n in case["speedups"]))
+
+
+def title(case: Case) -> str:
+    """A case's title without its number of threads."""
+    return ", ".join(part for part in case["title"].split(", ") if not part.endswith(" threads"))
+
+
+def ratio_text(ratio: float) -> str:
+    """How many times as fast, bold for a loss."""
     return f"**{ratio:.2f}**" if ratio < 1 else f"{ratio:.2f}"

@@ -213,14 +213,26 @@ def fresh(shape: tuple[int, ...], layout: Layout, dtype: np.dtype[Any]) -> Block
 def to_layout(
     x: BlockedArray | npt.ArrayLike, layout: Layout | str, *, out: BlockedArray | None = None
 ) -> BlockedArray:
-    """`x` in `layout`: the reorder.
+    """`x` as a BlockedArray in `layout`: the reorder.
 
-    x: a BlockedArray, or an array of logical shape, whose strides say its layout (`is_channels_last`).
-    Elements of 1, 2, 4 or 8 bytes, or packed 4-bit. out: a BlockedArray of this shape, dtype and layout
-    to write, which must not overlap `x`; its padding is written too. Without `out`, an `x` that is in
-    `layout` already comes back as it is.
+    x: a BlockedArray, or an array of logical shape, of 1 to 6 dimensions: (N, C, H, W) for the layouts of activations.
+        The strides of 4 dimensions say which layout it is in (`is_channels_last`: NHWC, else NCHW); others than dense
+        ones are copied once. A torch CPU tensor without gradient will do. Elements: any numbers of 1, 2, 4 or 8 bytes;
+        of a BlockedArray packed 4-bit ones too.
+    layout: a Layout, or a name or tag in any notation that `Layout` reads.
+    out: a BlockedArray of x's shape, dtype and zero point, in `layout`, to write and give back; it does not overlap
+        `x`, and its padding is written too. Without it, an `x` that is in `layout` already comes back as it is, and an
+        array in its own layout is not copied: the result then shares its memory.
 
-    Raises LayoutError, DtypeError or ArgumentError, with nothing written.
+    Raises LayoutError, DtypeError or ArgumentError for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x = np.ones((1, 30, 8, 8), np.float32)
+    >>> blocked = bc.to_layout(x, "NCHW16")
+    >>> blocked
+    BlockedArray(NCHW16, shape=(1, 30, 8, 8), dtype=float32, storage=(1, 2, 8, 8, 16))
+    >>> bool((blocked.numpy() == x).all())
+    True
     """
     target = Layout(layout)
     if out is not None and not isinstance(out, BlockedArray):

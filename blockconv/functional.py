@@ -7,11 +7,12 @@ copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blockconv import dispatch
+from blockconv.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
 from blockconv.array import BlockedArray, fresh, is_channels_last, to_layout
 from blockconv.boundary import (
     NATIVE_SET,
@@ -50,7 +51,6 @@ from blockconv.runtime import Program, address_of, get_num_threads
 
 __all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
 
-Padding: TypeAlias = "int | str | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
 KEPT = 256  # problems that a Conv2d keeps bound
 ALGORITHMS = ("auto", "direct", "winograd", "reference")
 ACCURACIES = {"default": dispatch.ACCURACY, "strict": 0.0}
@@ -58,37 +58,54 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Conv2d:
-    """A convolution whose weights are packed once for each layout that it meets.
+    """`conv2d` with its weights packed once, for each layout that it meets: what to use in a loop.
 
-    weight: (O, I/groups, KH, KW), float32 or float64, kept by reference. bias: (O,) or None.
-    stride, dilation: an int or a pair. padding: an int, a pair, 'same', 'valid', or ((top, bottom), (left,
-    right)). activation: a name or (name, *parameters), see `blockconv.kernels.activation`.
-    layout: the source layout; inputs in another are reordered to it, with a warning; "auto" takes each as it
-    comes. out_layout: the destination's, by default the source's (for arrays: PyTorch's memory format).
-    algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd's (3x3, stride 1 or 2) where it
-    is predicted to be faster; it rounds otherwise than the definition, and spreads a NaN or infinity over a tile of up
-    to 6x6 output pixels, which "direct" does not. Its values on the way are larger than its results, which are sure to
-    be finite only while max|input|, max|weight| and max|input| * sum|weight| (of an output channel) are below 2^120,
-    or 1.3e36; by tile size, see README's limits. accuracy: the largest error that Winograd may have, relative to
-    the largest output and as measured against float64 on random data: a number, "default" (1e-5) or "strict" (none:
-    "auto" is then "direct").
+    ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
+
+    weight: (O, C / groups, KH, KW), float32 or float64; an array or a torch CPU tensor, kept by reference and not to
+        be changed, as what was packed of it stays.
+    bias: (O,), of the weight's dtype, or None.
+    stride, dilation: an int of at least 1, or a pair of them: (height, width).
+    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
+        "same" (the output is of the input's size; only with a stride of 1).
+    groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
+    layout: the input's layout, one of `NATIVE`; inputs in another are reordered to it, with a SlowPathWarning. "auto"
+        takes each as it comes, and keeps packed weights for each layout met.
+    out_layout: the output's layout, one of `NATIVE`; of arrays and tensors "NCHW" or "NHWC", their memory format. By
+        default the input's, and for arrays and tensors PyTorch's: channels_last if input or weight is.
+    activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
+        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2).
+    algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2), "reference", or "auto": Winograd's where it is
+        predicted to be faster. It rounds otherwise than the definition, and spreads a NaN or an infinity over a tile
+        of up to 6x6 output pixels. Its values on the way are larger than its results, which are sure to be finite
+        only while max|input|, max|weight| and max|input| * sum|weight| (of an output channel) are below 2^120, or
+        1.3e36; by tile size, see README's limits.
+    accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
+        random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
 
     Calls are safe from any number of threads at once and give the same bits for any number of threads.
-    Raises ArgumentError and its kinds, before anything is written.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
+
+    >>> import numpy as np, blockconv as bc
+    >>> conv = bc.Conv2d(np.ones((8, 3, 3, 3), np.float32), padding=1, activation="relu")
+    >>> conv(np.ones((1, 3, 5, 5), np.float32))[0, 0, 0]
+    array([12., 18., 18., 18., 12.], dtype=float32)
+    >>> conv(bc.to_layout(np.ones((1, 3, 5, 5), np.float32), "NCHW8"))
+    BlockedArray(NCHW8, shape=(1, 8, 5, 5), dtype=float32, storage=(1, 1, 5, 5, 8))
     """
 
     def __init__(
         self,
-        weight: Any,
-        bias: Any = None,
-        stride: int | tuple[int, int] = 1,
+        weight: Dense,
+        bias: Dense | None = None,
+        stride: Sizes = 1,
         padding: Padding = 0,
-        dilation: int | tuple[int, int] = 1,
+        dilation: Sizes = 1,
         groups: int = 1,
         *,
         layout: Layout | str = "auto",
         out_layout: Layout | str | None = None,
-        activation: Any = None,
+        activation: ActivationLike = None,
         algorithm: str = "auto",
         accuracy: str | float = "default",
         op: str = "Conv2d",
@@ -112,14 +129,23 @@ class Conv2d:
         self._packed: dict[WeightForm, _Packed] = {}
         self._bound: dict[Any, _Bound] = {}
 
-    def __call__(self, input: Any, *, residual: Any = None, out: Any = None) -> Any:
-        """The convolution of `input`, (N, C, H, W) or (C, H, W): activation(conv + bias + residual).
+    def __call__(
+        self, input: ActivationsT, *, residual: AnyArray | None = None, out: ActivationsT | None = None
+    ) -> ActivationsT:
+        """activation(conv(input, weight) + bias + residual), of the kind of array that `input` is.
 
-        residual: of the output's shape. out: to write, of the output's kind, shape and dtype; it overlaps no input.
+        input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of the weight's dtype: an array, a torch CPU tensor
+            without gradient, or a BlockedArray of 4 dimensions.
+        residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
+        out: what to write and give back, of the output's kind, shape, dtype and layout; it overlaps neither the input
+            nor the residual. By default a new one.
+
+        Raises ArgumentError, or its kinds DtypeError and LayoutError, with nothing written.
         """
         if isinstance(input, BlockedArray):
             return self._on_blocked(input, residual, out)
-        return self._on_array(input, residual, out)
+        result: ActivationsT = self._on_array(input, residual, out)
+        return result
 
     # -- the kinds of input
 
@@ -354,24 +380,61 @@ class _Bound:
 
 
 def conv2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: int | tuple[int, int] = 1,
+    input: ActivationsT,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: Sizes = 1,
     padding: Padding = 0,
-    dilation: int | tuple[int, int] = 1,
+    dilation: Sizes = 1,
     groups: int = 1,
     *,
-    activation: Any = None,
-    residual: Any = None,
-    out: Any = None,
+    activation: ActivationLike = None,
+    residual: AnyArray | None = None,
+    out: ActivationsT | None = None,
     out_layout: Layout | str | None = None,
     algorithm: str = "auto",
     accuracy: str | float = "default",
-) -> Any:
-    """torch.nn.functional.conv2d, with a fused residual and activation. See `Conv2d`, which packs weights once.
+) -> ActivationsT:
+    """torch.nn.functional.conv2d on arrays, torch CPU tensors and BlockedArrays, with a fused residual and activation.
 
-    input: (N, C, H, W) or (C, H, W), float32 or float64: a NumPy array, a torch CPU tensor, or a BlockedArray.
+    Gives activation(conv(input, weight) + bias + residual), of the input's kind and dtype, of shape (N, O, OH, OW):
+    OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Weights are packed at every call;
+    `Conv2d` packs them once, and is what to use in a loop.
+
+    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32 or float64: an array or a torch CPU tensor
+        without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+        BlockedArray of 4 dimensions.
+    weight: (O, C / groups, KH, KW), of the input's dtype; an array or a tensor.
+    bias: (O,), of the input's dtype, or None.
+    stride, dilation: an int of at least 1, or a pair of them: (height, width).
+    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
+        "same" (the output is of the input's size; only with a stride of 1).
+    groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
+    activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
+        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2).
+    residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
+    out: what to write and give back, of the output's kind, shape, dtype and layout; it overlaps neither the input nor
+        the residual. By default a new one.
+    out_layout: the output's layout, one of `NATIVE`; of arrays and tensors "NCHW" or "NHWC", their memory format. By
+        default the input's, and for arrays and tensors PyTorch's: channels_last if input or weight is.
+    algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2), "reference", or "auto": Winograd's where it is
+        predicted to be faster. It rounds otherwise than the definition, and spreads a NaN or an infinity over a tile
+        of up to 6x6 output pixels.
+    accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
+        random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
+
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x, weight = np.ones((1, 3, 5, 5), np.float32), np.ones((8, 3, 3, 3), np.float32)
+    >>> bc.conv2d(x, weight, padding=1, activation="relu")[0, 0, 0]
+    array([12., 18., 18., 18., 12.], dtype=float32)
+    >>> bc.conv2d(bc.to_layout(x, "NCHW8"), weight, stride=2)
+    BlockedArray(NCHW8, shape=(1, 8, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 8))
+    >>> bc.conv2d(x, weight, stride=0)
+    Traceback (most recent call last):
+    blockconv.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
     w, b = as_numpy(weight, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
@@ -401,18 +464,34 @@ _called: dict[Any, Conv2d] = {}
 
 
 def conv1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
+    input: DenseT,
+    weight: Dense,
+    bias: Dense | None = None,
     stride: int = 1,
     padding: int | str = 0,
     dilation: int = 1,
     groups: int = 1,
     *,
-    activation: Any = None,
+    activation: ActivationLike = None,
     algorithm: str = "auto",
-) -> Any:
-    """torch.nn.functional.conv1d: `conv2d` over (N, C, 1, L). input: (N, C, L) or (C, L); weight: (O, I/groups, K)."""
+) -> DenseT:
+    """torch.nn.functional.conv1d on arrays and torch CPU tensors, with a fused activation: `conv2d` over (N, C, 1, L).
+
+    Gives activation(conv(input, weight) + bias), of the input's kind and dtype, of shape (N, O, OL):
+    OL = (L + 2 * padding - dilation * (K - 1) - 1) // stride + 1.
+
+    input: (N, C, L), or (C, L) for an output (O, OL); float32 or float64.
+    weight: (O, C / groups, K), and bias: (O,) or None, of the input's dtype.
+    stride, dilation: ints of at least 1. padding: zeros on either side: an int, "valid" (none) or "same" (the output is
+        of the input's length; only with a stride of 1). groups: divides C and O.
+    activation, algorithm: those of `conv2d`.
+
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
+    array([4., 6., 6., 6., 6., 4.], dtype=float32)
+    """
     x, w = as_numpy(input, "conv1d", "input"), as_numpy(weight, "conv1d", "weight")
     if w.ndim != 3:
         raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
@@ -423,7 +502,8 @@ def conv1d(
         w[:, :, None], bias, (1, single(stride)), wide, (1, single(dilation)), groups,
         out_layout="NCHW", activation=activation, algorithm=algorithm, op="conv1d",
     )  # fmt: skip
-    return like(input, conv(x[..., None, :])[..., 0, :])
+    result: DenseT = like(input, conv(x[..., None, :])[..., 0, :])
+    return result
 
 
 def explain(
@@ -432,10 +512,20 @@ def explain(
     dst: Layout | str | None = None,
     dtype: str = "float32",
 ) -> str:
-    """Every kernel for a problem, a line each: its predicted cost, or why it was rejected.
+    """What the dispatcher knows of a problem: a line for each kernel, with its predicted cost or why it was rejected.
 
     problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
-    src, dst: layouts; by default each of the eight native layouts to itself.
+    src, dst: the layouts of source and destination, or their names; dst is by default src's, and without src each of
+        the eight native layouts to itself is told.
+    dtype: the name of the element type.
+
+    Costs are microseconds on as many threads as `get_num_threads` says.
+    Raises ArgumentError for anything else than a problem, LayoutError for what is no layout.
+
+    >>> import blockconv as bc
+    >>> problem = bc.Conv2dProblem(n=1, ic=64, ih=56, iw=56, oc=64, kh=3, kw=3, ph=1, pw=1)
+    >>> "conv_direct" in bc.explain(problem, "NHWC")
+    True
     """
     if isinstance(problem, Conv2dProblem):
         op = "conv2d"

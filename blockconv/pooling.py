@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from blockconv import dispatch
+from blockconv.annotations import ActivationsT, PoolPadding, Sizes
 from blockconv.array import BlockedArray, fresh, is_channels_last, to_layout
 from blockconv.boundary import (
     NATIVE_SET,
@@ -47,78 +48,209 @@ _FLOATS = ("float32", "float64")
 _NUMBERS = ("float32", "float64", "int8", "uint8")
 
 
+@overload
+def max_pool2d(
+    input: ActivationsT,
+    kernel_size: Sizes,
+    stride: Sizes | None = ...,
+    padding: PoolPadding = ...,
+    dilation: Sizes = ...,
+    ceil_mode: bool = ...,
+    return_indices: Literal[False] = ...,
+    *,
+    out: ActivationsT | None = ...,
+    out_layout: Layout | str | None = ...,
+) -> ActivationsT: ...
+
+
+@overload
+def max_pool2d(
+    input: ActivationsT,
+    kernel_size: Sizes,
+    stride: Sizes | None = ...,
+    padding: PoolPadding = ...,
+    dilation: Sizes = ...,
+    ceil_mode: bool = ...,
+    *,
+    return_indices: Literal[True],
+    out: ActivationsT | None = ...,
+    out_layout: Layout | str | None = ...,
+) -> tuple[ActivationsT, ActivationsT]: ...
+
+
 def max_pool2d(
     input: Any,
-    kernel_size: int | Pair,
-    stride: int | Pair | None = None,
-    padding: int | Pair | Pads = 0,
-    dilation: int | Pair = 1,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: PoolPadding = 0,
+    dilation: Sizes = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
     out: Any = None,
     out_layout: Layout | str | None = None,
 ) -> Any:
-    """torch.nn.functional.max_pool2d: the greatest element of each window; NaN if it holds one.
+    """torch.nn.functional.max_pool2d: the greatest element of each window, NaN if it holds one.
 
-    input: (N, C, H, W) or (C, H, W); float32, float64, int8 or uint8: a NumPy array, a torch CPU tensor,
-    or a BlockedArray. padding: at most half of kernel_size, with elements that are less than any other; an
-    int, a pair, or ((top, bottom), (left, right)). stride: by default kernel_size.
-    return_indices: give (output, indices) too: int64, h * W + w of each output's element in its plane, of
-    equals the first; a BlockedArray in the output's layout if the output is one.
-    out: to write, of the output's kind, shape, dtype and layout; it does not overlap the input.
+    Gives (N, C, OH, OW) of the input's kind and dtype:
+    OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, rounded up with ceil_mode, and OW likewise.
 
-    Raises ArgumentError and its kinds, before anything is written.
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, int8 or uint8: an array or a torch CPU
+        tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+        BlockedArray of 4 dimensions.
+    kernel_size, stride, dilation: an int of at least 1, or a pair of them: (height, width). stride is by default
+        kernel_size.
+    padding: elements around the input that are less than any other, at most half of kernel_size on each side: an int, a
+        pair (height, width), or ((top, bottom), (left, right)).
+    ceil_mode: windows may reach beyond the padding at the end, if they begin within input or padding.
+    return_indices: give (output, indices). indices: int64, of the output's kind, shape and layout: h * W + w of each
+        output's element in its plane, of equals the first.
+    out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
+        default a new one.
+    out_layout: the output's layout, one of `NATIVE`, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory
+        format. By default the input's.
+
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    >>> bc.max_pool2d(x, 2)[0, 0]
+    array([[ 5.,  7.],
+           [13., 15.]], dtype=float32)
+    >>> bc.max_pool2d(x, 2, return_indices=True)[1][0, 0]
+    array([[ 5,  7],
+           [13, 15]])
     """
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
     return _pool("max_pool2d", parameters, input, out, out_layout, bool(return_indices))
 
 
 def avg_pool2d(
-    input: Any,
-    kernel_size: int | Pair,
-    stride: int | Pair | None = None,
-    padding: int | Pair | Pads = 0,
+    input: ActivationsT,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: PoolPadding = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
     *,
-    out: Any = None,
+    out: ActivationsT | None = None,
     out_layout: Layout | str | None = None,
-) -> Any:
+) -> ActivationsT:
     """torch.nn.functional.avg_pool2d: the mean of each window.
 
-    input: (N, C, H, W) or (C, H, W), float32 or float64. A sum is divided by divisor_override where that is
-    given, else by the window's elements: of the padded input (count_include_pad), or of the input alone.
-    Other arguments, kinds of arrays and errors are those of `max_pool2d`.
+    Gives (N, C, OH, OW) of the input's kind and dtype:
+    OH = (H + top + bottom - KH) // stride + 1, rounded up with ceil_mode, and OW likewise.
+
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32 or float64: an array or a torch CPU tensor
+        without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+        BlockedArray of 4 dimensions.
+    kernel_size, stride: an int of at least 1, or a pair of them: (height, width). stride is by default kernel_size.
+    padding: zeros around the input, at most half of kernel_size on each side: an int, a pair (height, width), or
+        ((top, bottom), (left, right)).
+    ceil_mode: windows may reach beyond the padding at the end, if they begin within input or padding.
+    count_include_pad: divide a sum by the window's elements of the padded input, else by those of the input alone.
+    divisor_override: an int other than zero, by which every sum is divided instead.
+    out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
+        default a new one.
+    out_layout: the output's layout, one of `NATIVE`, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory
+        format. By default the input's.
+
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.avg_pool2d(np.ones((1, 1, 4, 4), np.float32), 2, padding=1)[0, 0, 0]
+    array([0.25, 0.5 , 0.25], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return _pool("avg_pool2d", parameters, input, out, out_layout)
+    pooled: ActivationsT = _pool("avg_pool2d", parameters, input, out, out_layout)
+    return pooled
 
 
 def adaptive_avg_pool2d(
-    input: Any, output_size: int | tuple[int | None, int | None], *, out: Any = None,
+    input: ActivationsT,
+    output_size: int | tuple[int | None, int | None],
+    *,
+    out: ActivationsT | None = None,
     out_layout: Layout | str | None = None,
-) -> Any:  # fmt: skip
+) -> ActivationsT:
     """torch.nn.functional.adaptive_avg_pool2d: means of windows that cut the input into `output_size`.
 
-    input: (N, C, H, W) or (C, H, W), float32 or float64. output_size: an int, or a pair of which None keeps
-    the input's size. Kinds of arrays, `out` and errors are those of `max_pool2d`.
+    Gives (N, C, OH, OW) of the input's kind and dtype. Output row i is of the rows from i * H // OH to
+    ceil((i + 1) * H / OH), columns likewise.
+
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32 or float64: an array or a torch CPU tensor
+        without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+        BlockedArray of 4 dimensions.
+    output_size: OH and OW: an int for both or a pair, of which None keeps the input's size.
+    out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
+        default a new one.
+    out_layout: the output's layout, one of `NATIVE`, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory
+        format. By default the input's.
+
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.adaptive_avg_pool2d(np.arange(6, dtype=np.float32).reshape(1, 1, 1, 6), (1, 3))[0, 0]
+    array([[0.5, 2.5, 4.5]], dtype=float32)
     """
-    return _pool("adaptive_avg_pool2d", (output_size,), input, out, out_layout)
+    pooled: ActivationsT = _pool("adaptive_avg_pool2d", (output_size,), input, out, out_layout)
+    return pooled
 
 
-def global_avg_pool2d(input: Any, *, out: Any = None, out_layout: Layout | str | None = None) -> Any:
-    """The mean of each channel: (N, C, H, W) to (N, C, 1, 1), or (C, H, W) to (C, 1, 1). float32 or float64."""
-    return _pool("global_avg_pool2d", (), input, out, out_layout)
+def global_avg_pool2d(
+    input: ActivationsT, *, out: ActivationsT | None = None, out_layout: Layout | str | None = None
+) -> ActivationsT:
+    """The mean of each channel of each image.
 
+    Gives (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype.
 
-def global_max_pool2d(input: Any, *, out: Any = None, out_layout: Layout | str | None = None) -> Any:
-    """The greatest element of each channel: (N, C, H, W) to (N, C, 1, 1), or (C, H, W) to (C, 1, 1).
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32 or float64: an array or a torch CPU tensor
+        without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+        BlockedArray of 4 dimensions.
+    out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
+        default a new one.
+    out_layout: the output's layout, one of `NATIVE`, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory
+        format. By default the input's.
 
-    float32, float64, int8 or uint8.
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.global_avg_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
+    array([2., 5.], dtype=float32)
     """
-    return _pool("global_max_pool2d", (), input, out, out_layout)
+    pooled: ActivationsT = _pool("global_avg_pool2d", (), input, out, out_layout)
+    return pooled
+
+
+def global_max_pool2d(
+    input: ActivationsT, *, out: ActivationsT | None = None, out_layout: Layout | str | None = None
+) -> ActivationsT:
+    """The greatest element of each channel of each image.
+
+    Gives (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype; NaN for a channel that holds one.
+
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, int8 or uint8: an array or a torch CPU
+        tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+        BlockedArray of 4 dimensions.
+    out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
+        default a new one.
+    out_layout: the output's layout, one of `NATIVE`, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory
+        format. By default the input's.
+
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.global_max_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
+    array([3., 6.], dtype=float32)
+    """
+    pooled: ActivationsT = _pool("global_max_pool2d", (), input, out, out_layout)
+    return pooled
 
 
 # ---------------------------------------------------------------- problems, one function for each op

@@ -288,10 +288,19 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(n: int | None) -> None:
-    """Set the most threads that a call uses; None goes back to the default.
+    """Set the most threads that a call uses, in this process and from all of its threads.
 
-    Raises ArgumentError if `n` is not a positive int, or more than Numba's pool holds
-    (NUMBA_NUM_THREADS, by default the number of processors).
+    n: an int from 1 to the size of Numba's thread pool (NUMBA_NUM_THREADS, by default the number of processors), or
+        None for the default: the least of affinity, the container's quota and that pool. A call with little to do uses
+        fewer. A compiled `Plan` keeps the number that it was compiled for.
+
+    Raises ArgumentError for anything else.
+
+    >>> import blockconv as bc
+    >>> bc.set_num_threads(1)
+    >>> bc.get_num_threads()
+    1
+    >>> bc.set_num_threads(None)
     """
     from numba.core import config
 

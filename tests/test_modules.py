@@ -26,6 +26,7 @@ ORDER = [
     "pooling",
     "frontends",
     "network",
+    "annotations",
     "boundary",  # what the drop-in functions, and builders of networks, check and convert
     "packing",  # by way of a reorder, hence above array
     "array",

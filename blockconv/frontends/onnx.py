@@ -29,13 +29,24 @@ def load_onnx(
     input_shapes: Mapping[str, Shape] | Shape | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Network:
-    """A network from an ONNX model: a path, the bytes of a file, or a ModelProto. Needs the `onnx` package.
+    """A network from an ONNX model, to be given to `compile`. Needs the `onnx` package: pip install 'blockconv[onnx]'.
 
-    input_shapes: of inputs whose shapes the model leaves open (or to replace), by name, or one shape for the only
-    input; an open first dimension is 1 by default. constants: values of inputs that are not to stay inputs.
+    model: the path of a file, the bytes of one, or an onnx.ModelProto.
+    input_shapes: of inputs whose shapes the model leaves open (or to replace): {input: shape}, or one shape for the
+        only input. An open first dimension is 1 by default.
+    constants: values of inputs that are not to stay inputs: {input: array}.
 
+    What depends on constants alone is computed while loading.
     Raises NetworkError for a model that is broken (it names the node), UnsupportedError for one that needs what
-    blockconv does not have (it lists all of it).
+    blockconv does not have (it lists all of it) or without the `onnx` package, ArgumentError for other arguments.
+
+    >>> import blockconv as bc
+    >>> from onnx import TensorProto, helper
+    >>> x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3, 8, 8]) for name in "xy")
+    >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    >>> network = bc.load_onnx(helper.make_model(graph), input_shapes=(2, 3, 8, 8))
+    >>> network.inputs[0].shape
+    (2, 3, 8, 8)
     """
     try:
         import onnx

@@ -55,30 +55,37 @@ def compile(
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
-    layouts: "auto", where the planner chooses; a layout, which every op has that can; or {node: layout}, in which
-    some nodes write, the rest being chosen. A node that fusion merged into another (a batch norm, an activation)
-    stands for that one. planner: "optimal" (least predicted cost), "greedy" (op by op), or a function of your own:
-    see below. measure: time the candidates instead of predicting them; slow at first, kept on disk. input_shapes: a
-    shape for the network's input, or {input: shape}. threads: the most that a call uses. accuracy: "default", or
-    "strict": no Winograd kernels. costs: seconds of your own, which go before all others, by `tuning.key` and
-    `planned.reorder_key`, or a JSON file of them (such as the costs.json that measurements are kept in).
+    network: what `load_onnx` or `NetworkBuilder.build` gives; it is not changed.
+    layouts: "auto", where the planner chooses; a layout of `NATIVE`, or its name, which every op has that can; or
+        {node: layout}, in which some nodes write, the rest being chosen. A node that fusion merged into another (a
+        batch norm, an activation) stands for that one.
+    planner: "optimal" (the least predicted cost), "greedy" (op by op), or a function of your own: see below.
+    measure: time the candidates instead of predicting them: slow at first, kept on disk.
+    input_shapes: a shape for the network's input, or {input: shape}; by default those that the network has.
+    threads: the most that a call of the plan uses; by default what `get_num_threads` says now.
+    accuracy: "default", or "strict": no Winograd kernels.
+    costs: seconds of your own, which go before all others: a mapping by `tuning.key` and `planned.reorder_key`, or a
+        JSON file of one.
 
     A planner of your own is called once, with the network as it will run, after fusion (a `Network`: its `nodes` in
     order, `shape(value)`, `problem(node)`, `readers`), and returns {node: layout}, as `layouts` takes it; nodes that
     it leaves out are planned optimally. For other sizes of inputs its answer holds too.
 
-    >>> import numpy as np
-    >>> import blockconv as bc
-    >>> b = bc.NetworkBuilder()
-    >>> b.output(b.conv2d(b.input("x", (1, 16, 8, 8)), np.ones((32, 16, 1, 1), np.float32), name="wide"))
+    The inputs and outputs of the network are arrays of logical shape, (N, C, H, W) for images.
+    Raises NetworkError, LayoutError, ArgumentError, and UnsupportedError for a node that no kernel takes.
+
+    >>> import numpy as np, blockconv as bc
+    >>> builder = bc.NetworkBuilder("one layer")
+    >>> x = builder.input("x", (1, 3, 5, 5))
+    >>> builder.output(builder.conv2d(x, np.ones((8, 3, 3, 3), np.float32), padding=1))
+    >>> plan = bc.compile(builder.build(), layouts="NCHW8", threads=1)
+    >>> plan(np.ones((1, 3, 5, 5), np.float32))[0, 0, 0]
+    array([12., 18., 18., 18., 12.], dtype=float32)
     >>> def by_width(network):
     ...     convs = [node for node in network.nodes if node.op == "conv2d"]
-    ...     return {node.name: "NCHW32" if network.problem(node).oc >= 32 else "NHWC" for node in convs}
-    >>> bc.compile(b.build(), planner=by_width).actions[0].writes
-    ('wide', Layout('NCHW32'))
-
-    The inputs and outputs of the network are arrays of logical shape (N, C, H, W).
-    Raises NetworkError, LayoutError, ArgumentError, and UnsupportedError for a node that no kernel takes.
+    ...     return {node.name: "NCHW16" if network.problem(node).oc >= 16 else "NHWC" for node in convs}
+    >>> bc.compile(builder.build(), planner=by_width).actions[0].writes[1]
+    Layout('NHWC')
     """
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)

@@ -1,0 +1,134 @@
+"""`python -m bench tables` without files: all kept results, by CPU, as README.md and results/README.md show them.
+
+README.md has, for each CPU model, its networks, how each file of results stands to the best peers, and every loss;
+results/README.md has the tables in full. A test compares both with what this makes of the files.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import cpu, tables
+from .report import best_speedup, standing
+from .results import Case, Entry, load, seconds
+from .standings import timed
+
+__all__ = ["RESULTS", "by_cpu", "details", "overview", "write"]
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+
+TITLE = """# Results
+
+Written by `python -m bench tables`; nothing here is typed in by hand. Layers in GFLOP/s, pools and reorders in GB/s
+of what has to be moved, networks in ms; losses are bold. Ratios carry over to other machines better than figures.
+"""
+
+
+def by_cpu(folder: Path = RESULTS) -> dict[str, list[Path]]:
+    """The result files below a folder by the full name of the CPU that each was measured on."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.rglob("*.jsonl")):
+        found.setdefault(cpu.name(_record(path)), []).append(path)
+    return dict(sorted(found.items()))
+
+
+def write(root: Path = ROOT) -> None:
+    """Write what README.md and results/README.md show of the files."""
+    files = by_cpu(root / "bench" / "results")
+    tables.insert(root / "README.md", overview(files))
+    (root / "bench" / "results" / "README.md").write_text(details(files), encoding="utf-8")
+
+
+def details(files: Mapping[str, Sequence[Path]]) -> str:
+    """Every table, by CPU and file."""
+    parts = [TITLE]
+    for name, paths in files.items():
+        parts.append(f"## {name}\n")
+        parts += [f"### {path.stem}\n\n{tables.markdown([path])}\n" for path in paths]
+    return "\n".join(parts)
+
+
+def overview(files: Mapping[str, Sequence[Path]]) -> str:
+    """Networks, means and losses, by CPU."""
+    return "\n\n".join(part for name, paths in files.items() for part in _of_cpu(name, paths))
+
+
+def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:
+    suites = {path.stem: [*load(path)[1].values()] for path in paths}
+    record = _record(paths[-1])
+    versions = ", ".join(f"{peer} {record['versions'][peer]}" for peer in tables.PEERS if peer in record["versions"])
+    yield f"**{name}**, {record['affinity']} processors, {record['os'].partition('-')[0]}, {versions}:"
+    for cases in suites.values():
+        if networks := [case for case in cases if case["suite"] == "nets"]:
+            yield "\n".join(_networks(networks))
+    yield "\n".join(_means(suites))
+    yield _losses(suites)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = load(path)[0][-1]["machine"]
+    return record
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _networks(cases: Sequence[Case]) -> Iterator[str]:
+    """A row for each network, with our best, the best peer and their ratio for each number of threads."""
+    counts = sorted({case["params"]["threads"] for case in cases})
+    heads = [head for count in counts for head in (f"ms, {_threads(count)}", "best peer", "times as fast")]
+    yield f"| network | {' | '.join(heads)} |"
+    yield f"| --- |{' ---: |' * len(heads)}"
+    rows: dict[str, dict[int, Case]] = {}
+    for case in cases:
+        network, images = case["params"]["network"], case["params"]["batch"]
+        row = network if images == 1 else f"{network}, {images} images"
+        rows.setdefault(row, {})[case["params"]["threads"]] = case
+    for row, found in rows.items():
+        cells = [cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", ""))]
+        yield f"| {row} | {' | '.join(cells)} |"
+
+
+def _cells(case: Case) -> tuple[str, str, str]:
+    ours, peer = (min(timed(case, role), key=seconds, default=None) for role in ("ours", "peer"))
+
+    def text(entry: Entry) -> str:
+        return f"{seconds(entry) * 1e3:.3g}"
+
+    ratio = tables.ratio_text(best_speedup(case)["median"]) if case["speedups"] else ""
+    return text(ours) if ours else "", f"{text(peer)} ({peer['name']})" if peer else "", ratio
+
+
+def _means(suites: Mapping[str, Sequence[Case]]) -> Iterator[str]:
+    """A row for each file and number of threads: how many cases are ahead, level, behind, and the geometric mean."""
+    yield "| our best beside the best peer | threads | cases | ahead | level | behind | geometric mean |"
+    yield f"| --- |{' ---: |' * 6}"
+    for stem, cases in suites.items():
+        for count in sorted({case["params"]["threads"] for case in cases}):
+            chosen = [case for case in cases if case["params"]["threads"] == count and case["speedups"]]
+            if not chosen:
+                continue
+            verdicts = [standing(case) for case in chosen]
+            mean = statistics.geometric_mean(best_speedup(case)["median"] for case in chosen)
+            numbers = (count, len(chosen), *(verdicts.count(verdict) for verdict in ("ahead", "level", "behind")))
+            yield f"| {stem} | {' | '.join(map(str, numbers))} | {tables.ratio_text(mean)} |"
+
+
+def _losses(suites: Mapping[str, Sequence[Case]]) -> str:
+    """The problems that are behind the best peer on any number of threads, with the ratios, the worst first."""
+    behind: dict[str, dict[int, float]] = {}
+    for cases in suites.values():
+        for case in cases:
+            if case["speedups"] and standing(case) == "behind":
+                ratio = float(best_speedup(case)["median"])
+                behind.setdefault(tables.title(case), {})[case["params"]["threads"]] = ratio
+    told = [
+        f"{title} ({', '.join(f'{ratio:.2f} on {_threads(count)}' for count, ratio in ratios.items())})"
+        for title, ratios in sorted(behind.items(), key=lambda pair: min(pair[1].values()))
+    ]
+    return f"Behind the best peer: {'; '.join(told) or 'nothing'}."

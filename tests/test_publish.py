@@ -1,0 +1,86 @@
+"""Kept results: the CPU that they hold for, where they lie, and what README.md and bench/results/README.md show."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import cpu, publish, tables
+from bench.__main__ import main
+from bench.results import ResultFile
+
+
+def layer(name: str, ratio: float) -> dict:
+    """A case in which ours takes a second, and the one peer `ratio` of it."""
+    ours, peer = ({"name": who, "verdict": "ok", "timing": {"median": 1e9 * time}}
+                  for who, time in (("blockconv NHWC", 1.0), ("torch x", ratio)))  # fmt: skip
+    return {
+        "key": name, "suite": "layers", "title": f"layer {name}, 1 threads", "flops": 2e11,
+        "params": {"problem": "ic64ih8oc8kh3ph1", "threads": 1},
+        "entries": [ours | {"role": "ours"}, peer | {"role": "peer"}],
+        "speedups": {"blockconv NHWC": {"median": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio}},
+    }  # fmt: skip
+
+
+ZEN4 = {"cpu": "AMD EPYC", "numba_cpu": "znver4", "numba_features": ["avx2", "avx512f", "fma"]}
+
+
+def test_a_cpu_is_named_so_that_models_differ(monkeypatch):
+    """A record from before names were full is told apart by what it has."""
+    assert cpu.name(ZEN4) == "AMD EPYC (Zen 4, avx512)"
+    assert cpu.name({**ZEN4, "numba_cpu": "haswell", "numba_features": ["avx2"]}) == "AMD EPYC (haswell, avx2)"
+    facts = "model name\t: Intel(R) Xeon(R)\ncpu family\t: 6\nmodel\t\t: 143\n\nmodel\t\t: 1\n"
+    monkeypatch.setattr(cpu.Path, "read_text", lambda path: facts)
+    monkeypatch.setattr(cpu.llvm, "get_host_cpu_name", lambda: "sapphirerapids")
+    record = cpu.describe()
+    assert cpu.name(record) == f"Intel(R) Xeon(R) (sapphirerapids, family 6 model 143, {record['isa']})"
+    assert cpu.folder(record) == f"intel-xeon-sapphirerapids-family-6-model-143-{record['isa']}"
+
+
+def test_results_are_shown_for_each_cpu(tmp_path):
+    """Of the networks every one, of the rest the means and what is behind its best peer."""
+    about = {"os": "Linux-6", "affinity": 2, "versions": {"torch": "2.13", "numpy": "2"}}
+    kept = tmp_path / "bench" / "results"
+    for folder, machine in (("a", ZEN4), ("b", {"cpu": "M9 (neon)", "isa": "neon"})):
+        (kept / folder).mkdir(parents=True)
+        net = layer("n", 2.0) | {"suite": "nets", "params": {"network": "resnet50", "batch": 1, "threads": 1}}
+        for stem, cases in {"layers": (layer("fast", 2.0), layer("slow", 0.5)), "nets": (net,)}.items():
+            results = ResultFile(kept / folder / f"{stem}.jsonl", {"machine": {**machine, **about}})
+            for case in cases:
+                results.add(case)
+    (tmp_path / "README.md").write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter")
+    publish.write(tmp_path)
+    readme, full = (tmp_path / "README.md").read_text(), (kept / "README.md").read_text()
+    first, second = readme.split("**M9 (neon)**")
+    assert "**AMD EPYC (Zen 4, avx512)**, 2 processors, Linux, torch 2.13:" in first
+    assert "old" not in readme
+    for part in (first, second):
+        assert "| resnet50 | 1e+03 | 2e+03 (torch x) | 2.00 |" in part
+        assert "| layers | 1 | 2 | 1 | 0 | 1 | 1.00 |" in part
+        assert "Behind the best peer: layer slow (0.50 on 1 thread)." in part
+    assert full.count("\n## ") == 2
+    assert full.count("| layer slow | 1 | 200 | 400 (torch x) | **0.50** |") == 2
+
+
+def test_the_figures_that_are_shown_are_generated():
+    files = publish.by_cpu()
+    readme = (publish.ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{tables.BEGIN}\n{publish.overview(files)}\n{tables.END}" in readme
+    assert publish.details(files) == (publish.RESULTS / "README.md").read_text(encoding="utf-8")
+
+
+def test_results_are_kept_by_cpu_unless_a_name_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "RESULTS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    quick = ["pools", "--quick", "--budget", "0.01", "--layouts", "NHWC", "--peers", "--problem", "mb1ic4ih4oh4kh1"]
+    assert main([*quick, "--out"]) == 0
+    assert main([*quick, "--out", "mine"]) == 0
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {f"{cpu.folder(cpu.describe())}/pools.jsonl", "mine"}
+
+
+def test_a_command_that_misses_a_package_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "bench.nets", raising=False)
+    monkeypatch.delattr("bench.nets", raising=False)
+    assert main(["nets"]) == 2
+    assert "pip install '.[bench]'" in capsys.readouterr().out
