@@ -41,7 +41,10 @@ from blockconv.network.memory import part
 from blockconv.packing import activation_block, pack_bias, pack_weights
 from blockconv.runtime import Op
 
-__all__ = ["OUTPUT", "Bound", "Candidate", "Parameters", "Pricing", "bind", "candidates", "compile_kernels", "plain"]
+__all__ = [
+    "OUTPUT", "Bound", "Candidate", "Parameters", "Pricing", "bind", "candidates", "check_held", "compile_kernels",
+    "plain",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -152,11 +155,15 @@ def compile_kernels(network: Network, chosen: Sequence[Candidate], threads: int)
 # ---------------------------------------------------------------- candidates
 
 
+def check_held(what: str, shape: tuple[int, ...]) -> None:
+    """Raise UnsupportedError for a shape that no plan can hold."""
+    if not shape or 0 in (shape[1:] if len(shape) == 4 else shape):  # but a batch of images may be empty
+        raise UnsupportedError(f"{what}: its value has shape {shape}: plans hold no scalars and no empty parts")
+
+
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
-    shape = network.shape(node.output)
-    if not shape or 0 in (shape[1:] if len(shape) == 4 else shape):  # but a batch of images may be empty
-        raise UnsupportedError(f"{node}: its value has shape {shape}: plans hold no scalars and no empty parts")
+    check_held(str(node), network.shape(node.output))
     rule = _RULES[type(node.attributes)]
     best: dict[Any, Candidate] = {}
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from blockconv import tuning
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
-from blockconv.network.candidates import Candidate, Parameters, Pricing, bind, candidates, plain
+from blockconv.network.candidates import Candidate, Parameters, Pricing, bind, candidates, check_held, plain
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.planner import Assignment, Choice, Solution, Step, evaluate, fixed, greedy, optimal, restrict
@@ -105,6 +105,8 @@ def plan_layouts(network: Network, options: Options) -> Planned:
     every = options.measure or options.chosen is not None  # what was chosen need not be the cheapest here
     pricing = Pricing(_universe(network, options), price, reorder, allowed, every)
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
+    for name in network.outputs:  # which may be constants or inputs
+        check_held(f"output {name!r}", network.shape(name))
     if options.measure:
         found = measured(network, found, options.threads, options.costs)
     problem = _formulate(network, found, reorder)
