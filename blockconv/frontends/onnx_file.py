@@ -71,7 +71,7 @@ def _texts(proto: Any) -> Iterator[Any]:
 def _load_external_data(proto: Any, path: Path) -> None:
     """Read values that lie in files beside the model's; onnx refuses those outside its folder."""
     try:
-        onnx.load_external_data_for_model(proto, str(path.resolve().parent))
+        onnx.load_external_data_for_model(proto, str(path.parent))
     except Exception as error:
         rule = f"values that it keeps in another file cannot be read: {error}"
         remedy = "put that file, whole, into the model's folder, or export the model in one file"

@@ -136,6 +136,8 @@ class Rules:
             shape_inference.infer_node_outputs(
                 schema, node, types, values, opset_imports=self._imports, ir_version=self._ir_version
             )
+        except KeyError:  # the inference of onnx 1.16 takes no node of which an operand is left out
+            return
         except Exception as error:
             given = ", ".join([_operand(name, operands, constants) for name in node.input] + _attributes(node))
             raise NetworkError(title(node), "operands", _Text(given), _sentence(error), self._remedy(node)) from error

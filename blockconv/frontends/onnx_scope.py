@@ -150,6 +150,8 @@ class Call:
         array = self.array(index, what)
         if array.ndim != 1 and not (scalar and array.ndim == 0):
             raise NetworkError(title(self.node), what, array, "has to have one dimension", "reshape it")
+        if array.dtype.kind not in "iu":
+            raise NetworkError(title(self.node), what, array, "has to hold ints", "cast it to int64")
         return tuple(int(k) for k in array.reshape(-1))
 
     def axis(self, value: int, rank: int) -> int:

@@ -226,6 +226,11 @@ _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 def _scales(call: Call, at: int) -> Sequence[float] | None:
     """One for each axis, from the input at that place or an attribute; None if sizes are given instead."""
     if call.has(at) and call.input(at).elements:
+        if call.has(3) and call.input(3).elements:
+            given = call.array(3, "sizes").tolist()
+            raise NetworkError(
+                title(call.node), "sizes", given, "there are scales too", "give one of them, but not both"
+            )
         return [float(k) for k in call.array(at, "scales").reshape(-1)]
     found: Sequence[float] | None = call.attribute("scales")
     return found
