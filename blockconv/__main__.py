@@ -12,7 +12,7 @@ from rich.table import Table
 from blockconv import cache_command, compare_plans, doctor, plan_command, runtime
 from blockconv._version import __version__
 from blockconv.arguments import Parser
-from blockconv.errors import BlockconvError
+from blockconv.errors import BlockconvError, UnsupportedError
 from blockconv.layout import NATIVE, Layout, known_layouts
 
 __all__ = ["layouts_markdown", "main"]
@@ -46,6 +46,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--markdown", action="store_true", help="as the table in README.md")
     command.set_defaults(run=_layouts)
 
+    command = commands.add_parser("ops", help="the ONNX ops that models may hold")
+    command.add_argument("--markdown", action="store_true", help="as the table in README.md")
+    command.set_defaults(run=_ops)
+
     cache_command.add_cache(commands.add_parser("cache", help="compiled kernels on disk: their sizes, and removal"))
 
     command = commands.add_parser("doctor", help="what was found on this machine")
@@ -66,7 +70,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return compare_plans.run(options, console)
 
 
-# ---------------------------------------------------------------- layouts, doctor
+# ---------------------------------------------------------------- layouts, ops, doctor
 
 
 def _layout_rows() -> list[tuple[str, str, str, str, str]]:
@@ -98,6 +102,21 @@ def _layouts(options: argparse.Namespace, console: Console) -> int:
         return 0
     table = Table(*_HEADINGS)
     for row in _layout_rows():
+        table.add_row(*row)
+    console.print(table)
+    return 0
+
+
+def _ops(options: argparse.Namespace, console: Console) -> int:
+    try:
+        from blockconv.frontends import onnx_table
+    except ModuleNotFoundError:
+        raise UnsupportedError("ops: needs the onnx package: pip install 'blockconv[onnx]'") from None
+    if options.markdown:
+        sys.stdout.write(onnx_table.markdown())
+        return 0
+    table = Table(*onnx_table.HEADINGS)
+    for row in onnx_table.rows():
         table.add_row(*row)
     console.print(table)
     return 0

@@ -45,6 +45,22 @@ def test_the_readmes_table_of_layouts_is_the_generated_one(capsys: pytest.Captur
     assert {row[1].strip(" `") for row in rows if row[5].strip() == "native"} == {layout.name for layout in bc.NATIVE}
 
 
+def test_the_readmes_table_of_onnx_ops_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    from blockconv.frontends.onnx_ops import OPS
+
+    assert main(["ops", "--markdown"]) == 0
+    said = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines()[2:]]
+    listed = sorted(name for row in rows for name in row[0].split(", "))
+    if onnx.defs.onnx_opset_version() >= 24:  # an older onnx does not know them all
+        assert said in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE)
+        assert listed == sorted(OPS)
+    assert main(["ops"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in listed)
+
+
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out

@@ -10,8 +10,10 @@ import numpy.typing as npt
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from blockconv.boundary import whole
 from blockconv.errors import ArgumentError, NetworkError, UnsupportedError
-from blockconv.frontends import onnx_ops, onnx_shapes
+from blockconv.frontends.onnx_ops import OPS
+from blockconv.frontends.onnx_rules import Rules
 from blockconv.frontends.onnx_scope import OP, Call, Scope, Unsupported, title
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.order import topological
@@ -20,30 +22,32 @@ __all__ = ["read_graph"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-TRANSLATORS = onnx_ops.TRANSLATORS | onnx_shapes.TRANSLATORS
 
 
 def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, Shape] | Shape | None) -> Network:
     """`model` is without weights, which are in `arrays`: both are kept, to make the network for other shapes."""
-    graph = model.graph
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    graph, rules = model.graph, Rules(model)
     inputs = _inputs(graph, arrays, input_shapes)
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    scope = Scope(opset, read)
+    scope = Scope(rules.versions.get("", 1), read)
     scope.reserve({name for node in graph.node for name in (*node.input, *node.output)} | set(arrays))
     scope.values = {t.name: t for t in inputs}
     for name, value in arrays.items():
         scope.values[name] = scope.constant(name, value)
-    nodes = _needed(graph, scope)
+    _check_names(graph)
+    for node in graph.node:
+        rules.check_node(node)
     refused = _Refused()
-    for node in nodes:
-        if any(name and name not in scope.values for name in node.input):
+    for node in _needed(graph, scope):
+        if rules.schema(node) is None or any(name and name not in scope.values for name in node.input):
             refused.after(node)
         elif _folds(node, scope):
+            rules.infer(node, scope.values, scope.constants)
             _fold(node, model, scope)
         else:
-            refused.translate(Call(node, scope))
+            refused.translate(Call(node, scope), rules)
     refused.report()
+    _check_declared_types(graph, scope)
     outputs = tuple(_output(value.name, scope) for value in graph.output)
     used = {name for node in scope.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
     return Network(
@@ -67,26 +71,61 @@ def _inputs(graph: Any, arrays: Mapping[str, Array], given: Mapping[str, Shape] 
     unknown = sorted(set(shapes) - set(names))
     if unknown:
         raise ArgumentError(OP, "input_shapes", unknown, f"no such input; there are {', '.join(names)}")
-    tensors = []
-    for value in real:
-        if not value.type.HasField("tensor_type"):
-            raise UnsupportedError(f"{OP}: input {value.name!r} is no tensor")
-        kind = value.type.tensor_type
-        if value.name in shapes:
-            shape = tuple(int(k) for k in shapes[value.name])
-        else:
-            dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
-            if dims and dims[0] is None:
-                dims[0] = 1
-            if not kind.HasField("shape") or None in dims:
-                rule = f"input {value.name!r} has no fixed shape, {dims}"
-                raise ArgumentError(OP, "input_shapes", shapes, rule, f"give input_shapes={{{value.name!r}: (...)}}")
-            shape = tuple(d for d in dims if d is not None)
-        tensors.append(Tensor(value.name, shape, np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))))
-    return tensors
+    return [_input(value, shapes.get(value.name)) for value in real]
 
 
-def _needed(graph: Any, scope: Any) -> list[Any]:
+def _input(value: Any, given: Any) -> Tensor:
+    """An input that is fed, of the shape that is given or that the model says."""
+    where = f"input {value.name!r}"
+    if not value.type.HasField("tensor_type"):
+        raise UnsupportedError(f"{OP}: {where} is no tensor")
+    kind = value.type.tensor_type
+    try:
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    except (KeyError, TypeError, ValueError):
+        rule = "is no type of ONNX's, or none at all"
+        raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with one") from None
+    if given is not None:
+        return Tensor(value.name, _sizes(value.name, given), dtype)
+    dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
+    if dims and dims[0] is None:
+        dims[0] = 1
+    if not kind.HasField("shape") or None in dims:
+        rule = f"{where} has no fixed shape, {dims}"
+        raise ArgumentError(OP, "input_shapes", {}, rule, f"give input_shapes={{{value.name!r}: (...)}}")
+    return Tensor(value.name, tuple(d for d in dims if d is not None), dtype)
+
+
+def _sizes(name: str, given: Any) -> Shape:
+    """A shape that the caller gives."""
+    sizes = [whole(size) for size in given] if isinstance(given, (tuple, list, np.ndarray)) else [None]
+    if any(size is None or size < 0 for size in sizes):
+        rule = f"the shape of input {name!r} has to be a tuple of ints of at least 0"
+        raise ArgumentError(OP, "input_shapes", given, rule)
+    return tuple(size for size in sizes if size is not None)
+
+
+def _check_names(graph: Any) -> None:
+    """Raise NetworkError if two nodes have one name; most have none."""
+    names: set[str] = set()
+    for node in graph.node:
+        if node.name and node.name in names:
+            raise NetworkError(title(node), "name", node.name, "is the name of another node too", "give each its own")
+        names.add(node.name)
+
+
+def _check_declared_types(graph: Any, scope: Scope) -> None:
+    """Raise NetworkError if a value is not of the element type that the model declares for it."""
+    for value in {value.name: value for value in (*graph.value_info, *graph.output)}.values():
+        declared = value.type.tensor_type.elem_type
+        if value.name in scope.values and declared:
+            dtype = scope.values[value.name].dtype
+            if helper.np_dtype_to_tensor_dtype(dtype) != declared:
+                rule = f"the model declares it as this element type, and its node gives {dtype}"
+                raise NetworkError(f"value {value.name!r}", "elem_type", declared, rule, "mend the declaration")
+
+
+def _needed(graph: Any, scope: Scope) -> list[Any]:
     """The nodes that outputs need, in an order that can run."""
     producers: dict[str, Any] = {}
     for node in graph.node:
@@ -94,29 +133,31 @@ def _needed(graph: Any, scope: Any) -> list[Any]:
             if name in producers or name in scope.values:
                 raise NetworkError(title(node), "output", name, "is already the name of another value")
             producers[name] = node
-    needed: dict[int, Any] = {}
-    waiting = [(f"{graph.name or 'graph'}", "outputs", value.name) for value in graph.output]
-    while waiting:
-        what, argument, name = waiting.pop()
-        if name in scope.values or not name:
-            continue
-        if name not in producers:
-            rule = "is no initializer, no input, and no node produces it: a weight may be missing"
-            raise NetworkError(what, argument, name, rule)
-        node = producers[name]
-        if id(node) not in needed:
-            needed[id(node)] = node
-            waiting += [(title(node), "inputs", read) for read in node.input]
+    for node in graph.node:
+        for name in filter(None, node.input):
+            _check_known(title(node), "inputs", name, producers, scope)
+    for value in graph.output:
+        _check_known(graph.name or "graph", "outputs", value.name, producers, scope)
     order, circle = topological(
-        [node for node in graph.node if id(node) in needed],
-        lambda node: [name for name in node.input if name],
-        lambda node: node.output,
-        scope.values,
+        graph.node, lambda node: [name for name in node.input if name], lambda node: node.output, scope.values
     )
     if circle:
-        text = " -> ".join(repr(node.name or node.output[0]) for node in [*circle, circle[0]])
+        names = [repr(node.name or node.output[0]) for node in [*circle, circle[0]]]
+        text = " -> ".join(names if len(names) < 12 else [*names[:5], f"{len(names) - 10} more", *names[-5:]])
         raise NetworkError(title(circle[0]), "inputs", list(circle[0].input), f"the graph has a circle: {text}")
-    return order
+    wanted = {value.name for value in graph.output}
+    needed = []
+    for node in reversed(order):
+        if wanted & set(filter(None, node.output)):
+            wanted |= set(node.input)
+            needed.append(node)
+    return needed[::-1]
+
+
+def _check_known(where: str, argument: str, name: str, producers: Mapping[str, Any], scope: Scope) -> None:
+    if name not in producers and name not in scope.values:
+        rule = "is no initializer, no input, and no node produces it: a weight may be missing"
+        raise NetworkError(where, argument, name, rule, "add it, or export the model again")
 
 
 # ---------------------------------------------------------------- one node
@@ -132,25 +173,30 @@ class _Refused:
     def after(self, node: Any) -> None:
         """A node after one that was refused: at least its op can be looked at."""
         kind = _kind(node)
-        if kind not in TRANSLATORS:
+        if kind not in OPS:
             self.unknown.setdefault(kind, []).append(node.name or node.output[0])
 
-    def translate(self, call: Any) -> None:
+    def translate(self, call: Call, rules: Rules) -> None:
         """Make ops of the node, or keep what is not supported; a model that is broken raises NetworkError."""
         kind = _kind(call.node)
-        if kind not in TRANSLATORS:
+        if kind not in OPS:
             self.unknown.setdefault(kind, []).append(call.node.name or call.node.output[0])
             return
         try:
-            results = TRANSLATORS[kind](call)
+            op = OPS[kind]
+            if call.opset < op.since:
+                raise Unsupported(f"opset {call.opset}: it is read from opset {op.since} on")
+            results = op.translate(call)
+            # After the translator, which says more of what it knows.
+            rules.infer(call.node, call.scope.values, call.scope.constants)
         except Unsupported as error:
             self.reasons.append(f"{title(call.node)}: {error}")
             return
         except NetworkError:
             raise
-        except (ArgumentError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
             rule = f"cannot be read: {error}"
-            raise NetworkError(title(call.node), "attributes", list(call._attributes), rule) from error
+            raise NetworkError(title(call.node), "attributes", list(call.attributes), rule) from error
         _name_results(call, results if isinstance(results, list) else [results])
 
     def report(self) -> None:
@@ -201,8 +247,6 @@ def _folds(node: Any, scope: Any) -> bool:
 
 
 def _fold(node: Any, model: Any, scope: Any) -> None:
-    from blockconv.frontends.onnx_scope import title
-
     reads = {name: scope.constants[scope.values[name].name] for name in node.input if name}
     graph = helper.make_graph(
         [node],

@@ -15,16 +15,17 @@ import numpy.typing as npt
 from onnx import helper
 
 from blockconv.errors import NetworkError
-from blockconv.frontends.onnx_scope import Call, Translator, Unsupported, registered, title
+from blockconv.frontends.onnx_scope import Call, Op, Translator, Unsupported, registered, title
+from blockconv.frontends.onnx_shapes import SHAPE_OPS
 from blockconv.kernels.activation import activation
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
-__all__ = ["TRANSLATORS"]
+__all__ = ["OPS"]
 
 Array = npt.NDArray[Any]
-TRANSLATORS: dict[str, Translator] = {}
-_op = functools.partial(registered, TRANSLATORS)
+OPS: dict[str, Op] = dict(SHAPE_OPS)  # every op that is read
+_op = functools.partial(registered, OPS)
 
 
 def _only_output(call: Call) -> None:
@@ -53,7 +54,9 @@ class _Window:
             rule = f"strides {stride}, dilations {dilation} and pads {flat} do not fit a window of {kernel}"
             raise NetworkError(title(call.node), "kernel_shape", kernel, rule)
         pads: Any = tuple(zip(flat[:rank], flat[rank:], strict=True))
-        auto = call.attribute("auto_pad", "NOTSET")
+        auto = call.attribute("auto_pad", "") or "NOTSET"
+        if auto not in _AUTO_PADS:
+            raise NetworkError(title(call.node), "auto_pad", auto, f"has to be one of {', '.join(_AUTO_PADS)}")
         if auto == "VALID":
             pads = ((0, 0),) * rank
         elif auto.startswith("SAME"):
@@ -63,6 +66,9 @@ class _Window:
         self.stride = (1, *stride)[-2:]
         self.dilation = (1, *dilation)[-2:]
         self.pads = ((0, 0), *pads)[-2:]
+
+
+_AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
@@ -81,7 +87,7 @@ def _row(call: Call, y: Tensor, rank: int) -> Tensor:
     return call.reshape(y, (*y.shape[:2], y.shape[3])) if rank == 1 else y
 
 
-@_op("Conv")
+@_op("Conv", limits="1-D and 2-D; constant weight and bias")
 def _conv(call: Call) -> Tensor:
     weight = call.array(1, "weight")
     window = _Window(call, weight.shape[2:])
@@ -98,10 +104,18 @@ def _conv(call: Call) -> Tensor:
     return _row(call, call.emit(attributes, _image(call, call.input()), parameters=parameters), window.rank)
 
 
-@_op("MaxPool", "AveragePool")
+@_op("MaxPool", limits="1-D and 2-D; pads smaller than the window; no indices")
+@_op("AveragePool", limits="1-D and 2-D; pads smaller than the window")
 def _pool(call: Call) -> Tensor:
     _only_output(call)
     window = _Window(call, call.attribute("kernel_shape", ()))
+    for size, sides in zip(window.kernel, window.pads, strict=True):
+        if max(sides) >= size:  # a window of padding alone would have no maximum and no average
+            remedy = "lower the pads, or put a Pad before the node"
+            rule = f"have to be smaller than the window, {window.kernel}"
+            raise NetworkError(title(call.node), "pads", window.pads, rule, remedy)
+    if call.attribute("storage_order", 0) not in (0, 1):
+        raise NetworkError(title(call.node), "storage_order", call.attribute("storage_order"), "has to be 0 or 1")
     kind: ops.PoolKind = "max"
     if call.node.op_type == "AveragePool":
         kind = "avg_include_padding" if call.attribute("count_include_pad", 0) else "avg_exclude_padding"
@@ -110,7 +124,7 @@ def _pool(call: Call) -> Tensor:
     return _row(call, call.emit(attributes, _image(call, call.input())), window.rank)
 
 
-@_op("GlobalMaxPool", "GlobalAveragePool")
+@_op("GlobalMaxPool", "GlobalAveragePool", limits="1-D and 2-D")
 def _global_pool(call: Call) -> Tensor:
     x = call.input()
     if len(x.shape) not in (3, 4):
@@ -122,7 +136,7 @@ def _global_pool(call: Call) -> Tensor:
 # ---------------------------------------------------------------- matrices
 
 
-@_op("Gemm")
+@_op("Gemm", limits="constant B and C")
 def _gemm(call: Call) -> Tensor:
     a, weight = call.input(), call.array(1, "second matrix")
     if len(a.shape) != 2 or weight.ndim != 2:
@@ -137,12 +151,15 @@ def _gemm(call: Call) -> Tensor:
         return _product(call, a, rows, None)
     c = call.array(2, "third matrix")
     c = c if beta == 1 else (c * beta).astype(c.dtype)
+    shape = (a.shape[0], rows.shape[0])
+    if c.ndim > 2 or any(size not in (1, wanted) for size, wanted in zip(c.shape[::-1], shape[::-1], strict=False)):
+        raise NetworkError(title(call.node), "C", c, f"does not broadcast to the product's shape, {shape}")
     if c.size in (1, rows.shape[0]) and c.shape[:-1] in ((), (1,)):
         return _product(call, a, rows, np.broadcast_to(c.reshape(-1), rows.shape[:1]))
     return call.emit(ops.Binary("add"), _product(call, a, rows, None), call.constant(c, "c"))
 
 
-@_op("MatMul")
+@_op("MatMul", limits="constant B, a matrix or a vector")
 def _matmul(call: Call) -> Tensor:
     a, weight = call.input(), call.array(1, "second matrix")
     if weight.ndim > 2:
@@ -178,35 +195,39 @@ def _activation(name: str, *parameters: tuple[str, float]) -> Translator:
     return translate
 
 
-TRANSLATORS["Relu"] = _activation("relu")
-TRANSLATORS["LeakyRelu"] = _activation("leaky_relu", ("alpha", 0.01))
-TRANSLATORS["Sigmoid"] = _activation("sigmoid")
-TRANSLATORS["Tanh"] = _activation("tanh")
-TRANSLATORS["HardSigmoid"] = _activation("hardsigmoid", ("alpha", 0.2), ("beta", 0.5))
-TRANSLATORS["HardSwish"] = _activation("hardswish")
+_op("Relu")(_activation("relu"))
+_op("LeakyRelu")(_activation("leaky_relu", ("alpha", 0.01)))
+_op("Sigmoid")(_activation("sigmoid"))
+_op("Tanh")(_activation("tanh"))
+_op("HardSigmoid")(_activation("hardsigmoid", ("alpha", 0.2), ("beta", 0.5)))
+_op("HardSwish")(_activation("hardswish"))
 
 
-@_op("Swish")
+@_op("Swish", limits="alpha 1")
 def _swish(call: Call) -> Tensor:
     if call.attribute("alpha", 1.0) != 1:
         raise Unsupported("an alpha other than 1")
     return call.emit(ops.Activate(activation("silu")), call.input())
 
 
-@_op("Gelu")
+@_op("Gelu", limits="not approximated")
 def _gelu(call: Call) -> Tensor:
     if call.attribute("approximate", "none") != "none":
         raise Unsupported("the approximation by tanh")
     return call.emit(ops.Activate(activation("gelu")), call.input())
 
 
-@_op("Clip")
+@_op("Clip", limits="constant bounds")
 def _clip(call: Call) -> Tensor:
     bounds = [call.attribute("min", -math.inf), call.attribute("max", math.inf)]
     for i in (0, 1):
         if call.has(1 + i):
             bounds[i] = float(call.array(1 + i, ("minimum", "maximum")[i]).item())
-    return call.emit(ops.Activate(activation(("clip", *bounds))), call.input())
+    low, high = bounds
+    if math.isnan(low) or math.isnan(high):
+        raise Unsupported(f"bounds {low} and {high}")
+    # Where the bounds are the wrong way round, ONNX gives the upper one.
+    return call.emit(ops.Activate(activation(("clip", min(low, high), high))), call.input())
 
 
 @_op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum")
@@ -222,17 +243,30 @@ def _binary(call: Call) -> Tensor:
 
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Before opset 7, a second operand that said `axis` began there, not at the end."""
-    axis = call.attribute("axis")
-    if call.opset >= 7 or axis is None or not call.attribute("broadcast", 0):
+    """Before opset 7 (8 for those of any number), operands were broadcast only where the node said so, and one that
+    said `axis` began there, not at the end."""
+    variadic = call.node.op_type in ("Max", "Min", "Sum")
+    if call.opset >= (8 if variadic else 7):
         return b
-    shape = (*b.shape, *(1,) * (len(a.shape) - call.axis(axis, len(a.shape)) - len(b.shape)))
+    if not call.attribute("broadcast", 0):
+        if a.shape != b.shape:
+            rule = f"{call.node.op_type} of opset {call.opset} broadcasts {'never' if variadic else 'with broadcast=1'}"
+            raise NetworkError(title(call.node), "inputs", (a.shape, b.shape), rule, "export for opset 8 or later")
+        return b
+    axis = call.attribute("axis")
+    if axis is None:
+        return b
+    after = len(a.shape) - call.axis(axis, len(a.shape)) - len(b.shape)
+    if after < 0:
+        rule = f"leaves no room for an operand of shape {b.shape} in one of {a.shape}"
+        raise NetworkError(title(call.node), "axis", axis, rule)
+    shape = (*b.shape, *(1,) * after)
     if b.name in call.scope.constants:
         return call.constant(call.scope.constants[b.name].reshape(shape), "operand")
     return call.reshape(b, shape)
 
 
-@_op("BatchNormalization")
+@_op("BatchNormalization", limits="constant parameters; inference")
 def _batch_norm(call: Call) -> Tensor:
     if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
         raise Unsupported("training" if call.attribute("training_mode", 0) else "spatial=0")
@@ -263,10 +297,13 @@ def _softmax(call: Call) -> Tensor:
     return call.reshape(call.emit(ops.Softmax(1), flat), x.shape)
 
 
-@_op("Dropout")
+@_op("Dropout", limits="inference: the identity")
 def _dropout(call: Call) -> Tensor:
     if call.has(2) and call.array(2, "training_mode").item():
         raise Unsupported("training")
+    if call.has(1) and not 0 <= call.array(1, "ratio").item() < 1:
+        rule = "has to be at least 0 and less than 1"
+        raise NetworkError(title(call.node), "ratio", call.array(1, "ratio").item(), rule)
     _only_output(call)
     return call.input()
 
@@ -276,7 +313,7 @@ def _identity(call: Call) -> Tensor:
     return call.input()
 
 
-@_op("Cast")
+@_op("Cast", limits="to the type that it has", since=6)
 def _cast(call: Call) -> Tensor:
     if helper.tensor_dtype_to_np_dtype(call.attribute("to")) != call.input().dtype:
         raise Unsupported(f"from {call.input().dtype} to another type")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from blockconv.errors import ArgumentError, NetworkError
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.ops import Attributes, Reshape, Shape
 
-__all__ = ["OP", "Call", "Scope", "Translator", "Unsupported", "registered", "title"]
+__all__ = ["OP", "Call", "Op", "Scope", "Translator", "Unsupported", "registered", "title"]
 
 Array = npt.NDArray[Any]
 OP = "load_onnx"
@@ -75,11 +75,22 @@ class Scope:
 Translator = Callable[["Call"], "Tensor | list[Tensor]"]
 
 
-def registered(table: dict[str, Translator], *names: str) -> Callable[[Translator], Translator]:
+class Op(NamedTuple):
+    """How an op of ONNX is read: `since` is the first opset whose definition is, `limits` what is not supported of it,
+    in words."""
+
+    translate: Translator
+    limits: str = ""
+    since: int = 1
+
+
+def registered(
+    table: dict[str, Op], *names: str, limits: str = "", since: int = 1
+) -> Callable[[Translator], Translator]:
     """Put a translator into a table, for the ONNX ops of these names."""
 
     def register(translate: Translator) -> Translator:
-        table.update(dict.fromkeys(names, translate))
+        table.update(dict.fromkeys(names, Op(translate, limits, since)))
         return translate
 
     return register
@@ -103,15 +114,15 @@ class Call:
         # What is read of the outputs after the first.
         self.extra_outputs = [name for name in node.output[1:] if name in scope.read]
         self.made: set[str] = set()  # values that `emit` made
-        self._attributes = {a.name: a for a in node.attribute}
+        self.attributes = {a.name: a for a in node.attribute}
 
     # -- what the node says
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute: int, float, str, array, or a tuple of them."""
-        if name not in self._attributes:
+        if name not in self.attributes:
             return default
-        value = helper.get_attribute_value(self._attributes[name])
+        value = helper.get_attribute_value(self.attributes[name])
         if isinstance(value, bytes):
             return value.decode()
         return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "extend") else value
@@ -134,9 +145,14 @@ class Call:
             raise Unsupported(f"its {what}, {tensor.name!r}, is computed or fed; give load_onnx it in `constants`")
         return self.scope.constants[tensor.name]
 
-    def ints(self, index: int, what: str) -> tuple[int, ...]:
-        """An input that has to be a constant, as ints."""
-        return tuple(int(k) for k in self.array(index, what).reshape(-1))
+    def ints(self, index: int, what: str, scalar: bool = False) -> tuple[int, ...]:
+        """An input that has to be a constant of one dimension (or a `scalar`), as ints."""
+        array = self.array(index, what)
+        if array.ndim != 1 and not (scalar and array.ndim == 0):
+            raise NetworkError(title(self.node), what, array, "has to have one dimension", "reshape it")
+        if array.dtype.kind not in "iu":
+            raise NetworkError(title(self.node), what, array, "has to hold ints", "cast it to int64")
+        return tuple(int(k) for k in array.reshape(-1))
 
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""
@@ -148,7 +164,7 @@ class Call:
 
     def constant(self, value: Array, what: str) -> Tensor:
         """A constant of this node."""
-        return self.scope.constant(self.scope.value_name(f"{self._name}.{what}"), np.ascontiguousarray(value))
+        return self.scope.constant(self.scope.value_name(f"{self._name}.{what}"), np.asarray(value, order="C"))
 
     def emit(
         self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False

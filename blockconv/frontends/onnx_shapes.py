@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 
 from blockconv.errors import NetworkError
-from blockconv.frontends.onnx_scope import Call, Translator, Unsupported, registered, title
+from blockconv.frontends.onnx_scope import Call, Op, Unsupported, registered, title
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
-__all__ = ["TRANSLATORS"]
+__all__ = ["SHAPE_OPS"]
 
-TRANSLATORS: dict[str, Translator] = {}
-_op = functools.partial(registered, TRANSLATORS)
+SHAPE_OPS: dict[str, Op] = {}
+_op = functools.partial(registered, SHAPE_OPS)
 
 
 @_op("Shape")
@@ -35,11 +35,16 @@ def _size(call: Call) -> Tensor:
 @_op("Flatten")
 def _flatten(call: Call) -> Tensor:
     shape, axis = call.input().shape, call.attribute("axis", 1)
+    lowest = -len(shape) if call.opset >= 11 else 0
+    if not lowest <= axis <= len(shape):
+        raise NetworkError(
+            title(call.node), "axis", axis, f"has to be {lowest} to {len(shape)} for an input of {shape}"
+        )
     axis = axis + len(shape) if axis < 0 else axis
     return call.reshape(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])), helps=False)
 
 
-@_op("Reshape")
+@_op("Reshape", limits="a constant shape")
 def _reshape(call: Call) -> Tensor:
     x = call.input()
     shape = call.ints(1, "shape") if call.has(1) else call.attribute("shape")
@@ -48,22 +53,28 @@ def _reshape(call: Call) -> Tensor:
     return call.emit(ops.Reshape(shape), x)
 
 
-@_op("Squeeze")
+@_op("Squeeze", limits="constant axes, not empty ones")
 def _squeeze(call: Call) -> Tensor:
     x = call.input()
-    axes = call.ints(1, "axes") if call.has(1) else call.attribute("axes")
+    axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
     if axes is None:
         return call.reshape(x, tuple(size for size in x.shape if size != 1), helps=False)
+    if not axes:
+        raise Unsupported("empty axes, which mean none to ONNX and all to ONNX Runtime; name them, or leave them out")
     gone = [call.axis(axis, len(x.shape)) for axis in axes]
+    if any(x.shape[axis] != 1 for axis in gone):
+        raise NetworkError(title(call.node), "axes", axes, f"have to be of size 1, and the input is of shape {x.shape}")
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
 
 
-@_op("Unsqueeze")
+@_op("Unsqueeze", limits="constant axes")
 def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
-    axes = call.ints(1, "axes") if call.has(1) else call.attribute("axes")
+    axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
     rank = len(x.shape) + len(axes)
     new = {call.axis(axis, rank) for axis in axes}
+    if len(new) < len(axes):
+        raise NetworkError(title(call.node), "axes", axes, "name one axis twice", "name each once")
     sizes = iter(x.shape)
     return call.reshape(x, tuple(1 if i in new else next(sizes) for i in range(rank)), helps=False)
 
@@ -81,22 +92,26 @@ def _concat(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *parts)
 
 
-@_op("Split")
+@_op("Split", limits="constant sizes")
 def _split(call: Call) -> list[Tensor]:
     x = call.input()
     axis = call.axis(call.attribute("axis", 0), len(x.shape))
     sizes = call.ints(1, "split") if call.has(1) else call.attribute("split")
+    count = len(call.node.output)
+    if call.attribute("num_outputs", count) != count:
+        rule = f"the node has {count} outputs"
+        raise NetworkError(title(call.node), "num_outputs", call.attribute("num_outputs"), rule)
     if sizes is None:
-        count = call.attribute("num_outputs", len(call.node.output))
         each = -(-x.shape[axis] // count)
         sizes = [max(0, min(each, x.shape[axis] - i * each)) for i in range(count)]
-    if sum(sizes) != x.shape[axis]:
-        raise NetworkError(title(call.node), "split", sizes, f"does not add up to axis {axis} of {x.shape}")
+    if len(sizes) != count or min(sizes) < 0 or sum(sizes) != x.shape[axis]:
+        rule = f"has to hold {count} sizes of at least 0 that add up to axis {axis} of {x.shape}"
+        raise NetworkError(title(call.node), "split", sizes, rule)
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     return [call.emit(ops.Slice(axis, begin, size), x) for begin, size in zip(begins, sizes, strict=True)]
 
 
-@_op("Slice")
+@_op("Slice", limits="constant starts, ends, axes and steps, which leave something")
 def _slice(call: Call) -> Tensor:
     x = call.input()
     if call.opset < 10:
@@ -106,10 +121,16 @@ def _slice(call: Call) -> Tensor:
         starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
         axes = call.ints(3, "axes") if call.has(3) else None
         steps = call.ints(4, "steps") if call.has(4) else None
-    for axis, start, end, step in zip(
-        axes or range(len(starts)), starts, ends, steps or [1] * len(starts), strict=True
-    ):
-        at = call.axis(axis, len(x.shape))
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        rule = f"has to be as long as ends {ends}, axes {axes} and steps {steps}"
+        raise NetworkError(title(call.node), "starts", starts, rule)
+    places = [call.axis(axis, len(x.shape)) for axis in axes]
+    if len(set(places)) < len(places) or 0 in steps:
+        rule = f"name one axis twice, or steps {steps} hold a 0"
+        raise NetworkError(title(call.node), "axes", axes, rule, "name each once; steps are 1 or more, or negative")
+    for at, start, end, step in zip(places, starts, ends, steps, strict=True):
         taken = range(x.shape[at])[slice(start, end, step)]
         if not taken:
             raise Unsupported("an empty tensor")
@@ -118,7 +139,7 @@ def _slice(call: Call) -> Tensor:
     return x
 
 
-@_op("Pad")
+@_op("Pad", limits="mode constant; constant pads, which may crop")
 def _pad(call: Call) -> Tensor:
     x = call.input()
     if call.attribute("mode", "constant") != "constant":
@@ -130,6 +151,8 @@ def _pad(call: Call) -> Tensor:
         value = float(call.array(2, "constant_value").item())
     if call.has(3):
         axes = tuple(call.axis(axis, rank) for axis in call.ints(3, "axes"))
+    if len(set(axes)) < len(axes):
+        raise NetworkError(title(call.node), "axes", axes, "name one axis twice", "name each once")
     if len(flat) != 2 * len(axes):
         raise NetworkError(title(call.node), "pads", flat, f"has to hold two numbers for each of {len(axes)} axes")
     pads = [(0, 0)] * rank
@@ -138,18 +161,22 @@ def _pad(call: Call) -> Tensor:
     return call.emit(ops.Pad(tuple(pads), value), x)
 
 
-@_op("ReduceMean")
+@_op("ReduceMean", limits="constant axes")
 def _reduce_mean(call: Call) -> Tensor:
     x = call.input()
     axes: Sequence[int] | None = call.ints(1, "axes") if call.has(1) else call.attribute("axes")
     if not axes and call.attribute("noop_with_empty_axes", 0):
         return x
     given = axes or range(len(x.shape))
-    found = tuple(sorted(call.axis(axis, len(x.shape)) for axis in given))
-    return call.emit(ops.ReduceMean(found, bool(call.attribute("keepdims", 1))), x)
+    found = tuple(sorted({call.axis(axis, len(x.shape)) for axis in given}))
+    return call.emit(ops.ReduceMean(found, call.attribute("keepdims", 1) == 1), x)
 
 
-@_op("Resize", "Upsample")
+_RESIZED = "N and C stay; modes nearest and linear; constant scales or sizes"
+
+
+@_op("Upsample", since=7, limits=_RESIZED)
+@_op("Resize", limits=f"{_RESIZED}; no tf_crop_and_resize, half_pixel_symmetric, antialias, exclude_outside")
 def _resize(call: Call) -> Tensor:
     x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
     rank = len(x.shape)
@@ -157,25 +184,35 @@ def _resize(call: Call) -> Tensor:
     mode = call.attribute("mode", "nearest")
     coordinates: Any = call.attribute("coordinate_transformation_mode", "half_pixel") if modern else "asymmetric"
     nearest: Any = call.attribute("nearest_mode", "round_prefer_floor") if modern else "floor"
+    modes = ("nearest", "linear") if call.opset >= 7 else ("nearest", "bilinear")
     unknown = [
         f"{name}={value!r}"
         for name, value, known in (
-            ("mode", mode, ("nearest", "linear", "bilinear")),
+            ("mode", mode, modes),
             ("coordinate_transformation_mode", coordinates, _COORDINATES),
+            ("nearest_mode", nearest, _NEAREST),
             ("antialias", call.attribute("antialias", 0), (0,)),
+            ("exclude_outside", call.attribute("exclude_outside", 0), (0,)),
         )
         if value not in known
     ]
     if rank != 4 or unknown:
         raise Unsupported(", ".join(unknown) or f"an input of {rank} dimensions")
+    if len(set(axes)) < len(axes):
+        raise NetworkError(title(call.node), "axes", axes, "name one axis twice", "name each once")
     kind: Literal["nearest", "linear"] = "nearest" if mode == "nearest" else "linear"
     scales = _scales(call, 2 if modern else 1)
     if scales is not None:
+        least = 1.0 if call.node.op_type == "Upsample" else 0.0
+        if len(scales) != len(axes) or not all(least <= scale < math.inf and scale for scale in scales):
+            rule = f"has to hold a finite number for each axis of {axes}, {'1 or more' if least else 'more than 0'}"
+            raise NetworkError(title(call.node), "scales", scales, rule)
         scale = dict(zip(axes, scales, strict=True))
         if any(scale.get(axis, 1) != 1 for axis in (0, 1)):
             raise Unsupported("scales of N or C")
         return call.emit(ops.Resize(kind, None, (scale.get(2, 1.0), scale.get(3, 1.0)), coordinates, nearest), x)
-    size = dict(zip(axes, _sizes(call, axes), strict=True))
+    sizes = _sizes(call, axes)
+    size = dict(zip(axes, sizes, strict=True))
     if any(size.get(axis, x.shape[axis]) != x.shape[axis] for axis in (0, 1)):
         raise Unsupported("sizes of N or C")
     wanted = size.get(2, x.shape[2]), size.get(3, x.shape[3])
@@ -183,11 +220,17 @@ def _resize(call: Call) -> Tensor:
 
 
 _COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _scales(call: Call, at: int) -> Sequence[float] | None:
     """One for each axis, from the input at that place or an attribute; None if sizes are given instead."""
     if call.has(at) and call.input(at).elements:
+        if call.has(3) and call.input(3).elements:
+            given = call.array(3, "sizes").tolist()
+            raise NetworkError(
+                title(call.node), "sizes", given, "there are scales too", "give one of them, but not both"
+            )
         return [float(k) for k in call.array(at, "scales").reshape(-1)]
     found: Sequence[float] | None = call.attribute("scales")
     return found
@@ -196,6 +239,10 @@ def _scales(call: Call, at: int) -> Sequence[float] | None:
 def _sizes(call: Call, axes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes wanted; with an aspect ratio to keep, those that it leaves."""
     sizes, policy = call.ints(3, "sizes"), call.attribute("keep_aspect_ratio_policy", "stretch")
+    if len(sizes) != len(axes) or min(sizes) < 1:
+        raise NetworkError(
+            title(call.node), "sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}"
+        )
     if policy == "stretch":
         return sizes
     ratios = [size / call.input().shape[axis] for axis, size in zip(axes, sizes, strict=True)]

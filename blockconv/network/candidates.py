@@ -52,6 +52,7 @@ __all__ = [
     "Taken",
     "bind",
     "candidates",
+    "check_held",
     "compile_kernels",
     "plain",
 ]
@@ -181,11 +182,15 @@ def compile_kernels(network: Network, chosen: Sequence[Candidate], threads: int)
 # ---------------------------------------------------------------- candidates
 
 
+def check_held(what: str, shape: tuple[int, ...]) -> None:
+    """Raise UnsupportedError for a shape that no plan can hold."""
+    if not shape or 0 in (shape[1:] if len(shape) == 4 else shape):  # but a batch of images may be empty
+        raise UnsupportedError(f"{what}: its value has shape {shape}: plans hold no scalars and no empty parts")
+
+
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
-    shape = network.shape(node.output)
-    if not shape or 0 in (shape[1:] if len(shape) == 4 else shape):  # but a batch of images may be empty
-        raise UnsupportedError(f"{node}: its value has shape {shape}: plans hold no scalars and no empty parts")
+    check_held(str(node), network.shape(node.output))
     rule = _RULES[type(node.attributes)]
     best: dict[Any, Candidate] = {}
 

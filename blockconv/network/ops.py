@@ -290,7 +290,8 @@ class Pad(Attributes):
         if len(self.pads) != len(src):
             raise ArgumentError(self.op, "pads", self.pads, f"has to hold a pair for each of {len(src)} axes")
         dst = tuple(size + before + after for size, (before, after) in zip(src, self.pads, strict=True))
-        if any(size < 0 for size in dst):
+        kept = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(src, self.pads, strict=True)]
+        if any(size < 0 for size in kept):
             raise ArgumentError(self.op, "pads", self.pads, f"crops more than there is of {src}")
         return dst
 

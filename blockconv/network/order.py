@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -20,29 +21,38 @@ def topological(
 
     Every value that an item reads is known, or made by one item.
     """
-    there, waiting, order = set(known), list(items), []
-    while waiting:
-        later = []
-        for item in waiting:
-            if all(name in there for name in reads(item)):
-                order.append(item)
-                there.update(makes(item))
-            else:
-                later.append(item)
-        if len(later) == len(waiting):
-            return order, _circle(later, reads, makes)
-        waiting = later
-    return order, []
+    there, order = set(known), []
+    readers: dict[str, list[int]] = {}  # items that wait for a value
+    missing = []  # of how many values each item waits
+    for i, item in enumerate(items):
+        unknown = {name for name in reads(item) if name not in there}
+        missing.append(len(unknown))
+        for name in unknown:
+            readers.setdefault(name, []).append(i)
+    ready = [i for i, count in enumerate(missing) if not count]
+    while ready:  # a heap: the first of those that can run
+        item = items[heapq.heappop(ready)]
+        order.append(item)
+        for name in makes(item):
+            for i in readers.pop(name, ()):
+                missing[i] -= 1
+                if not missing[i]:
+                    heapq.heappush(ready, i)
+    return order, _circle([item for item, count in zip(items, missing, strict=True) if count], reads, makes)
 
 
 def _circle(items: Sequence[T], reads: Callable[[T], Iterable[str]], makes: Callable[[T], Iterable[str]]) -> list[T]:
-    """Of items that all wait for one another, some that do so in a circle, each read by the next."""
-    makers = {name: item for item in items for name in makes(item)}
-    path = [items[0]]
+    """Of items that all wait for one another, some that do so in a circle, each read by the next; none of none."""
+    if not items:
+        return []
+    makers = {name: i for i, item in enumerate(items) for name in makes(item)}
+    path = {0: None}  # in the order in which they were met
+    at = 0
     while True:
-        before = next(makers[name] for name in reads(path[-1]) if name in makers)
-        if before in path:
-            circle = path[path.index(before) :][::-1]
-            first = min(range(len(circle)), key=lambda i: items.index(circle[i]))
-            return circle[first:] + circle[:first]
-        path.append(before)
+        at = next(makers[name] for name in reads(items[at]) if name in makers)
+        if at in path:
+            met = list(path)
+            circle = met[met.index(at) :][::-1]
+            first = circle.index(min(circle))
+            return [items[i] for i in circle[first:] + circle[:first]]
+        path[at] = None

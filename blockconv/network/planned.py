@@ -25,7 +25,7 @@ from blockconv.errors import ArgumentError, LayoutError, NetworkError
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.network import remembered
-from blockconv.network.candidates import Candidate, Parameters, Pricing, Taken, bind, candidates, plain
+from blockconv.network.candidates import Candidate, Parameters, Pricing, Taken, bind, candidates, check_held, plain
 from blockconv.network.elimination import STEPS
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
@@ -179,6 +179,8 @@ def plan_layouts(network: Network, options: Options) -> Planned:
     every = options.measure or options.chosen is not None  # what was chosen need not be the cheapest here
     pricing = Pricing(_universe(network, options), price, reorder, allowed, every)
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
+    for name in network.outputs:  # which may be constants or inputs
+        check_held(f"output {name!r}", network.shape(name))
     if options.measure:
         found = measured(network, found, options.threads, options.costs)
     problem = _formulate(network, found, reorder)
