@@ -110,6 +110,20 @@ class Conv2d:
         self._packed: dict[WeightForm, _Packed] = {}
         self._bound: dict[Any, _Bound] = {}
 
+    def __repr__(self) -> str:
+        oc, per_group, kh, kw = self.weight.shape
+        said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
+        said += [f"padding={self.padding!r}"] * (self._pads != ((0, 0), (0, 0)))
+        said += [f"dilation={self.dilation}"] * (self.dilation != (1, 1)) + [f"groups={self.groups}"] * (
+            self.groups > 1
+        )
+        said += ["bias=False"] * (self.bias is None)
+        said += [f"activation={self.activation.name}"] * (not self.activation.is_identity)
+        said += [f"layout={self.layout}"] * (self.layout is not None)
+        said += [f"out_layout={self.out_layout}"] * (self.out_layout is not None)
+        said += [f"algorithm={self.algorithm}"] * (self.algorithm != "auto")
+        return f"Conv2d({', '.join(said)}, dtype={self.weight.dtype})"
+
     def __call__(self, input: Any, *, residual: Any = None, out: Any = None) -> Any:
         """The convolution of `input`, (N, C, H, W) or (C, H, W): activation(conv + bias + residual).
 
@@ -430,7 +444,7 @@ def explain(
     dst: Layout | str | None = None,
     dtype: str = "float32",
 ) -> str:
-    """Every kernel for a problem, a line each: its predicted cost, or why it was rejected.
+    """A table of every kernel for a problem: the time it is predicted to take, or why it does not take the problem.
 
     problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
     src, dst: layouts; by default each of the eight native layouts to itself.
@@ -444,7 +458,7 @@ def explain(
         raise ArgumentError("explain", "problem", problem, rule)
     pairs = [(lay, lay) for lay in NATIVE] if src is None else [(Layout(src), Layout(dst or src))]
     threads = get_num_threads()
-    return "\n".join(dispatch.explain(op, problem, s, d, dtype, threads) for s, d in pairs)
+    return dispatch.explain(op, problem, pairs, dtype, threads)
 
 
 # ---------------------------------------------------------------- options

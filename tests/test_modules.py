@@ -37,6 +37,7 @@ ORDER = [
     "jit",
     "codegen",
     "errors",
+    "text",
     "_version",
 ]
 

@@ -41,7 +41,18 @@ from blockconv.network.memory import part
 from blockconv.packing import activation_block, pack_bias, pack_weights
 from blockconv.runtime import Op
 
-__all__ = ["OUTPUT", "Bound", "Candidate", "Parameters", "Pricing", "bind", "candidates", "compile_kernels", "plain"]
+__all__ = [
+    "OUTPUT",
+    "Bound",
+    "Candidate",
+    "Parameters",
+    "Pricing",
+    "bind",
+    "candidates",
+    "compile_kernels",
+    "on_threads",
+    "plain",
+]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -409,3 +420,12 @@ _RULES: dict[type, Rule] = {
 def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
     """The ops of a candidate that is no view."""
     return _RULES[type(node.attributes)].bind(network, node, candidate, held, threads)
+
+
+def on_threads(node: Node, candidate: Candidate, priced: int, threads: int) -> float:
+    """A candidate's cost on other threads than the `priced` ones that it is for: as its kernel's prediction changes."""
+    if candidate.row is None or priced == threads:
+        return candidate.cost
+    src, dst = _RULES[type(node.attributes)]._inner(candidate)
+    before, after = (candidate.row.cost(candidate.problem, src, dst, count) for count in (priced, threads))
+    return candidate.cost * after / before if before else candidate.cost

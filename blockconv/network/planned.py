@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from blockconv import tuning
+from blockconv import text, tuning
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.network.candidates import Candidate, Parameters, Pricing, bind, candidates, plain
@@ -55,11 +56,21 @@ class Planned(NamedTuple):
     problem: Assignment
     candidates: tuple[tuple[Candidate, ...], ...]  # of each node, as the steps of `problem` have them
     solution: Solution
+    threads: int = 1  # that the costs of candidates are for
 
     @property
     def chosen(self) -> list[Candidate]:
         """The candidate of each node."""
         return [found[k] for found, k in zip(self.candidates, self.solution.chosen, strict=True)]
+
+    @property
+    def quality(self) -> str:
+        """How good the solution is known to be, in words."""
+        if self.solution.exact:
+            return "no plan costs less over the same table of costs"
+        if math.isfinite(self.solution.bound):
+            return f"no plan costs less than {text.duration(self.solution.bound)}"
+        return "not searched for the least"
 
 
 def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
@@ -111,7 +122,7 @@ def plan_layouts(network: Network, options: Options) -> Planned:
     known = None if options.chosen is None else _again(network, found, options.chosen)
     if known is not None:
         return Planned(network, problem, found, evaluate(problem, known))
-    return Planned(network, problem, found, _solve(problem, options))
+    return Planned(network, problem, found, _solve(problem, options), options.threads if options.measure else 1)
 
 
 def _again(network: Network, found: tuple[tuple[Candidate, ...], ...], chosen: Mapping[str, Any]) -> list[int] | None:
