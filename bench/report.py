@@ -11,8 +11,21 @@ from rich.table import Table
 
 from .results import OK, Case, Entry, seconds
 
-__all__ = ["DISTURBED", "Column", "bandwidth", "render", "share_of_copy", "speedup_text", "summary", "time_text"]
+__all__ = [
+    "DISTURBED",
+    "Column",
+    "bandwidth",
+    "best_speedup",
+    "render",
+    "share_of_copy",
+    "short_title",
+    "speedup_text",
+    "standing",
+    "summary",
+    "time_text",
+]
 
+STANDINGS = "ahead", "level", "behind"
 DISTURBED = 0.1  # processors that others may use before a case is not to be trusted
 
 
@@ -107,21 +120,29 @@ def _style(case: Case, entry: Entry, winner: str | None) -> str:
 
 def summary(cases: Iterable[Case]) -> str:
     """In how many cases our best entry is ahead of the best peer, level with it, behind it."""
-    ratios = [_best_speedup(case) for case in cases if case["speedups"]]
+    ratios = [ratio for case in cases if (ratio := best_speedup(case))]
     wrong = sum(entry["verdict"] != OK for case in cases for entry in case["entries"])
     warning = f"; {wrong} entries without a valid result" if wrong else ""
     if not ratios:
         return f"no case has both an entry of ours and a peer's{warning}"
-    ahead = sum(ratio["low"] > 1 for ratio in ratios)
-    behind = sum(ratio["high"] < 1 for ratio in ratios)
+    ahead, level, behind = ([standing(ratio) for ratio in ratios].count(name) for name in STANDINGS)
     mean = statistics.geometric_mean(ratio["median"] for ratio in ratios)
-    level = len(ratios) - ahead - behind
     return (
         f"our best against the best peer in {len(ratios)} cases: {ahead} ahead, {level} level, "
         f"{behind} behind; geometric mean {mean:.2f} times as fast{warning}"
     )
 
 
-def _best_speedup(case: Case) -> dict[str, Any]:
-    best: dict[str, Any] = max(case["speedups"].values(), key=lambda ratio: ratio["median"])
-    return best
+def short_title(case: Case) -> str:
+    """A case's title where its threads are known."""
+    return ", ".join(part for part in case["title"].split(", ") if not part.endswith(" threads"))
+
+
+def best_speedup(case: Case) -> dict[str, Any] | None:
+    """How many times as fast our best entry is as the best peer, in the same rounds: median, low, high."""
+    return max(case["speedups"].values(), key=lambda ratio: float(ratio["median"]), default=None)
+
+
+def standing(ratio: dict[str, Any]) -> str:
+    """What a speedup says beyond doubt: one of STANDINGS."""
+    return "ahead" if ratio["low"] > 1 else "behind" if ratio["high"] < 1 else "level"

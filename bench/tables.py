@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import lab
-from .report import DISTURBED, summary
+from .report import DISTURBED, short_title, summary
 from .results import Case, Entry, load, seconds
 from .standings import against, is_wide, layout_speeds, libraries
 
@@ -115,8 +115,7 @@ def _by_entry(what: str, unit: str, cases: Sequence[Case], text: Callable[[Case,
         best = min(peers, key=seconds, default=None)
         told = f"{text(case, best)} ({best['name']})" if best else ""
         ratio = _ratio(case, names) if case["speedups"] else ""
-        title = ", ".join(part for part in case["title"].split(", ") if not part.endswith(" threads"))
-        yield f"| {title} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
+        yield f"| {short_title(case)} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
 
 
 def _lab(cases: Sequence[Case]) -> Iterable[str]:

@@ -68,7 +68,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         highlight=False,
     )
     if options.report:
-        found[-1].plan.report(options.report)
+        plan = found[-1].plan
+        plan.profile(*inputs)
+        plan.report(options.report, {c.name: seconds for c, seconds in zip(found, times, strict=True)})
         console.print(f"the chosen plan: {options.report}", highlight=False)
     return 0 if max(errors) <= TOLERANCE else 1
 
