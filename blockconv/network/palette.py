@@ -23,7 +23,7 @@ THEMES: Mapping[str, Mapping[str, str]] = {
     },
     "dark": {
         "paper": "#14171c", "band": "#1e232b", "ink": "#e6e9ee", "muted": "#a3acb8", "line": "#343b46",
-        "wire": "#8a94a3", "predicted": "#8494b0", "measured": "#9db4f5", "alert": "#ff9d94",
+        "wire": "#8a94a3", "predicted": "#8494b0", "measured": "#6ea0ff", "alert": "#ff9d94",
     },
 }  # fmt: skip
 TEXTS = ("ink", "muted", "alert")  # colours of a theme that text is written in, on its "paper" and its "band"

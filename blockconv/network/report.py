@@ -118,7 +118,9 @@ def _parameters(drawn: Drawn) -> list[str]:
 
 
 def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
-    return drawn.profile.whole if drawn.profile is not None else measured.get(drawn.options.asked)
+    """As it was measured in turns with the other plans, if it was; else as its profile has it."""
+    whole = None if drawn.profile is None else drawn.profile.whole
+    return measured.get(drawn.options.asked, whole)
 
 
 # ---------------------------------------------------------------- other plans
