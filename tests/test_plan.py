@@ -111,7 +111,8 @@ def test_explain_says_why_in_a_hundred_columns() -> None:
     assert all(action.name in text for action in chosen.actions)
     assert "measured" in text
     assert "stem (conv2d) reads NCHW16; layouts: NCHW16" in everywhere.explain()
-    assert max(map(len, (text + everywhere.explain()).splitlines())) <= 100
+    some = bc.compile(residual_network(), {node.name: "NCHW16" for node in chosen.network.nodes if node.name != "flat"})
+    assert max(map(len, (text + everywhere.explain() + some.summary()).splitlines())) <= 100
 
 
 def test_a_profile_is_a_table_with_totals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -312,7 +313,7 @@ class Plan:
         ]
         if self._profiled is not None:
             lines.insert(2, f"measured: {text.duration(self._profiled.whole)} on {text.threads(threads)}")
-        return "\n".join(lines)
+        return "\n".join(textwrap.fill(line, text.WIDTH) for line in lines)
 
     def explain(self) -> str:
         """A table of every kernel call with its layouts, predicted time and, after `profile`, measured time; the reason
