@@ -8,28 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from . import lab, plots
-from .report import DISTURBED, summary, time_text
+from .report import DISTURBED, best_speedup, short_title, standing, summary, time_text
 from .results import OK, Case, Entry, load, seconds
 from .standings import GOOD, LEAST, layout_speeds
 
 __all__ = ["render", "write"]
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #1d2330; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #dde1e8; }
-h3 { font-size: 1rem; margin-top: 1.6rem; }
-figure { margin: .5rem 0 1.5rem; overflow-x: auto; } figcaption { color: #5b6475; font-size: .85rem; }
-svg { max-width: 100%; height: auto; }
-table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; margin: .3rem 0 1rem; }
-th, td { padding: .12rem .6rem; text-align: right; border-bottom: 1px solid #eceef2; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-.winner { font-weight: bold; color: #1b7f3b; } .loss { color: #c1121f; }
-.roof { color: #8a92a1; } .wrong { color: #fff; background: #c1121f; }
-details > summary { cursor: pointer; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: .85rem; }
-dt { color: #5b6475; } dd { margin: 0; overflow-wrap: anywhere; }
-.warning { background: #fff4d6; padding: .3rem .7rem; }
+INK, MUTED, PAPER, NOTE, ALERT = "#1d2330", "#566071", "#ffffff", "#fff4d6", "#c1121f"
+STYLE = f"""
+:root {{ color-scheme: light; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; padding: 0 1rem; color: {INK};
+  background: {PAPER}; }}
+h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #dde1e8; }}
+h3 {{ font-size: 1rem; margin-top: 1.6rem; }}
+figure {{ margin: .5rem 0 1.5rem; }} figcaption {{ color: {MUTED}; font-size: .85rem; }}
+.wide {{ overflow-x: auto; }} svg {{ max-width: 100%; min-width: 44rem; height: auto; }}
+table {{ border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; margin: .3rem 0 1rem; }}
+th, td {{ padding: .12rem .6rem; text-align: right; border-bottom: 1px solid #eceef2; white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }}
+.grid td {{ white-space: normal; text-align: left; vertical-align: top; }}
+.winner {{ font-weight: bold; }} .ahead, .winner {{ color: {plots.STANDING["ahead"]}; }}
+.behind {{ color: {plots.STANDING["behind"]}; }} .level {{ color: {plots.STANDING["level"]}; }}
+.roof {{ color: {MUTED}; }} .wrong {{ color: {PAPER}; background: {ALERT}; }}
+details > summary {{ cursor: pointer; }} summary b {{ display: inline-block; min-width: 3rem; text-align: right; }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: .85rem; }}
+dt {{ color: {MUTED}; }} dd {{ margin: 0; overflow-wrap: anywhere; }}
+.warning {{ background: {NOTE}; padding: .3rem .7rem; }}
 """
 SUITES = {
     "layers": "Convolution layers",
@@ -53,7 +57,8 @@ def render(files: Sequence[tuple[list[dict[str, Any]], dict[str, Case]]], title:
         for suite in dict.fromkeys(case["suite"] for case in cases.values()):
             parts += _suite(suite, [case for case in cases.values() if case["suite"] == suite])
     body = "\n".join(parts)
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    phone = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{phone}<title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
@@ -74,11 +79,19 @@ def _suite(suite: str, cases: Sequence[Case]) -> Iterable[str]:
         chosen = [case for case in cases if case["params"]["threads"] == threads]
         yield f"<h3>{threads} thread{'s' if threads > 1 else ''}</h3>"
         yield from _pictures(suite, [case for case in chosen if any("timing" in e for e in case["entries"])])
+        yield "<p>Every entry, in the same order; open one for its table.</p>"
+        yield from map(_entry, chosen)
     if suite == "lab":
         yield from map(_grid, lab.grids(cases))
-    yield "<h3>Every entry</h3>"
-    for case in cases:
-        yield f"<details><summary>{html.escape(case['title'])}: {_verdict(case)}</summary>{_table(case)}</details>"
+
+
+def _entry(case: Case) -> str:
+    """A case as a line that can be opened: the chart's figure, its name, and what went wrong."""
+    ratio = best_speedup(case)
+    figure = "" if ratio is None else f'<b class="{standing(ratio)}">{ratio["median"]:.2f}</b> '
+    wrong = [entry["name"] for entry in case["entries"] if entry["verdict"] != OK]
+    text = f' <span class="wrong">without a valid result: {html.escape(", ".join(wrong))}</span>' if wrong else ""
+    return f"<details><summary>{figure}{html.escape(short_title(case))}{text}</summary>{_table(case)}</details>"
 
 
 def _pictures(suite: str, cases: Sequence[Case]) -> Iterable[str]:
@@ -86,7 +99,10 @@ def _pictures(suite: str, cases: Sequence[Case]) -> Iterable[str]:
         return
     speed = "flops" if "flops" in cases[0] else "bytes"
     if all(speed in case for case in cases):
-        text = "Each library's best entry. At the right how many times as fast ours is as the best peer."
+        text = (
+            "Each library's best entry. The figure is how many times as fast ours is as the best peer, in the same "
+            "rounds: green if it is ahead beyond doubt, red if it is behind."
+        )
         yield _figure(plots.bars(cases, speed), text)
     if any(len(layout_speeds(case)) > 1 for case in cases):
         text = f"Speed of each of our layouts as a share of the fastest; ! under {LEAST}, · under {GOOD}."
@@ -98,22 +114,12 @@ def _pictures(suite: str, cases: Sequence[Case]) -> Iterable[str]:
 def _grid(grid: lab.Grid) -> str:
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in grid.heads)
     rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in grid.rows)
-    return f"<h3>{html.escape(grid.title)}</h3><table><tr>{heads}</tr><tr>{'</tr><tr>'.join(rows)}</tr></table>"
+    table = f"<table class='grid'><tr>{heads}</tr><tr>{'</tr><tr>'.join(rows)}</tr></table>"
+    return f"<h3>{html.escape(grid.title)}</h3><div class='wide'>{table}</div>"
 
 
 def _figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def _verdict(case: Case) -> str:
-    ratios = case["speedups"].values()
-    wrong = [entry["name"] for entry in case["entries"] if entry["verdict"] != OK]
-    text = f' <span class="wrong">without a valid result: {html.escape(", ".join(wrong))}</span>' if wrong else ""
-    if not ratios:
-        return "nothing to compare with" + text
-    best = max(ratios, key=lambda ratio: float(ratio["median"]))
-    style = "winner" if best["low"] > 1 else "loss" if best["high"] < 1 else ""
-    return f'<span class="{style}">{best["median"]:.2f} times the best peer</span>{text}'
+    return f"<figure><div class='wide'>{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
 def _table(case: Case) -> str:
@@ -124,6 +130,7 @@ def _table(case: Case) -> str:
     heads = (
         "entry",
         "time",
+        _speed_unit(case),
         "quartiles",
         "prepare",
         "first call",
@@ -132,7 +139,18 @@ def _table(case: Case) -> str:
         "times best peer",
         "error",
     )
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<div class='wide'><table><tr>{cells}</tr>{''.join(rows)}</table></div>"
+
+
+def _speed_unit(case: Case) -> str:
+    return "GFLOP/s" if "flops" in case else "GB/s" if "bytes" in case else ""
+
+
+def _speed(case: Case, entry: Entry) -> str:
+    """In the unit of the chart."""
+    done = case.get("flops", case.get("bytes"))
+    return "" if done is None else f"{done / seconds(entry) / 1e9:.3g}"
 
 
 def _row(case: Case, entry: Entry, winner: Entry | None) -> str:
@@ -140,14 +158,15 @@ def _row(case: Case, entry: Entry, winner: Entry | None) -> str:
     error = f"{entry['error']:.1e}" if "error" in entry else ""
     if "timing" not in entry:
         note = html.escape(entry.get("note", ""))
-        return f'<tr class="wrong"><td>{name}</td><td colspan="7">{entry["verdict"]} {note}</td><td>{error}</td></tr>'
+        return f'<tr class="wrong"><td>{name}</td><td colspan="8">{entry["verdict"]} {note}</td><td>{error}</td></tr>'
     timing, ratio = entry["timing"], case["speedups"].get(entry["name"])
     style = "winner" if entry is winner else "roof" if entry["role"] == "roof" else ""
-    if ratio and ratio["high"] < 1:
-        style = "loss"
+    if ratio and standing(ratio) == "behind":
+        style = "behind"
     parts = (entry.get(part) for part in ("prepare", "first", "reorder_in", "reorder_out"))
     cells = [
         time_text(timing["median"]),
+        _speed(case, entry),
         f"{time_text(timing['q1'])} to {time_text(timing['q3'])}",
         *(time_text(part) if part else "" for part in parts),
         f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "",

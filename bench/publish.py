@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cpu, tables
-from .report import best_speedup, standing
+from .report import STANDINGS, best_speedup, short_title, standing
 from .results import Case, Entry, load, seconds
 from .standings import timed
 
@@ -100,7 +100,8 @@ def _cells(case: Case) -> tuple[str, str, str]:
     def text(entry: Entry) -> str:
         return f"{seconds(entry) * 1e3:.3g}"
 
-    ratio = tables.ratio_text(best_speedup(case)["median"]) if case["speedups"] else ""
+    speedup = best_speedup(case)
+    ratio = tables.ratio_text(speedup["median"]) if speedup else ""
     return text(ours) if ours else "", f"{text(peer)} ({peer['name']})" if peer else "", ratio
 
 
@@ -110,12 +111,13 @@ def _means(suites: Mapping[str, Sequence[Case]]) -> Iterator[str]:
     yield f"| --- |{' ---: |' * 6}"
     for stem, cases in suites.items():
         for count in sorted({case["params"]["threads"] for case in cases}):
-            chosen = [case for case in cases if case["params"]["threads"] == count and case["speedups"]]
-            if not chosen:
+            chosen = [case for case in cases if case["params"]["threads"] == count]
+            ratios = [ratio for case in chosen if (ratio := best_speedup(case))]
+            if not ratios:
                 continue
-            verdicts = [standing(case) for case in chosen]
-            mean = statistics.geometric_mean(best_speedup(case)["median"] for case in chosen)
-            numbers = (count, len(chosen), *(verdicts.count(verdict) for verdict in ("ahead", "level", "behind")))
+            verdicts = [standing(ratio) for ratio in ratios]
+            mean = statistics.geometric_mean(ratio["median"] for ratio in ratios)
+            numbers = (count, len(ratios), *map(verdicts.count, STANDINGS))
             yield f"| {stem} | {' | '.join(map(str, numbers))} | {tables.ratio_text(mean)} |"
 
 
@@ -124,9 +126,9 @@ def _losses(suites: Mapping[str, Sequence[Case]]) -> str:
     behind: dict[str, dict[int, float]] = {}
     for cases in suites.values():
         for case in cases:
-            if case["speedups"] and standing(case) == "behind":
-                ratio = float(best_speedup(case)["median"])
-                behind.setdefault(tables.title(case), {})[case["params"]["threads"]] = ratio
+            ratio = best_speedup(case)
+            if ratio and standing(ratio) == "behind":
+                behind.setdefault(short_title(case), {})[case["params"]["threads"]] = float(ratio["median"])
     told = [
         f"{title} ({', '.join(f'{ratio:.2f} on {_threads(count)}' for count, ratio in ratios.items())})"
         for title, ratios in sorted(behind.items(), key=lambda pair: min(pair[1].values()))

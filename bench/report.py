@@ -19,12 +19,14 @@ __all__ = [
     "notes",
     "render",
     "share_of_copy",
+    "short_title",
     "speedup_text",
     "standing",
     "summary",
     "time_text",
 ]
 
+STANDINGS = "ahead", "level", "behind"
 DISTURBED = 0.1  # processors that others may use before a case is not to be trusted
 
 
@@ -124,27 +126,29 @@ def _style(case: Case, entry: Entry, winner: str | None) -> str:
 
 def summary(cases: Sequence[Case]) -> str:
     """In how many cases our best entry is ahead of the best peer, level with it, behind it."""
-    compared = [case for case in cases if case["speedups"]]
+    ratios = [ratio for case in cases if (ratio := best_speedup(case))]
     wrong = sum(entry["verdict"] != OK for case in cases for entry in case["entries"])
     warning = f"; {wrong} entries without a valid result" if wrong else ""
-    if not compared:
+    if not ratios:
         return f"no case has both an entry of ours and a peer's{warning}"
-    found = [standing(case) for case in compared]
-    counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in ("ahead", "level", "behind"))
-    mean = statistics.geometric_mean(best_speedup(case)["median"] for case in compared)
+    counts = ", ".join(f"{[standing(ratio) for ratio in ratios].count(name)} {name}" for name in STANDINGS)
+    mean = statistics.geometric_mean(ratio["median"] for ratio in ratios)
     return (
-        f"our best against the best peer in {len(compared)} cases: {counts}; "
+        f"our best against the best peer in {len(ratios)} cases: {counts}; "
         f"geometric mean {mean:.2f} times as fast{warning}"
     )
 
 
-def standing(case: Case) -> str:
-    """Whether our best entry is "ahead" of the best peer, "behind" it, or "level": within what the timing can tell."""
-    ratio = best_speedup(case)
+def short_title(case: Case) -> str:
+    """A case's title where its threads are known."""
+    return ", ".join(part for part in case["title"].split(", ") if not part.endswith(" threads"))
+
+
+def best_speedup(case: Case) -> dict[str, Any] | None:
+    """How many times as fast our best entry is as the best peer, in the same rounds: median, low, high."""
+    return max(case["speedups"].values(), key=lambda ratio: float(ratio["median"]), default=None)
+
+
+def standing(ratio: dict[str, Any]) -> str:
+    """What a speedup says beyond doubt: one of STANDINGS."""
     return "ahead" if ratio["low"] > 1 else "behind" if ratio["high"] < 1 else "level"
-
-
-def best_speedup(case: Case) -> dict[str, Any]:
-    """How many times as fast as the best peer our best entry is: median, and the interval's ends low and high."""
-    best: dict[str, Any] = max(case["speedups"].values(), key=lambda ratio: ratio["median"])
-    return best

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from . import cpu, lab
-from .report import DISTURBED, bandwidth, share_of_copy, summary
+from .report import DISTURBED, bandwidth, share_of_copy, short_title, summary
 from .results import Case, Entry, load, seconds
 from .standings import against, is_wide, layout_speeds, libraries, timed
 
-__all__ = ["BEGIN", "END", "PEERS", "insert", "markdown", "ratio_text", "title"]
+__all__ = ["BEGIN", "END", "PEERS", "insert", "markdown", "ratio_text"]
 
 BEGIN = "<!-- results: written by `python -m bench tables`; nothing here is typed in by hand -->"
 END = "<!-- end of results -->"
@@ -114,7 +114,7 @@ def _by_entry(what: str, unit: str, cases: Sequence[Case], text: Callable[[Case,
         best = min(timed(case, "peer"), key=seconds, default=None)
         told = f"{text(case, best)} ({best['name']})" if best else ""
         ratio = _ratio(case, names) if case["speedups"] else ""
-        yield f"| {title(case)} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
+        yield f"| {short_title(case)} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
 
 
 def _lab(cases: Sequence[Case]) -> Iterable[str]:
@@ -131,11 +131,6 @@ TABLES = {"layers": _layers, "pools": _pools, "reorders": _reorders, "nets": _ne
 
 def _ratio(case: Case, names: Sequence[str]) -> str:
     return ratio_text(max(case["speedups"][n]["median"] for n in names if n in case["speedups"]))
-
-
-def title(case: Case) -> str:
-    """A case's title without its number of threads."""
-    return ", ".join(part for part in case["title"].split(", ") if not part.endswith(" threads"))
 
 
 def ratio_text(ratio: float) -> str:

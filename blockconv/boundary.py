@@ -8,6 +8,7 @@ from __future__ import annotations
 import marshal
 import operator
 import warnings
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
     "check_out",
     "dense_layout",
     "like",
+    "like_any",
     "native_layout",
     "pads",
     "pair",
@@ -86,6 +88,11 @@ def like(input: Any, result: Array) -> Any:
 
         return torch.from_numpy(result)
     return result
+
+
+def like_any(inputs: Iterable[Any], result: Array) -> Any:
+    """`result` as a torch tensor of the same memory if any of the inputs is one, else as it is."""
+    return like(next((x for x in inputs if _is_tensor(x)), None), result)
 
 
 def storage_of(x: Array, channels_last: bool) -> tuple[Array, Layout]:

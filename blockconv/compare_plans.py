@@ -62,18 +62,20 @@ def run(options: argparse.Namespace, console: Console) -> int:
         inputs = [_entering(tensor, options.input) for tensor in network.inputs]
         found = _compiled(network, names, inputs, steps)
         steps.begin(f"timing {len(found)} plans in turns")
-        times = _timed(found, inputs)
+        times = list(map(statistics.median, _timed(found, inputs)))
     wanted = found[0].output
     largest = float(np.abs(wanted).max()) or 1.0
     errors = [float(np.abs(c.output - wanted).max()) / largest for c in found]
-    console.print(_table(network, found, [statistics.median(taken) for taken in times], errors))
+    console.print(_table(network, found, times, errors))
     console.print(
-        f"The median of {len(times[0])} calls in turns on {get_num_threads()} threads. Ready: plan, compile and pack "
+        f"Medians of {LEAST} to {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: plan, compile and pack "
         "what is not there from a plan above or an earlier run, call once.",
         highlight=False,
     )
     if options.report:
-        found[-1].plan.report(options.report)
+        plan = found[-1].plan
+        plan.profile(*inputs)
+        plan.report(options.report, {c.name: seconds for c, seconds in zip(found, times, strict=True)})
         console.print(f"the chosen plan: {options.report}", highlight=False)
     return 0 if max(errors) <= TOLERANCE else 1
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from blockconv import text
 from blockconv.errors import SlowPathWarning, UnsupportedError
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import BANDWIDTH
@@ -28,10 +30,6 @@ class Candidate:
     dst: Layout
     cost: float | None
     why_not: str | None
-
-    def __str__(self) -> str:
-        said = f"{self.cost * 1e6:.1f} µs predicted" if self.cost is not None else f"no: {self.why_not}"
-        return f"{self.row.name:32} {self.src} -> {self.dst}: {said}"
 
 
 def candidates(
@@ -57,17 +55,26 @@ def choose(
     reference warns of what was missing. once: weights are packed for one call, which counts too.
     """
     found = candidates(op, problem, src, dst, dtype, 1, accuracy)
-    taken = [c for c in found if c.why_not is None]
     rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
-    if not taken:
+    best = _best(found, problem, dtype, once)
+    if best is None:
         raise UnsupportedError(f"{op} from {src} to {dst}, {dtype}: no kernel takes it. {rejected}")
+    if best.row.reference and rejected:
+        said = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
+        warnings.warn(said + rejected, SlowPathWarning, stacklevel=3)
+    return best.row
+
+
+def _best(found: Sequence[Candidate], problem: Any, dtype: str, once: bool) -> Candidate | None:
+    """The candidate that `choose` takes; None if none takes the problem."""
+    taken = [c for c in found if c.why_not is None]
+    if not taken:
+        return None
     exact = next((c for c in taken if c.row.error is None), taken[0])
     rivals = [exact, *(c for c in taken if c.row.error is not None)]
-    best = min(rivals, key=lambda c: _seconds(c) + (packing_seconds(c.row, problem, src, dst, dtype) if once else 0.0))
-    if best.row.reference and rejected:
-        text = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
-        warnings.warn(text + rejected, SlowPathWarning, stacklevel=3)
-    return best.row
+    return min(
+        rivals, key=lambda c: _seconds(c) + (packing_seconds(c.row, problem, c.src, c.dst, dtype) if once else 0.0)
+    )
 
 
 def _seconds(candidate: Candidate) -> float:
@@ -89,9 +96,19 @@ def named(op: str, name: str) -> Row:
     return next(row for row in TABLE if row.op == op and row.name == name)
 
 
-def explain(op: str, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int) -> str:
-    """`candidates` as text, a line each."""
-    return "\n".join(str(c) for c in candidates(op, problem, src, dst, dtype, threads))
+def explain(op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], dtype: str, threads: int) -> str:
+    """The candidates for each pair of layouts as a table. What is taken is marked: for one thread, as `choose` does."""
+    rows: list[tuple[str, str, str, str]] = []
+    starts = []  # of each pair
+    for src, dst in pairs:
+        starts.append(len(rows))
+        best = _best(candidates(op, problem, src, dst, dtype, 1), problem, dtype, once=False)
+        for c in candidates(op, problem, src, dst, dtype, threads):
+            told = "" if c.cost is None else text.duration(c.cost)
+            why = f"no: {c.why_not}" if c.why_not else "taken" if best is not None and c.row is best.row else ""
+            rows.append((c.row.name, text.arrow(src, dst), told, why))
+    heads = "kernel", "layouts", f"predicted,\n{text.threads(threads)}", ""
+    return text.table(heads, rows, right=(2,), rules=starts[1:])
 
 
 def why_not(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str, accuracy: float = ACCURACY) -> str | None:

@@ -129,6 +129,20 @@ class Conv2d:
         self._packed: dict[WeightForm, _Packed] = {}
         self._bound: dict[Any, _Bound] = {}
 
+    def __repr__(self) -> str:
+        oc, per_group, kh, kw = self.weight.shape
+        said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
+        said += [f"padding={self.padding!r}"] * (self._pads != ((0, 0), (0, 0)))
+        said += [f"dilation={self.dilation}"] * (self.dilation != (1, 1)) + [f"groups={self.groups}"] * (
+            self.groups > 1
+        )
+        said += ["bias=False"] * (self.bias is None)
+        said += [f"activation={self.activation.name}"] * (not self.activation.is_identity)
+        said += [f"layout={self.layout}"] * (self.layout is not None)
+        said += [f"out_layout={self.out_layout}"] * (self.out_layout is not None)
+        said += [f"algorithm={self.algorithm}"] * (self.algorithm != "auto")
+        return f"Conv2d({', '.join(said)}, dtype={self.weight.dtype})"
+
     def __call__(
         self, input: ActivationsT, *, residual: AnyArray | None = None, out: ActivationsT | None = None
     ) -> ActivationsT:
@@ -512,14 +526,14 @@ def explain(
     dst: Layout | str | None = None,
     dtype: str = "float32",
 ) -> str:
-    """What the dispatcher knows of a problem: a line for each kernel, with its predicted cost or why it was rejected.
+    """A table of every kernel for a problem: its predicted time, or why it does not take the problem.
 
     problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
     src, dst: the layouts of source and destination, or their names; dst is by default src's, and without src each of
         the eight native layouts to itself is told.
     dtype: the name of the element type.
 
-    Costs are microseconds on as many threads as `get_num_threads` says.
+    Times are those predicted for as many threads as `get_num_threads` says.
     Raises ArgumentError for anything else than a problem, LayoutError for what is no layout.
 
     >>> import blockconv as bc
@@ -536,7 +550,7 @@ def explain(
         raise ArgumentError("explain", "problem", problem, rule)
     pairs = [(lay, lay) for lay in NATIVE] if src is None else [(Layout(src), Layout(dst or src))]
     threads = get_num_threads()
-    return "\n".join(dispatch.explain(op, problem, s, d, dtype, threads) for s, d in pairs)
+    return dispatch.explain(op, problem, pairs, dtype, threads)
 
 
 # ---------------------------------------------------------------- options

@@ -11,7 +11,9 @@ from rich.console import Console
 
 pytest.importorskip("matplotlib")
 
-from bench import changes, lab, page, standings, tables
+import matplotlib
+
+from bench import changes, lab, page, plots, standings, tables
 from bench.results import ResultFile
 
 LIMITS = {"low": 0.99, "median": 1.0, "high": 1.01, "q1": 0.995, "q3": 1.005}
@@ -181,3 +183,42 @@ def test_the_page_stands_alone():
     assert "WRONG" in html
     assert "0.50" in html
     assert "Regret" in html
+
+
+def contrast(a: str, b: str) -> float:
+    """As WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_on_the_page_can_be_read():
+    for ink in (page.INK, page.MUTED, page.ALERT, *plots.STANDING.values()):
+        assert contrast(ink, page.PAPER) >= 4.5
+    assert contrast(page.INK, page.NOTE) >= 4.5
+    assert all(re.match(rf"color: ({page.INK}|{page.MUTED}|{page.PAPER}|{'|'.join(plots.STANDING.values())})", c)
+               for c in re.findall(r"(?<![-\w])color: #.{6}", page.STYLE))  # fmt: skip
+
+
+def test_shares_can_be_read_on_every_colour_of_the_map():
+    for share in np.linspace(0, 1, 101):
+        ground = matplotlib.colormaps["RdYlGn"](share)[:3]
+        assert contrast(plots.ink_on(ground), matplotlib.colors.to_hex(ground)) >= 4.5
+
+
+def test_the_chart_and_the_list_say_the_same_in_the_same_order():
+    cases = [layer(name, NHWC=1.0 + k / 3, peer=2.0) for k, name in enumerate("zay")]
+    cases[1]["speedups"]["blockconv NHWC"] |= {"median": 1.23456}  # of the same rounds, not of the medians
+    html = page.render([([{"machine": {"cpu": "x"}, "command": []}], {c["key"]: c for c in cases})], "t")
+    chart = html[html.index("<svg") : html.index("</svg>")]
+    listed = re.findall(r'<summary><b class="\w+">([0-9.]+)</b> ([^<]+)', html)
+    assert [name for _, name in listed] == ["layer z", "layer a", "layer y"]
+    drawn = re.findall(r">([\w .]+)</text>", chart)
+    assert [text for text in drawn if text.startswith("layer")] == ["layer z", "layer a", "layer y"]
+    assert [figure for figure, _ in listed] == ["2.00", "1.23", "1.20"]
+    assert [text for text in drawn if re.fullmatch(r"\d\.\d\d", text)] == ["2.00", "1.23", "1.20"]

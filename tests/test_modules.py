@@ -45,6 +45,7 @@ ORDER = [
     "kernel_cache",
     "private_directory",
     "errors",
+    "text",
     "_version",
 ]
 

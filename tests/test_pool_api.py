@@ -252,10 +252,10 @@ def test_refused(call, argument, rule):
 def test_explain_names_every_kernel():
     text = bc.explain(bc.Pool2dProblem("max", 1, 64, 56, 56, 3, 3, 2, 2), "NCHW16")
     assert all(row.name in text for row in TABLE if row.op == "pool2d")
-    assert "µs predicted" in text
+    assert "predicted" in text
     assert "does not change the layout" in bc.explain(bc.Pool2dProblem("max", 1, 8, 8, 8, 2, 2), "NCHW", "NHWC")
     adaptive = bc.explain(bc.AdaptivePool2dProblem(1, 8, 8, 8, 3, 3))
-    assert all(f"{layout} -> {layout}" in adaptive for layout in LAYOUTS)
+    assert all(f" {layout} " in adaptive for layout in LAYOUTS)
 
 
 # ---------------------------------------------------------------- benchdnn's shapes

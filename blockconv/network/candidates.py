@@ -54,6 +54,7 @@ __all__ = [
     "candidates",
     "check_held",
     "compile_kernels",
+    "on_threads",
     "plain",
 ]
 
@@ -447,3 +448,12 @@ _RULES: dict[type, Rule] = {
 def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
     """The ops of a candidate that is no view."""
     return _RULES[type(node.attributes)].bind(network, node, candidate, held, threads)
+
+
+def on_threads(node: Node, candidate: Candidate, priced: int, threads: int) -> float:
+    """A candidate's cost on other threads than the `priced` ones that it is for: as its kernel's prediction changes."""
+    if candidate.row is None or priced == threads:
+        return candidate.cost
+    src, dst = _RULES[type(node.attributes)]._inner(candidate)
+    before, after = (candidate.row.cost(candidate.problem, src, dst, count) for count in (priced, threads))
+    return candidate.cost * after / before if before else candidate.cost

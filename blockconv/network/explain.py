@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from blockconv import dispatch
+from blockconv import dispatch, text
 from blockconv.errors import ArgumentError
 from blockconv.kernels import TABLE
 from blockconv.layout import Layout
+from blockconv.network import predict
 from blockconv.network.candidates import Candidate
 from blockconv.network.graph import Network, Node
 from blockconv.network.planned import Planned
 from blockconv.network.planner import Assignment, optimal
+from blockconv.network.profile import CALL_HEADS, Profile, call_cells
 from blockconv.network.schedule import Action
 
-__all__ = ["arrow", "microseconds", "reason", "rejections", "table"]
+__all__ = ["reasons", "rejections", "table"]
 
-
-def microseconds(seconds: float | None) -> str:
-    """A time as text, in µs; empty for None."""
-    return "" if seconds is None else f"{seconds * 1e6:,.1f}"
-
-
-def arrow(src: Layout, dst: Layout) -> str:
-    """The layouts that a kernel goes from and to."""
-    return str(src) if src == dst else f"{src} → {dst}"
+PRICED = 8  # reorders of a plan for which the best plan without them is searched
 
 
 def rejections(
     network: Network, node: Node, found: tuple[Candidate, ...], taken: Candidate, most: int = 2
 ) -> list[str]:
-    """What else there was for a node: kernels that refuse these layouts, each with its reason; dearer candidates."""
+    """What else there was for a node: dearer candidates; kernels that refuse these layouts, each with its reason."""
     said = []
+    others = sorted((c for c in found if c is not taken), key=lambda c: c.cost)
+    for other in others[:most]:
+        name = "a view" if other.row is None else other.row.name
+        more = other.cost - taken.cost
+        said.append(f"{text.arrow(other.srcs[0], other.dst)} by {name}: {_more(more)}")
     if taken.row is not None:
         dtype = str(network.tensors[node.output].dtype)
         src, dst = taken.srcs[0], taken.dst
@@ -48,35 +43,42 @@ def rejections(
                 why_not = dispatch.why_not(row, taken.problem, src, dst, dtype)
                 if why_not is not None:
                     said.append(f"{row.name}: {why_not}")
-    others = sorted((c for c in found if c is not taken), key=lambda c: c.cost)
-    for other in others[:most]:
-        name = "a view" if other.row is None else other.row.name
-        more = (other.cost - taken.cost) * 1e6
-        said.append(f"{arrow(other.srcs[0], other.dst)} by {name}: {more:+,.1f} µs")
     return said
 
 
-def reason(planned: Planned, action: Action, chosen: str) -> str:
-    """Why a reorder or copy is made, and what the best plan without it would cost more.
+def _more(seconds: float) -> str:
+    """What something costs more."""
+    return f"{'-' if seconds < 0 else '+'}{text.duration(abs(seconds))}" if abs(seconds) >= 5e-11 else "the same time"
+
+
+def reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> list[tuple[Action, str]]:
+    """Each reorder and copy, with why it is made; of the dearest also what the best plan without it would cost more.
 
     chosen: "auto" if the planner had its choice, else what the user asked for.
     """
+    moved = [action for action in actions if action.node is None]
+    free = chosen == "auto" and planned.solution.exact  # a search that found no end is not begun again for each
+    dearest = sorted((a for a in moved if a.kind == "reorder"), key=lambda a: -a.cost)[: PRICED if free else 0]
+    return [(action, _reason(planned, action, chosen, any(action is d for d in dearest))) for action in moved]
+
+
+def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
     tensor, (_, src), (_, dst) = action.name, action.reads[0], action.writes
     if action.kind == "copy":
-        return "its place in a concatenation, or in an output, is another"
-    problem = planned.problem
+        return "copied, as its place in a concatenation, or in an output, is another"
+    problem, nodes = planned.problem, {node.name: node for node in planned.network.nodes}
     readers = [
-        step.name
+        f"{step.name} ({nodes[step.name].op})"
         for step, k in zip(problem.steps, planned.solution.chosen, strict=True)
         if (tensor, dst) in zip(step.inputs, step.choices[k].srcs, strict=True)
     ]
     who = f"{', '.join(readers)} read{'s' if len(readers) == 1 else ''} {dst}" if readers else f"the output is {dst}"
     if chosen != "auto":
         return f"{who}; layouts: {chosen}"
+    if not priced:
+        return who
     more = _without(problem, tensor, src, dst) - planned.solution.cost
-    return f"{who}; " + (
-        "no plan does without" if math.isinf(more) else f"the best plan without costs {more * 1e6:+,.1f} µs"
-    )
+    return f"{who}; " + ("no plan does without" if math.isinf(more) else f"the best plan without costs {_more(more)}")
 
 
 def _without(problem: Assignment, tensor: str, src: Layout, dst: Layout) -> float:
@@ -91,26 +93,37 @@ def _without(problem: Assignment, tensor: str, src: Layout, dst: Layout) -> floa
         return math.inf
 
 
-def table(planned: Planned, actions: tuple[Action, ...], measured: tuple[float, ...] | None, chosen: str) -> str:
-    """The whole plan as a table."""
-    network = planned.network
-    by_name = {node.name: (node, found, taken) for node, found, taken in
-               zip(network.nodes, planned.candidates, planned.chosen, strict=True)}  # fmt: skip
-    shown = Table(title=network.name, title_justify="left")
-    for heading in ("op", "kind", "kernel", "layouts"):
-        shown.add_column(heading, no_wrap=heading != "kernel")
-    for heading in ("predicted, µs", "measured, µs"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("what else there was; a reorder's reason")
-    for k, action in enumerate(actions):
-        layouts = arrow(action.reads[0][1], action.writes[1])
-        times = microseconds(action.cost), microseconds(measured[k] if measured else None)
-        if action.node is None:
-            why = reason(planned, action, chosen)
-            shown.add_row(action.name, action.kind, action.kernel, layouts, *times, why, style="bold yellow")
-        else:
-            why = "; ".join(rejections(network, *by_name[action.node.name]))
-            shown.add_row(action.name, action.kind, action.kernel, layouts, *times, why)
-    text = io.StringIO()
-    Console(file=text, width=180, highlight=False).print(shown)
-    return text.getvalue()
+def table(planned: Planned, actions: tuple[Action, ...], profile: Profile | None, chosen: str, threads: int) -> str:
+    """The whole plan: a table of its calls, then why each reorder is made, and what else there was for each op.
+
+    chosen: "auto", or the layouts that were asked for. threads: that run it, which the times are predicted for.
+    """
+    predicted = predict.actions_on(planned, actions, threads)
+    heads: tuple[str, ...] = (*CALL_HEADS, "writes", "predicted,\nµs")
+    columns = [[text.microseconds(seconds) for seconds in (*predicted, sum(predicted))]]
+    if profile is not None:
+        heads = (*heads, "measured,\nµs")
+        columns.append([text.microseconds(seconds) for seconds in (*profile.seconds, sum(profile.seconds))])
+    shapes = [text.dims(planned.network.shape(action.writes[0])) for action in actions]
+    rows = [(*call_cells(action), shape) for action, shape in zip(actions, shapes, strict=True)]
+    rows.append((f"{len(actions)} calls", "", "", ""))
+    cells = [(*row, *figures) for row, *figures in zip(rows, *columns, strict=True)]
+    said = f"Times are for {text.threads(threads)}."
+    parts = [text.table(heads, cells, right=range(4, len(heads)), rules=[len(actions)]), said]
+    moved = [text.paragraph(action.name, why) for action, why in reasons(planned, actions, chosen)]
+    if moved:
+        parts += ["", "Why tensors are reordered and copied:", *moved]
+    return "\n".join([*parts, "", _others_head(planned), *_others(planned)])
+
+
+def _others_head(planned: Planned) -> str:
+    return f"What else there was, in time on {text.threads(planned.threads)} beside what was taken; or why not:"
+
+
+def _others(planned: Planned) -> list[str]:
+    """What else there was for each node; nodes of which the same is to be said stand together."""
+    found: dict[str, list[str]] = {}
+    for node, options, taken in zip(planned.network.nodes, planned.candidates, planned.chosen, strict=True):
+        if said := rejections(planned.network, node, options, taken):
+            found.setdefault("; ".join(said), []).append(node.name)
+    return [text.paragraph(", ".join(names), said) for said, names in found.items()]

@@ -91,6 +91,11 @@ class Network:
         object.__setattr__(self, "nodes", _ordered(self))
         object.__setattr__(self, "tensors", _inferred(self))
 
+    def __repr__(self) -> str:
+        ends = [", ".join(f"{name} {self.shape(name)}" for name in names)
+                for names in ([tensor.name for tensor in self.inputs], self.outputs)]  # fmt: skip
+        return f"Network({self.name}, {' -> '.join(ends)}, {len(self.nodes)} nodes)"
+
     # -- looking around
 
     @functools.cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv import text
 from blockconv.array import BlockedArray, to_layout
-from blockconv.boundary import as_numpy
+from blockconv.boundary import as_numpy, like_any
 from blockconv.errors import ArgumentError, NetworkError
-from blockconv.network import archive, explain, report
+from blockconv.network import archive, explain, predict, report
 from blockconv.network.candidates import Parameters, compile_kernels, plain
 from blockconv.network.fusion import fuse
 from blockconv.network.graph import Network
@@ -32,6 +33,7 @@ from blockconv.network.planned import (
     plan_layouts,
     read_layouts,
 )
+from blockconv.network.profile import Profile, median_seconds
 from blockconv.network.schedule import Action, Schedule, schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
 from blockconv.tuning import read_costs
@@ -121,8 +123,8 @@ class _Instance(NamedTuple):
 class Plan:
     """A network with a kernel and layouts for every op. Immutable, and safe to call from several threads at once.
 
-    ``plan(x)`` gives the output as an array, or several by name. Inputs of other sizes are planned when they
-    first come, and kept.
+    ``plan(x)`` gives the output as an array, or several by name in a dict: torch tensors if an input is one. Inputs of
+    other sizes are planned when they first come, and kept.
     """
 
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
@@ -181,7 +183,12 @@ class Plan:
     # -- running
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Run the network on arrays, torch tensors or BlockedArrays, in the order of its inputs or by name."""
+        """Run the network on arrays, torch CPU tensors or BlockedArrays, in the order of its inputs or by name.
+
+        Gives the output, or {name: output} where there are several, row-major and of their logical shapes: torch
+        tensors (over the memory of the results, without a copy) if any input is a tensor, else NumPy arrays, for
+        BlockedArrays too. A BlockedArray may be in any layout: it is reordered on its way in.
+        """
         given = self._given(inputs, named)
         bound = self._of(tuple(x.shape for x in given))
         network = bound.planned.network
@@ -190,7 +197,8 @@ class Plan:
         results = [np.empty(tensor.shape, tensor.dtype) for tensor in outputs]
         with _instance(bound) as instance:
             instance.program.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
-        return results[0] if len(results) == 1 else dict(zip(network.outputs, results, strict=True))
+        shown = [like_any((*inputs, *named.values()), result) for result in results]
+        return shown[0] if len(shown) == 1 else dict(zip(network.outputs, shown, strict=True))
 
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         names = [tensor.name for tensor in self.network.inputs]
@@ -270,7 +278,9 @@ class Plan:
                     program.run(buffers, threads)
                     taken.append(time.perf_counter_ns() - start)
         # The first of each warms up.
-        profile = Profile(actions, tuple(_median(taken[1:]) for taken in times), _median(whole[1:]))
+        seconds = tuple(median_seconds(taken[1:]) for taken in times)
+        predicted = predict.actions_on(bound.planned, actions, threads)
+        profile = Profile(actions, seconds, median_seconds(whole[1:]), predicted, threads)
         if bound is self._first:
             self._profiled = profile
         return profile
@@ -315,60 +325,53 @@ class Plan:
 
     def summary(self) -> str:
         """What was planned, how well, and what it takes, in a few lines."""
-        bound = self._first
-        solution, options = bound.planned.solution, self.options
-        kinds = [action.kind for action in bound.schedule.actions]
-        if solution.exact:
-            quality = "no plan costs less over the same table of costs"
-        elif math.isfinite(solution.bound):
-            quality = f"no plan costs less than {solution.bound * 1e3:.2f} ms"
-        else:
-            quality = "not searched for the least"
+        bound, threads = self._first, self.options.threads
+        planned, kinds = bound.planned, [action.kind for action in bound.schedule.actions]
+        alone, live = planned.solution.cost, text.megabytes(bound.schedule.live)
+        weights, arena = text.megabytes(self.weights_nbytes), text.megabytes(self.arena_nbytes)
+        predicted = f"predicted: {text.duration(alone)} on {text.threads(planned.threads)}"
+        if threads != planned.threads:
+            predicted += f", {text.duration(predict.plan_on(planned, planned.solution, threads))} on {threads}"
         lines = [
-            f"{bound.planned.network.name}: layouts {options.asked}, planner {options.planner}: "
-            f"{solution.cost * 1e3:.2f} ms predicted on one thread; {quality}",
-            f"{len(kinds)} kernel calls, {kinds.count('reorder')} of them reorders and {kinds.count('copy')} copies; "
-            f"weights {self.weights_nbytes / 1e6:.1f} MB, arena {self.arena_nbytes / 1e6:.1f} MB, "
-            f"of which {bound.schedule.live / 1e6:.1f} MB live at once",
+            f"{planned.network.name}: layouts {self.options.asked}, planner {self.options.planner}; {planned.quality}",
+            predicted,
+            f"{len(kinds)} kernel calls, {kinds.count('reorder')} of them reorders and {kinds.count('copy')} copies",
+            f"packed weights {weights}; a call's memory between ops {arena}, of which {live} live at once",
         ]
         if self._profiled is not None:
-            lines.append(f"measured on {options.threads} threads: {self._profiled.whole * 1e3:.2f} ms")
-        return "\n".join(lines)
+            lines.insert(2, f"measured: {text.duration(self._profiled.whole)} on {text.threads(threads)}")
+        return "\n".join(textwrap.fill(line, text.WIDTH) for line in lines)
 
     def explain(self) -> str:
-        """A table of every kernel call: layouts, predicted time, measured time (after `profile`), and what else there
-        was and why it was not taken; each reorder with its cost and its reason."""
-        bound = self._first
-        measured = None if self._profiled is None else self._profiled.seconds
-        said = explain.table(bound.planned, bound.schedule.actions, measured, self.options.asked)
-        return f"{self.summary()}\n{said}"
+        """A table of every kernel call with its layouts, predicted time and, after `profile`, measured time; the reason
+        of each reorder and its cost; what else there was for each op, and why it was not taken."""
+        bound, options = self._first, self.options
+        said = explain.table(bound.planned, bound.schedule.actions, self._profiled, options.asked, options.threads)
+        return f"{self.summary()}\n\n{said}"
 
-    def report(self, path: str | PathLike[str]) -> None:
+    def report(self, path: str | PathLike[str], measured: Mapping[str, float] | None = None) -> None:
         """Write one self-contained HTML page: the network drawn with its layouts as colours, reorders marked, times
-        (measured ones after `profile`), and the plans of fixed layouts beside the chosen one."""
+        (measured ones after `profile`), and the plans of fixed layouts beside the chosen one.
+
+        measured: seconds of whole plans that were timed, by their layouts, this one's by "auto".
+        """
         bound = self._first
-        measured = None if self._profiled is None else self._profiled.seconds
-        Path(path).write_text(
-            report.page(bound.planned, bound.schedule, measured, self.summary(), self.options.asked), encoding="utf-8"
-        )
+        sizes = report.Sizes(self.weights_nbytes, self.arena_nbytes)
+        drawn = report.Drawn(bound.planned, bound.schedule, self.options, self._profiled, sizes)
+        Path(path).write_text(report.page(drawn, measured or {}), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        network, options = self.network, self.options
+        inputs = ", ".join(f"{tensor.name}={tensor.shape}" for tensor in network.inputs)
+        bound = self._bound.get(tuple(tensor.shape for tensor in network.inputs))
+        calls = "" if bound is None else f", {len(bound.schedule.actions)} kernel calls"  # a repr plans nothing anew
+        return f"Plan({network.name}, {inputs}, layouts={options.asked}{calls}, threads={options.threads})"
 
 
 def _without_weights(network: Network) -> Network:
     """The network with constants of the same shapes that take no memory."""
     constants = {name: np.broadcast_to(np.zeros((), c.dtype), c.shape) for name, c in network.constants.items()}
     return replace(network, constants=constants, remake=None)
-
-
-class Profile(NamedTuple):
-    """Median seconds of each action of a plan by itself, and of the whole plan."""
-
-    actions: tuple[Action, ...]
-    seconds: tuple[float, ...]
-    whole: float
-
-
-def _median(nanoseconds: Sequence[int]) -> float:
-    return sorted(nanoseconds)[len(nanoseconds) // 2] / 1e9
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from blockconv import tuning
+from blockconv import text, tuning
 from blockconv.errors import ArgumentError, LayoutError, NetworkError
 from blockconv.kernels import Row
 from blockconv.layout import NATIVE, Layout
@@ -116,17 +117,28 @@ class Planned(NamedTuple):
     problem: Assignment
     candidates: tuple[tuple[Candidate, ...], ...]  # of each node, as the steps of `problem` have them
     solution: Solution
+    threads: int = 1  # that the costs of candidates are for
 
     @property
     def chosen(self) -> list[Candidate]:
         """The candidate of each node."""
         return [found[k] for found, k in zip(self.candidates, self.solution.chosen, strict=True)]
 
+    @property
+    def quality(self) -> str:
+        """How good the solution is known to be, in words."""
+        if self.solution.exact:
+            return "no plan costs less over the same table of costs"
+        if math.isfinite(self.solution.bound):
+            return f"no plan costs less than {text.duration(self.solution.bound)}"
+        return "not searched for the least"
+
 
 def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     """The layouts that are looked at: all native ones, but CHWN4 where it is NCHW4 byte for byte."""
     asked = options.layouts.values() if isinstance(options.layouts, Mapping) else [options.layouts]
-    single = all(tensor.shape[0] == 1 for tensor in network.tensors.values() if len(tensor.shape) == 4)
+    values = (tensor for name, tensor in network.tensors.items() if name not in network.constants)
+    single = all(tensor.shape[0] == 1 for tensor in values if len(tensor.shape) == 4)
     return tuple(lay for lay in NATIVE if lay.name != "CHWN4" or not single or lay in asked)
 
 
@@ -187,7 +199,7 @@ def plan_layouts(network: Network, options: Options) -> Planned:
     known = None if options.chosen is None else _again(network, found, options.chosen)
     if known is not None:
         return Planned(network, problem, found, evaluate(problem, known))
-    return Planned(network, problem, found, _solve(problem, options))
+    return Planned(network, problem, found, _solve(problem, options), options.threads if options.measure else 1)
 
 
 def _again(network: Network, found: tuple[tuple[Candidate, ...], ...], chosen: Mapping[str, Any]) -> list[int] | None:

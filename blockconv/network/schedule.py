@@ -9,7 +9,7 @@ serve one block after the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,8 +42,8 @@ class Action:
     reads: tuple[Value, ...]
     writes: Value
     cost: float
-    ops: tuple[Op, ...]
-    node: Node | None = None
+    ops: tuple[Op, ...] = field(repr=False)
+    node: Node | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
