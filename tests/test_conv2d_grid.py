@@ -111,7 +111,7 @@ def test_cut_into_many_windows(descriptor, small_cache):
 
 def test_tiles_wider_than_would_be_chosen(monkeypatch):
     """Several vectors where a group ends inside a block: as if weights cost nothing to load."""
-    monkeypatch.setattr(cut, "WEIGHT_CYCLES", 0.0)
+    monkeypatch.setattr(cut, "_WEIGHT_CYCLES", dict.fromkeys(cut._WEIGHT_CYCLES, 0.0))
     cut.blocking.cache_clear()
     try:
         for descriptor in SAMPLED[21:23]:

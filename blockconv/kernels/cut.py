@@ -238,7 +238,9 @@ def destination_piece(dst: Layout, lanes: int, groups: int, oc: int) -> int:
 # Cycles to stream a vector of weights from the second-level cache, by the vector's bytes: a cache line, or parts of one
 # that the lines before it have already brought.
 _WEIGHT_CYCLES = {64: 5.5, 32: 1.5, 16: 1.5}
-_REGISTERS_OF_TILE = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
+# (vectors of output channels, the most pixels) of a tile that is held in so many registers.
+_TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
+_TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
 
 
 def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, itemsize: int) -> tuple[int, int, int]:
@@ -247,7 +249,7 @@ def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, 
     # A whole vector may be issued as two halves, one after the other.
     fma = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
     best: tuple[float, int, tuple[int, int, int]] | None = None
-    for vectors, most in _REGISTERS_OF_TILE[32 if isa.registers == 32 else 16]:
+    for vectors, most in _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA:
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones. Groups that are
         # no whole tiles begin inside a block, where one would.
