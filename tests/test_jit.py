@@ -385,7 +385,7 @@ def test_loaded_code_does_what_compiled_code_does() -> None:
     params = next(p for p, kernel in family._kernels.items() if kernel == op.kernel)
     for kernel in (family.compile(*params), fresh(family)(*params)):
         out = np.zeros(wanted.size, np.uint32)
-        again = Op(kernel, op.args, op.tasks, op.chunk, op.scratch)
+        again = Op(kernel, op.args, op.tasks, op.chunk, op.scratch, op.table)
         Program([again]).run([address_of(logical), address_of(out)], 1)
         assert np.array_equal(out, wanted)
 
