@@ -206,6 +206,7 @@ def _clip(call: Call) -> Tensor:
     for i in (0, 1):
         if call.has(1 + i):
             bounds[i] = float(call.array(1 + i, ("minimum", "maximum")[i]).item())
+    bounds[0] = min(bounds)  # where they cross, ONNX's upper bound is the result
     return call.emit(ops.Activate(activation(("clip", *bounds))), call.input())
 
 
