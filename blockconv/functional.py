@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -458,7 +457,7 @@ def explain(
 
 def _accuracy(op: str, value: Any) -> float:
     number: Any = ACCURACIES.get(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, Real) or not number >= 0:
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating, np.integer)) or not number >= 0:
         rule = f"has to be a number of at least 0, or one of {', '.join(ACCURACIES)}"
         raise ArgumentError(op, "accuracy", value, rule)
     try:

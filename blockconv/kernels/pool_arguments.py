@@ -175,9 +175,9 @@ def _filled(problem: Problem, dtype: str, table: Table) -> Block:
     scales, lines = np.empty(0, np.int64), np.zeros_like(of_h.first)
     if averages and of_w:
         heights, which = np.unique(of_h.counted, return_inverse=True)
-        scales = _scales(heights, np.repeat(of_w.counted, table.repeat), table.more, dtype)
-        lines = 8 * (3 * len(lines) + len(columns) + scales.shape[1] * which)
-        scales = np.append(scales, np.zeros(8, np.int64))
+        held = _scales(heights, np.repeat(of_w.counted, table.repeat), table.more, dtype)
+        lines = 8 * (3 * len(lines) + len(columns) + held.shape[1] * which)
+        scales = np.append(held, np.zeros(8, np.int64))
     rows = np.stack([of_h.first, of_h.taps, lines], axis=1).ravel()
     return np.concatenate([rows, columns, scales, table.there])
 
