@@ -36,6 +36,8 @@ ORDER = [
     "emit",
     "jit",
     "codegen",
+    "interop",  # what is read as an array
+    "checks",
     "errors",
     "_version",
 ]
