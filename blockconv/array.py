@@ -6,7 +6,6 @@ import functools
 import math
 import operator
 import os
-import zipfile
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -14,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import dispatch, jit
+from blockconv.checks import check_bytes, check_extents
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.interop import as_numpy
 from blockconv.kernels import reorder
 from blockconv.layout import Layout
 from blockconv.problem import ReorderProblem
@@ -55,8 +56,8 @@ class BlockedArray:
         self.layout = Layout(layout)
         self.shape = _shape("BlockedArray", shape)
         wanted = self.layout.storage_shape(self.shape)
-        if not isinstance(storage, np.ndarray):
-            rule = "has to be a NumPy array"
+        if not isinstance(storage, np.ndarray) or isinstance(storage, np.ma.MaskedArray):
+            rule = "has to be a NumPy array, and no masked one"
             raise ArgumentError("BlockedArray", "storage", type(storage).__name__, rule, "see to_layout")
         named = storage.dtype if dtype is None else _dtype("BlockedArray", dtype)
         self.dtype: np.dtype[Any] | str = named
@@ -92,7 +93,7 @@ class BlockedArray:
         op = "BlockedArray.from_numpy"
         if dtype is not None and not (isinstance(dtype, str) and dtype in PACKED):
             raise DtypeError(op, "dtype", dtype, f"has to be one of {', '.join(PACKED)}, or left out")
-        entered = _enter(op, "array", np.asarray(array), zero_point)
+        entered = _enter(op, "array", as_numpy(array, op, "array"), zero_point)
         if dtype is not None:
             entered = _pack(entered, dtype)
         return entered if layout is None else to_layout(entered, layout)
@@ -150,20 +151,22 @@ class BlockedArray:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BlockedArray:
         """Read what `save` wrote; ArgumentError for any other file."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                dtype = str(file["dtype"])
-                return cls(
-                    file["storage"],
-                    str(file["tag"]),
-                    tuple(int(n) for n in file["shape"]),
-                    dtype=dtype if dtype in PACKED else None,
-                    zero_point=int(file["zero_point"]),
-                )
-        except ArgumentError:
-            raise
-        except (KeyError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-            raise ArgumentError("BlockedArray.load", "path", str(path), "is no file of BlockedArray.save") from error
+        with open(path, "rb") as opened:  # what the system says of the file itself stays as it is
+            try:
+                with np.load(opened, allow_pickle=False) as file:
+                    dtype = str(file["dtype"])
+                    return cls(
+                        file["storage"],
+                        str(file["tag"]),
+                        file["shape"].tolist(),
+                        dtype=dtype if dtype in PACKED else None,
+                        zero_point=file["zero_point"].item(),
+                    )
+            except ArgumentError:
+                raise
+            except Exception as error:  # a damaged zip or array fails in a hundred ways, MemoryError among them
+                rule = f"is no file of BlockedArray.save, or a damaged one ({type(error).__name__}: {error})"
+                raise ArgumentError("BlockedArray.load", "path", str(path), rule) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         dtype = self.dtype if self.dtype in PACKED else None
@@ -187,7 +190,9 @@ def empty(
     layout, shape = Layout(layout), _shape("empty", shape)
     element = _dtype("empty", dtype)
     if isinstance(element, str):
-        storage = aligned_empty(-(-layout.size(shape) // 2))
+        nbytes = -(-layout.size(shape) // 2)
+        check_bytes("empty", "shape", shape, nbytes)
+        storage = aligned_empty(nbytes)
         return BlockedArray(storage, layout, shape, dtype=element, zero_point=zero_point)
     _require_movable("empty", "dtype", element)
     made = fresh(shape, layout, element)
@@ -198,7 +203,9 @@ def empty(
 @functools.lru_cache(maxsize=4096)
 def _storage(layout: Layout, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, tuple[int, ...]]:
     """(bytes, shape) of a storage."""
-    return layout.size(shape) * dtype.itemsize, layout.storage_shape(shape)
+    nbytes = layout.size(shape) * dtype.itemsize
+    check_bytes("BlockedArray", "shape", shape, nbytes)
+    return nbytes, layout.storage_shape(shape)
 
 
 def fresh(shape: tuple[int, ...], layout: Layout, dtype: np.dtype[Any]) -> BlockedArray:
@@ -238,7 +245,7 @@ def to_layout(
     if out is not None and not isinstance(out, BlockedArray):
         rule = "has to be a BlockedArray"
         raise ArgumentError("to_layout", "out", type(out).__name__, rule, "see blockconv.empty")
-    src = x if isinstance(x, BlockedArray) else _enter("to_layout", "x", np.asarray(x), 0, out)
+    src = x if isinstance(x, BlockedArray) else _enter("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, out)
     if src.ndim != target.ndim:
         rule = f"is of {target.ndim} dimensions, and the array has {src.ndim}"
         raise LayoutError("to_layout", "layout", str(target), rule)
@@ -318,6 +325,7 @@ def _enter(op: str, argument: str, array: Array, zero_point: int = 0, out: Block
     _require_movable(op, argument, array.dtype)
     if array.ndim == 0 or array.ndim > 6:
         raise ArgumentError(op, argument, array, "has to be of 1 to 6 dimensions")
+    check_extents(op, argument, array, array.shape)
     if out is not None:
         _require_dtype(op, "out", out.dtype, array.dtype.newbyteorder("="))
         zero_point = out.zero_point
@@ -360,6 +368,7 @@ def _shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
         sizes = tuple(operator.index(n) for n in shape)
     except TypeError:
         raise ArgumentError(op, "shape", shape, "has to be a sequence of ints") from None
+    check_extents(op, "shape", shape, sizes)
     return sizes
 
 

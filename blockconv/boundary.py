@@ -6,15 +6,14 @@ The public functions of every op share these checks, so that they say the same o
 from __future__ import annotations
 
 import marshal
-import operator
 import warnings
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.array import BlockedArray, to_layout
+from blockconv.checks import check_extents, whole
 from blockconv.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
 from blockconv.layout import NATIVE, Layout
 from blockconv.runtime import address_of
@@ -25,74 +24,21 @@ __all__ = [
     "NHWC",
     "Array",
     "apart",
-    "as_numpy",
     "check_out",
     "dense_layout",
-    "like",
-    "like_any",
     "native_layout",
     "pads",
     "pair",
     "reordered",
+    "sides",
     "single",
     "spelt",
     "storage_of",
-    "whole",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
 NATIVE_SET = frozenset(NATIVE)
 NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
-
-
-def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
-    """An array or a torch CPU tensor as an array, without a copy but for bytes that are swapped."""
-    if isinstance(x, np.ndarray):
-        array = x
-    elif _is_tensor(x):
-        try:
-            array = x.numpy()
-        except (TypeError, RuntimeError) as error:
-            raise _unreadable(x, op, argument, error) from None
-    elif write or isinstance(x, (str, bytes)) or x is None:
-        raise ArgumentError(op, argument, x, "has to be an array")
-    else:
-        array = np.asarray(x)
-    if write and not array.flags.writeable:
-        raise ArgumentError(op, argument, array, "has to be writeable")
-    if not write and not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return array
-
-
-def _is_tensor(x: object) -> bool:
-    module = type(x).__module__
-    return module == "torch" or module.startswith("torch.")
-
-
-def _unreadable(x: Any, op: str, argument: str, error: Exception) -> Exception:
-    """Why a tensor cannot be read as an array."""
-    if x.requires_grad:
-        return ArgumentError(op, argument, x, "requires a gradient, and this library computes none", "give x.detach()")
-    if x.device.type != "cpu":
-        return ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
-    return DtypeError(op, argument, x, f"cannot be read as an array ({error})")  # bfloat16, sparse
-
-
-def like(input: Any, result: Array) -> Any:
-    """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor."""
-    if type(input) is np.ndarray:
-        return result
-    if _is_tensor(input):
-        import torch
-
-        return torch.from_numpy(result)
-    return result
-
-
-def like_any(inputs: Iterable[Any], result: Array) -> Any:
-    """`result` as a torch tensor of the same memory if any of the inputs is one, else as it is."""
-    return like(next((x for x in inputs if _is_tensor(x)), None), result)
 
 
 def storage_of(x: Array, channels_last: bool) -> tuple[Array, Layout]:
@@ -155,23 +101,21 @@ def spelt(values: tuple[Any, ...]) -> bytes | str:
     return repr(values) if b"s" in key else key  # NumPy's numbers are written as their bytes ("s"), whatever they are
 
 
-def whole(value: Any) -> int | None:
-    """An int, NumPy's ones too, but no bool; None for anything else."""
-    try:
-        return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        return None
-
-
 def single(value: Any) -> Any:
     """What a sequence of one holds, as torch has it; else the value."""
-    return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
+    return value[0] if len(items := _items(value)) == 1 and items[0] is not value else value
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    """The items of a tuple, a list or an array, of which a pair may be given; anything else as its only item."""
+    sequence = isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return tuple(value) if sequence else (value,)
 
 
 def two(value: Any) -> tuple[Any, ...]:
     """A value or a sequence of one, twice; a sequence as a tuple."""
-    value = single(value)
-    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    items = _items(value)
+    return items * 2 if len(items) == 1 else items
 
 
 def pair(op: str, argument: str, value: Any) -> tuple[int, int]:
@@ -179,6 +123,7 @@ def pair(op: str, argument: str, value: Any) -> tuple[int, int]:
     numbers = [number for v in two(value) if (number := whole(v)) is not None]
     if len(numbers) != 2 or len(two(value)) != 2 or min(numbers) < 1:
         raise ArgumentError(op, argument, value, "has to be a positive int or a pair of them")
+    check_extents(op, argument, value, numbers)
     return numbers[0], numbers[1]
 
 
@@ -186,18 +131,23 @@ def pads(
     op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """((top, bottom), (left, right))."""
-    if padding == "valid":
+    if isinstance(padding, str) and padding == "valid":
         return (0, 0), (0, 0)
-    if padding == "same":
-        if stride != (1, 1):
-            raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        return (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
-    both = [[whole(v) for v in (two(p) if isinstance(p, (tuple, list)) else (p, p))] for p in two(padding)]
-    ends = [end for pair in both for end in pair if end is not None and end >= 0]
-    if [len(pair) for pair in both] != [2, 2] or len(ends) != 4:
-        rule = "has to be an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))"
-        raise ArgumentError(op, "padding", padding, rule)
+    if not isinstance(padding, str) or padding != "same":
+        return sides(op, padding, "an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))")
+    if stride != (1, 1):
+        raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    return (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
+
+
+def sides(op: str, padding: Any, kinds: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((top, bottom), (left, right)) of a padding in numbers; ArgumentError if it is none of these kinds."""
+    both = [[whole(end) for end in two(side)] for side in two(padding)]
+    ends = [end for side in both for end in side if end is not None and end >= 0]
+    if [len(side) for side in both] != [2, 2] or len(ends) != 4:
+        raise ArgumentError(op, "padding", padding, f"has to be {kinds}")
+    check_extents(op, "padding", padding, ends)
     return (ends[0], ends[1]), (ends[2], ends[3])
 
 

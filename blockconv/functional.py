@@ -7,6 +7,7 @@ copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +21,8 @@ from blockconv.boundary import (
     NHWC,
     Array,
     apart,
-    as_numpy,
     check_out,
     dense_layout,
-    like,
     native_layout,
     pads,
     pair,
@@ -31,9 +30,10 @@ from blockconv.boundary import (
     single,
     spelt,
     storage_of,
-    whole,
 )
+from blockconv.checks import whole
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.interop import as_numpy, like
 from blockconv.kernels import Row, WeightForm
 from blockconv.kernels.activation import Activation, activation
 from blockconv.layout import NATIVE, Layout
@@ -83,6 +83,7 @@ class Conv2d:
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
 
+    An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
     Calls are safe from any number of threads at once and give the same bits for any number of threads.
     Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
 
@@ -119,9 +120,9 @@ class Conv2d:
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
         self._pads = pads(op, padding, kernel, self.stride, self.dilation)
         self.activation = _activation(activation, op)
-        self.layout = None if layout == "auto" else native_layout(layout, op, "layout")
+        self.layout = None if isinstance(layout, str) and layout == "auto" else native_layout(layout, op, "layout")
         self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
-        if algorithm not in ALGORITHMS:
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
         self.algorithm, self.accuracy = algorithm, _accuracy(op, accuracy)
         self._act, self._params = activation_block(self.activation)
@@ -176,10 +177,10 @@ class Conv2d:
         native = dst_layout if dst_layout in NATIVE_SET else NCHW
         bound = self._bind(src.shape, src.layout, native, src.storage.dtype, residual is not None)
         if out is not None:
-            check_out(self._op, out, BlockedArray, bound.problem.dst_shape, src.storage.dtype, dst_layout)
+            check_out(self._op, out, BlockedArray, bound.shape, src.storage.dtype, dst_layout)
         res = None if residual is None else self._residual(residual, bound)
         made = out is None or native is not dst_layout
-        dst: BlockedArray = fresh(bound.problem.dst_shape, native, src.storage.dtype) if made else out
+        dst: BlockedArray = fresh(bound.shape, native, src.storage.dtype) if made else out
         bound.run(self._op, src.storage, dst.storage, res, self._pack(bound))
         if native is not dst_layout:
             return to_layout(dst, dst_layout, out=out)
@@ -202,7 +203,7 @@ class Conv2d:
             written = written[None]
         dst = self._array_layout(written, src_last)
         bound = self._bind(x.shape, layout, dst, x.dtype, residual is not None)
-        shape = bound.problem.dst_shape
+        shape = bound.shape
         if written is None:
             target = fresh(shape, dst, x.dtype).storage
         else:
@@ -226,7 +227,7 @@ class Conv2d:
         return NHWC if src_last or self._weight_is_channels_last else NCHW
 
     def _residual(self, residual: Any, bound: _Bound) -> Array:
-        shape, dst = bound.problem.dst_shape, bound.dst
+        shape, dst = bound.shape, bound.dst
         if not isinstance(residual, BlockedArray):
             x = as_numpy(residual, self._op, "residual")
             x = x[None] if x.ndim == 3 else x
@@ -255,14 +256,16 @@ class Conv2d:
         self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: np.dtype[Any], residual: bool, threads: int
     ) -> _Bound:
         problem = self._problem(shape, dtype)
+        if shape[1] == 0:
+            return _Bound(problem, (problem.n, 0, problem.oh, problem.ow), dst, None, threads)
         if problem.n == 0:
-            return _Bound(problem, dst, None, threads)
+            return _Bound(problem, problem.dst_shape, dst, None, threads)
         weights = weights_as_read(problem, self.weight)[1] if self._once else None
         plan = _plan(
             self._op, self.algorithm, self.accuracy, weights,
             problem, src, dst, str(dtype), threads, self._act, residual,
         )  # fmt: skip
-        return _Bound(problem, dst, plan, threads)
+        return _Bound(problem, problem.dst_shape, dst, plan, threads)
 
     def _pack(self, bound: _Bound) -> _Packed | None:
         """The parameters in the form that a bound problem needs, or as its program packs them; None if it is empty."""
@@ -299,7 +302,7 @@ class Conv2d:
         (top, bottom), (left, right) = self._pads
         n, ic, ih, iw = (int(k) for k in shape)
         return Conv2dProblem(
-            n, ic, ih, iw, int(oc), int(kh), int(kw),
+            n, ic or self.groups, ih, iw, int(oc), int(kh), int(kw),
             *self.stride, top, left, bottom, right, *self.dilation, self.groups,
         )  # fmt: skip
 
@@ -377,12 +380,14 @@ class _Packed:
 
 
 class _Bound:
-    """A problem with its plan, ready for the addresses of a call."""
+    """A problem with its destination's shape and layout and its plan, ready for the addresses of a call."""
 
-    __slots__ = ("dst", "plan", "problem", "threads")
+    __slots__ = ("dst", "plan", "problem", "shape", "threads")
 
-    def __init__(self, problem: Conv2dProblem, dst: Layout, plan: _Plan | None, threads: int) -> None:
-        self.problem, self.dst, self.plan, self.threads = problem, dst, plan, threads
+    def __init__(
+        self, problem: Conv2dProblem, shape: tuple[int, ...], dst: Layout, plan: _Plan | None, threads: int
+    ) -> None:
+        self.problem, self.shape, self.dst, self.plan, self.threads = problem, shape, dst, plan, threads
 
     def run(self, op: str, src: Array, dst: Array, residual: Array | None, packed: _Packed | None) -> None:
         start, to = apart(op, src, dst)
@@ -557,11 +562,14 @@ def explain(
 
 
 def _accuracy(op: str, value: Any) -> float:
-    number = ACCURACIES.get(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= 0:
+    number: Any = ACCURACIES.get(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating, np.integer)) or not number >= 0:
         rule = f"has to be a number of at least 0, or one of {', '.join(ACCURACIES)}"
         raise ArgumentError(op, "accuracy", value, rule)
-    return float(number)
+    try:
+        return float(number)
+    except OverflowError:  # an int that no float holds
+        return math.inf
 
 
 def _activation(spec: Any, op: str) -> Activation:

@@ -21,19 +21,19 @@ from blockconv.boundary import (
     NCHW,
     Array,
     apart,
-    as_numpy,
     check_out,
     dense_layout,
-    like,
     native_layout,
     pair,
     reordered,
+    sides,
     spelt,
     storage_of,
     two,
-    whole,
 )
+from blockconv.checks import check_extents, whole
 from blockconv.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.interop import as_numpy, like
 from blockconv.layout import Layout
 from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
 from blockconv.runtime import Program, address_of, get_num_threads
@@ -181,10 +181,10 @@ def adaptive_avg_pool2d(
     Gives (N, C, OH, OW) of the input's kind and dtype. Output row i is of the rows from i * H // OH to
     ceil((i + 1) * H / OH), columns likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; float32 or float64: an array or a torch CPU tensor
-        without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+    input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. float32 or float64: an array or a torch CPU
+        tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
         BlockedArray of 4 dimensions.
-    output_size: OH and OW: an int for both or a pair, of which None keeps the input's size.
+    output_size: OH and OW: an int of at least 0 for both or a pair, of which None keeps the input's size.
     out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
         default a new one.
     out_layout: the output's layout, one of `NATIVE`, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory
@@ -276,7 +276,7 @@ def _windows(
 ) -> Problem:  # fmt: skip
     kernel = pair(op, "kernel_size", kernel_size)
     # torch takes an empty stride for a missing one.
-    step = kernel if stride is None or stride in ((), []) else pair(op, "stride", stride)
+    step = kernel if stride is None or len(two(stride)) == 0 else pair(op, "stride", stride)
     (top, bottom), (left, right) = _pads(op, padding, kernel)
     apart = pair(op, "dilation", dilation)
     n, c, h, w = shape
@@ -286,25 +286,24 @@ def _windows(
 
 
 def _pads(op: str, padding: Any, kernel: Pair) -> Pads:
-    both = [[whole(v) for v in (two(p) if isinstance(p, (tuple, list)) else (p, p))] for p in two(padding)]
-    ends = [end for side in both for end in side if end is not None and end >= 0]
-    if [len(side) for side in both] != [2, 2] or len(ends) != 4:
-        rule = "has to be an int of at least 0, a pair, or ((top, bottom), (left, right))"
-        raise ArgumentError(op, "padding", padding, rule)
-    if any(2 * end > size for end, size in zip(ends, (kernel[0], kernel[0], kernel[1], kernel[1]), strict=True)):
+    (top, bottom), (left, right) = sides(op, padding, "an int of at least 0, a pair, or ((top, bottom), (left, right))")
+    if 2 * max(top, bottom) > kernel[0] or 2 * max(left, right) > kernel[1]:
         raise ArgumentError(op, "padding", padding, f"has to be at most half of kernel_size={kernel}")
-    return (ends[0], ends[1]), (ends[2], ends[3])
+    return (top, bottom), (left, right)
 
 
 def _adaptive_problem(shape: Shape, output_size: Any) -> Problem:
     op = "adaptive_avg_pool2d"
     given = two(output_size)
-    sizes = [default if v is None else whole(v) or 0 for v, default in zip(given, shape[2:], strict=False)]
-    if len(given) != 2 or min(sizes) < 1:
-        raise ArgumentError(op, "output_size", output_size, "has to be a positive int, or a pair of them or None")
-    n, c, ih, iw = shape
+    if len(given) == 2:
+        given = tuple(size if wanted is None else wanted for wanted, size in zip(given, shape[2:], strict=True))
+    sizes = [size for wanted in given if (size := whole(wanted)) is not None and size >= 0]
+    if len(given) != 2 or len(sizes) != 2:
+        raise ArgumentError(op, "output_size", output_size, "has to be an int of at least 0, or a pair of them or None")
+    check_extents(op, "output_size", output_size, sizes)
     oh, ow = sizes
-    if ih % oh or iw % ow:
+    n, c, ih, iw = shape
+    if 0 in (c, oh, ow) or ih % oh or iw % ow:
         return AdaptivePool2dProblem(n, c, ih, iw, oh, ow)
     kh, kw = ih // oh, iw // ow  # windows of one size, side by side
     return Pool2dProblem("avg_exclude_padding", n, c, ih, iw, kh, kw, kh, kw)
@@ -354,11 +353,12 @@ def _make(key: Any, parameters: tuple[Any, ...], layout: Layout) -> _Bound:
     name, dtypes = str(dtype), _NUMBERS if "max" in op else _FLOATS
     if name not in dtypes:
         raise DtypeError(op, "input", name, f"has to be of {', '.join(dtypes)}")
-    if min(shape[1:]) < 1:
-        raise ArgumentError(op, "input", shape, "C, H and W have to be at least 1")
+    least = 0 if op == "adaptive_avg_pool2d" else 1  # torch takes no channels there, and only there
+    if shape[1] < least or min(shape[2:]) < 1:
+        raise ArgumentError(op, "input", shape, f"H and W have to be at least 1, C at least {least}")
     problem = _PROBLEMS[op](shape, *parameters)
     program = Program(())
-    if problem.n:
+    if 0 not in problem.dst_shape:
         row = dispatch.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, name)
         ops = row.bind(problem, layout, layout, name, threads)
         program = Program(ops, row.cost(problem, layout, layout, 1))

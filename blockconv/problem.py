@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, overload
 
+from .checks import check_extents, check_shape
 from .errors import ArgumentError, UnsupportedError
 
 __all__ = ["AdaptivePool2dProblem", "Conv2dProblem", "Pool2dProblem", "PoolKind", "ReorderProblem", "read_shape_file"]
@@ -77,6 +78,7 @@ class Conv2dProblem:
                 raise ArgumentError(op, channels, total, f"must be divisible by g={self.g}", remedy)
         for x in "hw":
             _set(self, "o" + x, _output_size(self, op, x))
+        _check_arrays(self, op, itemsize=4)
 
     @property
     def macs(self) -> int:
@@ -182,6 +184,7 @@ class Pool2dProblem:
         for x in "hw":
             _set(self, "o" + x, _output_size(self, op, x, self.ceil_mode))
         _set(self, "_ends", self._counted_ends())
+        _check_arrays(self, op, itemsize=1)
 
     def _check_divisor(self, op: str) -> None:
         if self.divisor is None:
@@ -244,7 +247,7 @@ class AdaptivePool2dProblem:
     """An average of `n` images of `ic` x `ih` x `iw` down to `oh` x `ow`, as PyTorch's adaptive pooling has it.
 
     Output row o covers rows floor(o * ih / oh) to ceil((o + 1) * ih / oh), columns alike: windows may overlap,
-    and their sizes may differ.
+    and their sizes may differ. There may be no channels, and no outputs.
     """
 
     n: int
@@ -257,8 +260,9 @@ class AdaptivePool2dProblem:
     def __post_init__(self) -> None:
         op = "adaptive_avg_pool2d"
         _make_whole(self, op, ("n", "ic", "ih", "iw", "oh", "ow"))
-        _check_least(self, op, 0, ("n",))
-        _check_least(self, op, 1, ("ic", "ih", "iw", "oh", "ow"))
+        _check_least(self, op, 0, ("n", "ic", "oh", "ow"))
+        _check_least(self, op, 1, ("ih", "iw"))
+        _check_arrays(self, op, itemsize=4)
 
     @property
     def src_shape(self) -> tuple[int, int, int, int]:
@@ -359,9 +363,18 @@ def _make_whole(problem: object, op: str, names: Iterable[str]) -> None:
     for name in names:
         value = getattr(problem, name)
         try:
-            _set(problem, name, operator.index(value))  # NumPy's integers become Python's
+            number = operator.index(value)  # NumPy's integers become Python's
         except TypeError:
             raise ArgumentError(op, name, value, "must be a whole number") from None
+        check_extents(op, name, value, (number,))
+        _set(problem, name, number)
+
+
+def _check_arrays(problem: Any, op: str, itemsize: int) -> None:
+    """Raise unless source, weights and destination of elements of so many bytes, at the least, can be."""
+    for name in ("src_shape", "wei_shape", "dst_shape"):
+        if (shape := getattr(problem, name, None)) is not None:
+            check_shape(op, name, shape, itemsize)
 
 
 def _check_least(problem: object, op: str, least: int, names: Iterable[str]) -> None:
@@ -394,6 +407,7 @@ def _output_size(problem: Conv2dProblem | Pool2dProblem, op: str, x: str, ceil_m
         window = _window(problem, x)
         rule = f"padded by {begin} and {end}, it is smaller than the dilated kernel of {window}"
         raise ArgumentError(op, f"i{x}", size, rule, f"raise i{x} or p{x}, or lower k{x} or d{x}")
+    check_extents(op, f"o{x}", out, (out,))
     return int(out)
 
 

@@ -17,12 +17,13 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv import jit
+from blockconv.checks import whole
 from blockconv.emit import (
     call_kernel,
     fetch_add,
@@ -33,7 +34,19 @@ from blockconv.emit import (
 )
 from blockconv.errors import ArgumentError
 
-__all__ = ["Buffer", "Op", "Program", "Scratch", "address_of", "aligned_empty", "get_num_threads", "set_num_threads"]
+__all__ = [
+    "OWN_TABLE",
+    "Block",
+    "Buffer",
+    "Op",
+    "Program",
+    "Scratch",
+    "address_of",
+    "aligned_empty",
+    "check_threads",
+    "get_num_threads",
+    "set_num_threads",
+]
 
 LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
 OP_WORDS = 5  # kernel, arguments, tasks, chunk, counters
@@ -51,15 +64,17 @@ class Buffer:
     offset: int = 0
 
 
-OWN_TAIL = Buffer(-1)  # in an op's arguments: the address of their own last `Op.tail` words, a table
+OWN_TABLE = Buffer(-1)  # in an op's arguments: the address of its own `Op.table`
+_NO_TABLE: Block = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op:
     """One kernel over `tasks` independent tasks.
 
     args: the kernel's argument block, int64s or `Buffer`s. chunk: tasks taken at a time.
-    scratch: bytes a worker needs. tail: words at the arguments' end that `OWN_TAIL` points to.
+    scratch: bytes a worker needs. table: read-only int64s that `OWN_TABLE` points to, which all runs share; as long as
+    an image may be, so neither copied nor made of Python's numbers.
     """
 
     kernel: jit.Kernel
@@ -67,7 +82,7 @@ class Op:
     tasks: int
     chunk: int = 1
     scratch: int = 0
-    tail: int = 0
+    table: Block = field(default_factory=lambda: _NO_TABLE)
 
     def with_buffers(self, numbers: Mapping[int, int]) -> Op:
         """The same on other buffers: those that `numbers` names get new numbers."""
@@ -170,8 +185,8 @@ class _Instance:
                 base + 8 * (counters + lines * LINE * i),
             )
             for word, value in enumerate(op.args, start=at):
-                if value is OWN_TAIL:
-                    block[word] = base + 8 * (at + len(op.args) - op.tail)
+                if value is OWN_TABLE:
+                    block[word] = address_of(op.table)
                 elif isinstance(value, Buffer):
                     self.patches.append((word, value.index, value.offset))
                 else:
@@ -302,11 +317,21 @@ def set_num_threads(n: int | None) -> None:
     1
     >>> bc.set_num_threads(None)
     """
+    global _threads
+    _threads = None if n is None else check_threads("set_num_threads", "n", n)
+
+
+def check_threads(op: str, argument: str, n: object) -> int:
+    """`n` as a number of threads. Raises ArgumentError unless it is an int that Numba's pool has threads for.
+
+    Whoever is given a number of threads asks here before anything runs: a run for no threads, or for fewer, would
+    start no worker, and leave its output as it found it.
+    """
     from numba.core import config
 
-    global _threads
     most = int(config.NUMBA_NUM_THREADS)
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most):
+    number = whole(n)
+    if number is None or not 1 <= number <= most:
         rule = f"has to be an int from 1 to {most} (the size of Numba's thread pool)"
-        raise ArgumentError("set_num_threads", "n", n, rule, "set NUMBA_NUM_THREADS before the first import for more")
-    _threads = n
+        raise ArgumentError(op, argument, n, rule, "set NUMBA_NUM_THREADS before the first import for more")
+    return number

@@ -111,6 +111,9 @@ def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> di
     if table is None:
         return {}
     found: Any = table
+    if not isinstance(table, (Mapping, str, os.PathLike)):
+        rule = "has to be a mapping of seconds by `tuning.key`, or the path of a JSON file of one"
+        raise ArgumentError("compile", "costs", table, rule, "a function has to be called for each key first")
     if not isinstance(table, Mapping):
         try:
             found = json.loads(Path(table).read_text(encoding="utf-8"))

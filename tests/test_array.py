@@ -169,6 +169,41 @@ def test_loading_a_storage_that_does_not_fit_its_layout(tmp_path: Path) -> None:
         BlockedArray.load(path)
 
 
+@pytest.mark.parametrize("zero_point", [float("inf"), float("nan"), 1.5, 2**40, None, "0", [0, 0]])
+def test_loading_a_zero_point_that_is_none(zero_point: Any, tmp_path: Path) -> None:
+    path = tmp_path / "file.npz"
+    arrays = {"storage": np.zeros((1, 1, 2, 2, 4), np.uint8), "shape": np.array([1, 2, 2, 2]), "dtype": "uint8"}
+    np.savez(path, tag="aBcd4b", zero_point=zero_point, **arrays)
+    with pytest.raises(ArgumentError, match=r"zero_point|no file of"):
+        BlockedArray.load(path)
+    np.savez(path, tag="aBcd4b", zero_point=3, **arrays)
+    assert BlockedArray.load(path).zero_point == 3
+
+
+def test_loading_a_zip_that_is_encrypted_or_packed_by_what_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    example().save(path)
+    whole = path.read_bytes()
+    entry = whole.index(b"PK\x01\x02")
+    for offset, value in ((8, 1), (10, 99), (10, 12)):
+        data = bytearray(whole)
+        data[entry + offset] = value
+        path.write_bytes(bytes(data))
+        with pytest.raises(ArgumentError, match="no file of"):
+            BlockedArray.load(path)
+
+
+def test_a_masked_array_is_no_storage() -> None:
+    masked = np.ma.masked_array(np.zeros((1, 3, 4, 4), np.float32))
+    for call in (
+        lambda: BlockedArray(masked, "NCHW", (1, 3, 4, 4)),
+        lambda: BlockedArray.from_numpy(masked),
+        lambda: to_layout(masked, "NCHW16"),
+    ):
+        with pytest.raises(ArgumentError, match="masked"):
+            call()
+
+
 # ---------------------------------------------------------------- MACE's images
 
 IMAGES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -48,6 +49,16 @@ BAD = {  # what to call with, the argument, the value's text, the rule
     "algorithm": ({"algorithm": "winograd9"}, "algorithm", "'winograd9'", "direct"),
     "out_layout that is not native": ({"out_layout": "NHCW4"}, "out_layout", "'NHCW4'", "NCHW64"),
     "None": ({"x": None}, "input", "None", "array"),
+    "a mask": ({"x": np.ma.masked_array(X, X > 0)}, "input", "MaskedArray", "x.filled(value)"),
+    "a mask of a weight": ({"w": np.ma.masked_array(W)}, "weight", "MaskedArray", "x.filled(value)"),
+    "ragged lists": ({"x": [[1.0], [1.0, 2.0]]}, "input", "[[1.0], [1.0, 2.0]]", "cannot be read as an array"),
+    "a clip whose bounds cross": ({"activation": ("clip", 1, 0)}, "activation", "('clip', 1, 0)", "low of a clip"),
+    "a number that no float holds": ({"activation": ("clip", 10**400)}, "activation", "('clip', 1000", "numbers"),
+    "accuracy of a bool": ({"accuracy": np.True_}, "accuracy", "bool", "at least 0"),
+    "accuracy of NaN": ({"accuracy": np.float32("nan")}, "accuracy", "float32", "at least 0"),
+    "an array of algorithms": ({"algorithm": np.array(["auto", "direct"])}, "algorithm", "(2,)", "direct"),
+    "padding of three in an array": ({"padding": np.array([1, 1, 1])}, "padding", "(3,)", "pair"),
+    "padding of floats in an array": ({"padding": np.array([1.0, 1.0])}, "padding", "(2,)", "pair"),
 }  # fmt: skip
 
 
@@ -165,3 +176,58 @@ def test_conv1d_names_itself():
 def test_explain_refuses_what_is_no_problem():
     with pytest.raises(bc.ArgumentError, match=r"^explain: problem="):
         bc.explain("mb1ic3")
+
+
+@pytest.mark.parametrize("padding", [np.array([1, 2]), [np.int32(1), np.int64(2)], np.array([[1, 1], [2, 2]])])
+def test_an_array_serves_as_a_pair(padding):
+    found = bc.conv2d(X, W, padding=padding, stride=np.array([2, 1]), dilation=np.array([1, 1]))
+    assert np.array_equal(found, bc.conv2d(X, W, padding=((1, 1), (2, 2)), stride=(2, 1)))
+    pooled = bc.max_pool2d(X, np.array([2, 3]), np.array([1, 2]), np.array([1, 0]))
+    assert np.array_equal(pooled, bc.max_pool2d(X, (2, 3), (1, 2), (1, 0)))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(np.float32(0.5), 0.5), (np.float64(1e-3), 1e-3), (np.int64(1), 1.0), (10**400, math.inf), ("strict", 0.0)],
+)
+def test_an_accuracy_of_any_kind_of_number(given, kept):
+    assert bc.Conv2d(W, accuracy=given).accuracy == kept
+
+
+def test_tensors_that_are_no_arrays():
+    torch = pytest.importorskip("torch")
+    x, w = torch.from_numpy(X), torch.from_numpy(W)
+    for call in (
+        lambda x: bc.conv2d(x, w),
+        lambda x: bc.max_pool2d(x, 2),
+        lambda x: bc.to_layout(x, "NCHW16"),
+        bc.BlockedArray.from_numpy,
+    ):
+        with pytest.raises(bc.ArgumentError, match=r"(input|x|array)=<Tensor.*gradient.*give x\.detach\(\)"):
+            call(x.clone().requires_grad_())
+        with pytest.raises(bc.DtypeError, match=r"bfloat16 is not supported.*give x\.float\(\)"):
+            call(x.bfloat16())
+        with pytest.raises(bc.DtypeError, match="cannot be read as an array"):
+            call(x.to_sparse())
+
+
+def test_a_torch_module_is_told_what_to_give():
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Conv2d(6, 8, 3, padding=1)
+    for call in (lambda: bc.Conv2d(module), lambda: bc.conv2d(X, module)):
+        with pytest.raises(bc.ArgumentError, match=r"weight='Conv2d'.*torch module.*module\.weight\.detach\(\)"):
+            call()
+    told = bc.Conv2d(module.weight.detach(), module.bias.detach(), module.stride, module.padding, module.dilation)
+    assert told(torch.from_numpy(X)).shape == module(torch.from_numpy(X)).shape
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 0, 7, 9), (0, 7, 9), (0, 0, 7, 9)])
+def test_no_input_channels_as_torch_has_it(groups, shape):
+    torch = pytest.importorskip("torch")
+    x, w, b = torch.ones(shape), torch.ones(4, 0, 3, 3), torch.ones(4)
+    wanted = torch.nn.functional.conv2d(x, w, b, padding=1, groups=groups)
+    assert bc.conv2d(x, w, b, padding=1, groups=groups).shape == wanted.shape
+    if len(shape) == 4:
+        blocked = bc.to_layout(x.numpy(), "NCHW16")
+        assert bc.conv2d(blocked, w.numpy(), b.numpy(), padding=1, groups=groups).shape == tuple(wanted.shape)

@@ -42,6 +42,8 @@ ORDER = [
     "emit",
     "jit",
     "codegen",
+    "interop",  # what is read as an array
+    "checks",
     "kernel_cache",
     "private_directory",
     "errors",

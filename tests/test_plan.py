@@ -415,8 +415,12 @@ def test_what_is_refused() -> None:
         plan(y=values((1, 3, 12, 12)))
     with pytest.raises(bc.NetworkError, match="dtype float32"):
         plan(values((1, 3, 12, 12)).astype(np.float64))
-    with pytest.raises(bc.ArgumentError, match="has to be"):
+    with pytest.raises(bc.NetworkError, match=r"residual: x=\(1, 4, 12, 12\): .*compiled for x of \(1, 3, 12, 12\)"):
         plan(values((1, 4, 12, 12)))
+    with pytest.raises(bc.ArgumentError, match="a mapping of seconds"):
+        bc.compile(network, costs=lambda *_: 1.0)  # type: ignore[arg-type]
+    with pytest.raises(bc.ArgumentError, match="'default' or 'strict'"):
+        bc.compile(network, accuracy=np.array(["default", "strict"]))  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="'optimal' or 'greedy'"):
         bc.compile(network, planner="best")  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="kernels run in"):

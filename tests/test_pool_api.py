@@ -223,7 +223,7 @@ REFUSED = [
     (lambda: bc.avg_pool2d(X.astype(np.int8), 2), "input", "float32, float64"),
     (lambda: bc.avg_pool2d(X, 2, divisor_override=0), "divisor_override", "zero"),
     (lambda: bc.avg_pool2d(X, 2, divisor_override=1.5), "divisor_override", "int"),
-    (lambda: bc.adaptive_avg_pool2d(X, 0), "output_size", "positive"),
+    (lambda: bc.adaptive_avg_pool2d(X, -1), "output_size", "at least 0"),
     (lambda: bc.adaptive_avg_pool2d(X, (1, 2, 3)), "output_size", "pair"),
     (lambda: bc.max_pool2d(X, 2, out=np.empty((1, 4, 3, 2), np.float32)), "out", "shape"),
     (lambda: bc.max_pool2d(X, 2, out=np.empty((1, 4, 3, 3))), "out", "dtype"),
@@ -381,3 +381,27 @@ def test_onnx_backend_suite():
     assert left_out == sorted(set(UNSUPPORTED) & set(onnx_cases()))
     assert len(passed) >= 20, passed
     print(f"{len(passed)} passed, {len(left_out)} unsupported: {', '.join(left_out)}")
+
+
+@pytest.mark.parametrize("size", [0, (0, 3), (3, 0), (None, 0)])
+@pytest.mark.parametrize("shape", [(2, 3, 8, 6), (3, 8, 6), (2, 0, 8, 6), (0, 3, 8, 6)])
+def test_adaptive_pooling_to_nothing_as_torch_has_it(shape, size):
+    x = torch.ones(shape)
+    assert bc.adaptive_avg_pool2d(x, size).shape == F.adaptive_avg_pool2d(x, size).shape
+    if len(shape) == 4:
+        blocked = bc.to_layout(x.numpy(), "NHWC")
+        assert bc.adaptive_avg_pool2d(blocked, size).shape == tuple(F.adaptive_avg_pool2d(x, size).shape)
+
+
+def test_adaptive_pooling_of_no_channels_as_torch_has_it():
+    x = torch.ones(2, 0, 8, 6)
+    assert bc.adaptive_avg_pool2d(x, (2, 3)).shape == F.adaptive_avg_pool2d(x, (2, 3)).shape
+    for call in (bc.max_pool2d, bc.avg_pool2d):  # which torch refuses too
+        with pytest.raises(bc.ArgumentError, match="C at least 1"):
+            call(x.numpy(), 2)
+
+
+@pytest.mark.parametrize("size", [-1, (1, -2), (1, 2, 3), 1.5, "2"])
+def test_output_sizes_that_cannot_be(size):
+    with pytest.raises(bc.ArgumentError, match="adaptive_avg_pool2d: output_size="):
+        bc.adaptive_avg_pool2d(noise(1, 2, 4, 4), size)

@@ -17,7 +17,7 @@ from storage_oracle import logical_bits, stored
 import blockconv as bc
 from blockconv import ArgumentError, jit
 from blockconv.emit import fetch_add, load_acquire, load_i64, spin_pause, store_i64
-from blockconv.runtime import OWN_TAIL, Buffer, Op, Program, address_of, aligned_empty
+from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of, aligned_empty
 
 # Kernels of this file are compiled each time: the cache does not see their text.
 
@@ -122,10 +122,10 @@ def test_each_worker_has_a_scratch_of_its_own(threads: int, size: int) -> None:
 
 
 def test_arguments_of_an_op_may_point_to_its_own_table() -> None:
-    table, out = tuple(range(100, 110)), np.zeros(10, np.int64)
-    op = Op(read_table.compile(), (Buffer(0), OWN_TAIL, *table), 10, tail=10)
+    table, out = np.arange(100, 110), np.zeros(10, np.int64)
+    op = Op(read_table.compile(), (Buffer(0), OWN_TABLE), 10, table=table)
     Program([op, op]).run([address_of(out)], 2)
-    assert out.tolist() == list(table)
+    assert np.array_equal(out, table)
 
 
 def test_buffers_have_offsets() -> None:
@@ -228,7 +228,7 @@ def test_a_thread_is_woken_only_for_work_that_is_worth_it(
     assert woken == ([threads] if threads > 1 else [])
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.0, True, "2", 10**6])
+@pytest.mark.parametrize("n", [0, -1, 1.0, True, np.True_, "2", 10**6])
 def test_a_number_of_threads_that_cannot_be(n: Any) -> None:
     before = bc.get_num_threads()
     with pytest.raises(ArgumentError, match=r"set_num_threads: n=.*has to be an int from 1 to \d+ .*NUMBA_NUM_THREADS"):

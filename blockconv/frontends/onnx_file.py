@@ -12,10 +12,10 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from blockconv.boundary import as_numpy
 from blockconv.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx_rules import check_tensor, domain_of
 from blockconv.frontends.onnx_scope import OP
+from blockconv.interop import as_numpy
 
 __all__ = ["named", "read_initializers", "read_model", "without_weights"]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from blockconv.boundary import whole
+from blockconv.checks import whole
 from blockconv.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx_ops import OPS
 from blockconv.frontends.onnx_rules import Rules

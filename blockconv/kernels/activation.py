@@ -68,9 +68,11 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
         raise ArgumentError(op, "activation", spec, f"{name} takes {len(defaults)} parameters")
     try:
         values = [float(x) for x in given]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(op, "activation", spec, "its parameters have to be numbers") from None
     values += defaults[len(values) :]
+    if name == "clip" and values[0] > values[1]:
+        raise ArgumentError(op, "activation", spec, "the low of a clip has to be at most its high", "swap them")
     if name in _FIXED_CLIPS:
         values = list(_FIXED_CLIPS[name])
     return Activation(name, number, *values) if number == 0 else Activation(name, number, *[*values, 0.0, 0.0][:2])

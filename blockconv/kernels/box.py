@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from blockconv import jit
 from blockconv.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
 from blockconv.emit import load_i64, store_bits
@@ -25,7 +27,7 @@ from blockconv.kernels.copies import copy_bytes, copy_pixels
 from blockconv.kernels.cut import ITEMSIZE, Geometry, geometry
 from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
 
@@ -191,17 +193,15 @@ def _ops(
     at = [sum(k * n for k, n in zip(where, (g.n, g.row, g.col), strict=True))
           for where, g in ((box.sources, s), (box.starts, d))]  # fmt: skip
     words: list[int | Buffer] = [
-        Buffer(buffers[0], at[0]), Buffer(buffers[1], at[1]), OWN_TAIL, _bits(fill, itemsize),
+        Buffer(buffers[0], at[0]), Buffer(buffers[1], at[1]), OWN_TABLE, _bits(fill, itemsize),
         len(pieces), group, groups, width, chunks, touch,
     ]  # fmt: skip
     for axis in axes:
         words += [axis.size, axis.begin, axis.count, axis.src, axis.dst]
-    for piece in pieces:
-        words += piece
     tasks = lines * groups
     each = width * total // groups
     chunk = max(1, min(tasks // (4 * threads), nbytes // max(1, each)))
-    return [Op(box_copy(itemsize), tuple(words), tasks, chunk, tail=PIECE_WORDS * len(pieces))]
+    return [Op(box_copy(itemsize), tuple(words), tasks, chunk, table=np.array(pieces, np.int64).ravel())]
 
 
 def _bits(value: float, itemsize: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ __all__ = [
     "space",
     "tasks_wanted",
     "weight_layout",
+    "why_not_window",
 ]
 
 ITEMSIZE = {"float32": 4, "float64": 8}
@@ -95,6 +97,10 @@ class Space:
         h = rows if self.kh == 1 else (rows - 1) * self.sh + (self.kh - 1) * self.dh + 1
         w = cols if self.kw == 1 else (cols - 1) * self.sw + (self.kw - 1) * self.dw + 1
         return h, w
+
+    def rows_of(self, window: int) -> int:
+        """How many rows of the destination need at most so many of the source, `window`; none if less than 1."""
+        return window if self.kh == 1 else (window - (self.kh - 1) * self.dh - 1) // self.sh + 1
 
 
 def space(problem: Conv2dProblem, src: Layout, dst: Layout) -> Space:
@@ -242,6 +248,14 @@ _WEIGHT_CYCLES = {64: 5.5, 32: 1.5, 16: 1.5}
 _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
 
+MOST_WINDOW = 1 << 30  # bytes of a tile's window
+
+
+def why_not_window(cut: Blocking) -> str | None:
+    """Why tiles cannot pack their windows: taps that are dilated far apart have more between them than fits."""
+    fits = cut.scratch <= MOST_WINDOW
+    return None if fits else f"a tile's window, with what is between its taps, would take {cut.scratch:.1e} bytes"
+
 
 def _tile(oc: int, groups: int, at: Space, dst: Layout, piece: int, lanes: int, itemsize: int) -> tuple[int, int, int]:
     """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
@@ -295,21 +309,24 @@ def pixels_of_task(
     g_rows, g_cols = rows, at.ow
     while g_cols > pixels and not fits(rows, g_cols):
         g_cols = max(pixels, g_cols // 2 // pixels * pixels)
-    while g_rows < at.oh and fits(min(at.oh, g_rows + rows), g_cols):
-        g_rows += rows
+    # As many tiles as make no more rows than fit; where the whole image does, the last of them may reach past it.
+    most = at.rows_of(room // (at.window(1, g_cols)[1] * pixel_bytes))
+    g_rows = rows * (-(-at.oh // rows) if most >= at.oh else max(1, most // rows))
     least_rows, least_cols = min(at.oh, max(rows, 4 * at.sh)), min(at.ow, 4 * pixels)
 
     images, wanted = max(1, at.images * groups), tasks_wanted(threads)
 
-    def too_few() -> bool:
-        return images * -(-at.oh // g_rows) * -(-at.ow // g_cols) < wanted
-
-    while too_few() and g_rows > least_rows:
-        g_rows = max(least_rows, g_rows - rows)
-    while too_few() and at.oh == 1 and g_cols > least_cols:
-        g_cols = max(least_cols, g_cols - pixels)
+    g_rows = _smaller(g_rows, rows, least_rows, at.oh, -(-wanted // (images * -(-at.ow // g_cols))))
+    if at.oh == 1:
+        g_cols = _smaller(g_cols, pixels, least_cols, at.ow, -(-wanted // images))
     g_cols = _even(at.ow, g_cols, pixels, images * -(-at.oh // g_rows), threads)
     return _even(at.oh, g_rows, rows, images * -(-at.ow // g_cols), threads), g_cols
+
+
+def _smaller(group: int, unit: int, least: int, size: int, parts: int) -> int:
+    """A group less as many units as it takes for `size` to be cut into so many parts; at the least `least`."""
+    most = (size - 1) // (parts - 1) if parts > 1 else group
+    return max(min(group, least), group - max(0, -(-(group - most) // unit)) * unit)
 
 
 def _even(size: int, group: int, unit: int, others: int, threads: int) -> int:
@@ -318,6 +335,9 @@ def _even(size: int, group: int, unit: int, others: int, threads: int) -> int:
     The last group is moved back to be whole, and does some work again; for each group there are `others`.
     """
     units, least = -(-size // unit), -(-size // group)
-    counts = range(least, max(least, min(units, 2 * least)) + 1)
+    most = max(least, min(units, 2 * least))
+    counts: Iterable[int] = range(least, most + 1)
+    if most - least > units // least:  # more counts than there are sizes: of each size, the least count
+        counts = {max(least, -(-units // count)) for count in range(-(-units // most), -(-units // least) + 1)}
     best = min(counts, key=lambda count: (-(-count * others // threads) * -(-units // count), count))
     return min(size, -(-units // best) * unit)

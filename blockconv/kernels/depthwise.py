@@ -26,7 +26,7 @@ from blockconv.kernels.table import CYCLE, Row, WeightForm, store_cycles
 from blockconv.kernels.tiles import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Block, Buffer, Op
 
 __all__ = ["ROWS"]
 
@@ -203,7 +203,7 @@ def _weights(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> We
     return WeightForm(Layout(layout), m)
 
 
-def _entries(problem: Conv2dProblem, src: Layout, dst: Layout, at: Cut, itemsize: int) -> list[int]:
+def _entries(problem: Conv2dProblem, src: Layout, dst: Layout, at: Cut, itemsize: int) -> Block:
     """The table's words, and the index vectors of the multiplier."""
     p, m, width = problem, problem.oc // problem.ic, at.period
     s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
@@ -225,7 +225,7 @@ def _entries(problem: Conv2dProblem, src: Layout, dst: Layout, at: Cut, itemsize
     words[:, E_SRC_VALID] = p.ic - ic
     lanes = np.arange(at.lanes)
     indices = lanes // width * width + (np.arange(m)[:, None] * width + lanes % width) // m % width
-    return [*words.ravel().tolist(), *indices.astype(f"i{itemsize}").ravel().view(np.int64).tolist()]
+    return np.concatenate([words.ravel(), indices.astype(f"i{itemsize}").ravel().view(np.int64)])
 
 
 def _bind(
@@ -241,7 +241,7 @@ def _bind(
     chunks, groups = -(-p.oh // rows), -(-entries // span)
     words: dict[int, int | Buffer] = {
         A_SRC: SRC, A_WEI: WEI, A_BIA: BIA, A_DST: DST, A_RES: RES if residual else DST, A_ACT: ACT,
-        A_TABLE: OWN_TAIL, A_OH: p.oh, A_OW: p.ow, A_IH: p.ih,
+        A_TABLE: OWN_TABLE, A_OH: p.oh, A_OW: p.ow, A_IH: p.ih,
         A_ROW: p.iw * at.pixel if at.columns else p.iw, A_SH: p.sh, A_SW: p.sw, A_PH: p.ph, A_PW: p.pw,
         A_DH: p.dh, A_DW: p.dw, A_KH: p.kh, A_KW: p.kw,
         A_SN: s.n, A_SROW: s.row, A_SCOL: s.col, A_DN: d.n, A_DROW: d.row, A_DCOL: d.col,
@@ -250,7 +250,7 @@ def _bind(
         A_INNER: at.pixel if at.batched else at.lanes, A_OUT_ROW: p.ow * at.pixel, A_PIXEL: at.pixel,
         A_TAP: at.period * m * itemsize,
     }  # fmt: skip
-    args = (*(words[k] for k in range(A_END)), *table)
+    args = tuple(words[k] for k in range(A_END))
     scratch = ZEROS + at.loops * at.unrolled * at.lanes * itemsize
     permute = int(m > 1 and at.period > 1)
     shape = (at.loops, at.unrolled, at.taps, at.stride, at.dilation, at.begin, at.end, at.edges)
@@ -258,9 +258,9 @@ def _bind(
     if at.columns:
         kernel = depthwise_pixels(*of_type, at.columns, at.inner, *shape, at.masks, act, permute)
         tasks = images * entries * chunks
-        return [Op(kernel, args, tasks, max(1, tasks // (16 * threads)), scratch, len(table))]
+        return [Op(kernel, args, tasks, max(1, tasks // (16 * threads)), scratch, table)]
     kernel = depthwise_channels(*of_type, *shape, at.piece, act, permute, at.masked)
-    return [Op(kernel, args, images * groups * chunks, 1, scratch, len(table))]
+    return [Op(kernel, args, images * groups * chunks, 1, scratch, table)]
 
 
 def _why_not(dtype: str, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:

@@ -153,7 +153,9 @@ def _edges(axis: _Axis, outputs: int) -> tuple[int, int, int] | None:
     end = max(0, last + span - axis.size)
     if outputs == axis.out:
         return axis.pad, end, 1
-    starts = [at * axis.stride - axis.pad for at in range(0, axis.out - outputs, outputs)]
-    if last < 0 or any(start < 0 for start in starts[1:]) or starts[-1] + span > axis.size:
+    # Tiles but the last begin at multiples of `outputs` that are less than out - outputs.
+    before = (axis.out - outputs - 1) // outputs * outputs
+    second, final = (at * axis.stride - axis.pad for at in (outputs, before))
+    if last < 0 or (before and second < 0) or final + span > axis.size:
         return None
     return axis.pad, end, 1 if axis.pad == end == 0 else 3

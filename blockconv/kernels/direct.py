@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockconv import jit
-from blockconv.kernels.cut import ITEMSIZE, blocking, space, weight_layout
+from blockconv.kernels.cut import ITEMSIZE, blocking, space, weight_layout, why_not_window
 from blockconv.kernels.table import BANDWIDTH, CYCLE, Row, WeightForm, store_cycles
 from blockconv.kernels.tiles import bind_tiles
 from blockconv.layout import NATIVE, Layout
@@ -46,6 +46,10 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, threads: int) -> flo
     return 1e-6 + max(cycles * CYCLE, moved / BANDWIDTH) / threads
 
 
+def _why_not(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+    return why_not_window(blocking(problem, src, dst, "float32", 1))
+
+
 # Cycles of a pixel's channels packed together, by how many.
 PACK = {1: 0.2, 2: 8.0, 3: 12.0, 4: 1.2, 8: 1.8}
 
@@ -57,7 +61,7 @@ ROWS = (
         frozenset(NATIVE),
         frozenset(NATIVE),
         frozenset(ITEMSIZE),
-        lambda problem, src, dst: None,
+        _why_not,
         _cost,
         _bind,
         _weights,

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from blockconv import jit
 from blockconv.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.kernels.activation import IDENTITY, Activation
@@ -46,7 +48,7 @@ from blockconv.kernels.eltwise_runs import (
 from blockconv.kernels.epilogue import ACT_CLIP, ACT_NONE, ACT_OTHER
 from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
 
@@ -171,7 +173,7 @@ def _op(
     act = ACT_NONE if activation.is_identity else ACT_CLIP if activation.number == 0 else ACT_OTHER
     channels, block = (shape[1], layout.blocks[1]) if found.ragged else (ALL, 1)
     words: list[int | Buffer] = [
-        *buffers, OWN_TAIL, found.run, piece, pieces, rows.size, group, groups,
+        *buffers, OWN_TABLE, found.run, piece, pieces, rows.size, group, groups,
         rows.other * itemsize, rows.channels, found.inner, found.period, int(found.written),
         channels, block, len(outer),
     ]  # fmt: skip
@@ -179,10 +181,10 @@ def _op(
     for loop in reversed(outer):
         words += [loop.size, loop.other * itemsize, loop.channels]
         tasks *= loop.size
-    words += [activation.number, *(_double(x) for x in (activation.first, activation.second))]
+    table = np.array([activation.number, *(_double(x) for x in (activation.first, activation.second))], np.int64)
     kernel = eltwise(itemsize, jit.isa().vector_bytes // itemsize, kind, found.mode, act)
     chunk = max(1, min(tasks // (4 * threads), nbytes // (min(found.run, piece) * group * itemsize)))
-    return [Op(kernel, tuple(words), tasks, chunk, scratch=3 * found.period * itemsize + 64, tail=3)]
+    return [Op(kernel, tuple(words), tasks, chunk, scratch=3 * found.period * itemsize + 64, table=table)]
 
 
 def _double(value: float) -> int:

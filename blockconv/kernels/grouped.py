@@ -19,6 +19,7 @@ from blockconv.kernels.cut import (
     geometry,
     pixels_of_task,
     space,
+    why_not_window,
 )
 from blockconv.kernels.shared import Shared
 from blockconv.kernels.table import BANDWIDTH, CYCLE, Row, WeightForm, store_cycles
@@ -103,7 +104,7 @@ def _why_not(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
         return f"is for groups of at most {lanes // 2} output channels, not {oc}"
     if _sharing(p, lanes) * ic > WIDEST * lanes:
         return f"is for groups of at most {WIDEST * lanes // _sharing(p, lanes)} input channels, not {ic}"
-    return None
+    return why_not_window(blocking(problem, src, dst, "float32", 1))
 
 
 def _weights(problem: Conv2dProblem, src: Layout, dst: Layout, dtype: str) -> WeightForm:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -21,7 +22,7 @@ from blockconv.emit import I64, const, load_i64, pointer, store_bits, store_vect
 from blockconv.kernels.cut import ITEMSIZE, geometry
 from blockconv.kernels.table import Row
 from blockconv.layout import NATIVE, Layout
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
 
@@ -119,12 +120,13 @@ def _bind(problem: ShuffleProblem, src: Layout, dst: Layout, dtype: str, threads
         ]
     tiles = -(-h * w // lanes)
     words: tuple[int | Buffer, ...] = (
-        Buffer(0), Buffer(1), OWN_TAIL, g.n, h * w, g.col, tiles, len(sources), len(firsts), padded * plane,
+        Buffer(0), Buffer(1), OWN_TABLE, g.n, h * w, g.col, tiles, len(sources), len(firsts), padded * plane,
     )  # fmt: skip
     tasks, size = n * tiles, padded * plane
     chunk = max(1, min(tasks // (4 * threads), TASK_BYTES // size))
     scratch = size + plane
-    return [Op(permute_channels(itemsize, lanes), (*words, *table), tasks, chunk, scratch=scratch, tail=len(table))]
+    kernel = permute_channels(itemsize, lanes)
+    return [Op(kernel, words, tasks, chunk, scratch=scratch, table=np.array(table, np.int64))]
 
 
 def _why_not(itemsize: int, problem: ShuffleProblem, src: Layout, dst: Layout) -> str | None:

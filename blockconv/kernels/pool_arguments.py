@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +12,12 @@ from blockconv import jit
 from blockconv.kernels.pool_elements import MAX_FLOAT, MAX_SIGNED, MAX_UNSIGNED, SUM_FLOAT
 from blockconv.layout import Layout
 from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Block, Buffer, Op
 
 __all__ = [
-    "DST", "IDX", "ITEMSIZE", "SRC", "TASK_BYTES", "Problem", "Windows",
-    "axis_of", "is_global", "is_masked", "kind_of", "lanes_of", "make_op", "shared_words", "tasks_of", "view",
-    "windows",
+    "DST", "IDX", "ITEMSIZE", "SRC", "TASK_BYTES", "Problem", "Table", "Windows",
+    "all_taps", "axis_of", "is_global", "is_masked", "kind_of", "lanes_of", "make_op", "shared_words", "tasks_of",
+    "view", "windows",
 ]  # fmt: skip
 
 SRC, DST, IDX = (Buffer(k) for k in range(3))
@@ -24,7 +25,12 @@ ITEMSIZE = {"float32": 4, "float64": 8, "int8": 1, "uint8": 1}
 Problem = Pool2dProblem | AdaptivePool2dProblem
 
 
-Windows = list[tuple[int, int, int]]
+class Windows(NamedTuple):
+    """Of windows along an axis: the first element in the image, how many there are, how many an average counts."""
+
+    first: Block
+    taps: Block
+    counted: Block
 
 
 class View(NamedTuple):
@@ -67,25 +73,36 @@ def axis_of(problem: Problem, x: str) -> _Axis:
     )
 
 
-def windows(problem: Problem, x: str) -> Windows:
-    """Of each window along an axis: the first element in the image, how many there are, how many an average counts."""
+def windows(problem: Problem, x: str, outputs: Block | None = None) -> Windows:
+    """The windows of these outputs along an axis, or of all; arrays, as an axis may have millions."""
+    a = axis_of(problem, x)
+    o = np.arange(a.out) if outputs is None else outputs
+    if isinstance(problem, AdaptivePool2dProblem):
+        first = o * a.size // a.out
+        taps = -(-(o + 1) * a.size // a.out) - first
+        return Windows(first, taps, taps)
+    start = o * a.stride - a.begin
+    before = -(np.minimum(0, start) // a.dilation)  # taps in the begin padding
+    until = np.minimum(a.kernel, -((start - a.size) // a.dilation))
+    taps = np.maximum(0, until - before)
+    counted = taps
+    if problem.divisor is not None:
+        counted = np.full_like(o, problem.divisor if x == "h" else 1)
+    elif problem.kind == "avg_include_padding":
+        counted = np.minimum(a.kernel, -((start - a.size - a.end) // a.dilation))
+    return Windows(start + before * a.dilation, taps, counted)
+
+
+def all_taps(problem: Problem, x: str) -> int:
+    """How many elements all windows along an axis cover: those of one window, but for windows at the ends."""
     a = axis_of(problem, x)
     if isinstance(problem, AdaptivePool2dProblem):
-        bounds = [(o * a.size // a.out, -(-(o + 1) * a.size // a.out)) for o in range(a.out)]
-        return [(first, last - first, last - first) for first, last in bounds]
-    found = []
-    for o in range(a.out):
-        start = o * a.stride - a.begin
-        before = -(-max(0, -start) // a.dilation)  # taps in the begin padding
-        until = min(a.kernel, -(-(a.size - start) // a.dilation))
-        taps = max(0, until - before)
-        counted = taps
-        if problem.divisor is not None:
-            counted = problem.divisor if x == "h" else 1
-        elif problem.kind == "avg_include_padding":
-            counted = min(a.kernel, -(-(a.size + a.end - start) // a.dilation))
-        found.append((start + before * a.dilation, taps, counted))
-    return found
+        return a.size + a.out - math.gcd(a.size, a.out)  # neighbours share an element where a bound is no integer
+    inner_first = min(a.out, -(-a.begin // a.stride))
+    fitting = (a.size + a.begin - (a.kernel - 1) * a.dilation - 1) // a.stride + 1
+    inner_last = max(inner_first, min(a.out, fitting))
+    ends = np.concatenate([np.arange(inner_first), np.arange(inner_last, a.out)])
+    return (inner_last - inner_first) * a.kernel + int(windows(problem, x, ends).taps.sum())
 
 
 def kind_of(problem: Problem, dtype: str) -> int:
@@ -100,8 +117,10 @@ def lanes_of(dtype: str) -> int:
 
 def is_global(problem: Problem) -> bool:
     """Whether the only window is the whole image."""
+    if (problem.oh, problem.ow) != (1, 1):
+        return False
     rows, cols = windows(problem, "h"), windows(problem, "w")
-    return [w[:2] for w in rows] == [(0, problem.ih)] and [w[:2] for w in cols] == [(0, problem.iw)]
+    return (rows.taps[0], cols.taps[0]) == (problem.ih, problem.iw)
 
 
 TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
@@ -115,11 +134,12 @@ def shared_words(problem: Problem, layout: Layout, dtype: str, threads: int) -> 
     s_col = v.inner * itemsize
     s_row = p.iw * s_col
     rows = max(1, min(p.oh, TASK_BYTES * p.oh // (p.ih * s_row)))
-    while rows > 1 and v.planes * -(-p.oh // rows) < 4 * threads:
-        rows -= 1
+    wanted = -(-4 * threads // v.planes)  # tasks of a plane
+    if wanted > 1:
+        rows = max(1, min(rows, (p.oh - 1) // (wanted - 1)))
     chunks = -(-p.oh // rows)
     return {
-        pk.A_SRC: SRC, pk.A_DST: DST, pk.A_TABLE: OWN_TAIL, pk.A_OH: p.oh, pk.A_OW: p.ow, pk.A_IW: p.iw,
+        pk.A_SRC: SRC, pk.A_DST: DST, pk.A_TABLE: OWN_TABLE, pk.A_OH: p.oh, pk.A_OW: p.ow, pk.A_IW: p.iw,
         pk.A_INNER: v.inner, pk.A_CHANNELS: p.ic, pk.A_BLOCK: v.block, pk.A_BLOCKS: v.blocks,
         pk.A_S_PLANE: p.ih * s_row, pk.A_S_ROW: s_row, pk.A_S_COL: s_col,
         pk.A_D_PLANE: p.oh * p.ow * s_col, pk.A_D_ROW: p.ow * s_col,
@@ -129,24 +149,48 @@ def shared_words(problem: Problem, layout: Layout, dtype: str, threads: int) -> 
     }  # fmt: skip
 
 
-def _table(problem: Problem, dtype: str, repeat: int, of_h: Windows, of_w: Windows, more: int = 0) -> list[int]:
+class Table(NamedTuple):
+    """What a kernel's table holds. Rows of windows always; `columns`, if the kernel asks what they cover.
+
+    flat: other windows than the problem's. repeat: how often each column's scale stands; more: elements for which a
+    line of scales goes on from its beginning. there: flags at the table's end.
+    """
+
+    columns: bool = False
+    repeat: int = 1
+    flat: tuple[Windows, Windows] | None = None
+    more: int = 0
+    there: Block = np.empty(0, np.int64)
+
+
+def _filled(problem: Problem, dtype: str, table: Table) -> Block:
     """The words of all windows' rows, of their columns, and the scales: a line for each height that counts.
 
-    Each scale stands `repeat` times, a line goes on from its beginning for `more` elements, and after the last line
-    there is slack for a vector's load.
+    After the last line there is slack for a vector's load.
     """
-    if kind_of(problem, dtype) != SUM_FLOAT:
-        return [*(n for first, taps, _ in of_h for n in (first, taps, 0)), *(n for w in of_w for n in w[:2])]
-    heights = sorted({counted for _, _, counted in of_h})
-    of_line = np.repeat([counted for _, _, counted in of_w], repeat)
-    counts = np.multiply.outer(heights, np.resize(of_line, of_line.size + more)).astype(np.float64)
-    scales = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
-    line = -(-counts.shape[1] * ITEMSIZE[dtype] // 8)
-    held = np.zeros((len(heights), 8 * line // ITEMSIZE[dtype]), dtype)
-    held[:, : counts.shape[1]] = scales
-    start = 3 * len(of_h) + 2 * len(of_w)
-    words = [n for first, taps, c in of_h for n in (first, taps, 8 * (start + line * heights.index(c)))]
-    return [*words, *(n for w in of_w for n in w[:2]), *held.view(np.int64).ravel().tolist(), *[0] * 8]
+    of_h = table.flat[0] if table.flat else windows(problem, "h")
+    averages = kind_of(problem, dtype) == SUM_FLOAT
+    of_w = (table.flat[1] if table.flat else windows(problem, "w")) if averages or table.columns else None
+    columns = np.stack([of_w.first, of_w.taps], axis=1).ravel() if of_w and table.columns else np.empty(0, np.int64)
+    scales, lines = np.empty(0, np.int64), np.zeros_like(of_h.first)
+    if averages and of_w:
+        heights, which = np.unique(of_h.counted, return_inverse=True)
+        held = _scales(heights, np.repeat(of_w.counted, table.repeat), table.more, dtype)
+        lines = 8 * (3 * len(lines) + len(columns) + held.shape[1] * which)
+        scales = np.append(held, np.zeros(8, np.int64))
+    rows = np.stack([of_h.first, of_h.taps, lines], axis=1).ravel()
+    return np.concatenate([rows, columns, scales, table.there])
+
+
+def _scales(heights: Block, widths: Block, more: int, dtype: str) -> Block:
+    """1 / (height * width), or 0 for empty windows: a line of whole words for each height."""
+    widths = np.resize(widths, widths.size + more)
+    words = -(-widths.size * ITEMSIZE[dtype] // 8)
+    held = np.zeros((len(heights), 8 * words // ITEMSIZE[dtype]), dtype)
+    for line, height in zip(held, heights, strict=True):
+        counts = (height * widths).astype(np.float64)
+        line[: widths.size] = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
+    return held.view(np.int64)
 
 
 def make_op(
@@ -156,19 +200,13 @@ def make_op(
     words: dict[int, int | Buffer],
     tasks: tuple[int, int],
     scratch: int = pk.LINE,
-    repeat: int = 1,
-    flat: tuple[Windows, Windows] | None = None,
-    more: int = 0,
-    there: bytes = b"",
+    table: Table = Table(),  # noqa: B008
 ) -> Op:
-    """The op; `tasks`: how many, and how many at a time. flat: other windows than the problem's. there: flags."""
-    of_h, of_w = flat or (windows(problem, "h"), windows(problem, "w"))
-    table = _table(problem, dtype, repeat, of_h, of_w, more)
-    words = words | {pk.A_THERE: 8 * len(table)}
-    table += np.frombuffer(there.ljust(-(-len(there) // 8) * 8, b"\0"), np.int64).tolist()
+    """The op; `tasks`: how many, and how many at a time."""
+    held = _filled(problem, dtype, table)
+    words = words | {pk.A_THERE: 8 * (held.size - table.there.size)}
     count = max(pk.A_END, *(key + 1 for key in words))
-    args = (*(words.get(k, 0) for k in range(count)), *table)
-    return Op(kernel, args, *tasks, scratch, len(table))
+    return Op(kernel, tuple(words.get(k, 0) for k in range(count)), *tasks, scratch, held)
 
 
 def tasks_of(problem: Problem, layout: Layout, words: dict[int, int | Buffer], threads: int) -> tuple[int, int]:

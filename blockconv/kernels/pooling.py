@@ -40,7 +40,9 @@ from blockconv.kernels.pool_arguments import (
     SRC,
     TASK_BYTES,
     Problem,
+    Table,
     Windows,
+    all_taps,
     axis_of,
     is_global,
     is_masked,
@@ -55,7 +57,7 @@ from blockconv.kernels.pool_arguments import (
 from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import AdaptivePool2dProblem, Pool2dProblem
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
 
@@ -75,6 +77,8 @@ def _tile_pixels(problem: Pool2dProblem) -> int:
     most = jit.isa().registers - 8
     if problem.kw <= problem.sw + 1:
         most = min(most, max(MOST_COLUMNS, problem.kw))
+    if problem.kw > most:
+        return 0
     fit = [p for p in range(1, min(8, problem.ow) + 1) if _tile_columns(problem, p) <= most]
     return min(fit, key=lambda p: (-(-problem.ow // p) * (_tile_columns(problem, p) + 1), -p), default=0)
 
@@ -116,6 +120,8 @@ def _why_not_windows(dtype: str, problem: Problem, src: Layout, dst: Layout) -> 
         return reason
     if isinstance(problem, AdaptivePool2dProblem) or is_global(problem):
         return None
+    if _why_not_padding(problem) is not None:
+        return None
     overlaps = problem.kw > problem.sw or problem.kh > problem.sh
     return "windows overlap, and their columns are better reduced once" if overlaps else None
 
@@ -124,11 +130,11 @@ def _flattened(problem: Problem, words: dict[int, int | Buffer], s_col: int) -> 
     """A window that is the whole image as rows of at most 128 pixels, or as it is."""
     pixels = problem.ih * problem.iw
     cols = max(k for k in range(1, 129) if pixels % k == 0)
-    row, col = windows(problem, "h")[0], windows(problem, "w")[0]
+    row, col = windows(problem, "h"), windows(problem, "w")
     if cols >= min(problem.iw, 16):
         words |= {pk.A_S_ROW: cols * s_col, pk.A_ROW_STEP: cols * s_col, pk.A_COL_STEP: s_col}
-        return [(0, pixels // cols, row[2])], [(0, cols, col[2])]
-    return [row], [col]
+        return row._replace(taps=row.taps * 0 + pixels // cols), col._replace(taps=col.taps * 0 + cols)
+    return row, col
 
 
 def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
@@ -147,7 +153,7 @@ def _bind_windows(problem: Problem, src: Layout, dst: Layout, dtype: str, thread
         tasks *= splits
     flat = _flattened(p, words, v.inner * ITEMSIZE[dtype]) if is_global(p) else None
     # The scratch holds the mask alone; a call without scratch is a little shorter.
-    return [make_op(kernel, p, dtype, words, (tasks, 1), pk.LINE if masked else 0, flat=flat)]
+    return [make_op(kernel, p, dtype, words, (tasks, 1), pk.LINE if masked else 0, Table(True, flat=flat))]
 
 
 # ---------------------------------------------------------------- pool_lines, pool_wide_lines, pool_bins
@@ -174,9 +180,20 @@ def _line_columns(problem: Pool2dProblem) -> int:
     return max((p.ow - 1) * p.sw + (p.kw - 1) * p.dw + 1, p.pw + p.iw)
 
 
+MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
+
+
+def _why_not_padding(problem: Pool2dProblem) -> str | None:
+    """Kernels that walk whole windows, their padding too, are not for windows that are nearly all padding."""
+    columns, most = _line_columns(problem), MOST_MARGIN * (problem.iw + 16)
+    return f"windows span {columns} columns, of which the image has {problem.iw}" if columns > most else None
+
+
 def _why_not_wide_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
     if isinstance(problem, AdaptivePool2dProblem):
         return "windows are of unequal sizes"
+    if (reason := _why_not_padding(problem)) is not None:
+        return reason
     return _why_not_wide(dtype, problem, src, dst)
 
 
@@ -197,6 +214,8 @@ def _why_not_lines(dtype: str, problem: Problem, src: Layout, dst: Layout) -> st
         return "windows are of unequal sizes"
     if problem.sw > MOST_STRIDE:
         return f"columns of windows are {problem.sw} apart, and more than {MOST_STRIDE} would be loaded for nothing"
+    if (reason := _why_not_padding(problem)) is not None:
+        return reason
     return _why_not_narrow(dtype, problem, src, dst)
 
 
@@ -210,7 +229,7 @@ def _bind_lines(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, th
     wide = inner if p.sw > 1 else 1
     kernel = pk.pool_lines(kind_of(p, dtype), itemsize, lanes_of(dtype), kh, kw, wide, p.sw, is_masked(p, src))
     tasks = tasks_of(p, src, words, threads)
-    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + 2 * line_bytes, inner)]
+    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + 2 * line_bytes, Table(repeat=inner))]
 
 
 MOST_TAPS = 5  # of a window that is unrolled in a run
@@ -238,12 +257,14 @@ def _bind_runs(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, thr
     words |= {pk.A_IH: p.ih, pk.A_PH: p.ph}
     columns = np.arange(p.iw) + p.dw * np.arange(p.kw)[:, None] - p.pw
     there = np.repeat((columns >= 0) & (columns < p.iw), inner, axis=1)
-    flags = np.stack([np.resize(tap, p.iw * inner + group) for tap in there]).tobytes()
+    flags = np.stack([np.resize(tap, p.iw * inner + group) for tap in there]).ravel()
+    flags = np.resize(flags, -(-flags.size // 8) * 8).view(np.int64)
     checked = sum(1 << t for t, tap in enumerate(there) if not tap.all())
     kernel = pk.pool_runs(kind_of(p, dtype), ITEMSIZE[dtype], lanes, p.kh, p.kw, checked, is_masked(p, src))
     buffer = (words[pk.A_CHUNK] + (p.kh - 1) * p.dh) * words[pk.A_S_ROW]  # type: ignore[operator]
     tasks = tasks_of(p, src, words, threads)
-    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + buffer, inner, more=group, there=flags)]
+    table = Table(repeat=inner, more=group, there=flags)
+    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + buffer, table)]
 
 
 def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
@@ -251,7 +272,7 @@ def _bind_bins(problem: Problem, src: Layout, dst: Layout, dtype: str, threads: 
     kernel = pk.pool_bins(kind_of(p, dtype), ITEMSIZE[dtype], lanes_of(dtype))
     tasks = tasks_of(p, src, words, threads)
     line = p.iw * view(src, p.src_shape).inner * ITEMSIZE[dtype]
-    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + line + pk.SLACK)]
+    return [make_op(kernel, p, dtype, words, tasks, pk.LINE + line + pk.SLACK, Table(columns=True))]
 
 
 # ---------------------------------------------------------------- pool_planes
@@ -288,7 +309,7 @@ def _scalar_words(problem: Problem, src: Layout, dst: Layout, dtype: str) -> dic
     s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
     h, w = axis_of(p, "h"), axis_of(p, "w")
     words: dict[int, int | Buffer] = {
-        pk.A_SRC: SRC, pk.A_DST: DST, pk.A_TABLE: OWN_TAIL, pk.A_OH: p.oh, pk.A_OW: p.ow, pk.A_IW: p.iw,
+        pk.A_SRC: SRC, pk.A_DST: DST, pk.A_TABLE: OWN_TABLE, pk.A_OH: p.oh, pk.A_OW: p.ow, pk.A_IW: p.iw,
         pk.A_CHANNELS: p.ic,
         pk.A_ROW_STEP: h.dilation * s.row, pk.A_COL_STEP: w.dilation * s.col,
         pk.A_RUNS: h.dilation, pk.A_RUN: w.dilation, pi.A_PADDED: dst.padded_shape(p.dst_shape)[1], pi.A_IDX: IDX,
@@ -302,14 +323,14 @@ def _bind_reference(problem: Problem, src: Layout, dst: Layout, dtype: str, thre
     del words[pi.A_IDX]
     kernel = pi.pool_reference(kind_of(problem, dtype), ITEMSIZE[dtype])
     tasks = problem.n * dst.padded_shape(problem.dst_shape)[1] * problem.oh
-    return [make_op(kernel, problem, dtype, words, (tasks, 4))]
+    return [make_op(kernel, problem, dtype, words, (tasks, 4), table=Table(columns=True))]
 
 
 def _bind_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     words = _scalar_words(problem, src, dst, dtype)
     kernel = pi.pool_indices(kind_of(problem, dtype), ITEMSIZE[dtype])
     tasks = problem.n * dst.padded_shape(problem.dst_shape)[1] * problem.oh
-    return [make_op(kernel, problem, dtype, words, (tasks, 4))]
+    return [make_op(kernel, problem, dtype, words, (tasks, 4), table=Table(columns=True))]
 
 
 def _why_not_indices_by_vectors(problem: Problem, src: Layout, dst: Layout) -> str | None:
@@ -325,7 +346,8 @@ def _why_not_wide_indices(dtype: str, problem: Problem, src: Layout, dst: Layout
 def _bind_wide_indices(problem: Pool2dProblem, src: Layout, dst: Layout, dtype: str, threads: int) -> list[Op]:
     words, masked = shared_words(problem, src, dtype, threads) | {pi.A_IDX: IDX}, is_masked(problem, src)
     kernel = pi.pool_wide_indices(kind_of(problem, dtype), ITEMSIZE[dtype], lanes_of(dtype), masked)
-    return [make_op(kernel, problem, dtype, words, tasks_of(problem, src, words, threads))]
+    tasks = tasks_of(problem, src, words, threads)
+    return [make_op(kernel, problem, dtype, words, tasks, table=Table(columns=True))]
 
 
 def _why_not_line_indices(dtype: str, problem: Problem, src: Layout, dst: Layout) -> str | None:
@@ -349,8 +371,13 @@ def _cost(cycles: float, dtype: str, problem: Problem, src: Layout, dst: Layout,
     """Bytes moved at the speed of a copy, or `cycles` for each vector loaded, whichever is more."""
     itemsize = ITEMSIZE[dtype]
     moved = itemsize * (src.size(problem.src_shape) + dst.size(problem.dst_shape))
-    taps = sum(w[1] for w in windows(problem, "h")) * sum(w[1] for w in windows(problem, "w"))
-    loads = problem.n * problem.ic * taps / (1 if cycles > 5 else lanes_of(dtype))
+    loads = (
+        problem.n
+        * problem.ic
+        * all_taps(problem, "h")
+        * all_taps(problem, "w")
+        / (1 if cycles > 5 else lanes_of(dtype))
+    )
     return 2e-6 + max(moved / BANDWIDTH, loads * cycles / 3e9) / threads
 
 

@@ -10,8 +10,9 @@ Buffers: source, destination.
 from __future__ import annotations
 
 import math
-import struct
 
+import numpy as np
+import numpy.typing as npt
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -23,13 +24,15 @@ from blockconv.kernels.cut import ITEMSIZE
 from blockconv.kernels.lines import Code, chunk_of, lanes_of, literals
 from blockconv.kernels.table import BANDWIDTH, Row
 from blockconv.layout import NATIVE, Layout
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS", "taps"]
 
 # Argument words. Table: for each row of results, then for each column, (offset, offset, weight of the second).
 (A_SRC, A_DST, A_TABLE, A_OH, A_OW, A_S_PLANE, A_S_ROW, A_INNER, A_BLOCKS, A_BLOCK, A_VALID) = range(11)
 TAP = 24
+
+Floats = npt.NDArray[np.float64]
 
 
 @intrinsic(prefer_literal=True)
@@ -111,36 +114,33 @@ def resize_rows(itemsize, lanes, inner_lanes, linear):
     return kernel
 
 
-def taps(problem: ResizeProblem, axis: str) -> list[tuple[int, int, float]]:
+def taps(problem: ResizeProblem, axis: str) -> tuple[Floats, Floats, Floats]:
     """Of each result along "h" or "w": the two elements that it is made of, and the weight of the second."""
     p = problem
     size, out, scale = getattr(p, "i" + axis), getattr(p, "o" + axis), getattr(p, "scale_" + axis)
     # A scale may leave a part of an element, which align_corners counts.
     length = out if math.isclose(size * scale, out, rel_tol=1e-6) else size * scale
-    found = []
-    for o in range(out):
-        if p.coordinates == "asymmetric":
-            x = o / scale
-        elif p.coordinates == "align_corners":
-            x = o * (size - 1) / (length - 1) if out > 1 else 0.0
-        elif p.coordinates == "pytorch_half_pixel" and out == 1:
-            x = 0.0
-        else:
-            x = (o + 0.5) / scale - 0.5
-        if p.mode == "linear":
-            x = min(max(x, 0.0), size - 1.0)
-            low = int(x)
-            found.append((low, min(low + 1, size - 1), x - low))
-            continue
-        rounded = {
-            "round_prefer_floor": math.ceil(x - 0.5),
-            "round_prefer_ceil": math.floor(x + 0.5),
-            "floor": math.floor(x),
-            "ceil": math.ceil(x),
-        }[p.nearest]
-        nearest = min(max(rounded, 0), size - 1)
-        found.append((nearest, nearest, 0.0))
-    return found
+    o = np.arange(out, dtype=np.float64)
+    if p.coordinates == "asymmetric":
+        x = o / scale
+    elif p.coordinates == "align_corners" and out > 1:
+        x = o * (size - 1) / (length - 1)
+    elif out == 1 and p.coordinates in ("align_corners", "pytorch_half_pixel"):
+        x = o
+    else:
+        x = (o + 0.5) / scale - 0.5
+    if p.mode == "linear":
+        x = np.clip(x, 0.0, size - 1.0)
+        low = np.floor(x)
+        return low, np.minimum(low + 1, size - 1), x - low
+    rounded = {
+        "round_prefer_floor": lambda: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda: np.floor(x + 0.5),
+        "floor": lambda: np.floor(x),
+        "ceil": lambda: np.ceil(x),
+    }[p.nearest]()
+    nearest = np.clip(rounded, 0, size - 1)
+    return nearest, nearest, np.zeros(out)
 
 
 def _inner(layout: Layout, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -162,20 +162,21 @@ def _bind(problem: ResizeProblem, src: Layout, dst: Layout, dtype: str, threads:
     block = dst.blocks[1]
     blocks = -(-p.c // block)
     words: list[int | Buffer] = [
-        Buffer(0), Buffer(1), OWN_TAIL, p.oh, p.ow, p.ih * row, row, inner,
+        Buffer(0), Buffer(1), OWN_TABLE, p.oh, p.ow, p.ih * row, row, inner,
         blocks, block, p.c - (blocks - 1) * block,
     ]  # fmt: skip
-    table: list[int] = []
+    lines = []
     for axis, size in (("h", row), ("w", pixel)):
-        for a, b, weight in taps(p, axis):
-            table += [a * size, b * size, int(struct.unpack("<q", struct.pack("<d", weight))[0])]
+        a, b, weight = taps(p, axis)
+        offsets = [element.astype(np.int64) * size for element in (a, b)]
+        lines.append(np.stack([*offsets, weight.view(np.int64)], axis=1).ravel())
     lanes, linear = lanes_of(itemsize), int(p.mode == "linear")
     inner_lanes = min(lanes, 1 << (inner.bit_length() - 1))
     # Nearest only copies: what matters is whether a pixel is one element.
     kernel = resize_rows(itemsize, lanes, inner_lanes, 1) if linear else resize_rows(itemsize, 1, min(inner, 4), 0)
     tasks = planes * p.oh
     chunk = chunk_of(tasks, p.ow * pixel, threads)
-    return [Op(kernel, (*words, *table), tasks, chunk, scratch=row if linear else 0, tail=len(table))]
+    return [Op(kernel, tuple(words), tasks, chunk, scratch=row if linear else 0, table=np.concatenate(lines))]
 
 
 def _why_not(problem: ResizeProblem, src: Layout, dst: Layout) -> str | None:

@@ -15,13 +15,15 @@ destination, residual (or the destination), activation parameters.
 
 from __future__ import annotations
 
+import numpy as np
+
 import blockconv.kernels.tile_kernels as t
 from blockconv import jit
 from blockconv.kernels.cut import ITEMSIZE, NO_BLOCK, Blocking, geometry, space
 from blockconv.kernels.microkernel import conv_tile, lines_ahead
 from blockconv.layout import Layout
 from blockconv.problem import Conv2dProblem
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ACT", "BIA", "DST", "RES", "SRC", "WEI", "bind_tiles"]
 
@@ -85,7 +87,7 @@ def bind_tiles(
     tile_bytes = cut.rows * cut.pixels * cut.width * itemsize
     words: dict[int, int | Buffer] = {
         t.A_SRC: SRC, t.A_WEI: WEI, t.A_BIA: BIA, t.A_DST: DST, t.A_RES: RES if residual else DST, t.A_ACT: ACT,
-        t.A_PLACES: OWN_TAIL, t.A_ALL_IC: p.ic, t.A_ALL_OC: p.oc, t.A_IC: ic, t.A_OC: oc,
+        t.A_PLACES: OWN_TABLE, t.A_ALL_IC: p.ic, t.A_ALL_OC: p.oc, t.A_IC: ic, t.A_OC: oc,
         t.A_BLOCKS: blocks, t.A_TAIL: tail,
         t.A_WHOLE: (len(firsts) - (tail < cut.step)) * of_block, t.A_ENDED: (tail < cut.step) * of_block,
         t.A_IH: at.ih, t.A_IW: at.iw, t.A_PH: at.ph, t.A_PW: at.pw, t.A_ROW_STEP: row_step, t.A_COL_STEP: col_step,
@@ -109,6 +111,6 @@ def bind_tiles(
         t.A_LANES: cut.lanes, t.A_ITEMSIZE: itemsize, t.A_PIXEL: out_sw * pixel,
         t.A_AHEAD: _lines_ahead(cut, steps * weights * itemsize, len(places)),
     }  # fmt: skip
-    args = tuple(words[k] for k in range(t.A_END)) + tuple(places)
+    args = tuple(words[k] for k in range(t.A_END))
     tasks = at.images * groups * row_groups * col_groups * cut.splits
-    return [Op(t.conv_tiles(), args, tasks, 1, cut.scratch + t.RECORDS, len(places))]
+    return [Op(t.conv_tiles(), args, tasks, 1, cut.scratch + t.RECORDS, np.array(places, np.int64))]

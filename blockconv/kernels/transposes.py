@@ -43,7 +43,7 @@ from blockconv.kernels.walk import (
     nest_op,
     outer_position,
 )
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["transpose_op"]
 
@@ -264,7 +264,7 @@ def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> 
     own: list[int | Buffer] = [
         us,
         u_strip,
-        OWN_TAIL if flags & TABLED else d1 * itemsize,
+        OWN_TABLE if flags & TABLED else d1 * itemsize,
         d0 * itemsize,
         u.step,
         vs,

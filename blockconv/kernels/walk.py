@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from blockconv import jit
 from blockconv.codegen import inline
 from blockconv.emit import load_i64
@@ -60,7 +62,7 @@ def nest_op(
     scratch: int = SCRATCH,
     table: Sequence[int] = (),
 ) -> Op:
-    """The op of a kernel over a nest's outer loops, with its own words; `table` is its arguments' tail."""
+    """The op of a kernel over a nest's outer loops, with its own words; `table` is what `OWN_TABLE` points to."""
     words: list[int | Buffer] = [SRC, DST, fill, len(outer)]
     for dim in slots:
         words += limits.get(dim, (ALL, ALL))
@@ -70,4 +72,4 @@ def nest_op(
         tasks *= loop.size
         words += [loop.size, loop.src * itemsize, loop.dst * itemsize]
         words += [loop.step * (loop.dim == dim) for dim in slots]
-    return Op(kernel, (*words, *table), tasks, scratch=scratch, tail=len(table))
+    return Op(kernel, tuple(words), tasks, scratch=scratch, table=np.array(table, np.int64))

@@ -24,6 +24,8 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
+
 import blockconv.kernels.winograd_stages as w
 from blockconv import jit
 from blockconv.kernels.cut import geometry
@@ -36,7 +38,7 @@ from blockconv.kernels.winograd_cut import SCRATCH, Cut, cost, cut
 from blockconv.kernels.winograd_transforms import TILES, side
 from blockconv.layout import NATIVE, Layout
 from blockconv.problem import Conv2dProblem
-from blockconv.runtime import OWN_TAIL, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["FINITE_BELOW", "ROWS"]
 
@@ -102,7 +104,7 @@ def _bind(
     nbytes, position = 4 * src.size(p.src_shape), at.weight_position(p)
     words: dict[int, int | Buffer] = {
         w.A_SRC: SRC, w.A_WEI: WEI, w.A_BIA: BIA, w.A_DST: DST, w.A_RES: RES if residual else DST, w.A_ACT: ACT,
-        w.A_PLACES: OWN_TAIL,
+        w.A_PLACES: OWN_TABLE,
         w.A_LOAD: w.winograd_source(m, p.sh, lanes, at.part, fma, min(lanes, s.length)).address,
         w.A_MULTIPLY: _multiply(p, at).address,
         w.A_TILE: 0 if at.shared else _tile(at).address,
@@ -125,9 +127,9 @@ def _bind(
         w.A_SIDE: at.side, w.A_STEP: m * p.sh, w.A_WEI_SIDE: m + 2,
     }  # fmt: skip
     channels = [group * ic + k * run for group in range(at.together) for k in range(runs)]
-    places = tuple((c // lanes * at.block * lanes + c % lanes) * 4 for c in channels)
-    args = tuple(words[k] for k in range(w.A_END)) + places
-    return [Op(w.winograd(), args, at.sets * at.blocks * at.splits, 1, at.scratch, len(places))]
+    places = np.array([(c // lanes * at.block * lanes + c % lanes) * 4 for c in channels], np.int64)
+    args = tuple(words[k] for k in range(w.A_END))
+    return [Op(w.winograd(), args, at.sets * at.blocks * at.splits, 1, at.scratch, places)]
 
 
 UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zipfile
 from os import PathLike
-from typing import Any
+from types import UnionType
+from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from blockconv.network.graph import Network, Node, Tensor
 __all__ = ["read", "write"]
 
 FORMAT = 1
+Shape = tuple[int, ...]
+Names = tuple[str, ...]
 _ATTRIBUTES: dict[str, Any] = {name: getattr(ops, name) for name in ops.__all__ if isinstance(getattr(ops, name), type)}
 _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 
@@ -39,22 +41,38 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
 
 
 def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
-    """What `write` wrote. Raises ArgumentError for any other file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            described = json.loads(bytes(file["network"]))
-            if described["format"] != FORMAT:
-                raise ValueError(f"format {described['format']}")
-            constants = {name: file[f"c{k}"] for k, name in enumerate(described["constants"])}
-        inputs = tuple(Tensor(name, tuple(shape), np.dtype(dtype)) for name, shape, dtype in described["inputs"])
-        nodes = tuple(
-            Node(name, _record(attributes), tuple(taken), output, tuple(parameters))
-            for name, attributes, taken, output, parameters in described["nodes"]
-        )
-        network = Network(inputs, tuple(described["outputs"]), nodes, constants, described["name"])
-        return network, described["extra"]
-    except (KeyError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ArgumentError("Plan.load", "path", str(path), f"is no file of Plan.save ({error})") from error
+    """What `write` wrote. Raises ArgumentError for any other file, and an OSError where there is none to be read."""
+    with open(path, "rb") as file:
+        try:
+            return _read(file)
+        except Exception as error:  # zips, arrays, texts and networks that are damaged fail in as many ways
+            raise refused(path, error) from error
+
+
+def refused(path: str | PathLike[str], error: Exception) -> ArgumentError:
+    """What is said of a file that holds no plan."""
+    why = f"{type(error).__name__}: {error}" if not isinstance(error, ArgumentError) else str(error)
+    return ArgumentError("Plan.load", "path", str(path), f"is no file of Plan.save, or a damaged one ({why})")
+
+
+def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
+    with np.load(opened, allow_pickle=False) as file:
+        described = json.loads(bytes(file["network"]))
+        if described["format"] != FORMAT:
+            raise ValueError(f"format {described['format']}")
+        constants = {name: file[f"c{k}"] for k, name in enumerate(described["constants"])}
+    inputs = tuple(
+        Tensor(name, _typed(Shape, shape), np.dtype(_typed(str, dtype))) for name, shape, dtype in described["inputs"]
+    )
+    nodes = tuple(
+        Node(name, _record(attributes), _typed(Names, taken), output, _typed(Names, parameters))
+        for name, attributes, taken, output, parameters in described["nodes"]
+    )
+    names = [tensor.name for tensor in inputs], [n for node in nodes for n in (node.name, node.output)]
+    for name in (described["name"], *names[0], *names[1]):
+        _typed(str, name)
+    network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, described["name"])
+    return network, dict(described["extra"])
 
 
 def _plain(value: Any) -> Any:
@@ -68,8 +86,29 @@ def _plain(value: Any) -> Any:
 
 
 def _record(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _RECORDS[value["is"]](**{name: _record(item) for name, item in value.items() if name != "is"})
-    if isinstance(value, list):
-        return tuple(_record(item) for item in value)
-    return value
+    """The record of an op that `_plain` wrote."""
+    made = _RECORDS[value["is"]]
+    types = get_type_hints(made)
+    given = {name: _typed(types[name], item) for name, item in value.items() if name != "is"}
+    return made(**given)
+
+
+def _typed(wanted: Any, value: Any) -> Any:
+    """`value`, as JSON has it, as what a field is declared to hold; TypeError if it is nothing of the kind."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin in (Union, UnionType):
+        if value is None and type(None) in inner:
+            return None
+        return _typed(next(kind for kind in inner if kind is not type(None)), value)
+    if origin is Literal and isinstance(value, str) and value in inner:
+        return value
+    if origin is tuple and isinstance(value, list):
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        return tuple(_typed(kind, item) for kind, item in zip(kinds, value, strict=True))
+    if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if wanted in (int, str, bool) and type(value) is wanted:
+        return value
+    if wanted is Activation and isinstance(value, dict):
+        return _record(value)
+    raise TypeError(f"{value!r:.60} is no {wanted}")

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from blockconv.boundary import pads, pair
 from blockconv.errors import NetworkError
+from blockconv.interop import as_numpy
 from blockconv.kernels.activation import activation as read_activation
 from blockconv.network import ops
-from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.graph import Network, Node, Tensor, read_shape
 
 __all__ = ["NetworkBuilder"]
 
@@ -42,7 +43,7 @@ class NetworkBuilder:
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
         """An input of the network."""
-        self._inputs.append(Tensor(name, tuple(int(k) for k in shape), np.dtype(dtype)))
+        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), np.dtype(dtype)))
         return name
 
     def constant(self, value: Any, name: str | None = None) -> str:
@@ -50,7 +51,7 @@ class NetworkBuilder:
         name = name or f"constant_{len(self._constants)}"
         if name in self._constants:
             raise NetworkError(self.name, "name", name, "is the name of another constant")
-        self._constants[name] = np.asarray(value)
+        self._constants[name] = as_numpy(value, self.name, name)
         return name
 
     def output(self, *values: str) -> None:
@@ -87,7 +88,7 @@ class NetworkBuilder:
         name: str | None = None,
     ) -> str:
         """activation(conv + bias + residual); weight: (O, I/groups, KH, KW)."""
-        w = np.asarray(weight)
+        w = as_numpy(weight, "conv2d", "weight")
         apart, step = pair("conv2d", "dilation", dilation), pair("conv2d", "stride", stride)
         sides = pads("conv2d", padding, w.shape[2:], step, apart)
         attributes = ops.Conv2d(step, sides, apart, groups, read_activation(activation))

@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.checks import check_shape, whole
 from blockconv.errors import ArgumentError, NetworkError
+from blockconv.interop import as_numpy
 from blockconv.network import evaluate
 from blockconv.network.ops import AdaptivePool2d, Attributes, Conv2d, Pool2d, Shape
 from blockconv.network.order import topological
 from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 
-__all__ = ["Network", "Node", "Tensor"]
+__all__ = ["Network", "Node", "Tensor", "read_shape"]
 
 Array = npt.NDArray[Any]
 Problem = Conv2dProblem | Pool2dProblem | AdaptivePool2dProblem
@@ -156,7 +158,7 @@ class Network:
     def with_input_shapes(self, shapes: Mapping[str, Shape] | Shape) -> Network:
         """The same network for other sizes of its inputs: by name, or one shape for its only input."""
         named = self._by_input(shapes, "shapes")
-        sizes = {name: tuple(int(k) for k in shape) for name, shape in named.items()}
+        sizes = {name: read_shape(self.name, name, shape) for name, shape in named.items()}
         if all(self.shape(name) == size for name, size in sizes.items()):
             return self
         if self.remake is not None:
@@ -188,7 +190,7 @@ class Network:
         for tensor in self.inputs:
             if tensor.name not in given:
                 raise NetworkError(self.name, "inputs", sorted(given), f"input {tensor.name!r} is missing")
-            array = np.asarray(given[tensor.name])
+            array = as_numpy(given[tensor.name], self.name, tensor.name)
             if array.shape != tensor.shape or array.dtype != tensor.dtype:
                 rule = f"has to be of shape {tensor.shape}, dtype {tensor.dtype}"
                 raise NetworkError(self.name, tensor.name, array, rule, "see Network.with_input_shapes")
@@ -261,7 +263,18 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str]) -> None:
                 raise NetworkError(str(node), argument, name, "has to be a constant, so that it can be packed once")
 
 
+def read_shape(name: str, argument: str, shape: Any) -> Shape:
+    """A shape as a tuple of ints. Raises NetworkError, of the network of that name, for what is none."""
+    sizes = [whole(size) for size in shape] if isinstance(shape, (tuple, list, np.ndarray)) else [None]
+    if any(size is None or size < 0 for size in sizes):
+        raise NetworkError(name, argument, shape, "has to be a shape: a sequence of ints of at least 0")
+    return tuple(size for size in sizes if size is not None)
+
+
 def _inferred(net: Network) -> dict[str, Tensor]:
+    for tensor in net.inputs:
+        read_shape(net.name, tensor.name, tensor.shape)
+        check_shape(net.name, tensor.name, tensor.shape, tensor.dtype.itemsize, NetworkError)
     tensors = {t.name: t for t in net.inputs}
     tensors |= {name: Tensor(name, value.shape, value.dtype) for name, value in net.constants.items()}
     for node in net.nodes:
@@ -276,4 +289,5 @@ def _inferred(net: Network) -> dict[str, Tensor]:
             given = ", ".join(f"{name}: {tensors[name].dtype}" for name in (*node.inputs, *node.parameters))
             raise NetworkError(str(node), "dtype", given, "have to be of one dtype")
         tensors[node.output] = Tensor(node.output, shape, dtypes.pop())
+        check_shape(str(node), "output", shape, tensors[node.output].dtype.itemsize, NetworkError)
     return tensors

@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv import text
 from blockconv.array import BlockedArray, to_layout
-from blockconv.boundary import as_numpy, like_any
-from blockconv.errors import ArgumentError, NetworkError
+from blockconv.checks import whole
+from blockconv.errors import ArgumentError, NetworkError, UnsupportedError
+from blockconv.interop import as_numpy, like_any
 from blockconv.network import archive, explain, predict, report
 from blockconv.network.candidates import Parameters, compile_kernels, plain
 from blockconv.network.fusion import fuse
@@ -35,13 +36,14 @@ from blockconv.network.planned import (
 )
 from blockconv.network.profile import Profile, median_seconds
 from blockconv.network.schedule import Action, Schedule, schedule
-from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, get_num_threads
+from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, check_threads, get_num_threads
 from blockconv.tuning import read_costs
 
 __all__ = ["Plan", "compile"]
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
+ACCURACIES = ("default", "strict")
 KEPT = 8  # sizes of inputs that a plan keeps itself bound for
 
 
@@ -91,15 +93,21 @@ def compile(
     """
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)
-    if accuracy not in ("default", "strict"):
-        raise ArgumentError("compile", "accuracy", accuracy, "has to be 'default' or 'strict'")
+    if callable(planner):
+        _check_options("compile", "optimal", accuracy)
+    else:
+        _check_options("compile", planner, accuracy)
+    count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = fuse(network)
     if callable(planner):
         layouts, planner = chosen_by(planner, network, layouts), "optimal"
-    elif planner not in ("optimal", "greedy"):
-        raise ArgumentError("compile", "planner", planner, "has to be 'optimal' or 'greedy', or a function")
-    count = get_num_threads() if threads is None else threads
     return Plan(network, Options(read_layouts(network, layouts), planner, measure, count, accuracy, read_costs(costs)))
+
+
+def _check_options(op: str, planner: object, accuracy: object) -> None:
+    for argument, value, words in (("planner", planner, get_args(Planner)), ("accuracy", accuracy, ACCURACIES)):
+        if not isinstance(value, str) or value not in words:
+            raise ArgumentError(op, argument, value, f"has to be {' or '.join(map(repr, words))}")
 
 
 # ---------------------------------------------------------------- the plan
@@ -170,15 +178,23 @@ class Plan:
     def load(cls, path: str | PathLike[str], threads: int | None = None) -> Plan:
         """Read what `save` wrote. Its choices are taken as they are where the same kernels exist here; else, and for
         other sizes of inputs, it is planned anew. Raises ArgumentError for any other file."""
+        count = None if threads is None else check_threads("Plan.load", "threads", threads)
         network, extra = archive.read(path)
         try:
-            kept, chosen = extra["options"], extra["chosen"]
+            kept, chosen = extra["options"], dict(extra["chosen"])
+            _check_options("Plan.load", kept["planner"], kept["accuracy"])
+            saved = whole(kept["threads"])  # on a machine that may have more
+            if saved is None or saved < 1:
+                raise ValueError(f"threads={kept['threads']!r}")
             layouts = read_layouts(network, kept["layouts"])
-            count = threads or min(kept["threads"], get_num_threads())
+            count = count or min(saved, get_num_threads())
             options = Options(layouts, kept["planner"], False, count, kept["accuracy"], {}, chosen)
-        except (KeyError, TypeError) as error:
-            raise ArgumentError("Plan.load", "path", str(path), "is no file of Plan.save") from error
-        return cls(network, options)
+        except (KeyError, TypeError, ValueError) as error:
+            raise archive.refused(path, error) from error
+        try:
+            return cls(network, options)
+        except UnsupportedError as error:
+            raise archive.refused(path, error) from error
 
     # -- running
 
@@ -230,13 +246,22 @@ class Plan:
                     if self._released:
                         rule = "the plan's weights were released, so it cannot be made for new sizes"
                         raise NetworkError(self.network.name, "inputs", shapes, rule, f"it has {[*self._bound]}")
-                    names = [tensor.name for tensor in self.network.inputs]
-                    network = self.network.with_input_shapes(dict(zip(names, shapes, strict=True)))
-                    bound = self._make(network)
+                    bound = self._make(self._with_shapes(shapes))
                     if len(self._bound) >= KEPT:
                         del self._bound[next(iter(self._bound))]
                     self._bound[shapes] = bound
         return bound
+
+    def _with_shapes(self, shapes: Shapes) -> Network:
+        """The network for inputs of these shapes. Raises NetworkError, naming the input, if it takes none such."""
+        made = [(tensor.name, tensor.shape) for tensor in self.network.inputs]
+        names = [name for name, _ in made]
+        try:
+            return self.network.with_input_shapes(dict(zip(names, shapes, strict=True)))
+        except ArgumentError as error:
+            at = next(k for k, (_, shape) in enumerate(made) if shape != shapes[k])
+            rule, remedy = f"the network cannot take it: {error}", f"it was compiled for {names[at]} of {made[at][1]}"
+            raise NetworkError(self.network.name, names[at], shapes[at], rule, remedy) from error
 
     def _make(self, network: Network) -> _Bound:
         planned = plan_layouts(network, self.options)

@@ -21,7 +21,7 @@ from blockconv.network import ops
 from blockconv.network.candidates import OUTPUT, Bound, Candidate, Parameters, bind, pieces
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, part, same_bytes
-from blockconv.runtime import OWN_TAIL, Buffer, Op, address_of
+from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
 __all__ = ["Action", "Schedule", "schedule"]
 
@@ -246,7 +246,7 @@ def _moved(place: Buffer | int | None, by: int) -> Buffer | int:
 
 
 def _located(args: Sequence[int | Buffer], places: Sequence[Buffer | int]) -> tuple[int | Buffer, ...]:
-    return tuple(_moved(places[a.index], a.offset) if isinstance(a, Buffer) and a is not OWN_TAIL else a for a in args)
+    return tuple(_moved(places[a.index], a.offset) if isinstance(a, Buffer) and a is not OWN_TABLE else a for a in args)
 
 
 def schedule(

@@ -1,0 +1,119 @@
+"""Files of plans and arrays that were damaged, and numbers of threads: an ArgumentError, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+from blockconv.network import ops
+
+
+def values(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def little_network() -> bc.Network:
+    b = bc.NetworkBuilder("little")
+    x = b.conv2d(b.input("x", (1, 3, 6, 6)), values((4, 3, 3, 3)), padding=1, activation=("leaky_relu", 0.1), name="a")
+    x = b.max_pool2d(x, 2, name="b")
+    b.output(b.add(ops.Resize("nearest", scale=(2.0, 2.0)), x, name="c"))
+    return b.build()
+
+
+@pytest.mark.parametrize("threads", [0, -1, -3, 2.5, True, "2", 10**6])
+def test_a_number_of_threads_that_cannot_be(threads: Any, tmp_path: Path) -> None:
+    """Nothing runs: a plan for none or fewer would leave its output as it found it."""
+    network = little_network()
+    with pytest.raises(bc.ArgumentError, match=r"compile: threads=.*has to be an int from 1 to \d+"):
+        bc.compile(network, threads=threads)
+    bc.compile(network).save(tmp_path / "plan")
+    with pytest.raises(bc.ArgumentError, match=r"Plan\.load: threads=.*has to be an int from 1 to \d+"):
+        bc.Plan.load(tmp_path / "plan", threads=threads)
+
+
+def described(path: Path) -> dict[str, Any]:
+    with np.load(path) as file:
+        read: dict[str, Any] = json.loads(bytes(file["network"]))
+        return read
+
+
+def written(path: Path, network: str) -> Path:
+    """The file with another description of its network."""
+    with np.load(path) as file:
+        arrays = {**file, "network": np.frombuffer(network.encode(), np.uint8)}
+    np.savez(path.with_suffix(".npz"), **arrays)
+    return path.with_suffix(".npz")
+
+
+def refused(path: Path) -> None:
+    """The plan is refused as a file, or, where what was damaged makes no difference, it runs."""
+    try:
+        plan = bc.Plan.load(path)
+    except bc.ArgumentError as error:
+        assert "Plan.load" in str(error)  # noqa: PT017
+    else:
+        plan(np.ones(plan.network.inputs[0].shape, np.float32))
+
+
+@pytest.mark.parametrize("threads", [0, -2, 2.5, True, "2", None])
+def test_threads_of_a_file_that_cannot_be(threads: Any, tmp_path: Path) -> None:
+    bc.compile(little_network()).save(tmp_path / "plan")
+    read = described(tmp_path / "plan")
+    read["extra"]["options"]["threads"] = threads
+    with pytest.raises(bc.ArgumentError, match=r"Plan\.load: path=.*threads"):
+        bc.Plan.load(written(tmp_path / "plan", json.dumps(read)))
+    read["extra"]["options"]["threads"] = 10**6  # saved on a machine that has more
+    assert bc.Plan.load(written(tmp_path / "plan", json.dumps(read))).options.threads == bc.get_num_threads()
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def test_a_plan_with_anything_anywhere(tmp_path: Path) -> None:
+    """Each value of the description in turn is replaced by what does not belong there, deep nesting included."""
+    bc.compile(little_network()).save(tmp_path / "plan")
+    wrong = [None, True, -1, 0, 2.5, 2**40, 10**400, float("nan"), "", [], {}, [[1]], {"is": "Conv2d"}, "@"]
+    for number, place in enumerate(places(described(tmp_path / "plan"))):
+        read = described(tmp_path / "plan")
+        at: Any = read
+        for key in place[:-1]:
+            at = at[key]
+        if place:
+            at[place[-1]] = wrong[number % len(wrong)]
+        text = json.dumps(read if place else wrong[0])
+        refused(written(tmp_path / "plan", text.replace('"@"', "[" * 100_000 + "]" * 100_000)))
+
+
+@pytest.mark.parametrize("kind", ["plan", "array"])
+def test_a_file_with_any_bit_flipped_or_cut_short(kind: str, tmp_path: Path) -> None:
+    path, rng = tmp_path / "file", np.random.default_rng(0)
+    if kind == "plan":
+        bc.compile(little_network()).save(path)
+    else:
+        bc.to_layout(values((1, 5, 3, 3)), "NCHW4").save(path)
+    whole = path.read_bytes()
+    # Headers of the zip and its directory are where a bit matters most: data have checksums.
+    spots = [*range(64), *range(len(whole) - 120, len(whole)), *rng.integers(0, len(whole), 100)]
+    damaged = [whole[: rng.integers(len(whole))] for _ in range(40)]
+    for spot in spots:
+        flipped = bytearray(whole)
+        flipped[spot] ^= 1 << int(rng.integers(8))
+        damaged.append(bytes(flipped))
+    for data in damaged:
+        path.write_bytes(data)
+        if kind == "plan":
+            refused(path)
+            continue
+        with contextlib.suppress(bc.ArgumentError):
+            bc.BlockedArray.load(path)
