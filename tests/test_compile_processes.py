@@ -35,7 +35,9 @@ assert not wanted
 PLANTED = "open({ran!r}, 'w').close()\nraise SystemExit('what lies in the current directory was run')\n"
 
 
-@pytest.mark.parametrize("entry", ["''", "'.'", "os.getcwd()"])
+@pytest.mark.parametrize(
+    "entry", ["''", *(pytest.param(entry, marks=pytest.mark.slow) for entry in ("'.'", "os.getcwd()"))]
+)
 def test_children_do_not_import_from_the_current_directory(entry: str, run_python: Any, tmp_path: Path) -> None:
     """Those that are listed are not compiled, and then are, by whichever process."""
     ran, here = tmp_path / "ran", tmp_path / "here"

@@ -40,6 +40,7 @@ PROBLEMS = (
 ENDS_INSIDE = "g2mb1ic12ih7oc30kh3ph1"  # groups that end inside a block, but fill a vector
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_as_another_machine(name, run_python):
     if not X86:

@@ -69,6 +69,7 @@ def test_a_second_process_compiles_nothing(run_python: Any, tmp_path: Path) -> N
     assert first[2].parent == tmp_path
 
 
+@pytest.mark.slow
 def test_many_processes_may_start_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "BLOCKCONV_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(PACKAGE.parent)}
     started = [
@@ -89,6 +90,7 @@ def test_many_processes_may_start_at_once(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what the key holds
 
 
+@pytest.mark.slow
 def test_an_edit_in_a_helper_is_seen(run_python: Any, tmp_path: Path) -> None:
     copy = tmp_path / "blockconv"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -238,6 +240,7 @@ def test_an_entry_that_cannot_be_written_or_read_costs_a_compile() -> None:
         path.rmdir()
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_left_for_a_temporary_one(run_python: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     for impossible in (tmp_path / "file" / "cache", Path("/proc/blockconv")):
@@ -249,6 +252,7 @@ def test_a_place_that_cannot_be_written_is_left_for_a_temporary_one(run_python: 
     assert compiled == 0  # by the second place, the first had filled it
 
 
+@pytest.mark.slow
 @owners
 def test_code_that_others_could_have_put_there_is_not_run(run_python: Any, tmp_path: Path) -> None:
     first, second, temporary = tmp_path / "first", tmp_path / "second", tmp_path / "temporary"

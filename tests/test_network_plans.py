@@ -1,11 +1,10 @@
 """Whole networks through plans: the recorded outputs of the light networks, and random weights.
 
-Compiling the kernels of all of them takes minutes of CPU, so that some run only if BLOCKCONV_TEST_ALL is set.
+Compiling the kernels of all of them takes minutes of CPU, so that most are marked as slow.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -18,21 +17,20 @@ from onnx import numpy_helper  # noqa: E402
 
 from bench.networks import build, light  # noqa: E402
 
-ALL = pytest.mark.skipif("BLOCKCONV_TEST_ALL" not in os.environ, reason="BLOCKCONV_TEST_ALL is not set")
 PICTURE = (np.arange(150528).reshape(1, 3, 224, 224) / 150528).astype(np.float32)  # the suite's input
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("bvlc_alexnet", marks=ALL),
-        pytest.param("densenet121", marks=ALL),
-        pytest.param("inception_v1", marks=ALL),
-        pytest.param("inception_v2", marks=ALL),
+        pytest.param("bvlc_alexnet", marks=pytest.mark.slow),
+        pytest.param("densenet121", marks=pytest.mark.slow),
+        pytest.param("inception_v1", marks=pytest.mark.slow),
+        pytest.param("inception_v2", marks=pytest.mark.slow),
         "resnet50",
-        pytest.param("shufflenet", marks=ALL),
-        pytest.param("vgg19", marks=ALL),
-        pytest.param("zfnet512", marks=ALL),
+        pytest.param("shufflenet", marks=pytest.mark.slow),
+        pytest.param("vgg19", marks=pytest.mark.slow),
+        pytest.param("zfnet512", marks=pytest.mark.slow),
     ],
 )
 def test_a_light_network_gives_its_recorded_output(name: str) -> None:
@@ -47,7 +45,11 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["shufflenet", "squeezenet", *(pytest.param(name, marks=ALL) for name in ("mobilenetv2", "efficientnet_b0"))],
+    [
+        "shufflenet",
+        "squeezenet",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenetv2", "efficientnet_b0")),
+    ],
 )
 def test_random_weights(name: str) -> None:
     network = bc.load_onnx(build(name))

@@ -419,15 +419,20 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch):
     assert "ncnn" in missing["ncnn"]
 
 
+MORE_SUITES = (
+    ("pools", ["mb2ic16ih9oh5kh3sh2ph1", "mb1ic5ih8oh4kh2sh2"]),
+    ("pools --kind avg_include_padding", ["mb1ic16ih9oh9kh3ph1"]),
+    ("pools --kind avg_exclude_padding", ["mb1ic16ih9oh9kh3ph1"]),
+    ("layers --dtypes float64", ["mb1ic16ih9oc20kh3ph1"]),
+    ("pools --dtypes uint8", ["mb1ic16ih9oh5kh3sh2ph1"]),
+)
+
+
 @pytest.mark.parametrize(
     ("suite", "problems"),
     [
         ("layers", ["mb2ic16ih9oc20kh3ph1sh2", "g8mb1ic8ih10oc8kh3ph1", "mb1ic3ih10oc5oh5kh3sh2ph0"]),
-        ("pools", ["mb2ic16ih9oh5kh3sh2ph1", "mb1ic5ih8oh4kh2sh2"]),
-        ("pools --kind avg_include_padding", ["mb1ic16ih9oh9kh3ph1"]),
-        ("pools --kind avg_exclude_padding", ["mb1ic16ih9oh9kh3ph1"]),
-        ("layers --dtypes float64", ["mb1ic16ih9oc20kh3ph1"]),
-        ("pools --dtypes uint8", ["mb1ic16ih9oh5kh3sh2ph1"]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_SUITES),
     ],
 )
 def test_the_installed_peers_are_right(tmp_path, suite, problems):
@@ -513,6 +518,7 @@ def test_networks_beside_their_peers(tmp_path):
     assert one["entries"][0]["about"]["reorders"] == 0
 
 
+@pytest.mark.slow
 def test_pytest_times_every_kernel(tmp_path):
     pytest.importorskip("pytest_benchmark")
     command = [
