@@ -93,10 +93,7 @@ def compile(
     """
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)
-    if callable(planner):
-        _check_options("compile", "optimal", accuracy)
-    else:
-        _check_options("compile", planner, accuracy)
+    _check_options("compile", "optimal" if callable(planner) else planner, accuracy)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = fuse(network)
     if callable(planner):
@@ -105,9 +102,12 @@ def compile(
 
 
 def _check_options(op: str, planner: object, accuracy: object) -> None:
-    for argument, value, words in (("planner", planner, get_args(Planner)), ("accuracy", accuracy, ACCURACIES)):
+    for argument, value, words, remedy in (
+        ("planner", planner, get_args(Planner), "compile takes a function of your own too"),
+        ("accuracy", accuracy, ACCURACIES, ""),
+    ):
         if not isinstance(value, str) or value not in words:
-            raise ArgumentError(op, argument, value, f"has to be {' or '.join(map(repr, words))}")
+            raise ArgumentError(op, argument, value, f"has to be {' or '.join(map(repr, words))}", remedy)
 
 
 # ---------------------------------------------------------------- the plan
