@@ -212,8 +212,9 @@ def test_the_reference_goes_between_layouts() -> None:
         check(Pool2dProblem("max", **GRID["2x2s2"]), src, "float32", other=dst)
 
 
-def test_every_kernel_is_reached() -> None:
-    """Lest the tests above pass because no kernel but the reference says that it can."""
+@pytest.mark.parametrize("on_machine", ["avx512, 1 MiB", "avx2, 1 MiB"], indirect=True)
+def test_every_kernel_is_reached(on_machine: str) -> None:
+    """Lest the tests above pass because no kernel but the reference says that it can. (SSE has no masked loads.)"""
     names = set()
     for dtype, grid in (("float32", GRID), ("float64", ALL_TYPES), ("int8", ALL_TYPES)):
         for name, layout in itertools.product(grid, ("NCHW", "NHWC", "NCHW16", "NCHW64")):
