@@ -16,7 +16,7 @@ import pytest
 from small_networks import inception_network, residual_network, values
 
 import blockconv as bc
-from blockconv import tuning
+from blockconv import dispatch, tuning
 from blockconv.kernels import TABLE
 from blockconv.network import archive, candidates, ops, planned
 from blockconv.network.memory import Interval, packed, part, same_bytes
@@ -172,6 +172,25 @@ def test_what_compile_says_of_planners() -> None:
     (found,) = doctest.DocTestFinder(recurse=False).find(bc.compile, "compile")
     assert found.examples
     assert doctest.DocTestRunner().run(found).failed == 0
+
+
+def test_kernels_that_share_parameters_have_those_of_their_own_form() -> None:
+    """Of a problem with small groups, rows disagree on how many groups lie together, and so on where a bias is."""
+    b = bc.NetworkBuilder("grouped")
+    x = b.input("x", (1, 32, 6, 6))
+    b.output(b.conv2d(x, values((32, 4, 3, 3), 1), values((32,), 2), padding=1, groups=8))
+    network = b.build()
+    node, shared = network.nodes[0], candidates.Parameters(network)
+    problem, seen = network.problem(node), 0
+    for row in TABLE:
+        for name in ("NCHW", "NHWC", "NCHW16"):
+            layout = bc.Layout(name)
+            if row.op == "conv2d" and dispatch.why_not(row, problem, layout, layout, "float32") is None:
+                alone = candidates.Parameters(network).weights(node, row, problem, layout, layout)
+                together = shared.weights(node, row, problem, layout, layout)
+                assert all(map(np.array_equal, alone, together)), (row.name, name)
+                seen += 1
+    assert seen >= 6
 
 
 def test_plans_of_one_network_share_weights(monkeypatch: pytest.MonkeyPatch) -> None:

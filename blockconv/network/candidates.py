@@ -131,7 +131,9 @@ class Parameters:
         bias = self._constants[names[1]] if len(names) > 1 else None
         return (
             self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)),
-            self._kept((names[1:], problem.g, form.bias), lambda: pack_bias(problem, bias, form, dtype)),
+            self._kept(
+                (names[1:], dtype, problem.g, form.sharing, form.bias), lambda: pack_bias(problem, bias, form, dtype)
+            ),
         )
 
     def constant(self, name: str, layout: Layout) -> Array:
