@@ -21,7 +21,7 @@ from blockconv.arguments import Parser
 from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
-from . import changes, lab, launcher, layers, machine, peers, pools, reorders, standings, tables
+from . import changes, lab, launcher, layers, machine, manifest, peers, pools, reorders, standings, tables
 from .peers import OURS
 from .report import Column
 from .results import ResultFile, load
@@ -105,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("new", type=Path)
     command.add_argument("--threshold", type=float, default=0.05, help="what counts as a change (0.05)")
     command.set_defaults(run=_compare)
+
+    command = commands.add_parser("manifest", help="rows, blockings, assembly and bits of every case; what changed")
+    manifest.add_arguments(command)
+    command.set_defaults(run=manifest.command)
 
     command = commands.add_parser("machine", help="this machine's record and what it can do at most")
     command.add_argument("--threads", nargs="+", type=int, default=[1])
