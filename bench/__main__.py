@@ -1,4 +1,4 @@
-"""The command line of the harness, `python -m bench`: layers, pools, reorders, nets, lab, compare, page and more."""
+"""The command line of the harness, `python -m bench`: layers, pools, reorders, nets, lab, manifest, page and more."""
 
 from __future__ import annotations
 

@@ -163,25 +163,23 @@ def _run(job: Job, cache: str, advance: Callable[[], None]) -> list[Record]:
         "BLOCKCONV_CACHE_DIR": cache,
         "PYTHONPATH": str(ROOT),
     }
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as errors:
+        json.dump(dataclasses.asdict(job), given)
+        given.seek(0)
+        child = subprocess.Popen(
             [sys.executable, "-m", "bench.manifest_worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT,
-        ) as child,
-    ):  # fmt: skip
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(json.dumps(dataclasses.asdict(job)))
-        child.stdin.close()
-        records = []
-        for line in child.stdout:
-            record = json.loads(line)
-            if "case" in record:
-                advance()
-            else:
-                records.append(record)
-        if child.wait() != 0:
+            stdin=given, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT,
+        )  # fmt: skip
+        with child:
+            assert child.stdout is not None
+            records = []
+            for line in child.stdout:
+                record = json.loads(line)
+                if "case" in record:
+                    advance()
+                else:
+                    records.append(record)
+        if child.returncode != 0:
             errors.seek(0)
             raise ValueError(f"manifest: {job.isa}: status {child.returncode}\n{errors.read()[-4000:]}")
     return records

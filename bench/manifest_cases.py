@@ -151,20 +151,27 @@ def _samples(quick: bool) -> Iterator[Node]:
 
     Channels that fill no block, borders on all sides, batches, both types of float, activations, residuals.
     """
-    for at_once, text, dtype, act, residual in _CONVOLUTIONS:
-        if at_once or not quick:
+    for few, text, dtype, act, residual in _CONVOLUTIONS:
+        if few or not quick:
             extra = "".join(f" {word}" for word in (act, "residual" if residual else "") if word)
+            options = {"dtype": dtype, "every": True, "pairs": _pairs(PAIRS, dtype, quick)}
             problem = Conv2dProblem.from_descriptor(text)
-            yield _conv(f"sample conv2d {text}{extra}", problem, act, residual, dtype=dtype, every=True)
-    for at_once, text, kind, dtype in _POOLS:
-        if at_once or not quick:
-            problem = Pool2dProblem.from_descriptor(text, kind)  # type: ignore[arg-type]
-            yield _pool(f"sample pool2d {kind} {text}", problem, dtype=dtype, pairs=SAME, every=True)
+            yield _conv(f"sample conv2d {text}{extra}", problem, act, residual, **options)
+    for few, text, kind, dtype in _POOLS:
+        if few or not quick:
+            options = {"dtype": dtype, "every": True, "pairs": _pairs(SAME, dtype, quick)}
+            pool = Pool2dProblem.from_descriptor(text, kind)  # type: ignore[arg-type]
+            yield _pool(f"sample pool2d {kind} {text}", pool, **options)
             if kind == "max":
-                options: dict[str, Any] = {"dtype": dtype, "pairs": SAME, "every": True, "indices": True}
-                yield _pool(f"sample pool2d_indices {text}", problem, **options)
+                yield _pool(f"sample pool2d_indices {text}", pool, indices=True, **options)
     for name, attributes, inputs, parameters, dtype in _OTHERS:
-        yield Node(f"sample {name}", attributes, inputs, parameters, dtype, SAME, every=True)
+        yield Node(f"sample {name}", attributes, inputs, parameters, dtype, _pairs(SAME, dtype, quick), every=True)
+
+
+def _pairs(pairs: tuple[Pair, ...], dtype: str, quick: bool) -> tuple[Pair, ...]:
+    """All of them; of the quick cases of other types than float32 only pixels of one, all, some and many channels."""
+    few = tuple((name, name) for name in ("NCHW", "NHWC", "NCHW16", "NCHW64"))
+    return few if quick and dtype != "float32" else pairs
 
 
 # Whether it is one of the quick cases, benchdnn descriptor, dtype, activation, residual.
@@ -244,8 +251,9 @@ def _reorders(quick: bool) -> Iterator[Reorder]:
     for (src, dst), itemsize in itertools.product(reorders.PAIRS, (1, 2, 4, 8)):
         if itemsize == 4 or (src, dst) in reorders.PAIRS[: 2 if quick else 6]:
             yield _reorder(f"sample reorder {itemsize} bytes", small, src, dst, itemsize, every=True)
-    for (src, dst), more in itertools.product(reorders.PAIRS[4:6], ({"stream": True}, {"fill": 0x3F800000})):
-        yield _reorder(f"sample reorder {next(iter(more))}", large, src, dst, 4, every=True, **more)
+    for src, dst in reorders.PAIRS[4:6]:
+        yield _reorder("sample reorder past the caches", large, src, dst, 4, every=True, stream=True)
+        yield _reorder("sample reorder with ones as padding", small, src, dst, 4, every=True, fill=0x3F800000)
     if not quick:
         for src, dst in itertools.permutations(layers.LAYOUTS, 2):
             yield _reorder("reorder", large, src, dst, 4)

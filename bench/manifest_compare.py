@@ -98,7 +98,7 @@ def _of(records: Mapping[str, Record], isas: Iterable[str]) -> dict[str, Record]
 
 def _renamed(record: Record, renamed: Mapping[str, str]) -> tuple[str, Record]:
     """A record with its row's new name, in its key too."""
-    row = record.get("row")
+    row = record.get("row", "")
     if row not in renamed:
         return record["key"], record
     name, key = renamed[row], record["key"]
@@ -185,8 +185,10 @@ def _case(
             how = ", ".join(f"{name} {a} → {b}" for name, (a, b) in changed.items())
             yield Change("blocking changed", f"{isa} {row}: {', '.join(changed)}", key, how)
         yield from _assembly(isa, key, _digests(old), _digests(new), kernels)
-    if ran and old.get("bits") != new.get("bits"):
-        yield Change("bits changed", f"{isa} {row}".rstrip(), key, f"{old.get('bits')} → {new.get('bits')}")
+    for what in ("bits", "weights") if ran else ():
+        if old.get(what) != new.get(what):
+            group = "bits changed" if what == "bits" else "blocking changed"
+            yield Change(group, f"{isa} {row or what}", key, f"{old.get(what)} → {new.get(what)}")
 
 
 def _taken(record: Record) -> str:
@@ -204,7 +206,8 @@ def _numbers(record: Record) -> Iterator[tuple[str, Any]]:
     for what, more in record.items():
         if what.endswith(" threads"):
             yield from ((f"{what}.{name}", value) for name, value in _flat(more) if name != "ops")
-    yield from ((name, record[name]) for name in ("arena", "weights") if name in record)
+    if "arena" in record:
+        yield "arena", record["arena"]
 
 
 def _ops(record: Record) -> Iterator[tuple[str, list[Record]]]:
@@ -245,7 +248,7 @@ def show(found: Differences, console: Console, every: bool = False) -> None:
     for note in found.notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     if found.names:
-        table = _table(f"{len(found.names)} names changed, and what they name did not", "old", "new")
+        table = _table(f"names changed, and what they name did not ({len(found.names)})", "old", "new")
         for old, new in sorted(found.names.items()):
             table.add_row(old, new)
         console.print(table, width=WIDTH)
@@ -256,13 +259,13 @@ def show(found: Differences, console: Console, every: bool = False) -> None:
                 kinds.setdefault(change.what, []).append(change)
         if not kinds:
             continue
-        table = _table(f"{group}: {sum(map(len, kinds.values()))} cases", "what", "cases", "for example")
+        table = _table(f"{group} ({sum(map(len, kinds.values()))})", "what", "cases", "for example")
         table.columns[1].justify = "right"
         for what, changes in sorted(kinds.items(), key=lambda item: -len(item[1])):
             for change in changes if every else changes[:1]:
                 table.add_row(what, str(len(changes)), f"{change.key}\n{change.how}".rstrip())
         console.print(table, width=WIDTH)
-    console.print("nothing differs" if not found.changes else f"{len(found.changes)} differences", style="bold")
+    console.print("nothing differs" if not found.changes else f"{len(found.changes)} differences in all", style="bold")
 
 
 def _table(title: str, *columns: str) -> Table:
