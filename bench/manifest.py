@@ -84,6 +84,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace, console: Console) -> int:
     """Make a manifest, or compare two; returns the exit status."""
     if options.compare is not None:
+        if wrong := [text for text in options.rename if "=" not in text]:
+            raise ValueError(f"manifest: --rename {' '.join(wrong)}: give OLD=NEW")
         old, new = map(load, options.compare)
         renamed = dict(text.split("=", 1) for text in options.rename)
         found = manifest_compare.compare(old, new, renamed)
