@@ -1,4 +1,4 @@
-"""The command line of the harness, `python -m bench`: layers, pools, reorders, nets, lab, compare, page and more."""
+"""The command line of the harness, `python -m bench`: layers, pools, reorders, nets, lab, manifest, page and more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,21 @@ from blockconv.arguments import Parser
 from blockconv.errors import BlockconvError
 from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
-from . import changes, cpu, lab, launcher, layers, machine, peers, pools, publish, reorders, standings, tables
+from . import (
+    changes,
+    cpu,
+    lab,
+    launcher,
+    layers,
+    machine,
+    manifest,
+    peers,
+    pools,
+    publish,
+    reorders,
+    standings,
+    tables,
+)
 from .peers import OURS
 from .report import Column
 from .results import ResultFile, load
@@ -110,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("new", type=Path)
     command.add_argument("--threshold", type=float, default=0.05, help="what counts as a change (0.05)")
     command.set_defaults(run=_compare)
+
+    command = commands.add_parser("manifest", help="rows, blockings, assembly and bits of every case; what changed")
+    manifest.add_arguments(command)
+    command.set_defaults(run=manifest.command)
 
     command = commands.add_parser("machine", help="this machine's record and what it can do at most")
     command.add_argument("--threads", nargs="+", type=int, default=[1])

@@ -1,0 +1,336 @@
+"""What a manifest says of its cases, found out in a process that compiles for one instruction set.
+
+Started by `manifest` with a job on its standard input, it writes a record for each case, and one for each kernel, as
+JSON lines on its standard output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import blockconv as bc
+from blockconv import dispatch
+from blockconv.array import empty
+from blockconv.kernels import TABLE, Row
+from blockconv.layout import NATIVE, Layout
+from blockconv.network.builder import NetworkBuilder
+from blockconv.network.candidates import OUTPUT, Candidate, Parameters, Pricing, bind, candidates
+from blockconv.network.graph import Network
+from blockconv.packing import packing
+from blockconv.runtime import Op, Program, address_of, launch_alone, launch_worker
+
+from . import reorders
+from .assembly import digest
+from .manifest_cases import MOST_MACS, Case, Node, Plan, Reorder, cases
+from .manifest_probe import Kernels, Unpacked, blocking, stand_in
+
+__all__ = ["Job", "records"]
+
+Record = dict[str, Any]
+Array = np.ndarray
+THREADS = 4  # for which blockings and tasks are noted too, beside those for one thread
+PLAIN = Layout("abcde")  # of a convolution's weights, as they are given
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a process is to do.
+
+    isa: the name of the instruction set, which records begin with. runs: whether this machine has it; else nothing
+    is run, and no bits are noted. parts: the classes of cases ("Node", "Reorder", "Plan"). only: a part of the names
+    of the records to make. second_level_cache, last_level_cache: bytes that stand for this machine's. assembly: a
+    directory for the stripped assembly of each kernel.
+    """
+
+    isa: str
+    runs: bool
+    parts: Sequence[str]
+    quick: bool
+    only: str
+    second_level_cache: int
+    last_level_cache: int
+    assembly: str | None = None
+
+    def cases(self) -> list[Case]:
+        """Its cases; of plans only those that are wanted, as of the others each record is asked for by its name."""
+        found = (case for case in cases(self.quick) if type(case).__name__ in self.parts)
+        return [case for case in found if not isinstance(case, Plan) or self.only in case.name]
+
+
+# ---------------------------------------------------------------- data
+
+
+def uniform(shape: Sequence[int], dtype: str, seed: str) -> Array:
+    """The same numbers on every machine: from -1 to 1 with all bits of their type, or all that an integer type has.
+
+    They come from integers and exact arithmetic alone. (Normal numbers come from a logarithm, which differs between
+    libraries; numbers of few bits would hide another order of a sum, or a rounding more.)
+    """
+    random, count = np.random.default_rng(zlib.crc32(seed.encode())), math.prod(shape)
+    if np.dtype(dtype).kind != "f":
+        return np.frombuffer(random.bytes(count * np.dtype(dtype).itemsize), dtype).reshape(shape)
+    return (2 * random.random(count, dtype) - 1).astype(dtype).reshape(shape)  # type: ignore[call-overload, no-any-return]
+
+
+def _stored(logical: Array, layout: Layout) -> Array:
+    """The storage of a logical array, by NumPy alone."""
+    native = logical.ndim == 4 and layout in NATIVE
+    return reorders.storage(logical, str(layout)) if native else np.ascontiguousarray(logical)
+
+
+def _result(ops: Sequence[Op], buffers: Sequence[Array], written: Sequence[Array]) -> str:
+    """The digest of what ops write: bytes that they leave alone are the same each time too."""
+    for array in written:
+        array.reshape(-1).view(np.uint8)[:] = 0xA5
+    Program(ops).run([address_of(array) for array in buffers], 1)
+    return digest(b"".join(array.tobytes() for array in written))
+
+
+# ---------------------------------------------------------------- cases
+
+
+class Way(NamedTuple):
+    """One way to run a case. bound(threads): its blocking and ops. result(): the digest of what they write, None where
+    that would take too long. packing(): the ops that bring weights into the form that it reads."""
+
+    name: str
+    row: Row
+    bound: Callable[[int], tuple[Record, Sequence[Op]]]
+    result: Callable[[], str] | None
+    packing: Callable[[], Sequence[Op]] = tuple
+
+
+class Worker:
+    """Makes records of cases. kernels: those met."""
+
+    def __init__(self, job: Job, kernels: Kernels) -> None:
+        self.job, self.kernels = job, kernels
+
+    def records(self, case: Case) -> Iterator[Record]:
+        """A record for each way in which the case runs."""
+        if isinstance(case, Plan):
+            yield from self._plan(case)
+            return
+        for way in _ways_of_reorder(case) if isinstance(case, Reorder) else self._ways_of_node(case):
+            if self.job.only in way.name:
+                yield self._record(way)
+
+    def launcher(self) -> Record:
+        """What runs ops, alone and on several threads."""
+        kernels = [self.kernels.digests[kernel.address] for kernel in (launch_alone(), launch_worker())]
+        return {"key": f"{self.job.isa} launcher", "ops": [{"kernels": kernels}]}
+
+    def _record(self, way: Way) -> Record:
+        """Of several threads only what is not as for one is noted."""
+        (alone, ops), (several, shared) = way.bound(1), way.bound(THREADS)
+        record: Record = {
+            "key": f"{self.job.isa} {way.name}",
+            "row": way.row.name,
+            "blocking": alone,
+            "ops": self._ops(ops),
+        }
+        more = {name: value for name, value in several.items() if alone[name] != value}
+        if (together := self._ops(shared)) != record["ops"]:
+            for op, before in zip(together, record["ops"], strict=True):
+                if op["kernels"] == before["kernels"]:
+                    del op["kernels"]
+            more["ops"] = together
+        if more:
+            record[f"{THREADS} threads"] = more
+        if packing := self._ops(way.packing()):
+            record["packing"] = packing
+        if self.job.runs and way.result is not None:
+            record["bits"] = way.result()
+        return record
+
+    def _ops(self, ops: Sequence[Op]) -> list[Record]:
+        return [
+            {"tasks": op.tasks, "chunk": op.chunk, "scratch": op.scratch, "kernels": self.kernels.of(op)} for op in ops
+        ]
+
+    def _ways_of_node(self, case: Node) -> Iterator[Way]:
+        network = _network(case)
+        if case.indices:
+            problem: Any = network.problem(network.nodes[0])
+            for src, dst in (map(Layout, names) for names in case.pairs):
+                for row in _taking("pool2d_indices", problem, src, dst, case.dtype):
+                    yield _way_with_indices(case, row, problem, src, dst)
+        else:
+            for candidate in _candidates(case, network):
+                yield self._way_of_candidate(case, network, candidate)
+
+    def _way_of_candidate(self, case: Node, network: Network, candidate: Candidate) -> Way:
+        row, problem, srcs, dst, _ = candidate
+        assert row is not None
+        (node,), src = network.nodes, srcs[0]
+        held = Parameters(network) if self.job.runs else Unpacked(network)
+
+        def bound(threads: int) -> tuple[Record, Sequence[Op]]:
+            ops = bind(network, node, candidate, held, threads).ops
+            return blocking(row, problem, src, dst, case.dtype, threads), ops
+
+        def result() -> str:
+            ops, operands = bind(network, node, candidate, held, 1)
+            out = empty(network.shape(node.output), dst, network.tensors[node.output].dtype).storage
+            places = {OUTPUT: out}
+            for k, (shape, layout) in enumerate(zip(case.inputs, srcs, strict=True)):
+                places[k] = _stored(uniform(shape, case.dtype, f"{case.name} {k}"), layout)
+            return _result(ops, [places[x] if isinstance(x, int) else x for x in operands], [out])
+
+        def packed() -> Sequence[Op]:
+            if row.weights is None:
+                return ()
+            form = row.weights(problem, src, dst, case.dtype)
+            return packing(problem, PLAIN, form, np.dtype(case.dtype).itemsize).program.ops
+
+        by = f" {row.name}" if case.every else ""
+        name = f"{case.name} {case.dtype} {src} > {dst}{by}"
+        return Way(name, row, bound, result if case.macs <= MOST_MACS else None, packed)
+
+    # -- networks
+
+    def _plan(self, case: Plan) -> Iterator[Record]:
+        from .networks import build  # which needs onnx
+
+        plan = bc.compile(bc.load_onnx(build(case.network)), threads=1)
+        names: dict[str, int] = {}
+        for action in plan.actions:
+            (_, written), node = action.writes, action.node
+            name = f"{case.name} {action.kind} {action.name}" + ("" if node else f" > {written}")
+            names[name] = count = names.get(name, 0) + 1
+            record: Record = {
+                "key": f"{self.job.isa} {name}" + (f" ({count})" if count > 1 else ""),
+                "row": action.kernel if node else "",
+                "reads": [str(layout) for _, layout in action.reads],
+                "writes": str(written),
+                "blocking": {},
+                "ops": self._ops(action.ops),
+            }
+            if node is not None and node.op == "conv2d":
+                row, problem = dispatch.named(node.op, action.kernel), plan.network.problem(node)
+                dtype = str(plan.network.tensors[node.output].dtype)
+                record["blocking"] = blocking(row, problem, action.reads[0][1], written, dtype, 1)
+            yield record
+        record = {"key": f"{self.job.isa} {case.name}", "arena": plan.arena_nbytes}
+        if self.job.runs:
+            record["weights"] = plan.weights_nbytes
+            shapes = {tensor.name: tensor.shape for tensor in plan.network.inputs}
+            outputs = plan(**{name: uniform(shape, "float32", f"{case.name} {name}") for name, shape in shapes.items()})
+            arrays = [outputs[name] for name in plan.network.outputs] if isinstance(outputs, dict) else [outputs]
+            record["bits"] = digest(b"".join(array.tobytes() for array in arrays))
+        yield record
+
+
+def _way_with_indices(case: Node, row: Row, problem: Any, src: Layout, dst: Layout) -> Way:
+    """Of a maximum pool that says where its maxima are: networks have no such op."""
+
+    def bound(threads: int) -> tuple[Record, Sequence[Op]]:
+        return {}, row.bind(problem, src, dst, case.dtype, threads)
+
+    def result() -> str:
+        source = _stored(uniform(problem.src_shape, case.dtype, f"{case.name} 0"), src)
+        out, where = (empty(problem.dst_shape, dst, kind).storage for kind in (case.dtype, np.int64))
+        return _result(bound(1)[1], [source, out, where], [out, where])
+
+    return Way(f"{case.name} {case.dtype} {src} > {dst} {row.name}", row, bound, result)
+
+
+def _ways_of_reorder(case: Reorder) -> Iterator[Way]:
+    problem, kind = case.problem, f"{case.problem.itemsize} bytes"
+    src, dst = Layout(problem.src), Layout(problem.dst)
+    chosen = dispatch.choose("reorder", problem, src, dst, kind)
+    for row in _taking("reorder", problem, src, dst, kind) if case.every else [chosen]:
+        yield _way_of_reorder(case, row, src, dst)
+
+
+def _way_of_reorder(case: Reorder, row: Row, src: Layout, dst: Layout) -> Way:
+    problem, dtype = case.problem, f"uint{8 * case.problem.itemsize}"
+
+    def bound(threads: int) -> tuple[Record, Sequence[Op]]:
+        return {}, row.bind(problem, src, dst, case.fill, case.stream)
+
+    def result() -> str:
+        source, out = _stored(uniform(problem.shape, dtype, case.name), src), empty(problem.shape, dst, dtype).storage
+        return _result(bound(1)[1], [source, out], [out])
+
+    return Way(f"{case.name} {row.name}" if case.every else case.name, row, bound, result)
+
+
+def _network(case: Node) -> Network:
+    """A network of the one node."""
+    builder = NetworkBuilder()
+    inputs = [builder.input(f"x{k}", shape, case.dtype) for k, shape in enumerate(case.inputs)]
+    seeds = enumerate(case.parameters)
+    parameters = tuple(uniform(shape, case.dtype, f"{case.name} parameter {k}") for k, shape in seeds)
+    builder.output(builder.add(case.attributes, *inputs, parameters=parameters))
+    return builder.build()
+
+
+def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
+    """The dispatcher's row for each pair of layouts; or every row that takes them, the references too."""
+    (node,) = network.nodes
+    if not case.every:
+        problem: Any = network.problem(node)
+        for names in case.pairs:
+            src, dst = map(Layout, names)
+            row = dispatch.choose(node.op, problem, src, dst, case.dtype)
+            yield Candidate(row, problem, (src,), dst, 0.0)
+        return
+    pairs = {(Layout(src), Layout(dst)) for src, dst in case.pairs}
+    for reference in (False, True):
+        pricing = Pricing(
+            NATIVE, lambda taken, problem, node: taken.seconds, lambda tensor, src, dst: 0.0,
+            _is_reference if reference else _is_no_reference, every=True,
+        )  # fmt: skip
+        if any(row.reference == reference for row in TABLE if row.op == node.op):
+            for found in candidates(network, node, pricing):
+                same_rank = found.srcs[0].ndim == found.dst.ndim == 4
+                if found.row is not None and (not same_rank or (found.srcs[0], found.dst) in pairs):
+                    yield found
+
+
+def _is_reference(row: Row) -> bool:
+    return row.reference
+
+
+def _is_no_reference(row: Row) -> bool:
+    return not row.reference
+
+
+def _taking(op: str, problem: Any, src: Layout, dst: Layout, dtype: str) -> list[Row]:
+    rows = [row for row in TABLE if row.op == op]
+    return [row for row in rows if dispatch.why_not(row, problem, src, dst, dtype, math.inf) is None]
+
+
+def records(job: Job) -> Iterator[Record]:
+    """All records of a job. Changes this process, which is to do nothing else."""
+    stand_in(job.second_level_cache, job.last_level_cache, job.runs)
+    kernels = Kernels(None if job.assembly is None else Path(job.assembly) / job.isa)
+    kernels.watch()
+    worker = Worker(job, kernels)
+    if Node.__name__ in job.parts and job.only in "launcher":
+        yield worker.launcher()
+    for case in job.cases():
+        yield from worker.records(case)
+        yield {"case": case.name}
+    yield from kernels.records(job.isa)
+
+
+def main() -> None:
+    """Do the job on the standard input."""
+    job = Job(**json.load(sys.stdin))
+    for record in records(job):
+        print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
