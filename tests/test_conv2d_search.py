@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from conv_lab import NAMES, check, data, rows
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ def problems(draw: st.DrawFn) -> Conv2dProblem:
         raise
 
 
+@pytest.mark.slow
 @settings(
     max_examples=EXAMPLES, deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -196,6 +196,7 @@ def problems(draw: st.DrawFn) -> Conv2dProblem:
         raise
 
 
+@pytest.mark.slow
 @settings(
     max_examples=EXAMPLES, deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
