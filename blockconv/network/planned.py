@@ -171,11 +171,20 @@ def _solve(problem: Assignment, options: Options) -> Solution:
 
 
 def _optimal(problem: Assignment) -> Solution:
-    """`planner.optimal`, which remembers what took long, and shows on a terminal how far it is."""
+    """`planner.optimal`, which remembers what took long, and shows on a terminal how far a long search is."""
     columns = TextColumn("searching for the best layouts"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    with _progress(*columns) as shown:
-        task = shown.add_task("", total=STEPS)
-        return optimal(problem, report=lambda steps: shown.update(task, completed=steps), solve=remembered.minimum)
+    shown = _progress(*columns)
+    task = shown.add_task("", total=STEPS)
+
+    def report(steps: int) -> None:
+        if steps > remembered.LEAST:  # shorter ones would only flicker
+            shown.start()
+            shown.update(task, completed=steps)
+
+    try:
+        return optimal(problem, report=report, solve=remembered.minimum)
+    finally:
+        shown.stop()
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
