@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from .checks import check_extents
 from .errors import ArgumentError
 
 __all__ = [
@@ -254,6 +255,7 @@ class LrnProblem(_OneShape):
         (size,) = _whole(op, "size", (self.size,), 1)
         if size < 1:
             raise ArgumentError(op, "size", size, "must be at least 1")
+        check_extents(op, "size", size, (size,))
         _set(self, "size", size)
         for name in ("alpha", "beta", "bias"):
             _set(self, name, _number(op, name, getattr(self, name)))

@@ -12,6 +12,7 @@ import pytest
 
 import blockconv as bc
 from blockconv import checks, dispatch
+from blockconv.network import ops
 from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 
 X, W = np.ones((1, 3, 8, 8), np.float32), np.ones((4, 3, 3, 3), np.float32)
@@ -65,6 +66,24 @@ def test_pads_of_a_model_are_refused(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
     with pytest.raises(bc.ArgumentError, match=r"far.*at most 2.31"):
         bc.load_onnx(model)
+
+
+@pytest.mark.parametrize("size", [5, 8, 2**31])
+def test_a_window_of_channels_may_be_wider_than_there_are(size: int) -> None:
+    """And costs no memory for that; a larger one is refused."""
+    b, x = bc.NetworkBuilder(), np.random.default_rng(0).standard_normal((1, 4, 3, 3)).astype(np.float32)
+    b.output(b.add(ops.Lrn(size), b.input("x", x.shape), name="y"))
+    network = b.build()
+    wanted = x / (1 + 1e-4 / size * (x * x).sum(1, keepdims=True)) ** 0.75 if size > 7 else None
+    found = network.evaluate(x)["y"]
+    np.testing.assert_allclose(bc.compile(network)(x), found, rtol=1e-5)
+    if wanted is not None:
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_window_of_too_many_channels_is_refused() -> None:
+    with pytest.raises(bc.ArgumentError, match=r"lrn: size=2147483649: has to be at most 2\^31"):
+        ops.Lrn(2**31 + 1).infer(((1, 4, 3, 3),), ())
 
 
 @pytest.mark.parametrize("extent", [checks.MOST_EXTENT, checks.MOST_EXTENT + 1])

@@ -172,9 +172,10 @@ def _adaptive(a: ops.AdaptivePool2d, inputs: list[Array], parameters: list[Array
 
 def _lrn(a: ops.Lrn, inputs: list[Array], parameters: list[Array]) -> Array:
     src = inputs[0]
-    below, above = (a.size - 1) // 2, a.size // 2
+    # A window that reaches further than the channels do holds no more than all of them.
+    below, above = (min(side, src.shape[1]) for side in ((a.size - 1) // 2, a.size // 2))
     squares = _framed(src * src, [(0, 0), (below, above), *[(0, 0)] * (src.ndim - 2)], 0)
-    total = sum(squares[:, i : i + src.shape[1]] for i in range(a.size))
+    total = sum(squares[:, i : i + src.shape[1]] for i in range(below + above + 1))
     return np.asarray(src / (a.bias + a.alpha / a.size * total) ** a.beta)
 
 

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from blockconv.checks import check_extents
 from blockconv.errors import ArgumentError
 from blockconv.kernels.activation import IDENTITY, Activation
 from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
@@ -224,6 +225,7 @@ class Lrn(Attributes):
             raise ArgumentError(self.op, "input", inputs[0], "has to have a channel axis, axis 1")
         if self.size < 1:
             raise ArgumentError(self.op, "size", self.size, "must be at least 1")
+        check_extents(self.op, "size", self.size, (self.size,))
         return inputs[0]
 
 
