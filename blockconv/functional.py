@@ -133,15 +133,19 @@ class Conv2d:
     def __repr__(self) -> str:
         oc, per_group, kh, kw = self.weight.shape
         said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
-        said += [f"padding={self.padding!r}"] * (self._pads != ((0, 0), (0, 0)))
-        said += [f"dilation={self.dilation}"] * (self.dilation != (1, 1)) + [f"groups={self.groups}"] * (
-            self.groups > 1
-        )
-        said += ["bias=False"] * (self.bias is None)
-        said += [f"activation={self.activation.name}"] * (not self.activation.is_identity)
-        said += [f"layout={self.layout}"] * (self.layout is not None)
-        said += [f"out_layout={self.out_layout}"] * (self.out_layout is not None)
-        said += [f"algorithm={self.algorithm}"] * (self.algorithm != "auto")
+        # What else there is, in the constructor's order, if it is not what one gets without asking.
+        for default, text in (
+            (self._pads == ((0, 0), (0, 0)), f"padding={self.padding!r}"),
+            (self.dilation == (1, 1), f"dilation={self.dilation}"),
+            (self.groups == 1, f"groups={self.groups}"),
+            (self.bias is not None, "bias=False"),
+            (self.activation.is_identity, f"activation={self.activation.name}"),
+            (self.layout is None, f"layout={self.layout}"),
+            (self.out_layout is None, f"out_layout={self.out_layout}"),
+            (self.algorithm == "auto", f"algorithm={self.algorithm}"),
+        ):
+            if not default:
+                said.append(text)
         return f"Conv2d({', '.join(said)}, dtype={self.weight.dtype})"
 
     def __call__(
