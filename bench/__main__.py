@@ -17,9 +17,9 @@ os.environ.setdefault("KMP_BLOCKTIME", "1")
 
 from rich.console import Console
 
-from blockconv.arguments import Parser
-from blockconv.errors import BlockconvError
-from blockconv.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.cli.arguments import Parser
+from blockconv.core.errors import BlockconvError
+from blockconv.core.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
 from . import (
     changes,
@@ -33,6 +33,7 @@ from . import (
     pools,
     publish,
     reorders,
+    roof,
     standings,
     tables,
 )
@@ -307,9 +308,9 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
 def _machine(options: argparse.Namespace, console: Console) -> int:
     console.print_json(data=machine.record())
     for threads in options.threads:
-        console.print(f"{threads} threads: float32 peak {machine.fp32_peak(threads) / 1e9:.0f} GFLOP/s")
+        console.print(f"{threads} threads: float32 peak {roof.fp32_peak(threads) / 1e9:.0f} GFLOP/s")
         for size in (1 << 20, 4 << 20, 64 << 20):
-            speed = machine.copy_bandwidth(size, threads) / 1e9
+            speed = roof.copy_bandwidth(size, threads) / 1e9
             console.print(f"{threads} threads: copying {size >> 20} MiB, read and written {speed:.1f} GB/s")
     return 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from blockconv import jit
+from blockconv.core import target
 
 __all__ = ["describe", "folder", "name"]
 
@@ -27,7 +27,7 @@ def describe() -> dict[str, str]:
     parts = [_microarchitecture(llvm.get_host_cpu_name())]
     if "cpu family" in facts and "model" in facts:
         parts.append(f"family {facts['cpu family']} model {facts['model']}")
-    isa = jit.isa().name
+    isa = target.isa().name
     return {"cpu": f"{brand} ({', '.join([*parts, isa])})", "isa": isa}
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from blockconv.problem import Conv2dProblem
+from blockconv.core.problem import Conv2dProblem
 
 from . import layers
 from .report import time_text

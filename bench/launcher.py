@@ -6,7 +6,7 @@ import numpy as np
 from rich.table import Table
 
 from blockconv import jit
-from blockconv.emit import fetch_add, load_i64
+from blockconv.jit.ir import fetch_add, load_i64
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
 
 from .timing import compare

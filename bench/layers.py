@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.problem import Conv2dProblem
+from blockconv.core.problem import Conv2dProblem
 
-from . import machine
+from . import roof
 from .measure import measure, noise
 from .report import Column, bandwidth, speedup_text
 from .results import Case, Entry, seconds
@@ -60,7 +60,7 @@ def _plan(
         variants = crew.contenders("conv2d", problem, src, wei, bias, ours=[layouts], threads=threads)
         measured = measure(variants, reference(problem, src, wei, bias), TOLERANCE[dtype], **timing)
         nbytes = src.itemsize * (src.size + wei.size + math.prod(problem.dst_shape))
-        return {"flops": problem.flops, "bytes": nbytes, **machine.roof(nbytes, threads, src.itemsize), **measured}
+        return {"flops": problem.flops, "bytes": nbytes, **roof.roof(nbytes, threads, src.itemsize), **measured}
 
     params, how = conditions(threads, timing, dtype)
     descriptor = problem.descriptor()

@@ -54,7 +54,7 @@ class Target(NamedTuple):
 
 
 _AVX512 = ("avx2", "fma", "avx512f", "avx512dq", "avx512vl", "avx512bw")
-# The widest first. Features are named because blockconv goes by them (see `jit.isa`), and not by the processor alone.
+# The widest first. Features are named because blockconv goes by them (`target.isa`), not by the processor alone.
 TARGETS = {
     "avx512": Target("skylake-avx512", _AVX512, ("avx512cd",)),
     "avx512-zen4": Target("znver4", _AVX512, ("avx512vbmi2", "avx512vnni", "avx512bf16", "avx512bitalg", "gfni")),

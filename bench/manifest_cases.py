@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockconv.kernels.activation import IDENTITY, activation
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.kernels.common.activation import IDENTITY, activation
 from blockconv.network import ops
-from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
 from . import layers, pools, reorders
 

@@ -1,6 +1,6 @@
 """What a manifest asks of the inside of the package; code that moves there is followed here, and nowhere else.
 
-Where a machine's facts are read, where kernels are compiled, which functions give a row's blocking.
+Where a machine's facts are read, where kernels are compiled, where a row's blocking stands.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from blockconv import jit, kept
-from blockconv.kernels import Row, cut, depthwise_cut, grouped, winograd_cut
-from blockconv.layout import Layout
-from blockconv.network import candidates, plan
+from blockconv import jit
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.types import Types
+from blockconv.jit import kept
+from blockconv.kernels import Row
+from blockconv.network import plan
+from blockconv.network.planning import candidates
 from blockconv.runtime import Op
 
 from .assembly import digest, strip
@@ -36,9 +40,9 @@ def stand_in(second_level_cache: int, last_level_cache: int, runs: bool) -> None
     facts of a machine that choices depend on: what was measured on it lies in the cache directory, which is empty.
     runs: whether it can run the code; else weights are not packed, which would take kernels.
     """
-    jit.second_level_cache = lambda: second_level_cache  # type: ignore[assignment]
-    jit.last_level_cache = lambda: last_level_cache  # type: ignore[assignment]
-    jit.affinity = lambda: 1
+    target.second_level_cache = lambda: second_level_cache  # type: ignore[assignment]
+    target.last_level_cache = lambda: last_level_cache  # type: ignore[assignment]
+    target.affinity = lambda: 1
     if not runs:
         plan.Parameters = Unpacked  # type: ignore[attr-defined]
 
@@ -120,19 +124,11 @@ class Kernels:
 
 
 def blocking(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int) -> Record:
-    """The fields of the blocking that a row has for a problem, by their names; {} for a row that has none."""
-    if row.name == "conv_direct":
-        found: Any = cut.blocking(problem, src, dst, dtype, threads)
-    elif row.name == "conv_grouped":
-        found = grouped.blocking(problem, src, dst, dtype, threads)
-    elif row.name == "conv_depthwise":
-        found = depthwise_cut.cut(problem, src, dst, dtype)
-    elif row.name.startswith("conv_winograd_f"):
-        found = winograd_cut.cut(problem, dst, int(row.name.removeprefix("conv_winograd_f")), threads)
-    else:
+    """The fields of the blocking that a convolution's row has for a problem, by their names; {} for any other."""
+    if row.op != "conv2d":
         return {}
-    named: Record = _by_name(found)
-    return named
+    found = row.prepare(problem, src, dst, Types.all(dtype), threads).blocking
+    return {} if found is None else _by_name(found)
 
 
 def _by_name(value: Any) -> Any:

@@ -18,15 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import blockconv as bc
-from blockconv import dispatch
-from blockconv.array import empty
+from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.array import empty
+from blockconv.dispatch.packing import packing
 from blockconv.kernels import TABLE, Row
-from blockconv.layout import NATIVE, Layout
 from blockconv.network.builder import NetworkBuilder
-from blockconv.network.candidates import OUTPUT, Candidate, Parameters, Pricing, bind, candidates
 from blockconv.network.graph import Network
-from blockconv.packing import packing
-from blockconv.runtime import Op, Program, address_of, launch_alone, launch_worker
+from blockconv.network.planning.candidates import OUTPUT, Candidate, Parameters, Pricing, bind, candidates
+from blockconv.runtime import Op, Program, address_of
+from blockconv.runtime.launcher import launch_alone, launch_worker
 
 from . import reorders
 from .assembly import digest
@@ -162,7 +164,7 @@ class Worker:
         if case.indices:
             problem: Any = network.problem(network.nodes[0])
             for src, dst in (map(Layout, names) for names in case.pairs):
-                for row in _taking("pool2d_indices", problem, src, dst, case.dtype):
+                for row in _taking("pool2d_indices", problem, src, dst, Types.all(case.dtype)):
                     yield _way_with_indices(case, row, problem, src, dst)
         else:
             for candidate in _candidates(case, network):
@@ -187,10 +189,8 @@ class Worker:
             return _result(ops, [places[x] if isinstance(x, int) else x for x in operands], [out])
 
         def packed() -> Sequence[Op]:
-            if row.weights is None:
-                return ()
-            form = row.weights(problem, src, dst, case.dtype)
-            return packing(problem, PLAIN, form, np.dtype(case.dtype).itemsize).program.ops
+            form = row.prepare(problem, src, dst, Types.all(case.dtype)).weights
+            return () if form is None else packing(problem, PLAIN, form, np.dtype(case.dtype).itemsize).program.ops
 
         by = f" {row.name}" if case.every else ""
         name = f"{case.name} {case.dtype} {src} > {dst}{by}"
@@ -216,7 +216,7 @@ class Worker:
                 "ops": self._ops(action.ops),
             }
             if node is not None and node.op == "conv2d":
-                row, problem = dispatch.named(node.op, action.kernel), plan.network.problem(node)
+                row, problem = selection.named(node.op, action.kernel), plan.network.problem(node)
                 dtype = str(plan.network.tensors[node.output].dtype)
                 record["blocking"] = blocking(row, problem, action.reads[0][1], written, dtype, 1)
             yield record
@@ -234,7 +234,7 @@ def _way_with_indices(case: Node, row: Row, problem: Any, src: Layout, dst: Layo
     """Of a maximum pool that says where its maxima are: networks have no such op."""
 
     def bound(threads: int) -> tuple[Record, Sequence[Op]]:
-        return {}, row.bind(problem, src, dst, case.dtype, threads)
+        return {}, row.prepare(problem, src, dst, Types.all(case.dtype), threads).ops()
 
     def result() -> str:
         source = _stored(uniform(problem.src_shape, case.dtype, f"{case.name} 0"), src)
@@ -245,10 +245,10 @@ def _way_with_indices(case: Node, row: Row, problem: Any, src: Layout, dst: Layo
 
 
 def _ways_of_reorder(case: Reorder) -> Iterator[Way]:
-    problem, kind = case.problem, f"{case.problem.itemsize} bytes"
+    problem, types = case.problem, Types.bits(case.problem.itemsize)
     src, dst = Layout(problem.src), Layout(problem.dst)
-    chosen = dispatch.choose("reorder", problem, src, dst, kind)
-    for row in _taking("reorder", problem, src, dst, kind) if case.every else [chosen]:
+    chosen = selection.choose("reorder", problem, src, dst, types)
+    for row in _taking("reorder", problem, src, dst, types) if case.every else [chosen]:
         yield _way_of_reorder(case, row, src, dst)
 
 
@@ -256,7 +256,8 @@ def _way_of_reorder(case: Reorder, row: Row, src: Layout, dst: Layout) -> Way:
     problem, dtype = case.problem, f"uint{8 * case.problem.itemsize}"
 
     def bound(threads: int) -> tuple[Record, Sequence[Op]]:
-        return {}, row.bind(problem, src, dst, case.fill, case.stream)
+        types = Types.bits(problem.itemsize)
+        return {}, row.prepare(problem, src, dst, types, fill=case.fill, stream=case.stream).ops()
 
     def result() -> str:
         source, out = _stored(uniform(problem.shape, dtype, case.name), src), empty(problem.shape, dst, dtype).storage
@@ -282,33 +283,27 @@ def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
         problem: Any = network.problem(node)
         for names in case.pairs:
             src, dst = map(Layout, names)
-            row = dispatch.choose(node.op, problem, src, dst, case.dtype)
+            row = selection.choose(node.op, problem, src, dst, Types.all(case.dtype))
             yield Candidate(row, problem, (src,), dst, 0.0)
         return
     pairs = {(Layout(src), Layout(dst)) for src, dst in case.pairs}
-    for reference in (False, True):
-        pricing = Pricing(
-            NATIVE, lambda taken, problem, node: taken.seconds, lambda tensor, src, dst: 0.0,
-            _is_reference if reference else _is_no_reference, every=True,
-        )  # fmt: skip
-        if any(row.reference == reference for row in TABLE if row.op == node.op):
-            for found in candidates(network, node, pricing):
-                same_rank = found.srcs[0].ndim == found.dst.ndim == 4
-                if found.row is not None and (not same_rank or (found.srcs[0], found.dst) in pairs):
-                    yield found
+    pricing = Pricing(
+        NATIVE,
+        lambda taken, problem, node: taken.seconds,
+        lambda tensor, src, dst: 0.0,
+        accuracy=math.inf,
+        every=True,
+        references=True,
+    )
+    for found in candidates(network, node, pricing):
+        same_rank = found.srcs[0].ndim == found.dst.ndim == 4
+        if found.row is not None and (not same_rank or (found.srcs[0], found.dst) in pairs):
+            yield found
 
 
-def _is_reference(row: Row) -> bool:
-    return row.reference
-
-
-def _is_no_reference(row: Row) -> bool:
-    return not row.reference
-
-
-def _taking(op: str, problem: Any, src: Layout, dst: Layout, dtype: str) -> list[Row]:
+def _taking(op: str, problem: Any, src: Layout, dst: Layout, types: Types) -> list[Row]:
     rows = [row for row in TABLE if row.op == op]
-    return [row for row in rows if dispatch.why_not(row, problem, src, dst, dtype, math.inf) is None]
+    return [row for row in rows if selection.why_not(row, problem, src, dst, types, math.inf) is None]
 
 
 def records(job: Job) -> Iterator[Record]:

@@ -19,7 +19,7 @@ import onnx
 
 import blockconv as bc
 
-from . import machine, networks
+from . import networks, roof
 from .measure import measure, noise
 from .report import Column, speedup_text
 from .results import Case, Entry, seconds
@@ -82,7 +82,7 @@ def _plan(
             variants = crew.contenders("network", path, x, ours=ours, threads=threads)
             measured = measure(variants, _expected(net, path, x), TOLERANCE, **timing)
         flops = sum(net.problem(node).flops for node in net.nodes if node.op == "conv2d")
-        return {"images": x.shape[0], "flops": flops, "peak": machine.fp32_peak(threads), **measured}
+        return {"images": x.shape[0], "flops": flops, "peak": roof.fp32_peak(threads), **measured}
 
     params, how = conditions(threads, timing)
     params = {"network": name, "batch": batch, **params}

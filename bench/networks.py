@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from blockconv.arguments import Parser
+from blockconv.cli.arguments import Parser
 
 __all__ = ["NETWORKS", "build", "light"]
 

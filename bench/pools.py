@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.problem import Pool2dProblem
+from blockconv.core.problem import Pool2dProblem
 
 from .measure import measure, noise
 from .report import Column, bandwidth, share_of_copy, speedup_text

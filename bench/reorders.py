@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.problem import ReorderProblem
+from blockconv.core.problem import ReorderProblem
 
 from .measure import measure, noise
 from .report import Column, bandwidth, share_of_copy, speedup_text

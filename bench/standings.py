@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rich.table import Table
 
-from blockconv.problem import Conv2dProblem
+from blockconv.core.problem import Conv2dProblem
 
 from .results import Case, Entry, seconds
 

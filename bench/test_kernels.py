@@ -16,16 +16,18 @@ import pytest
 from bench import layers, pools, reorders
 from bench.measure import noise
 from bench.peers import spoil
-from blockconv import Layout, jit
-from blockconv.array import BlockedArray, empty
-from blockconv.dispatch import why_not
+from blockconv import Layout
+from blockconv.core import target
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.core.types import Types
+from blockconv.dispatch.array import BlockedArray, empty
+from blockconv.dispatch.selection import why_not
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.activation import IDENTITY
+from blockconv.kernels.common.activation import IDENTITY
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
-from blockconv.network.candidates import OUTPUT, Candidate, Parameters, bind
 from blockconv.network.graph import Network
-from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.network.planning.candidates import OUTPUT, Candidate, Parameters, bind
 from blockconv.runtime import Program, address_of
 
 QUICK = {"64-64 1x1 56", "128-128 3x3 28", "depthwise 576 3x3 14", "128-128 g32 3x3 56", "3x3 s2", "global 7x7"}
@@ -70,9 +72,9 @@ def _cases(config: pytest.Config) -> Iterator[Case]:
 
 def _taking(op: str, problem: Any, pairs: list[Any]) -> Iterator[Case]:
     """Each row and pair that takes the problem; the references, slow by intent, only where no other row does."""
-    dtype = "uint32" if op == "reorder" else "float32"
+    types = Types.bits(4) if op == "reorder" else Types.all("float32")
     rows = [row for row in TABLE if row.op == op]
-    found = [Case(row, problem, *pair) for row in rows for pair in pairs if not why_not(row, problem, *pair, dtype)]
+    found = [Case(row, problem, *pair) for row in rows for pair in pairs if not why_not(row, problem, *pair, types)]
     yield from [case for case in found if not case.row.reference] or found
 
 
@@ -86,7 +88,9 @@ def test_kernel(benchmark: Any, request: pytest.FixtureRequest, case: Case) -> N
     error = float(np.abs(out.numpy() - expected).max() / np.abs(expected).max())
     assert error <= (0.0 if case.row.op == "reorder" else TOLERANCE)  # no time for a wrong result
     benchmark.group = f"{case.title}, {threads} threads"
-    benchmark.extra_info.update(kernel=case.row.name, src=str(case.src), dst=str(case.dst), error=error, isa=jit.isa())
+    benchmark.extra_info.update(
+        kernel=case.row.name, src=str(case.src), dst=str(case.dst), error=error, isa=target.isa()
+    )
     benchmark(program.run, buffers, threads)
 
 
@@ -96,7 +100,8 @@ def _bound(case: Case, threads: int) -> tuple[Program, Addresses, BlockedArray]:
     shape = problem.shape if row.op == "reorder" else problem.dst_shape
     x, out = BlockedArray.from_numpy(_data(problem)[0], src), empty(shape, dst, np.float32)
     if row.op == "reorder":
-        return Program(row.bind(problem, src, dst)), Addresses([x.storage, out.storage]), out
+        primitive = row.prepare(problem, src, dst, Types.bits(problem.itemsize))
+        return Program(primitive.ops()), Addresses([x.storage, out.storage]), out
     network = _network(problem)
     (node,) = network.nodes
     bound = bind(network, node, Candidate(row, network.problem(node), (src,), dst, 0.0), Parameters(network), threads)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.errors import BlockconvError
+from blockconv.core.errors import BlockconvError
 
 from . import machine, peers
 from .peers import OURS, Variant

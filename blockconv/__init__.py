@@ -8,9 +8,12 @@ BlockedArray(NCHW16, shape=(1, 3, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 16)
 Importing compiles nothing: a kernel is compiled when a problem first asks for it, and kept on disk.
 """
 
+from blockconv import _moved
 from blockconv._version import __version__
-from blockconv.array import BlockedArray, empty, is_channels_last, to_layout
-from blockconv.errors import (
+from blockconv.api.functional import conv1d, conv2d, explain
+from blockconv.api.modules import Conv2d
+from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, global_avg_pool2d, global_max_pool2d, max_pool2d
+from blockconv.core.errors import (
     ArgumentError,
     BlockconvError,
     DtypeError,
@@ -19,30 +22,15 @@ from blockconv.errors import (
     SlowPathWarning,
     UnsupportedError,
 )
+from blockconv.core.layout import NATIVE, Axis, Layout, known_layouts, register_layout
+from blockconv.core.layout_names import KnownLayout
+from blockconv.core.layout_weights import ConvolutionMode, convolution_mode, weights_for
+from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.dispatch.array import BlockedArray, empty, is_channels_last, to_layout
 from blockconv.frontends.onnx import load_onnx
-from blockconv.functional import Conv2d, conv1d, conv2d, explain
-from blockconv.layout import (
-    NATIVE,
-    Axis,
-    ConvolutionMode,
-    KnownLayout,
-    Layout,
-    convolution_mode,
-    known_layouts,
-    register_layout,
-    weights_for,
-)
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 from blockconv.network.plan import Plan, compile
-from blockconv.pooling import (
-    adaptive_avg_pool2d,
-    avg_pool2d,
-    global_avg_pool2d,
-    global_max_pool2d,
-    max_pool2d,
-)
-from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.runtime import get_num_threads, set_num_threads
 
 __all__ = [
@@ -88,3 +76,9 @@ __all__ = [
     "to_layout",
     "weights_for",
 ]
+
+_moved.install()
+
+
+def __getattr__(name: str) -> object:
+    return _moved.moved_name(__name__, name)

@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from blockconv import cache_command, compare_plans, doctor, plan_command, runtime
+from blockconv import runtime
 from blockconv._version import __version__
-from blockconv.arguments import Parser
-from blockconv.errors import BlockconvError, UnsupportedError
-from blockconv.layout import NATIVE, Layout, known_layouts
+from blockconv.cli import cache as cache_command
+from blockconv.cli import doctor
+from blockconv.cli import plan as plan_command
+from blockconv.cli import run as compare_plans
+from blockconv.cli.arguments import Parser
+from blockconv.core.errors import BlockconvError, UnsupportedError
+from blockconv.core.layout import Layout, known_layouts
 
 __all__ = ["layouts_markdown", "main"]
 
@@ -80,7 +84,7 @@ def _layout_rows() -> list[tuple[str, str, str, str, str]]:
             row.tag,
             ", ".join(row.aliases),
             row.used_for,
-            "native" if Layout(row.name) in NATIVE else "by reorder",
+            "native" if Layout(row.name).is_native else "by reorder",
         )
         for row in known_layouts()
     ]
@@ -109,7 +113,7 @@ def _layouts(options: argparse.Namespace, console: Console) -> int:
 
 def _ops(options: argparse.Namespace, console: Console) -> int:
     try:
-        from blockconv.frontends import onnx_table
+        from blockconv.frontends.onnx import table as onnx_table
     except ModuleNotFoundError:
         raise UnsupportedError("ops: needs the onnx package: pip install 'blockconv[onnx]'") from None
     if options.markdown:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(autouse=True)
 def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """They gain nothing by it, but the large ones of which it holds anyway would take the tests hours."""
-    monkeypatch.setattr("blockconv.runtime.WORTH", 1e-12)
+    monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-12)
 
 
 def pytest_unconfigure() -> None:
@@ -48,7 +48,8 @@ def run_python() -> Run:
     def run(
         code: str | list[str], *, status: int | None = 0, timeout: float = 300, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1", **variables}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **variables}
         done = subprocess.run(
             [sys.executable, *(["-c", code] if isinstance(code, str) else code)],
             env={name: value for name, value in environment.items() if value is not None},

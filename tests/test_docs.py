@@ -1,28 +1,41 @@
-"""What `help` says: of every function that takes arrays or networks all its arguments, its errors and an example."""
+"""What `help` says, and the pages that are made of it: every public name has its place, with all its arguments."""
 
 from __future__ import annotations
 
+import collections
 import doctest
+import importlib.util
 import inspect
+import re
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import blockconv as bc
+from blockconv.__main__ import main
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
 
 COMPLETE = (
+    "BlockedArray",
     "Conv2d",
     "adaptive_avg_pool2d",
     "avg_pool2d",
     "compile",
     "conv1d",
     "conv2d",
+    "empty",
     "explain",
     "global_avg_pool2d",
     "global_max_pool2d",
     "load_onnx",
     "max_pool2d",
+    "register_layout",
     "set_num_threads",
     "to_layout",
+    "weights_for",
 )
 
 
@@ -31,12 +44,11 @@ def test_help_is_complete_by_itself(name: str) -> None:
     subject = getattr(bc, name)
     text = inspect.getdoc(subject) or ""
     for parameter in inspect.signature(subject).parameters:
-        if parameter != "op":  # of Conv2d: whose name stands in its errors
-            assert f"{parameter}:" in text or f"{parameter}," in text, parameter
+        assert re.search(rf"^(\w+, )*{parameter}(, \w+)*: ", text, re.MULTILINE), parameter
     assert "Raises " in text
 
 
-@pytest.mark.parametrize("name", COMPLETE)
+@pytest.mark.parametrize("name", [*COMPLETE, "Layout"])
 def test_the_examples_of_help_say_what_they_say(name: str) -> None:
     if name == "load_onnx":
         pytest.importorskip("onnx")
@@ -45,3 +57,124 @@ def test_the_examples_of_help_say_what_they_say(name: str) -> None:
     report: list[str] = []
     doctest.DocTestRunner().run(test, out=report.append)
     assert not report, "".join(report)
+
+
+# ---------------------------------------------------------------- the pages of the reference
+
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in REFERENCE.glob("*.md")}
+ENTRY = re.compile(r"^\.\. (?:auto(?:function|class|exception)|py:data):: (?:blockconv\.)?(\w+)", re.MULTILINE)
+
+
+def misplaced(pages: dict[str, str]) -> dict[str, list[str]]:
+    """The public names that are not on exactly one page, and the names on pages that are not public."""
+    places = collections.defaultdict(list)
+    for page, text in pages.items():
+        for name in ENTRY.findall(text):
+            places[name].append(page)
+    return {name: places[name] for name in {*bc.__all__, *places} if len(places[name]) != 1 or name not in bc.__all__}
+
+
+def test_every_public_name_is_on_exactly_one_page() -> None:
+    assert not misplaced(PAGES)
+
+
+@pytest.mark.parametrize("name", bc.__all__)
+def test_a_missing_name_is_seen_and_one_that_stands_twice(name: str) -> None:
+    (page,) = (page for page, text in PAGES.items() if name in ENTRY.findall(text))
+    (line,) = (found[0] for found in ENTRY.finditer(PAGES[page]) if found[1] == name)
+    assert misplaced({**PAGES, page: re.sub(rf"{re.escape(line)}\b", ".. ", PAGES[page])}) == {name: []}
+    assert misplaced({**PAGES, "more.md": line}) == {name: [page, "more.md"]}
+    assert misplaced({**PAGES, "more.md": ".. autofunction:: blockconv.unknown"}) == {"unknown": ["more.md"]}
+
+
+def test_the_native_layouts_are_those_that_the_page_lists() -> None:
+    (listed,) = re.findall(r"in this order: ([A-Z0-9, \n]+)\.", PAGES["layouts.md"])
+    assert re.findall(r"\w+", listed) == [str(layout) for layout in bc.NATIVE]
+
+
+def test_every_command_is_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
+    assert "run" in commands
+    assert re.findall(r"^```{command} (\w+) --help", PAGES["commands.md"], re.MULTILINE) == commands
+
+
+def test_every_environment_variable_is_on_its_page() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "blockconv").rglob("*.py")]
+    named = set(re.findall(r"\b(?:BLOCKCONV|NUMBA)_[A-Z_]+\b", "".join(sources)))
+    assert "BLOCKCONV_CACHE_DIR" in named
+    assert not {name for name in named if f"`{name}`" not in PAGES["environment.md"]}
+
+
+# ---------------------------------------------------------------- docstrings as pages show them
+
+
+@pytest.fixture(scope="module")
+def docstrings() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def public_members() -> dict[str, object]:
+    """Public classes and functions, and the public methods and properties of these classes."""
+    found = {name: getattr(bc, name) for name in bc.__all__}
+    found = {name: value for name, value in found.items() if inspect.isclass(value) or inspect.isfunction(value)}
+    for owner, value in [*found.items()]:
+        if inspect.isclass(value):
+            own = {name: member for name, member in vars(value).items() if not name.startswith("_")}
+            described = {name for name, member in own.items() if callable(member) or hasattr(member, "__get__")}
+            fields = {*getattr(value, "__slots__", ()), *getattr(value, "_fields", ())}
+            found |= {f"{owner}.{name}": own[name] for name in described - fields}
+    return found
+
+
+def test_whatever_is_public_has_a_docstring_that_pages_can_show(docstrings: ModuleType) -> None:
+    members = public_members()
+    assert {"Plan.load", "BlockedArray.ndim", "Network.readers", "Layout.offset", "conv2d"} <= {*members}
+    said: list[str] = []
+    for name, member in members.items():
+        text = inspect.getdoc(member)
+        assert text, f"{name} has no docstring"
+        docstrings.to_rst(text, name.partition(".")[0], lambda problem, name=name: said.append(f"{name}: {problem}"))
+    assert not said
+
+
+def test_arguments_and_names_are_read(docstrings: ModuleType) -> None:
+    said: list[str] = []
+    text = """`Plan` and BlockedArray, for max|x| * 2.
+Raises DtypeError.
+
+stride, dilation: an int, or
+    a pair, as `Plan.load` and `save` have it.
+out_: ``x = 1``
+
+>>> a * b
+"""
+    wanted = r""":py:obj:`Plan <blockconv.Plan>` and :py:obj:`BlockedArray <blockconv.BlockedArray>`, for max\|x\| \* 2.
+
+Raises :py:obj:`DtypeError <blockconv.DtypeError>`.
+
+``stride``, ``dilation``
+    an int, or a pair, as :py:obj:`Plan.load <blockconv.Plan.load>` and :py:obj:`save <blockconv.Plan.save>` have it.
+``out_``
+    ``x = 1``
+
+>>> a * b
+"""
+    assert docstrings.to_rst(text, "Plan", said.append) == wanted
+    assert not said
+    docstrings.to_rst("x: one.\nwhat is this?", "", said.append)
+    assert said == ["neither begins an argument nor is indented, as the rest of one is: 'what is this?'"]
+
+
+def test_signatures_are_those_of_the_sources(docstrings: ModuleType) -> None:
+    arguments, result = docstrings.signature(bc.conv2d)
+    assert arguments.startswith("(input: ActivationsT, weight: Dense, bias: Dense | None = None, stride: Sizes = 1")
+    assert result == "ActivationsT"
+    assert docstrings.signature(bc.NetworkBuilder.input)[0].endswith("dtype: Any = numpy.float32)")
+    assert docstrings.signature(bc.NetworkBuilder.output) == ("(*values: str)", None)

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("blockconv", "tests", "bench")
-FILES = (".ci/run", ".pre-commit-config.yaml", "LICENSE", "README.md", "pyproject.toml")
+FOLDERS = ("blockconv", "tests", "bench", "docs", "examples")
+FILES = (".ci/run", ".pre-commit-config.yaml", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml")
 
 
 @pytest.fixture(scope="module")

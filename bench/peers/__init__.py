@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockconv.problem import Conv2dProblem, Pool2dProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
 __all__ = [
     "NAMES",

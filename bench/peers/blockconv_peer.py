@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import blockconv as bc
-from blockconv.network.fusion import fuse
-from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.network.passes.fuse import fuse
 
 from . import NUMBERS, Variant, is_symmetric, spoil
 

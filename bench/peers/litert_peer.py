@@ -14,7 +14,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 from ai_edge_litert.interpreter import Interpreter
 
-from blockconv.problem import Conv2dProblem, Pool2dProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
 from . import Variant, end_padding, pool_padding, spoil
 

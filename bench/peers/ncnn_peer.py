@@ -13,7 +13,7 @@ from pathlib import Path
 import ncnn
 import numpy as np
 
-from blockconv.problem import Conv2dProblem, Pool2dProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
 from . import Variant, end_padding, pool_padding
 

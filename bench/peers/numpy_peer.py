@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from blockconv.problem import Conv2dProblem, Pool2dProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
 from . import Variant, end_padding, pool_padding, spoil
 

@@ -17,7 +17,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from blockconv.problem import Conv2dProblem, Pool2dProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
 from . import Variant, end_padding, pool_padding, spoil
 

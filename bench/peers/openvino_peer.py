@@ -14,7 +14,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.preprocess import PrePostProcessor
 
-from blockconv.problem import Conv2dProblem, Pool2dProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
 from . import Variant, end_padding, pool_padding, spoil
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from blockconv.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
 from . import NUMBERS, Variant, end_padding, is_symmetric, spoil
 

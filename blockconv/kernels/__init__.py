@@ -5,37 +5,33 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
-from blockconv.kernels import (
-    box,
-    depthwise,
-    direct,
-    eltwise,
-    grouped,
-    lrn,
-    permute,
-    pooling,
-    reduce,
-    reference,
-    reorder,
-    resize,
-    softmax,
-    winograd,
-)
+from blockconv.kernels.conv import rows as conv
+from blockconv.kernels.depthwise import rows as depthwise
+from blockconv.kernels.eltwise import rows as eltwise
+from blockconv.kernels.lrn import rows as lrn
+from blockconv.kernels.pool import rows as pool
+from blockconv.kernels.reduce import rows as reduce
+from blockconv.kernels.reorder import rows as reorder
+from blockconv.kernels.resize import rows as resize
+from blockconv.kernels.shuffle import rows as shuffle
+from blockconv.kernels.softmax import rows as softmax
+from blockconv.kernels.strided_copy import rows as strided_copy
 from blockconv.kernels.table import Row, WeightForm
+from blockconv.kernels.winograd import rows as winograd
 
 __all__ = ["TABLE", "Row", "WeightForm"]
 
 TABLE: tuple[Row, ...] = (
     *depthwise.ROWS,
-    *grouped.ROWS,
-    *direct.ROWS,
+    conv.GROUPED,
+    conv.DIRECT,
     *winograd.ROWS,
-    *reference.ROWS,
-    *pooling.ROWS,
+    conv.REFERENCE,
+    *pool.ROWS,
     *eltwise.ROWS,
-    *permute.ROWS,
+    *shuffle.ROWS,
     *reorder.ROWS,
-    *box.ROWS,
+    *strided_copy.ROWS,
     *softmax.ROWS,
     *lrn.ROWS,
     *resize.ROWS,

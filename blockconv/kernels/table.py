@@ -1,32 +1,27 @@
-"""What a row of the kernel table is."""
+"""What a row of the kernel table is, and what it prepares for a problem."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from blockconv.layout import Layout
+from blockconv.core.layout import LARGEST_BLOCK, Layout
+from blockconv.core.types import Types
+from blockconv.kernels.transposed import (
+    has_h_inside_w,
+    transposed_layout,
+    transposed_problem,
+    transposed_taps,
+)
 from blockconv.runtime import Op
 
-__all__ = ["BANDWIDTH", "CYCLE", "Row", "WeightForm", "store_cycles"]
-
-# What costs assume of a machine; `blockconv.tuning` fits them to the one at hand.
-CYCLE = 0.4e-9  # seconds in which two vector multiply-adds are issued
-BANDWIDTH = 25e9  # bytes a second and core, past the second-level cache
-
-_STORE = {0: 20.0, 1: 2.8, 2: 2.0, 4: 1.3, 8: 1.3}
+__all__ = ["Epilogue", "Primitive", "Row", "Transform", "WeightForm"]
 
 
-def store_cycles(dst: Layout, piece: int) -> float:
-    """Cycles of a vector stored beyond the store, by the channels stored together (0: one by one).
-
-    In whole networks a pixel's channels far from the next pixel's cost a cycle a vector more than blocks do, and
-    blocks of several vectors a little more than those of one.
-    """
-    if piece in _STORE:
-        return _STORE[piece]
-    return 1.0 if dst == Layout("NHWC") else 0.2 * (dst.blocks[1] > piece)
+TRANSPOSABLE = ("conv2d", "pool2d")  # ops that are the same of a transposed image
+WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and channels by strides and one block
 
 
 class Transform(NamedTuple):
@@ -50,28 +45,87 @@ class WeightForm(NamedTuple):
     transform: Transform | None = None
 
 
+class Epilogue(NamedTuple):
+    """What a convolution does with a finished accumulator: adds a residual, and activates.
+
+    activation: the kind of activation that the kernel is compiled for; which one, and its parameters, is a buffer.
+    """
+
+    activation: int = 0
+    residual: bool = False
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A kernel that is prepared for one problem, as oneDNN's primitive descriptors are: nothing is worked out again.
+
+    cost(): predicted seconds. weights: what to pack, for an op that has weights. make(): the ops, whose kernels are
+    compiled then, or read from the cache. blocking: how the kernel cuts the problem, where it does.
+    """
+
+    cost: Callable[[], float]
+    make: Callable[[], Sequence[Op]]
+    weights: WeightForm | None = None
+    blocking: Any = None
+
+    def ops(self) -> tuple[Op, ...]:
+        """What is run, made anew at each call; the options and buffers belong to the op (see its family's rows)."""
+        return tuple(self.make())
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """Predicted, on as many threads as it was prepared for."""
+        return self.cost()
+
+    @property
+    def form(self) -> WeightForm:
+        """What to pack, of a kernel that has weights."""
+        assert self.weights is not None
+        return self.weights
+
+
 @dataclass(frozen=True)
 class Row:
     """One kernel, as tests, benchmarks, the dispatcher and `explain` see it.
 
-    op: "reorder", "conv2d", "pool2d". srcs, dsts: the layouts it takes and gives; None is any.
-    why_not(problem, src, dst): None if the kernel solves the problem from and to these layouts,
-    else a sentence. cost(problem, src, dst, threads): predicted seconds.
-    bind(problem, src, dst, **options): the ops to run; what the options and buffers are belongs to
-    the op and stands in its family's module. weights(problem, src, dst, dtype): what to pack, for
-    an op that has weights. reference: covers everything, and is slow.
+    op: "reorder", "conv2d", "pool2d", ... dtypes: the element types that it is for; None is any.
+    why_not(problem, src, dst): None if the kernel solves the problem from and to these layouts, else a sentence.
+    make(problem, src, dst, types, threads, **options): the `Primitive`; options belong to the op, and stand in its
+    family's rows.
+    reference: covers everything, and is slow.
     error(problem): for a kernel that does not compute by the definition, its largest error against float64,
     relative to the largest output, as measured; it may also spread a NaN or infinity over its neighbours.
     """
 
     name: str
     op: str
-    srcs: frozenset[Layout] | None
-    dsts: frozenset[Layout] | None
-    dtypes: frozenset[str] | None
-    why_not: Callable[[Any, Layout, Layout], str | None]
-    cost: Callable[[Any, Layout, Layout, int], float]
-    bind: Callable[..., Sequence[Op]]
-    weights: Callable[[Any, Layout, Layout, str], WeightForm] | None = None
+    make: Callable[..., Primitive]
+    why_not: Callable[[Any, Layout, Layout], str | None] = lambda problem, src, dst: None
+    dtypes: frozenset[str] | None = None
     reference: bool = False
     error: Callable[[Any], float] | None = None
+
+    def rejects(self, problem: Any, src: Layout, dst: Layout) -> str | None:
+        """None if the kernel solves the problem from and to these layouts, else why it does not, in a sentence."""
+        for layout in (src, dst):
+            if self.op in WINDOWS and not layout.is_native:
+                return f"is for layouts with at most one block, of up to {LARGEST_BLOCK} channels, not for {layout}"
+        if self.op in TRANSPOSABLE and has_h_inside_w(dst):
+            return self.rejects(transposed_problem(problem), transposed_layout(src), transposed_layout(dst))
+        return self.why_not(problem, src, dst)
+
+    def takes(self, types: Types) -> bool:
+        """Whether the kernel is for these element types."""
+        return self.dtypes is None or (types.is_uniform and types.src.name in self.dtypes)
+
+    def prepare(
+        self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, **options: Any
+    ) -> Primitive:
+        """The kernel for a problem that it takes."""
+        if self.op in TRANSPOSABLE and has_h_inside_w(dst):
+            asked = transposed_problem(problem), transposed_layout(src), transposed_layout(dst)
+            primitive = self.prepare(*asked, types, threads, **options)
+            form = primitive.weights
+            form = None if form is None else form._replace(layout=transposed_taps(form.layout))
+            return replace(primitive, weights=form)
+        return self.make(problem, src, dst, types, threads, **options)

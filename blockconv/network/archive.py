@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type
 
 import numpy as np
 
-from blockconv.errors import ArgumentError
-from blockconv.kernels.activation import Activation
+from blockconv._version import __version__
+from blockconv.core.errors import ArgumentError
+from blockconv.kernels.common.activation import Activation
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
 
@@ -28,6 +29,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
     """Write a network, and what JSON can hold beside it."""
     described = {
         "format": FORMAT,
+        "version": __version__,
         "name": network.name,
         "inputs": [[t.name, list(t.shape), str(t.dtype)] for t in network.inputs],
         "outputs": list(network.outputs),
@@ -59,7 +61,8 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
     with np.load(opened, allow_pickle=False) as file:
         described = json.loads(bytes(file["network"]))
         if described["format"] != FORMAT:
-            raise ValueError(f"format {described['format']}")
+            writer = described.get("version", "0.1.0 or before")
+            raise ValueError(f"blockconv {writer} wrote format {described['format']}; {__version__} reads {FORMAT}")
         constants = {name: file[f"c{k}"] for k, name in enumerate(described["constants"])}
     inputs = tuple(
         Tensor(name, _typed(Shape, shape), np.dtype(_typed(str, dtype))) for name, shape, dtype in described["inputs"]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.boundary import pads, pair
-from blockconv.errors import NetworkError
-from blockconv.interop import as_numpy
-from blockconv.kernels.activation import activation as read_activation
+from blockconv.core.errors import NetworkError
+from blockconv.core.interop import as_numpy
+from blockconv.dispatch.boundary import pads, pair
+from blockconv.kernels.common.activation import activation as read_activation
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor, read_shape
 
@@ -22,7 +22,9 @@ Array = npt.NDArray[Any]
 class NetworkBuilder:
     """Collects nodes; each method of an op returns the name of its value, which other methods take.
 
-    Stride, padding and dilation are those of the drop-in functions. Every op takes a `name`, that of its node.
+    Stride, padding and dilation are those of the drop-in functions. Every op takes a `name`, that of its node, and
+    raises ArgumentError or one of its kinds at once for parameters that it cannot have; whether shapes fit is seen by
+    `build`.
 
     >>> import numpy as np
     >>> from blockconv import NetworkBuilder
@@ -42,12 +44,12 @@ class NetworkBuilder:
         self._constants: dict[str, Array] = {}
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
-        """An input of the network."""
+        """An input of the network: its logical shape, (N, C, H, W) for images, and its dtype."""
         self._inputs.append(Tensor(name, read_shape(self.name, name, shape), np.dtype(dtype)))
         return name
 
     def constant(self, value: Any, name: str | None = None) -> str:
-        """A constant, to be an operand of a binary op or a concatenation."""
+        """A constant, an array or a number, to be an operand of a binary op or a concatenation."""
         name = name or f"constant_{len(self._constants)}"
         if name in self._constants:
             raise NetworkError(self.name, "name", name, "is the name of another constant")
@@ -65,7 +67,12 @@ class NetworkBuilder:
     def add(
         self, attributes: ops.Attributes, *inputs: str, parameters: tuple[Any, ...] = (), name: str | None = None
     ) -> str:
-        """A node with any attributes. parameters: arrays. Its value has the node's name."""
+        """A node with any attributes, for ops that have no method here. Its value has the node's name.
+
+        attributes: a record of `blockconv.network.ops`.
+        inputs: the names of values.
+        parameters: arrays.
+        """
         name = name or f"{attributes.op}_{len(self._nodes)}"
         held = tuple(self.constant(value, f"{name}.{i}") for i, value in enumerate(parameters))
         self._nodes.append(Node(name, attributes, inputs, name, held))
@@ -87,11 +94,17 @@ class NetworkBuilder:
         residual: str | None = None,
         name: str | None = None,
     ) -> str:
-        """activation(conv + bias + residual); weight: (O, I/groups, KH, KW)."""
+        """activation(conv(x, weight) + bias + residual), as `conv2d` has it.
+
+        x: the name of a value of shape (N, C, H, W).
+        weight: (O, C / groups, KH, KW), of its dtype.
+        bias: (O,), or None.
+        residual: the name of a value of the output's shape.
+        """
         w = as_numpy(weight, "conv2d", "weight")
-        apart, step = pair("conv2d", "dilation", dilation), pair("conv2d", "stride", stride)
-        sides = pads("conv2d", padding, w.shape[2:], step, apart)
-        attributes = ops.Conv2d(step, sides, apart, groups, read_activation(activation))
+        strides, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
+        edges = pads("conv2d", padding, w.shape[2:], strides, dilations)
+        attributes = ops.Conv2d(strides, edges, dilations, groups, read_activation(activation))
         inputs = (x,) if residual is None else (x, residual)
         return self.add(attributes, *inputs, parameters=(w,) if bias is None else (w, bias), name=name)
 
@@ -146,7 +159,7 @@ class NetworkBuilder:
         return self.add(ops.Binary(kind), a, b, name=name)
 
     def affine(self, x: str, scale: Any, shift: Any, name: str | None = None) -> str:
-        """x * scale[c] + shift[c] over axis 1."""
+        """x * scale[c] + shift[c] over axis 1; scale and shift: (C,)."""
         return self.add(ops.Affine(), x, parameters=(scale, shift), name=name)
 
     def concat(self, *values: str, axis: int = 1, name: str | None = None) -> str:

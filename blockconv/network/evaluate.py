@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.kernels.activation import Activation
 from blockconv.network import ops
 
-__all__ = ["activate", "compute"]
+__all__ = ["compute"]
 
 Array = npt.NDArray[Any]
 
@@ -31,36 +30,6 @@ def _wide(x: Array) -> Array:
 
 
 # ---------------------------------------------------------------- elementwise
-
-
-def activate(x: Array, activation: Activation) -> Array:
-    """The activation of each element."""
-    first, second = activation.first, activation.second
-    match activation.number:
-        case 0:
-            return x if activation.is_identity else np.asarray(np.minimum(np.maximum(x, first), second))
-        case 1:
-            return np.asarray(np.where(x < 0, x * first, x))
-        case 2:
-            return _sigmoid(x)
-        case 3:
-            return np.asarray(np.tanh(x))
-        case 4:
-            return np.asarray(x * _sigmoid(x))
-        case 5:
-            return np.asarray(x * np.clip(x + 3, 0, 6) / 6)
-        case 6:
-            return np.asarray(x * 0.5 * (1 + _erf(x * math.sqrt(0.5))))
-        case 7:
-            return np.asarray(np.clip(x * first + second, 0, 1))
-    raise NotImplementedError(f"activation {activation}")
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -79,17 +48,17 @@ _BINARY: dict[ops.BinaryKind, Callable[[Array, Array], Array]] = {
 
 
 def _activation(a: ops.Activate, inputs: list[Array], parameters: list[Array]) -> Array:
-    return activate(inputs[0], a.activation)
+    return a.activation.reference(inputs[0])
 
 
 def _binary(a: ops.Binary, inputs: list[Array], parameters: list[Array]) -> Array:
-    return activate(_BINARY[a.kind](*inputs), a.activation)
+    return a.activation.reference(_BINARY[a.kind](*inputs))
 
 
 def _affine(a: ops.Affine, inputs: list[Array], parameters: list[Array]) -> Array:
     along = (-1,) + (1,) * (inputs[0].ndim - 2)
     scale, shift = (p.reshape(along) for p in parameters)
-    return activate(inputs[0] * scale + shift, a.activation)
+    return a.activation.reference(inputs[0] * scale + shift)
 
 
 # ---------------------------------------------------------------- windows
@@ -130,7 +99,7 @@ def _conv2d(a: ops.Conv2d, inputs: list[Array], parameters: list[Array]) -> Arra
         dst += parameters[1][:, None, None]
     if len(inputs) > 1:
         dst += inputs[1]
-    return activate(dst, a.activation)
+    return a.activation.reference(dst)
 
 
 def _pool2d(a: ops.Pool2d, inputs: list[Array], parameters: list[Array]) -> Array:

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.checks import check_shape, whole
-from blockconv.errors import ArgumentError, NetworkError
-from blockconv.interop import as_numpy
+from blockconv.core.checks import check_shape, whole
+from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.interop import as_numpy
+from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.network import evaluate
 from blockconv.network.ops import AdaptivePool2d, Attributes, Conv2d, Pool2d, Shape
 from blockconv.network.order import topological
-from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 
 __all__ = ["Network", "Node", "Tensor", "read_shape"]
 
@@ -70,9 +70,19 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """inputs: in calling order. outputs: names of values. nodes: in any order; they are kept in one that can run.
-    constants: read-only arrays by name. merged: for each node that passes merged into another, the other's name,
-    which may have been merged in turn. Raises NetworkError, naming the node, for a graph that is not sound."""
+    """A graph of typed nodes, checked when it is made, and immutable: what `load_onnx` and `NetworkBuilder` give.
+
+    inputs: a name, a logical shape and a dtype for each, in calling order.
+    outputs: the names of values.
+    nodes: in any order; they are kept in one that can run.
+    constants: read-only arrays by name.
+    name: of the network, in its errors.
+    remake: what makes the network anew for other shapes of its inputs, where a front end folded shapes into constants.
+    merged: for each node that passes merged into another, the other's name, which may have been merged in turn.
+    tensors: the name, shape and dtype of every value, constants included, by its name.
+
+    Raises NetworkError, naming the node, for a graph that is not sound.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...]
@@ -94,8 +104,10 @@ class Network:
         object.__setattr__(self, "tensors", _inferred(self))
 
     def __repr__(self) -> str:
-        ends = [", ".join(f"{name} {self.shape(name)}" for name in names)
-                for names in ([tensor.name for tensor in self.inputs], self.outputs)]  # fmt: skip
+        ends = [
+            ", ".join(f"{name} {self.shape(name)}" for name in names)
+            for names in ([tensor.name for tensor in self.inputs], self.outputs)
+        ]
         return f"Network({self.name}, {' -> '.join(ends)}, {len(self.nodes)} nodes)"
 
     # -- looking around
@@ -128,7 +140,7 @@ class Network:
         return name
 
     def problem(self, node: Node) -> Problem:
-        """The problem of a conv2d or pool2d node."""
+        """The problem of a conv2d or pool2d node. Raises NetworkError for any other."""
         attributes, src = node.attributes, self.shape(node.inputs[0])
         if isinstance(attributes, Conv2d):
             return replace(attributes.problem(src, self.shape(node.parameters[0])), name=node.name)
@@ -156,7 +168,10 @@ class Network:
         )
 
     def with_input_shapes(self, shapes: Mapping[str, Shape] | Shape) -> Network:
-        """The same network for other sizes of its inputs: by name, or one shape for its only input."""
+        """The same network for other sizes of its inputs: by name, or one shape for its only input.
+
+        Raises NetworkError, naming the node, where it cannot have them.
+        """
         named = self._by_input(shapes, "shapes")
         sizes = {name: read_shape(self.name, name, shape) for name, shape in named.items()}
         if all(self.shape(name) == size for name, size in sizes.items()):
@@ -181,9 +196,12 @@ class Network:
     # -- running
 
     def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, Array]:
-        """Each output by name (`every`: each value), by plain NumPy: slow, and independent of the kernels.
+        """Each output by name, by plain NumPy: slow, and independent of the kernels.
 
-        inputs: arrays by name, or the array of the only input. Each op runs in float64 and rounds once.
+        inputs: arrays by name, or the array of the only input, of the shapes and dtypes of the network's inputs.
+        every: give each value, not the outputs alone.
+
+        Each op runs in float64 and rounds once. Raises NetworkError for inputs that are others than the network's.
         """
         given = self._by_input(inputs, "inputs")
         values: dict[str, Array] = dict(self.constants)

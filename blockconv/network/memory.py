@@ -1,4 +1,4 @@
-"""Where tensors lie: bytes that are the same in two layouts, parts that are in one piece, offsets in an arena."""
+"""Where tensors lie: bytes that are the same in two layouts, parts that are contiguous, offsets in an arena."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from blockconv.kernels.nest import nest
-from blockconv.layout import Layout
+from blockconv.core.layout import Layout
+from blockconv.kernels.common.loop_nest import nest
 
 __all__ = ["ALIGNMENT", "Interval", "packed", "part", "same_bytes"]
 
@@ -26,9 +26,9 @@ def same_bytes(shape: tuple[int, ...], a: Layout, b: Layout) -> bool:
 
 
 def part(layout: Layout, shape: tuple[int, ...], axis: int, begin: int, size: int) -> int | None:
-    """The offset, in elements, of `size` of an array's elements along an axis if they lie in one piece; else None.
+    """The offset, in elements, of `size` of an array's elements along an axis if they are contiguous; else None.
 
-    They do if whatever lies outside of that axis has one element, and no block is cut in two.
+    They are if whatever lies outside of that axis has one element, and no channel block is split.
     """
     for at in layout.axes(shape):
         if at.dim == axis:
@@ -61,13 +61,13 @@ def packed(intervals: Sequence[Interval]) -> tuple[list[int], int]:
         best: tuple[int, int] | None = None  # (gap, offset)
         end = 0
         for other in placed:
-            there = intervals[other]
-            if there.last < need.first or need.last < there.first:
+            taken = intervals[other]
+            if taken.last < need.first or need.last < taken.first:
                 continue
             gap = offsets[other] - end
             if gap >= need.nbytes and (best is None or gap < best[0]):
                 best = gap, end
-            end = max(end, -(-(offsets[other] + there.nbytes) // ALIGNMENT) * ALIGNMENT)
+            end = max(end, -(-(offsets[other] + taken.nbytes) // ALIGNMENT) * ALIGNMENT)
         offsets[k] = best[1] if best is not None else end
         total = max(total, offsets[k] + need.nbytes)
         placed.append(k)

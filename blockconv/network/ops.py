@@ -14,10 +14,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from blockconv.checks import check_extents
-from blockconv.errors import ArgumentError
-from blockconv.kernels.activation import IDENTITY, Activation
-from blockconv.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
+from blockconv.core.checks import check_extents
+from blockconv.core.errors import ArgumentError
+from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
+from blockconv.kernels.common.activation import IDENTITY, Activation
 
 __all__ = [
     "Activate",
@@ -117,11 +117,9 @@ class Pool2d(Attributes):
         _rank(self, src, 4)
         (top, bottom), (left, right) = self.pads
         n, ic, ih, iw = src
-        kh, kw = self.kernel or (ih, iw)
-        return Pool2dProblem(
-            self.kind, n, ic, ih, iw, kh, kw, *self.stride, top, left, bottom, right,
-            *self.dilation, self.ceil_mode, self.divisor,
-        )  # fmt: skip
+        kernel, pads = self.kernel or (ih, iw), (top, left, bottom, right)
+        rest = self.ceil_mode, self.divisor
+        return Pool2dProblem(self.kind, n, ic, ih, iw, *kernel, *self.stride, *pads, *self.dilation, *rest)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         return self.problem(inputs[0]).dst_shape

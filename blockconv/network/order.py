@@ -21,11 +21,11 @@ def topological(
 
     Every value that an item reads is known, or made by one item.
     """
-    there, order = set(known), []
+    seen, order = set(known), []
     readers: dict[str, list[int]] = {}  # items that wait for a value
     missing = []  # of how many values each item waits
     for i, item in enumerate(items):
-        unknown = {name for name in reads(item) if name not in there}
+        unknown = {name for name in reads(item) if name not in seen}
         missing.append(len(unknown))
         for name in unknown:
             readers.setdefault(name, []).append(i)

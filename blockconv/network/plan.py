@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import textwrap
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from blockconv import text
-from blockconv.array import BlockedArray, to_layout
-from blockconv.checks import whole
-from blockconv.errors import ArgumentError, NetworkError, UnsupportedError
-from blockconv.interop import as_numpy, like_any
-from blockconv.network import archive, explain, predict, report
-from blockconv.network.candidates import Parameters, compile_kernels, plain
-from blockconv.network.fusion import fuse
+from blockconv.core.checks import whole
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
+from blockconv.core.interop import as_numpy, like_any
+from blockconv.dispatch.array import BlockedArray, to_layout
+from blockconv.dispatch.tuning import read_costs
+from blockconv.network import archive
 from blockconv.network.graph import Network
-from blockconv.network.planned import (
+from blockconv.network.instance import BoundPlan, an_instance, measured_runs
+from blockconv.network.passes.fuse import fuse
+from blockconv.network.planning.candidates import Parameters, compile_kernels, plain
+from blockconv.network.planning.planned import (
     Chooser,
     Layouts,
     Options,
-    Planned,
     Planner,
     chosen_by,
     plan_layouts,
     read_layouts,
 )
-from blockconv.network.profile import Profile, median_seconds
-from blockconv.network.schedule import Action, Schedule, schedule
-from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty, check_threads, get_num_threads
-from blockconv.tuning import read_costs
+from blockconv.network.reporting import explain, predict
+from blockconv.network.reporting import page as report
+from blockconv.network.reporting.explain import Sizes
+from blockconv.network.reporting.profile import Profile, median_seconds
+from blockconv.network.schedule import Action, schedule
+from blockconv.runtime import address_of, check_threads, get_num_threads
 
 __all__ = ["Plan", "compile"]
 
@@ -60,7 +59,8 @@ def compile(
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
     network: what `load_onnx` or `NetworkBuilder.build` gives; it is not changed.
-    layouts: "auto", where the planner chooses; a layout of `NATIVE`, or its name, which every op has that can; or
+    layouts: "auto", where the planner chooses among `NATIVE`; a list of the layouts that it is to choose among, your
+        own too; a layout that kernels run in (`Layout.is_native`), or its name, which every op has that can; or
         {node: layout}, in which some nodes write, the rest being chosen. A node that fusion merged into another (a
         batch norm, an activation) stands for that one.
     planner: "optimal" (the least predicted cost), "greedy" (op by op), or a function of your own: see below.
@@ -113,23 +113,10 @@ def _check_options(op: str, planner: object, accuracy: object) -> None:
 # ---------------------------------------------------------------- the plan
 
 
-class _Bound(NamedTuple):
-    """A plan for one size of inputs."""
-
-    planned: Planned
-    schedule: Schedule
-    idle: list[_Instance]
-
-
-class _Instance(NamedTuple):
-    """What one call needs: an arena, and the ops bound to it."""
-
-    arena: Array
-    program: Program
-
-
 class Plan:
-    """A network with a kernel and layouts for every op. Immutable, and safe to call from several threads at once.
+    """A network with a kernel and layouts for every op, which `compile` makes and `Plan.load` reads.
+
+    It is immutable, and safe to call from several threads at once.
 
     ``plan(x)`` gives the output as an array, or several by name in a dict: torch tensors if an input is one. Inputs of
     other sizes are planned when they first come, and kept.
@@ -139,7 +126,7 @@ class Plan:
         self.network, self.options = network, options
         self._parameters: Parameters = Parameters(network, None if like is None else like._parameters)
         self._lock = threading.Lock()
-        self._bound: dict[Shapes, _Bound] = {}
+        self._bound: dict[Shapes, BoundPlan] = {}
         self._profiled: Profile | None = None
         self._released = False
         self._of(tuple(tensor.shape for tensor in network.inputs))
@@ -159,16 +146,22 @@ class Plan:
     # -- files
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan: its network with weights, what it was asked for, and the kernels and layouts it chose."""
+        """Write the plan: its network with weights, what it was asked for, and the kernels and layouts it chose.
+
+        Raises NetworkError after `release`, OSError where the file cannot be written.
+        """
         if self._released:
             raise NetworkError(
                 self.network.name, "save", str(path), "the plan's weights were released", "save it before"
             )
         options, bound = self.options, self._first
         asked: Any = options.layouts
-        asked = {name: str(lay) for name, lay in asked.items()} if isinstance(asked, Mapping) else str(asked)
+        if isinstance(asked, Mapping):
+            asked = {name: lay.tag for name, lay in asked.items()}
+        elif asked != "auto":
+            asked = [lay.tag for lay in asked] if isinstance(asked, tuple) else asked.tag
         chosen = {
-            node.name: [None if c.row is None else c.row.name, [str(lay) for lay in c.srcs], str(c.dst)]
+            node.name: [None if c.row is None else c.row.name, [lay.tag for lay in c.srcs], c.dst.tag]
             for node, c in zip(bound.planned.network.nodes, bound.planned.chosen, strict=True)
         }
         kept = {"layouts": asked, "planner": options.planner, "threads": options.threads, "accuracy": options.accuracy}
@@ -176,8 +169,16 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | PathLike[str], threads: int | None = None) -> Plan:
-        """Read what `save` wrote. Its choices are taken as they are where the same kernels exist here; else, and for
-        other sizes of inputs, it is planned anew. Raises ArgumentError for any other file."""
+        """Read what `save` wrote.
+
+        Its choices are taken as they are where the same kernels exist here; else, and for other sizes of inputs, it is
+        planned anew.
+
+        path: of the file.
+        threads: the most that a call uses; by default as many as were saved, or as there are if these are fewer.
+
+        Raises ArgumentError for any other file.
+        """
         count = None if threads is None else check_threads("Plan.load", "threads", threads)
         network, extra = archive.read(path)
         try:
@@ -204,6 +205,7 @@ class Plan:
         Gives the output, or {name: output} where there are several, row-major and of their logical shapes: torch
         tensors (over the memory of the results, without a copy) if any input is a tensor, else NumPy arrays, for
         BlockedArrays too. A BlockedArray may be in any layout: it is reordered on its way in.
+        Raises NetworkError for inputs of other names, numbers, dtypes, or shapes that the network cannot have.
         """
         given = self._given(inputs, named)
         bound = self._of(tuple(x.shape for x in given))
@@ -211,7 +213,7 @@ class Plan:
         sources = [self._enter(x, tensor) for x, tensor in zip(given, network.inputs, strict=True)]
         outputs = [network.tensors[name] for name in network.outputs]
         results = [np.empty(tensor.shape, tensor.dtype) for tensor in outputs]
-        with _instance(bound) as instance:
+        with an_instance(bound) as instance:
             instance.program.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
         shown = [like_any((*inputs, *named.values()), result) for result in results]
         return shown[0] if len(shown) == 1 else dict(zip(network.outputs, shown, strict=True))
@@ -236,7 +238,7 @@ class Plan:
             raise NetworkError(self.network.name, tensor.name, x, f"has to be of dtype {tensor.dtype}")
         return np.ascontiguousarray(x)
 
-    def _of(self, shapes: Shapes) -> _Bound:
+    def _of(self, shapes: Shapes) -> BoundPlan:
         """The plan for these sizes."""
         bound = self._bound.get(shapes)
         if bound is None:
@@ -263,7 +265,7 @@ class Plan:
             rule, remedy = f"the network cannot take it: {error}", f"it was compiled for {names[at]} of {made[at][1]}"
             raise NetworkError(self.network.name, names[at], shapes[at], rule, remedy) from error
 
-    def _make(self, network: Network) -> _Bound:
+    def _make(self, network: Network) -> BoundPlan:
         planned = plan_layouts(network, self.options)
         compile_kernels(network, planned.chosen, self.options.threads)
         problem = planned.problem
@@ -271,10 +273,10 @@ class Plan:
         wanted = [plain(len(network.shape(name))) for name in network.outputs]
         threads = self.options.threads
         made = schedule(network, planned.chosen, given, wanted, self._parameters, problem.reorder, threads)
-        return _Bound(planned, made, [])
+        return BoundPlan(planned, made, [])
 
     @property
-    def _first(self) -> _Bound:
+    def _first(self) -> BoundPlan:
         return self._of(tuple(tensor.shape for tensor in self.network.inputs))
 
     def profile(self, *inputs: Any, runs: int = 15, **named: Any) -> Profile:
@@ -289,21 +291,9 @@ class Plan:
         results = [np.empty(network.shape(name), network.tensors[name].dtype) for name in network.outputs]
         buffers = [*map(address_of, sources), *map(address_of, results)]
         threads, actions = self.options.threads, bound.schedule.actions
-        with _instance(bound) as instance:
-            place = len(buffers), address_of(instance.arena)
-            programs = [Program(in_arena([action], *place)) for action in actions]
-            times: list[list[int]] = [[] for _ in programs]
-            whole: list[int] = []
-            for _ in range(runs + 1):
-                start = time.perf_counter_ns()
-                instance.program.run(buffers, threads)
-                whole.append(time.perf_counter_ns() - start)
-                for program, taken in zip(programs, times, strict=True):
-                    start = time.perf_counter_ns()
-                    program.run(buffers, threads)
-                    taken.append(time.perf_counter_ns() - start)
+        whole, each = measured_runs(bound, buffers, threads, runs + 1)
         # The first of each warms up.
-        seconds = tuple(median_seconds(taken[1:]) for taken in times)
+        seconds = tuple(median_seconds(times[1:]) for times in each)
         predicted = predict.actions_on(bound.planned, actions, threads)
         profile = Profile(actions, seconds, median_seconds(whole[1:]), predicted, threads)
         if bound is self._first:
@@ -311,8 +301,10 @@ class Plan:
         return profile
 
     def release(self) -> None:
-        """Give up the network's own weights: the packed ones are what remains. Only sizes that came before still run,
-        and the plan cannot be saved any more."""
+        """Give up the network's own weights: the packed ones are what remains.
+
+        Only sizes of inputs that came before still run, and the plan cannot be saved any more.
+        """
         with self._lock:
             self._released = True
             self.network = _without_weights(self.network)
@@ -350,26 +342,16 @@ class Plan:
 
     def summary(self) -> str:
         """What was planned, how well, and what it takes, in a few lines."""
-        bound, threads = self._first, self.options.threads
-        planned, kinds = bound.planned, [action.kind for action in bound.schedule.actions]
-        alone, live = planned.solution.cost, text.megabytes(bound.schedule.live)
-        weights, arena = text.megabytes(self.weights_nbytes), text.megabytes(self.arena_nbytes)
-        predicted = f"predicted: {text.duration(alone)} on {text.threads(planned.threads)}"
-        if threads != planned.threads:
-            predicted += f", {text.duration(predict.plan_on(planned, planned.solution, threads))} on {threads}"
-        lines = [
-            f"{planned.network.name}: layouts {self.options.asked}, planner {self.options.planner}; {planned.quality}",
-            predicted,
-            f"{len(kinds)} kernel calls, {kinds.count('reorder')} of them reorders and {kinds.count('copy')} copies",
-            f"packed weights {weights}; a call's memory between ops {arena}, of which {live} live at once",
-        ]
-        if self._profiled is not None:
-            lines.insert(2, f"measured: {text.duration(self._profiled.whole)} on {text.threads(threads)}")
-        return "\n".join(textwrap.fill(line, text.WIDTH) for line in lines)
+        bound = self._first
+        sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
+        return explain.summary(bound.planned, bound.schedule, self.options, sizes, self._profiled)
 
     def explain(self) -> str:
-        """A table of every kernel call with its layouts, predicted time and, after `profile`, measured time; the reason
-        of each reorder and its cost; what else there was for each op, and why it was not taken."""
+        """Every kernel call, and why: text for people, which may change.
+
+        A table of the calls with their layouts, predicted times and, after `profile`, measured times; the reason of
+        each reorder and its cost; what else there was for each op, and why it was not taken.
+        """
         bound, options = self._first, self.options
         said = explain.table(bound.planned, bound.schedule.actions, self._profiled, options.asked, options.threads)
         return f"{self.summary()}\n\n{said}"
@@ -378,10 +360,11 @@ class Plan:
         """Write one self-contained HTML page: the network drawn with its layouts as colours, reorders marked, times
         (measured ones after `profile`), and the plans of fixed layouts beside the chosen one.
 
+        path: of the page.
         measured: seconds of whole plans that were timed, by their layouts, this one's by "auto".
         """
         bound = self._first
-        sizes = report.Sizes(self.weights_nbytes, self.arena_nbytes)
+        sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
         drawn = report.Drawn(bound.planned, bound.schedule, self.options, self._profiled, sizes)
         Path(path).write_text(report.page(drawn, measured or {}), encoding="utf-8")
 
@@ -397,30 +380,3 @@ def _without_weights(network: Network) -> Network:
     """The network with constants of the same shapes that take no memory."""
     constants = {name: np.broadcast_to(np.zeros((), c.dtype), c.shape) for name, c in network.constants.items()}
     return replace(network, constants=constants, remake=None)
-
-
-@contextmanager
-def _instance(bound: _Bound) -> Iterator[_Instance]:
-    """An instance for one call, and back."""
-    try:
-        instance = bound.idle.pop()
-    except IndexError:
-        instance = _new_instance(bound)
-    yield instance
-    bound.idle.append(instance)
-
-
-def _new_instance(bound: _Bound) -> _Instance:
-    arena = aligned_empty(bound.schedule.arena)
-    network = bound.planned.network
-    ops = in_arena(bound.schedule.actions, len(network.inputs) + len(network.outputs), address_of(arena))
-    return _Instance(arena, Program(ops))
-
-
-def in_arena(actions: Sequence[Action], index: int, address: int) -> list[Op]:
-    """The ops, with buffer `index` at an address."""
-
-    def fixed_word(word: int | Buffer) -> int | Buffer:
-        return address + word.offset if isinstance(word, Buffer) and word.index == index else word
-
-    return [replace(op, args=tuple(map(fixed_word, op.args))) for action in actions for op in action.ops]

@@ -51,9 +51,17 @@ class _ResNet:
         return drawn
 
     def conv(
-        self, x: str, ic: int, oc: int, k: int, stride: int = 1, *, relu: bool = True, gain: float = 1.0,
+        self,
+        x: str,
+        ic: int,
+        oc: int,
+        k: int,
+        stride: int = 1,
+        *,
+        relu: bool = True,
+        gain: float = 1.0,
         residual: str | None = None,
-    ) -> str:  # fmt: skip
+    ) -> str:
         bias = self.rng.uniform(-0.1, 0.1, oc).astype(np.float32)
         act = "relu" if relu else None
         weight = self.weight(oc, ic, k, gain)

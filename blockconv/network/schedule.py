@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.array import reorder_program
-from blockconv.layout import Layout
+from blockconv.core.layout import Layout
+from blockconv.dispatch.reorders import reorder_program
 from blockconv.network import ops
-from blockconv.network.candidates import OUTPUT, Bound, Candidate, Parameters, bind, pieces
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, part, same_bytes
+from blockconv.network.planning.candidates import OUTPUT, Bound, Candidate, Parameters, bind
+from blockconv.network.planning.rules import offsets_in_concat
 from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
 __all__ = ["Action", "Schedule", "schedule"]
@@ -62,10 +63,10 @@ class Schedule:
 
 
 class _Block:
-    """Bytes. place: a buffer of the schedule, or an address; None for the arena. parent: the block that it lies in."""
+    """Bytes. address: an address, or a buffer of the schedule; None for the arena. parent: the block that it is in."""
 
-    def __init__(self, nbytes: int, place: Buffer | int | None = None) -> None:
-        self.nbytes, self.place = nbytes, place
+    def __init__(self, nbytes: int, address: Buffer | int | None = None) -> None:
+        self.nbytes, self.address = nbytes, address
         self.parent: _Block | None = None
         self.offset = 0  # in the parent, or in the arena
         self.first, self.last = 1 << 60, -1
@@ -79,14 +80,16 @@ class _Block:
 
     def adopts(self, other: _Block, offset: int) -> bool:
         """Take a block in, if it is its own."""
-        if other.place is not None or other.parent is not None or other is self.root()[0]:
+        if other.address is not None or other.parent is not None or other is self.root()[0]:
             return False
         other.parent, other.offset = self, offset
         return True
 
 
 @dataclass(frozen=True)
-class _Spot:
+class _Location:
+    """Where a value lies: in a block, so many bytes from its begin."""
+
     block: _Block
     offset: int = 0  # bytes
 
@@ -95,16 +98,16 @@ class _Spot:
 
 
 class _Draft(NamedTuple):
-    """An action whose ops are not bound to places yet. operands: a spot or constants for each buffer of its ops."""
+    """An action whose ops have no addresses yet. operands: a location or constants for each buffer of its ops."""
 
     action: Action
-    operands: tuple[_Spot | Array, ...]
+    operands: tuple[_Location | Array, ...]
 
 
 class _Scheduler:
     def __init__(self, network: Network, held: Parameters, costs: Any, threads: int) -> None:
         self.network, self.held, self.costs, self.threads = network, held, costs, threads
-        self.spots: dict[Value, _Spot] = {}
+        self.locations: dict[Value, _Location] = {}
         self.made: dict[str, Layout] = {}  # the layout in which a tensor was produced
         self.drafts: list[_Draft] = []
         self.views: dict[Value, tuple[Value, ...]] = {}
@@ -113,95 +116,96 @@ class _Scheduler:
         tensor = self.network.tensors[value[0]]
         return value[1].size(tensor.shape) * tensor.dtype.itemsize
 
-    def fresh(self, value: Value, place: Buffer | None = None) -> _Spot:
-        spot = self.spots[value] = _Spot(_Block(self.nbytes(value), place))
-        return spot
+    def allocate(self, value: Value, address: Buffer | None = None) -> _Location:
+        """A block of its own for a value."""
+        location = self.locations[value] = _Location(_Block(self.nbytes(value), address))
+        return location
 
-    def given(self, name: str, layout: Layout, place: Buffer) -> None:
+    def given(self, name: str, layout: Layout, address: Buffer) -> None:
         """An input of the network."""
         self.made[name] = layout
-        self.fresh((name, layout), place)
+        self.allocate((name, layout), address)
 
-    def need(self, value: Value) -> _Spot:
-        """Where a value lies; made by a reorder if it is not there yet."""
-        if value in self.spots:
-            return self.spots[value]
+    def need(self, value: Value) -> _Location:
+        """Where a value lies; made by a reorder if it does not exist yet."""
+        if value in self.locations:
+            return self.locations[value]
         name, layout = value
         if name in self.network.constants:
             array = self.held.constant(name, layout)
-            spot = self.spots[value] = _Spot(_Block(array.nbytes, None))
-            spot.block.place = address_of(array)
-            return spot
+            location = self.locations[value] = _Location(_Block(array.nbytes, None))
+            location.block.address = address_of(array)
+            return location
         source = name, self.made[name]
         shape = self.network.shape(name)
         if same_bytes(shape, source[1], layout):
-            spot = self.spots[value] = self.spots[source]
+            location = self.locations[value] = self.locations[source]
             self.views[value] = (source,)
-            return spot
+            return location
         itemsize = self.network.tensors[name].dtype.itemsize
         ops_ = reorder_program(shape, source[1], layout, itemsize).ops
-        spots = self.spots[source], self.fresh(value)
+        locations = self.locations[source], self.allocate(value)
         cost = self.costs(name, source[1], layout)
         action = Action(name, "reorder", ops_[0].kernel.name, (source,), value, cost, ops_)
-        self.drafts.append(_Draft(action, spots))
-        return spots[1]
+        self.drafts.append(_Draft(action, locations))
+        return locations[1]
 
-    def copy(self, value: Value, to: _Spot, cost: float) -> None:
+    def copy(self, value: Value, to: _Location, cost: float) -> None:
         """Copy a value's bytes as they are."""
         itemsize = self.network.tensors[value[0]].dtype.itemsize
         line = Layout("a")
         ops_ = reorder_program((self.nbytes(value) // itemsize,), line, line, itemsize).ops
         action = Action(value[0], "copy", ops_[0].kernel.name, (value,), value, cost, ops_)
-        self.drafts.append(_Draft(action, (self.spots[value], to)))
+        self.drafts.append(_Draft(action, (self.locations[value], to)))
 
     # -- nodes
 
     def run(self, node: Node, candidate: Candidate) -> None:
         """A node by its candidate."""
         reads = tuple(zip(node.inputs, candidate.srcs, strict=True))
-        spots = [self.need(value) for value in reads]
+        locations = [self.need(value) for value in reads]
         value = node.output, candidate.dst
         self.made[node.output] = candidate.dst
         if candidate.row is None:
-            self.view(node, reads, spots, value)
+            self.view(node, reads, locations, value)
             return
         bound: Bound = bind(self.network, node, candidate, self.held, self.threads)
-        target = self.fresh(value)
+        target = self.allocate(value)
         operands = tuple(
-            operand if isinstance(operand, np.ndarray) else target if operand == OUTPUT else spots[operand]
+            operand if isinstance(operand, np.ndarray) else target if operand == OUTPUT else locations[operand]
             for operand in bound.operands
         )
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)
         self.drafts.append(_Draft(action, operands))
 
-    def view(self, node: Node, reads: tuple[Value, ...], spots: list[_Spot], value: Value) -> None:
-        """A node whose output is bytes that are there, or are written in their place."""
+    def view(self, node: Node, reads: tuple[Value, ...], locations: list[_Location], value: Value) -> None:
+        """A node whose output is bytes that exist, or are written where the output has them."""
         itemsize = self.network.tensors[node.output].dtype.itemsize
         self.views[value] = reads
         if isinstance(node.attributes, ops.Concat):
-            starts = pieces(self.network, node, value[1])
+            starts = offsets_in_concat(self.network, node, value[1])
             assert starts is not None
-            whole = self.fresh(value)
-            for read, spot, start in zip(reads, spots, starts, strict=True):
+            whole = self.allocate(value)
+            for read, location, start in zip(reads, locations, starts, strict=True):
                 at = start * itemsize
-                if not (spot.whole(self.nbytes(read)) and whole.block.adopts(spot.block, at)):
-                    self.copy(read, _Spot(whole.block, at), self.costs(read[0], read[1], read[1]))
+                if not (location.whole(self.nbytes(read)) and whole.block.adopts(location.block, at)):
+                    self.copy(read, _Location(whole.block, at), self.costs(read[0], read[1], read[1]))
         elif isinstance(node.attributes, ops.Slice):
             a, shape = node.attributes, self.network.shape(node.inputs[0])
             begin = part(reads[0][1], shape, a.axis, a.begin, a.size)
             assert begin is not None
-            self.spots[value] = _Spot(spots[0].block, spots[0].offset + begin * itemsize)
+            self.locations[value] = _Location(locations[0].block, locations[0].offset + begin * itemsize)
         else:
-            self.spots[value] = spots[0]
+            self.locations[value] = locations[0]
 
-    def deliver(self, name: str, layout: Layout, place: Buffer) -> None:
-        """An output of the network: made in its place, or copied there."""
-        spot = self.need((name, layout))
-        block = spot.block
-        if spot.whole(self.nbytes((name, layout))) and block.place is None and block.parent is None:
-            block.place = place
+    def deliver(self, name: str, layout: Layout, address: Buffer) -> None:
+        """An output of the network: written where it is wanted, or copied there."""
+        location = self.need((name, layout))
+        block = location.block
+        if location.whole(self.nbytes((name, layout))) and block.address is None and block.parent is None:
+            block.address = address
         else:
-            self.copy((name, layout), _Spot(_Block(block.nbytes, place)), self.costs(name, layout, layout))
+            self.copy((name, layout), _Location(_Block(block.nbytes, address)), self.costs(name, layout, layout))
 
     # -- memory
 
@@ -210,43 +214,45 @@ class _Scheduler:
         roots: dict[int, _Block] = {}
         for t, draft in enumerate(self.drafts):
             for operand in draft.operands:
-                if isinstance(operand, _Spot):
+                if isinstance(operand, _Location):
                     root, _ = operand.block.root()
                     root.first, root.last = min(root.first, t), max(root.last, t)
-                    if root.place is None:
+                    if root.address is None:
                         roots[id(root)] = root
         blocks = list(roots.values())
         intervals = [Interval(b.nbytes, b.first, b.last) for b in blocks]
         offsets, total = packed(intervals)
         for block, offset in zip(blocks, offsets, strict=True):
-            block.place = Buffer(buffers, offset)
+            block.address = Buffer(buffers, offset)
         live = max(
             (sum(i.nbytes for i in intervals if i.first <= t <= i.last) for t in range(len(self.drafts))), default=0
         )
         held = [x for draft in self.drafts for x in draft.operands if isinstance(x, np.ndarray)]
-        return Schedule(tuple(map(_placed, self.drafts)), total, live, self.views, tuple(held))
+        return Schedule(tuple(map(_bound_action, self.drafts)), total, live, self.views, tuple(held))
 
 
-def _placed(draft: _Draft) -> Action:
-    places = [_place(operand) for operand in draft.operands]
-    ops_ = tuple(replace(op, args=_located(op.args, places)) for op in draft.action.ops)
+def _bound_action(draft: _Draft) -> Action:
+    addresses = [_address(operand) for operand in draft.operands]
+    ops_ = tuple(replace(op, args=_bound_args(op.args, addresses)) for op in draft.action.ops)
     return replace(draft.action, ops=ops_)
 
 
-def _place(operand: _Spot | Array) -> Buffer | int:
+def _address(operand: _Location | Array) -> Buffer | int:
     if isinstance(operand, np.ndarray):
         return address_of(operand)
     root, offset = operand.block.root()
-    return _moved(root.place, offset + operand.offset)
+    return _plus(root.address, offset + operand.offset)
 
 
-def _moved(place: Buffer | int | None, by: int) -> Buffer | int:
-    assert place is not None
-    return Buffer(place.index, place.offset + by) if isinstance(place, Buffer) else place + by
+def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
+    assert address is not None
+    return Buffer(address.index, address.offset + by) if isinstance(address, Buffer) else address + by
 
 
-def _located(args: Sequence[int | Buffer], places: Sequence[Buffer | int]) -> tuple[int | Buffer, ...]:
-    return tuple(_moved(places[a.index], a.offset) if isinstance(a, Buffer) and a is not OWN_TABLE else a for a in args)
+def _bound_args(args: Sequence[int | Buffer], addresses: Sequence[Buffer | int]) -> tuple[int | Buffer, ...]:
+    return tuple(
+        _plus(addresses[a.index], a.offset) if isinstance(a, Buffer) and a is not OWN_TABLE else a for a in args
+    )
 
 
 def schedule(

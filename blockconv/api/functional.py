@@ -1,0 +1,216 @@
+"""The drop-in functions: torch.nn.functional's semantics on NumPy arrays, torch CPU tensors and BlockedArrays.
+
+What goes in comes out: an array in PyTorch's memory format for the inputs, a tensor without a
+copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
+from blockconv.api.modules import KEPT, Conv2d
+from blockconv.core.errors import ArgumentError
+from blockconv.core.interop import as_numpy, like
+from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.boundary import (
+    Array,
+    cache_key,
+    single,
+)
+from blockconv.runtime import get_num_threads
+
+__all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
+
+
+def conv2d(
+    input: ActivationsT,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    activation: ActivationLike = None,
+    residual: AnyArray | None = None,
+    out: ActivationsT | None = None,
+    out_layout: Layout | str | None = None,
+    algorithm: str = "auto",
+    accuracy: str | float = "default",
+) -> ActivationsT:
+    """torch.nn.functional.conv2d on arrays, torch CPU tensors and BlockedArrays, with a fused residual and activation.
+
+    Gives activation(conv(input, weight) + bias + residual), of the input's kind and dtype, of shape (N, O, OH, OW):
+    OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Weights are packed at every call;
+    `Conv2d` packs them once, and is what to use in a loop.
+
+    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32 or float64: an array or a torch CPU tensor
+        without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
+        BlockedArray of 4 dimensions.
+    weight: (O, C / groups, KH, KW), of the input's dtype; an array or a tensor.
+    bias: (O,), of the input's dtype, or None.
+    stride, dilation: an int of at least 1, or a pair of them: (height, width).
+    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
+        "same" (the output is of the input's size; only with a stride of 1).
+    groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
+    activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
+        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2).
+    residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
+    out: what to write and give back, of the output's kind, shape, dtype and layout, apart from input and residual.
+    out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
+        memory format. By default the input's, and for arrays and tensors PyTorch's: channels_last if input or weight
+        is.
+    algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2), "reference", or "auto": Winograd's where it is
+        predicted to be faster. It rounds otherwise than the definition, and spreads a NaN or an infinity over a tile
+        of up to 6x6 output pixels.
+    accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
+        random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
+
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x, weight = np.ones((1, 3, 5, 5), np.float32), np.ones((8, 3, 3, 3), np.float32)
+    >>> bc.conv2d(x, weight, padding=1, activation="relu")[0, 0, 0]
+    array([12., 18., 18., 18., 12.], dtype=float32)
+    >>> bc.conv2d(bc.to_layout(x, "NCHW8"), weight, stride=2)
+    BlockedArray(NCHW8, shape=(1, 8, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 8))
+    >>> bc.conv2d(x, weight, stride=0)
+    Traceback (most recent call last):
+    blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
+    """
+    w, b = as_numpy(weight, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
+    options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
+    return _conv2d_like(w, b, options)(input, residual=residual, out=out)
+
+
+def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
+    """A Conv2d, made anew only if none of these shapes and options was called before."""
+    stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
+    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), cache_key(options))
+    known = _called.get(key)
+    if known is not None:
+        return known._with(w, b)
+    conv = Conv2d(
+        w,
+        b,
+        stride,
+        padding,
+        dilation,
+        groups,
+        out_layout=out_layout,
+        activation=activation,
+        algorithm=algorithm,
+        accuracy=accuracy,
+        op="conv2d",
+    )
+    if len(_called) >= KEPT:
+        _called.clear()
+    # Kept without its weights, but with their shape.
+    _called[key] = conv._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None)
+    return conv
+
+
+_called: dict[Any, Conv2d] = {}
+
+
+def conv1d(
+    input: DenseT,
+    weight: Dense,
+    bias: Dense | None = None,
+    stride: int = 1,
+    padding: int | str = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    *,
+    activation: ActivationLike = None,
+    algorithm: str = "auto",
+) -> DenseT:
+    """torch.nn.functional.conv1d on arrays and torch CPU tensors, with a fused activation: `conv2d` over (N, C, 1, L).
+
+    Gives activation(conv(input, weight) + bias), of the input's kind and dtype, of shape (N, O, OL):
+    OL = (L + 2 * padding - dilation * (K - 1) - 1) // stride + 1.
+
+    input: (N, C, L), or (C, L) for an output (O, OL); float32 or float64.
+    weight: (O, C / groups, K), of the input's dtype.
+    bias: (O,), of the input's dtype, or None.
+    stride, dilation: ints of at least 1.
+    padding: zeros on either side: an int, "valid" (none) or "same" (the output is of the input's length; only with a
+        stride of 1).
+    groups: of channels that are convolved apart; it divides C and O.
+    activation, algorithm: those of `conv2d`.
+
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
+    array([4., 6., 6., 6., 6., 4.], dtype=float32)
+    """
+    x, w = as_numpy(input, "conv1d", "input"), as_numpy(weight, "conv1d", "weight")
+    if w.ndim != 3:
+        raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
+    if x.ndim not in (2, 3):
+        raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
+    wide = padding if isinstance(padding, str) else (0, single(padding))
+    conv = Conv2d(
+        w[:, :, None],
+        bias,
+        (1, single(stride)),
+        wide,
+        (1, single(dilation)),
+        groups,
+        out_layout="NCHW",
+        activation=activation,
+        algorithm=algorithm,
+        op="conv1d",
+    )
+    result: DenseT = like(input, conv(x[..., None, :])[..., 0, :])
+    return result
+
+
+def explain(
+    problem: Conv2dProblem | Pool2dProblem | AdaptivePool2dProblem,
+    src: Layout | str | None = None,
+    dst: Layout | str | None = None,
+    dtype: str = "float32",
+) -> str:
+    """A table of every kernel for a problem: its predicted time, or why it does not take the problem.
+
+    problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
+    src, dst: the layouts of source and destination, or their names; dst is by default src's, and without src each of
+        the eight native layouts to itself is told.
+    dtype: the name of the element type.
+
+    Times are those predicted for as many threads as `get_num_threads` says.
+    Raises ArgumentError for anything else than a problem, LayoutError for what is no layout.
+
+    >>> import blockconv as bc
+    >>> problem = bc.Conv2dProblem(n=1, ic=64, ih=56, iw=56, oc=64, kh=3, kw=3, ph=1, pw=1)
+    >>> "conv_direct" in bc.explain(problem, "NHWC")
+    True
+    """
+    if isinstance(problem, Conv2dProblem):
+        op = "conv2d"
+    elif isinstance(problem, (Pool2dProblem, AdaptivePool2dProblem)):
+        op = "pool2d"
+    else:
+        rule = "has to be a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem"
+        raise ArgumentError("explain", "problem", problem, rule)
+    pairs = [(lay, lay) for lay in NATIVE] if src is None else [(Layout(src), Layout(dst or src))]
+    return selection.explain(op, problem, pairs, _types("explain", dtype), get_num_threads())
+
+
+# ---------------------------------------------------------------- options
+
+
+def _types(op: str, dtype: Any) -> Types:
+    try:
+        return Types.all(dtype)
+    except TypeError:
+        raise ArgumentError(op, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None

@@ -1,0 +1,384 @@
+"""Conv2d: a convolution whose weights are packed once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, Padding, Sizes
+from blockconv.api.prepared import ALGORITHMS, Prepared, by_algorithm, prepared
+from blockconv.core.checks import whole
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.interop import as_numpy, like
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
+from blockconv.dispatch.boundary import (
+    NCHW,
+    NHWC,
+    Array,
+    check_out,
+    checked_alias,
+    dense_layout,
+    native_layout,
+    pads,
+    pair,
+    reordered,
+    storage_of,
+)
+from blockconv.dispatch.packing import (
+    activation_block,
+    pack_bias,
+    pack_weights,
+    room_for,
+    weights_as_read,
+)
+from blockconv.kernels import WeightForm
+from blockconv.kernels.common.activation import Activation, activation
+from blockconv.kernels.table import Epilogue
+from blockconv.runtime import address_of, get_num_threads
+
+__all__ = ["KEPT", "Conv2d"]
+
+KEPT = 256  # problems that a Conv2d keeps bound
+
+
+ACCURACIES = {"default": selection.ACCURACY, "strict": selection.STRICT}
+
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class Conv2d:
+    """`conv2d` with its weights packed once, for each layout that it meets: what to use in a loop.
+
+    ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
+
+    weight: (O, C / groups, KH, KW), float32 or float64; an array or a torch CPU tensor, kept by reference and not to
+        be changed, as what was packed of it stays.
+    bias: (O,), of the weight's dtype, or None.
+    stride, dilation: an int of at least 1, or a pair of them: (height, width).
+    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
+        "same" (the output is of the input's size; only with a stride of 1).
+    groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
+    layout: the input's layout, any native one (`Layout.is_native`); inputs in another are reordered to it, with a
+        SlowPathWarning. "auto" takes each as it comes, and keeps packed weights for each layout met.
+    out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
+        memory format. By default the input's, and for arrays and tensors PyTorch's: channels_last if input or weight
+        is.
+    activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
+        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2).
+    algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2), "reference", or "auto": Winograd's where it is
+        predicted to be faster. It rounds otherwise than the definition, and spreads a NaN or an infinity over a tile
+        of up to 6x6 output pixels. Its values on the way are larger than its results, which are sure to be finite
+        only while max|input|, max|weight| and max|input| * sum|weight| (of an output channel) are below 2^120, or
+        1.3e36; by tile size, see README's limits.
+    accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
+        random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
+    op: the name of the operation in the texts of its errors.
+
+    An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
+    Calls are safe from any number of threads at once and give the same bits for any number of threads.
+    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
+
+    >>> import numpy as np, blockconv as bc
+    >>> conv = bc.Conv2d(np.ones((8, 3, 3, 3), np.float32), padding=1, activation="relu")
+    >>> conv(np.ones((1, 3, 5, 5), np.float32))[0, 0, 0]
+    array([12., 18., 18., 18., 12.], dtype=float32)
+    >>> conv(bc.to_layout(np.ones((1, 3, 5, 5), np.float32), "NCHW8"))
+    BlockedArray(NCHW8, shape=(1, 8, 5, 5), dtype=float32, storage=(1, 1, 5, 5, 8))
+    """
+
+    def __init__(
+        self,
+        weight: Dense,
+        bias: Dense | None = None,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        *,
+        layout: Layout | str = "auto",
+        out_layout: Layout | str | None = None,
+        activation: ActivationLike = None,
+        algorithm: str = "auto",
+        accuracy: str | float = "default",
+        op: str = "Conv2d",
+    ) -> None:
+        self._op = op
+        self._once = op != "Conv2d"  # a function, which packs its weights at every call
+        self.weight = as_numpy(weight, op, "weight")
+        self.bias = None if bias is None else as_numpy(bias, op, "bias")
+        self.groups, self.padding = self._check_parameters(groups), padding
+        self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
+        kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
+        self._pads = pads(op, padding, kernel, self.stride, self.dilation)
+        self.activation = _activation(activation, op)
+        self.layout = None if isinstance(layout, str) and layout == "auto" else native_layout(layout, op, "layout")
+        self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+            raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
+        self.algorithm, self.accuracy = algorithm, _accuracy(op, accuracy)
+        self._act, self._params = activation_block(self.activation)
+        self._weight_is_channels_last = is_channels_last(self.weight)
+        self._packed: dict[WeightForm, _Packed] = {}
+        self._bound: dict[Any, _Bound] = {}
+
+    def __repr__(self) -> str:
+        oc, per_group, kh, kw = self.weight.shape
+        said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
+        # What else there is, in the constructor's order, if it is not what one gets without asking.
+        for default, text in (
+            (self._pads == ((0, 0), (0, 0)), f"padding={self.padding!r}"),
+            (self.dilation == (1, 1), f"dilation={self.dilation}"),
+            (self.groups == 1, f"groups={self.groups}"),
+            (self.bias is not None, "bias=False"),
+            (self.activation.is_identity, f"activation={self.activation.name}"),
+            (self.layout is None, f"layout={self.layout}"),
+            (self.out_layout is None, f"out_layout={self.out_layout}"),
+            (self.algorithm == "auto", f"algorithm={self.algorithm}"),
+        ):
+            if not default:
+                said.append(text)
+        return f"Conv2d({', '.join(said)}, dtype={self.weight.dtype})"
+
+    def __call__(
+        self, input: ActivationsT, *, residual: AnyArray | None = None, out: ActivationsT | None = None
+    ) -> ActivationsT:
+        """activation(conv(input, weight) + bias + residual), of the kind of array that `input` is.
+
+        input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of the weight's dtype: an array, a torch CPU tensor
+            without gradient, or a BlockedArray of 4 dimensions.
+        residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
+        out: what to write and give back, of the output's kind, shape, dtype and layout; it overlaps neither the input
+            nor the residual. By default a new one.
+
+        Raises ArgumentError, or its kinds DtypeError and LayoutError, with nothing written.
+        """
+        if isinstance(input, BlockedArray):
+            return self._on_blocked(input, residual, out)
+        result: ActivationsT = self._on_array(input, residual, out)
+        return result
+
+    # -- the kinds of input
+
+    def _on_blocked(self, x: BlockedArray, residual: Any, out: Any) -> BlockedArray:
+        src, layout = x, x.layout
+        if len(x.shape) != 4:
+            raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W)")
+        if self.layout is not None and layout is not self.layout:
+            src = reordered(self._op, x, self.layout)
+        elif not layout.is_native:
+            src = reordered(self._op, x, NCHW)
+        # A layout that no kernel gives is reordered to at the end.
+        dst_layout = self.out_layout or (out.layout if isinstance(out, BlockedArray) else layout)
+        native = dst_layout if dst_layout.is_native else NCHW
+        bound = self._bind(src.shape, src.layout, native, src.storage.dtype, residual is not None)
+        if out is not None:
+            check_out(self._op, out, BlockedArray, bound.shape, src.storage.dtype, dst_layout)
+        res = None if residual is None else self._residual(residual, bound)
+        made = out is None or native is not dst_layout
+        dst: BlockedArray = allocate(bound.shape, native, src.storage.dtype) if made else out
+        bound.run(self._op, src.storage, dst.storage, res, self._pack(bound))
+        if native is not dst_layout:
+            return to_layout(dst, dst_layout, out=out)
+        return dst
+
+    def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
+        x = as_numpy(input, self._op, "input")
+        unbatched = x.ndim == 3
+        if unbatched:
+            x = x[None]
+        if x.ndim != 4:
+            raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+        src_last = is_channels_last(x)
+        storage, layout = storage_of(x, src_last)
+        if self.layout is not None and layout != self.layout:
+            entered = reordered(self._op, BlockedArray(storage, layout, x.shape), self.layout)
+            storage, layout = entered.storage, entered.layout
+        written = None if out is None else as_numpy(out, self._op, "out", write=True)
+        if written is not None and unbatched:
+            written = written[None]
+        dst = self._array_layout(written, src_last)
+        bound = self._bind(x.shape, layout, dst, x.dtype, residual is not None)
+        shape = bound.shape
+        if written is None:
+            target = allocate(shape, dst, x.dtype).storage
+        else:
+            check_out(self._op, written, np.ndarray, shape, x.dtype, None)
+            target = written.transpose(dst.outer)
+        res = None if residual is None else self._residual(residual, bound)
+        bound.run(self._op, storage, target, res, self._pack(bound))
+        if out is not None:
+            return out
+        result = target.transpose(dst.logical)
+        return like(input, result[0] if unbatched else result)
+
+    def _array_layout(self, out: Array | None, src_last: bool) -> Layout:
+        if out is not None:
+            return dense_layout(self._op, out, is_channels_last(out))
+        if self.out_layout is not None:
+            if self.out_layout.is_blocked:
+                rule = "an array's output can be NCHW or NHWC"
+                raise LayoutError(self._op, "out_layout", str(self.out_layout), rule, "give a BlockedArray as input")
+            return self.out_layout
+        return NHWC if src_last or self._weight_is_channels_last else NCHW
+
+    def _residual(self, residual: Any, bound: _Bound) -> Array:
+        shape, dst = bound.shape, bound.dst
+        if not isinstance(residual, BlockedArray):
+            x = as_numpy(residual, self._op, "residual")
+            x = x[None] if x.ndim == 3 else x
+            if x.ndim != 4:
+                raise ArgumentError(self._op, "residual", x, f"has to be of the output's shape, {shape}")
+            residual = BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
+        if residual.shape != shape:
+            raise ArgumentError(self._op, "residual", residual, f"has to be of the output's shape, {shape}")
+        if residual.storage.dtype != self.weight.dtype:
+            raise DtypeError(self._op, "residual", str(residual.dtype), f"has to be {self.weight.dtype}")
+        return to_layout(residual, dst).storage
+
+    # -- binding
+
+    def _bind(self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: np.dtype[Any], residual: bool) -> _Bound:
+        threads = get_num_threads()
+        key = (shape, src, dst, dtype, residual, threads)
+        bound = self._bound.get(key)
+        if bound is None:
+            if len(self._bound) >= KEPT:
+                self._bound.clear()
+            bound = self._bound[key] = self._make(shape, src, dst, dtype, residual, threads)
+        return bound
+
+    def _make(
+        self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: np.dtype[Any], residual: bool, threads: int
+    ) -> _Bound:
+        problem = self._problem(shape, dtype)
+        if shape[1] == 0:
+            return _Bound(problem, (problem.n, 0, problem.oh, problem.ow), dst, None, threads)
+        if problem.n == 0:
+            return _Bound(problem, problem.dst_shape, dst, None, threads)
+        weights = weights_as_read(problem, self.weight)[1] if self._once else None
+        types = Types.all(dtype)
+        if self.algorithm == "auto":
+            row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=self._once)
+        else:
+            row = by_algorithm(self._op, self.algorithm, problem, src, dst, types, self.accuracy)
+        plan = prepared(row, problem, src, dst, types, threads, Epilogue(self._act, residual), weights)
+        return _Bound(problem, problem.dst_shape, dst, plan, threads)
+
+    def _pack(self, bound: _Bound) -> _Packed | None:
+        """The parameters in the form that a bound problem needs, or as its program packs them; None if it is empty."""
+        if bound.plan is None:
+            return None
+        form, how = bound.plan.form, bound.plan.packing
+        if how is not None:
+            weight, bias = weights_as_read(bound.problem, self.weight)[0], self._packed_bias(bound, form)
+            packed, between = room_for(how)
+            return _Packed(packed, bias, self._params, weight, between)
+        held = self._packed.get(form)
+        if held is None:
+            weight = pack_weights(bound.problem, self.weight, form)
+            held = self._packed[form] = _Packed(weight, self._packed_bias(bound, form), self._params)
+        return held
+
+    def _packed_bias(self, bound: _Bound, form: WeightForm) -> Array:
+        return pack_bias(bound.problem, self.bias, form, self.weight.dtype)
+
+    def _with(self, weight: Array, bias: Array | None) -> Conv2d:
+        """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
+        other = object.__new__(Conv2d)
+        other.__dict__.update(self.__dict__)
+        other.weight, other.bias, other._packed = weight, bias, {}
+        return other
+
+    def _problem(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Conv2dProblem:
+        if dtype != self.weight.dtype:
+            raise DtypeError(self._op, "input", str(dtype), f"has to be of the weight's dtype, {self.weight.dtype}")
+        oc, per_group, kh, kw = self.weight.shape
+        if len(shape) != 4 or shape[1] != per_group * self.groups:
+            rule = f"has to be (N, C, H, W) with C = {per_group * self.groups}, as weight and groups say"
+            raise ArgumentError(self._op, "input", shape, rule)
+        (top, bottom), (left, right) = self._pads
+        n, ic, ih, iw = (int(k) for k in shape)
+        return Conv2dProblem(
+            n,
+            ic or self.groups,
+            ih,
+            iw,
+            int(oc),
+            int(kh),
+            int(kw),
+            *self.stride,
+            top,
+            left,
+            bottom,
+            right,
+            *self.dilation,
+            self.groups,
+        )
+
+    def _check_parameters(self, groups: Any) -> int:
+        """The groups, as an int."""
+        weight, bias = self.weight, self.bias
+        if weight.ndim != 4:
+            raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)")
+        if weight.dtype not in _FLOATS:
+            raise DtypeError(self._op, "weight", str(weight.dtype), "has to be float32 or float64")
+        number = whole(groups)
+        if number is None or number < 1 or weight.shape[0] % number:
+            rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"
+            raise ArgumentError(self._op, "groups", groups, rule)
+        if bias is not None and bias.shape != (weight.shape[0],):
+            raise ArgumentError(self._op, "bias", bias, f"has to be of shape ({weight.shape[0]},)")
+        if bias is not None and bias.dtype != weight.dtype:
+            raise DtypeError(self._op, "bias", str(bias.dtype), f"has to be of the weight's dtype, {weight.dtype}")
+        return number
+
+
+class _Packed:
+    """Packed parameters, and their addresses."""
+
+    __slots__ = ("addresses", "arrays")
+
+    def __init__(self, *arrays: Array) -> None:
+        self.arrays = arrays
+        self.addresses = tuple(map(address_of, arrays))
+
+
+class _Bound:
+    """A problem with its destination's shape and layout and its plan, ready for the addresses of a call."""
+
+    __slots__ = ("dst", "plan", "problem", "shape", "threads")
+
+    def __init__(
+        self, problem: Conv2dProblem, shape: tuple[int, ...], dst: Layout, plan: Prepared | None, threads: int
+    ) -> None:
+        self.problem, self.shape, self.dst, self.plan, self.threads = problem, shape, dst, plan, threads
+
+    def run(self, op: str, src: Array, dst: Array, residual: Array | None, packed: _Packed | None) -> None:
+        start, to = checked_alias(op, src, dst)
+        added = to if residual is None else checked_alias(op, residual, dst, "residual")[0]
+        if self.plan is None or packed is None:
+            return
+        wei, bias, params, *given = packed.addresses
+        self.plan.program.run((start, wei, bias, to, added, params, *given), self.threads)
+
+
+def _accuracy(op: str, value: Any) -> float:
+    number: Any = ACCURACIES.get(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating, np.integer)) or not number >= 0:
+        rule = f"has to be a number of at least 0, or one of {', '.join(ACCURACIES)}"
+        raise ArgumentError(op, "accuracy", value, rule)
+    try:
+        return float(number)
+    except OverflowError:  # an int that no float holds
+        return math.inf
+
+
+def _activation(spec: Any, op: str) -> Activation:
+    return spec if isinstance(spec, Activation) else activation(spec, op)

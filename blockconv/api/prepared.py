@@ -1,0 +1,78 @@
+"""What a convolution's problem needs, whatever its weights are: a kernel, the form of its weights, a program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.packing import (
+    Packing,
+    packing,
+)
+from blockconv.kernels import Row, WeightForm
+from blockconv.kernels.table import Epilogue
+from blockconv.runtime import Program
+
+__all__ = ["ALGORITHMS", "Prepared", "by_algorithm", "prepared"]
+
+
+class Prepared(NamedTuple):
+    """What a problem needs, whatever its weights are: shared by all that convolve it.
+
+    packing: of the weights, which the program begins with; None if they come packed.
+    """
+
+    form: WeightForm
+    program: Program
+    packing: Packing | None
+
+
+@functools.lru_cache(maxsize=1024)
+def prepared(
+    row: Row,
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    epilogue: Epilogue,
+    weights: Layout | None,
+) -> Prepared:
+    """weights: the layout that they are given in, if the program is to pack them."""
+    primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
+    alone = primitive if threads == 1 else row.prepare(problem, src, dst, types, 1, epilogue=epilogue)
+    if weights is None:
+        return Prepared(primitive.form, Program(primitive.ops(), alone.seconds), None)
+    # One program, so that threads are woken once. The weights' buffers come after those of the convolution.
+    how = packing(problem, weights, primitive.form, types.wei.itemsize)
+    first = [op.with_buffers({0: 6, 2: 7}) for op in how.program.ops]
+    seconds = alone.seconds + selection.packing_seconds(alone, problem, types)
+    return Prepared(primitive.form, Program([*first, *primitive.ops()], seconds), how)
+
+
+# Which kernels of the table each algorithm may take.
+ALGORITHMS: dict[str, Callable[[Row], bool]] = {
+    "auto": lambda row: True,
+    "direct": lambda row: row.error is None and not row.reference,
+    "winograd": lambda row: row.error is not None,
+    "reference": lambda row: row.reference,
+}
+
+
+def by_algorithm(
+    op: str, algorithm: str, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, accuracy: float
+) -> Row:
+    """The cheapest kernel of an algorithm that the user names."""
+    found = selection.candidates("conv2d", problem, src, dst, types, accuracy)
+    found = [c for c in found if ALGORITHMS[algorithm](c.row)]
+    best = selection.cheapest(found, problem, types)
+    if best is None:
+        rule = "no kernel of it takes this problem: " + "; ".join(f"{c.row.name} {c.why_not}" for c in found)
+        raise ArgumentError(op, "algorithm", algorithm, rule, "take 'auto'")
+    return best.row

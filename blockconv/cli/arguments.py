@@ -1,0 +1,68 @@
+"""What command lines share: a parser, and a network as an argument, which is a model and the shapes of its inputs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from blockconv.core.errors import ArgumentError
+from blockconv.frontends.onnx import load_onnx
+from blockconv.network.graph import Network
+from blockconv.network.resnet import resnet50
+
+__all__ = ["Parser", "add_model", "read_model"]
+
+Shape = tuple[int, ...]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser, with those of its commands, that takes options in full only: `--shape` is not short for `--shapes`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
+
+def add_model(
+    command: argparse.ArgumentParser, model: str = "an ONNX model (default: ResNet-50 with random weights)"
+) -> None:
+    """The model and its shapes as arguments of a command. model: what its help says."""
+    command.add_argument("model", nargs="?", type=Path, help=model)
+    text = "an input's sizes, such as 1x3x224x224; by name where there are several, once for each: --shape x=1x3x8x8"
+    command.add_argument("--shape", action="append", default=[], metavar="[INPUT=]SIZES", help=text)
+
+
+def read_model(command: str, options: argparse.Namespace) -> Network:
+    """The network that is asked for. Raises ArgumentError, naming the command, for shapes that it cannot have."""
+    shapes = _shapes(command, options.shape)
+    try:
+        if options.model is not None:
+            return load_onnx(options.model, shapes)
+        network = resnet50()
+        return network if shapes is None else network.with_input_shapes(shapes)
+    except ArgumentError as error:
+        if error.argument not in ("input_shapes", "shapes"):
+            raise
+        remedy = "give --shape INPUT=SIZES for each input"
+        raise ArgumentError(command, "--shape", " ".join(options.shape) or None, error.rule, remedy) from error
+
+
+def _shapes(command: str, given: list[str]) -> dict[str, Shape] | Shape | None:
+    """By input, or one shape for the only input; None if there is none."""
+    pairs = [(name, _sizes(command, text, sizes)) for text in given for name, _, sizes in [text.rpartition("=")]]
+    if not pairs:
+        return None
+    if len(pairs) == 1 and not pairs[0][0]:
+        return pairs[0][1]
+    shapes = dict(pairs)
+    if "" in shapes or len(shapes) < len(pairs):
+        rule = "has to name an input, another each time"
+        raise ArgumentError(command, "--shape", " ".join(given), rule, "such as --shape x=1x3x8x8 --shape y=1x3x8x8")
+    return shapes
+
+
+def _sizes(command: str, text: str, sizes: str) -> Shape:
+    try:
+        return tuple(int(size) for size in sizes.split("x"))
+    except ValueError:
+        raise ArgumentError(command, "--shape", text, "has to be whole numbers with x between") from None

@@ -1,0 +1,94 @@
+"""`blockconv plan`, which chooses, explains and draws the layouts of a network; `blockconv tune`, which measures."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from blockconv.cli.arguments import add_model, read_model
+from blockconv.cli.steps import Steps
+from blockconv.core.errors import ArgumentError
+from blockconv.dispatch import tuning
+from blockconv.network.plan import Plan, compile
+from blockconv.network.planning.planned import Layouts
+from blockconv.runtime import get_num_threads
+
+__all__ = ["add_plan", "add_tune"]
+
+
+def add_plan(command: argparse.ArgumentParser) -> None:
+    """The command line of `plan`."""
+    add_model(command)
+    text = "a layout for every op, auto (the default), or NODE=LAYOUT, once for each node that is to have its own"
+    command.add_argument("--layouts", action="append", default=[], metavar="[NODE=]LAYOUT", help=text)
+    command.add_argument("--planner", choices=("optimal", "greedy"), default="optimal")
+    command.add_argument("--measure", action="store_true", help="time the candidates instead of predicting them")
+    command.add_argument("--costs", type=Path, metavar="JSON", help="costs of your own")
+    command.add_argument("--profile", action="store_true", help="time every call of the plan")
+    command.add_argument("--report", type=Path, metavar="HTML", help="write the plan as a page")
+    command.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be read by bc.Plan.load")
+    command.set_defaults(run=_plan)
+
+
+def add_tune(command: argparse.ArgumentParser) -> None:
+    """The command line of `tune`."""
+    add_model(command, "an ONNX model, all of whose candidates are timed too")
+    command.set_defaults(run=_tune)
+
+
+def _plan(options: argparse.Namespace, console: Console) -> int:
+    layouts = _layouts(options.layouts)
+    with Steps(3 if options.profile else 2) as steps:
+        steps.begin(f"reading {options.model or 'ResNet-50'}")
+        network = read_model("plan", options)
+        steps.begin("choosing layouts, compiling kernels, packing weights")
+        plan = compile(network, layouts, options.planner, options.measure, costs=options.costs)
+        if options.profile:
+            steps.begin("timing every call")
+            plan.profile(*_noise(plan))
+    console.print(plan.explain(), highlight=False, markup=False, soft_wrap=True)
+    if options.report:
+        plan.report(options.report)
+        console.print(f"drawn: {options.report}", highlight=False, markup=False)
+    if options.save:
+        plan.save(options.save)
+        console.print(f"saved: {options.save}", highlight=False, markup=False)
+    return 0
+
+
+def _layouts(given: list[str]) -> Layouts:
+    """As `compile` takes them."""
+    pairs = [(node, layout) for text in given for node, _, layout in [text.rpartition("=")]]
+    nodes = dict(pairs)
+    if "" not in nodes and len(nodes) == len(pairs):
+        return nodes or "auto"
+    if len(pairs) > 1:
+        rule = "has to be one layout, or NODE=LAYOUT with another node each time"
+        raise ArgumentError("plan", "--layouts", " ".join(given), rule)
+    return nodes[""]
+
+
+def _noise(plan: Plan) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(tensor.shape).astype(tensor.dtype) for tensor in plan.network.inputs]
+
+
+def _tune(options: argparse.Namespace, console: Console) -> int:
+    with Steps(1 if options.model is None else 2) as steps:
+        steps.begin("measuring a convolution and a copy")
+        found = tuning.calibrate()
+        if options.model is not None:
+            steps.begin(f"timing the kernels of {options.model}")
+            compile(read_model("tune", options), measure=True)
+    console.print(
+        f"times over those that rows predict: convolutions {found.compute:.2f}, what moves memory {found.memory:.2f}; "
+        "kept with the compiled kernels",
+        highlight=False,
+    )
+    if options.model is not None:
+        console.print(f"{len(tuning.Costs())} kernels timed on {get_num_threads()} threads, kept", highlight=False)
+    return 0

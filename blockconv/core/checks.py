@@ -1,0 +1,50 @@
+"""Rules that arguments share, whichever boundary they come in by: whole numbers, and how large an array may be.
+
+Sizes have bounds so that a number that cannot be meant is refused by name, at once, where it came in: no later
+arithmetic leaves 64 bits, and no later step works for hours towards an array that no machine could hold.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from blockconv.core.errors import ArgumentError
+
+__all__ = ["MOST_BYTES", "MOST_EXTENT", "check_bytes", "check_extents", "check_shape", "whole"]
+
+MOST_EXTENT = 1 << 31  # of an axis, a window, a stride, a dilation, a padding
+MOST_BYTES = 1 << 47  # of an array: what a process can address on x86-64
+
+
+def whole(value: Any) -> int | None:
+    """An int, NumPy's ones too, but no bool; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_extents(
+    op: str, argument: str, value: object, extents: Iterable[int], error: type[ArgumentError] = ArgumentError
+) -> None:
+    """Raise an error that names `value` if one of its extents, in either direction, is more than MOST_EXTENT."""
+    if any(not -MOST_EXTENT <= extent <= MOST_EXTENT for extent in extents):
+        raise error(op, argument, value, "has to be at most 2^31 in every direction", "give smaller sizes")
+
+
+def check_bytes(op: str, argument: str, value: object, nbytes: int, error: type[ArgumentError] = ArgumentError) -> None:
+    """Raise an error that names `value` if an array of it, of `nbytes`, is larger than MOST_BYTES."""
+    if nbytes > MOST_BYTES:
+        rule = f"an array takes at most 2^47 bytes, and this one would take {nbytes:.2e}"
+        raise error(op, argument, value, rule, "give smaller sizes")
+
+
+def check_shape(
+    op: str, argument: str, shape: Sequence[int], itemsize: int = 1, error: type[ArgumentError] = ArgumentError
+) -> None:
+    """Raise an error that names `shape` if an array of it is longer in an axis, or larger, than one may be."""
+    check_extents(op, argument, shape, shape, error)
+    check_bytes(op, argument, shape, itemsize * math.prod(shape), error)

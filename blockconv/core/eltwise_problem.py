@@ -1,0 +1,387 @@
+"""Problems of the ops between convolutions: elementwise, copies with another shape, normalisations, resampling.
+
+Frozen and validated once, as those of `problem`. A shape is logical: (N, C, H, W) where a native layout is wanted,
+any other rank (up to 6) in row-major order. What kind of activation follows an op, and its operands' values, are
+no part of a problem: they are given when a kernel is bound (see `blockconv.kernels.eltwise.rows`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from blockconv.core.problem_checks import (
+    Shape,
+    check_word,
+    checked_axis,
+    checked_number,
+    checked_shape,
+    checked_whole,
+    set_field,
+)
+
+from .checks import check_extents
+from .errors import ArgumentError
+
+__all__ = [
+    "ActivationProblem",
+    "AffineProblem",
+    "BinaryKind",
+    "BinaryProblem",
+    "ConcatProblem",
+    "Coordinates",
+    "LrnProblem",
+    "NearestMode",
+    "PadProblem",
+    "ReduceMeanProblem",
+    "ResizeMode",
+    "ResizeProblem",
+    "ShuffleProblem",
+    "SliceProblem",
+    "SoftmaxProblem",
+    "TransposeProblem",
+]
+
+
+BinaryKind = Literal["add", "sub", "mul", "div", "max", "min"]
+ResizeMode = Literal["nearest", "linear"]
+Coordinates = Literal["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"]
+NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+
+
+class _OneShape:
+    """What ops have in common that give the shape they take."""
+
+    shape: Shape
+
+    @property
+    def src_shape(self) -> Shape:
+        """Logical shape of the source."""
+        return self.shape
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Logical shape of the destination."""
+        return self.shape
+
+
+@dataclass(frozen=True)
+class ActivationProblem(_OneShape):
+    """An activation of each element of an array of logical `shape`."""
+
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        set_field(self, "shape", checked_shape("activation", "shape", self.shape))
+
+
+@dataclass(frozen=True)
+class AffineProblem(_OneShape):
+    """src * scale[c] + shift[c] over axis 1 of an array of logical `shape`; scale and shift are of (C,)."""
+
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        set_field(self, "shape", checked_shape("affine", "shape", self.shape))
+        if len(self.shape) < 2:
+            raise ArgumentError("affine", "shape", self.shape, "must have a channel axis, axis 1")
+
+
+@dataclass(frozen=True)
+class BinaryProblem:
+    """kind(src, other), where one operand is of the result's shape and the other may be of size 1 along any axis.
+
+    Shapes of fewer dimensions get leading ones, as NumPy's broadcasting has it.
+    """
+
+    kind: BinaryKind
+    src: Shape
+    other: Shape
+
+    def __post_init__(self) -> None:
+        op = "binary"
+        check_word(op, "kind", self.kind, BinaryKind)
+        src, other = checked_shape(op, "src", self.src), checked_shape(op, "other", self.other)
+        rank = max(len(src), len(other))
+        src, other = (1,) * (rank - len(src)) + src, (1,) * (rank - len(other)) + other
+        if any(a != b and 1 not in (a, b) for a, b in zip(src, other, strict=True)):
+            raise ArgumentError(op, "other", other, f"does not broadcast with {src}")
+        set_field(self, "src", src)
+        set_field(self, "other", other)
+        if self.dst_shape not in (src, other):
+            raise ArgumentError(op, "other", other, f"neither it nor {src} is of the result's shape, {self.dst_shape}")
+
+    @property
+    def src_shape(self) -> Shape:
+        """Logical shape of the first operand."""
+        return self.src
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Logical shape of the result."""
+        return tuple(b if a == 1 else a for a, b in zip(self.src, self.other, strict=True))
+
+
+@dataclass(frozen=True)
+class ConcatProblem:
+    """Sources of logical `shapes`, (N, C, H, W), one after the other along `axis`."""
+
+    shapes: tuple[Shape, ...]
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        op = "concat"
+        shapes = tuple(checked_shape(op, "shapes", shape, 4) for shape in self.shapes)
+        axis = checked_axis(op, self.axis, 4)
+        if not shapes:
+            raise ArgumentError(op, "shapes", shapes, "must hold one shape or more")
+        rest = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
+        if len(rest) > 1:
+            raise ArgumentError(op, "shapes", shapes, f"must agree on every axis but {axis}")
+        set_field(self, "shapes", shapes)
+        set_field(self, "axis", axis)
+
+    @property
+    def src_shape(self) -> Shape:
+        """Logical shape of the first source."""
+        return self.shapes[0]
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Logical shape of the destination."""
+        first = self.shapes[0]
+        return (*first[: self.axis], sum(shape[self.axis] for shape in self.shapes), *first[self.axis + 1 :])
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each source begins along the axis."""
+        sizes = [shape[self.axis] for shape in self.shapes]
+        return tuple(sum(sizes[:k]) for k in range(len(sizes)))
+
+
+@dataclass(frozen=True)
+class SliceProblem:
+    """Of each axis of (N, C, H, W) the elements begin, begin + step, ...: `sizes` of them. A step may be negative."""
+
+    shape: Shape
+    begins: Shape
+    sizes: Shape
+    steps: Shape = (1, 1, 1, 1)
+
+    def __post_init__(self) -> None:
+        op = "slice"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
+        set_field(self, "sizes", checked_shape(op, "sizes", self.sizes, 4))
+        for name in ("begins", "steps"):
+            set_field(self, name, checked_whole(op, name, getattr(self, name), 4))
+        if 0 in self.steps:
+            raise ArgumentError(op, "steps", self.steps, "must not be zero")
+        for extent, begin, size, step in zip(self.shape, self.begins, self.sizes, self.steps, strict=True):
+            if size and not (0 <= begin < extent and 0 <= begin + (size - 1) * step < extent):
+                raise ArgumentError(op, "sizes", self.sizes, f"from {self.begins} by {self.steps} leave {self.shape}")
+
+    @property
+    def src_shape(self) -> Shape:
+        """Logical shape of the source."""
+        return self.shape
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Logical shape of the destination."""
+        return self.sizes
+
+
+@dataclass(frozen=True)
+class PadProblem:
+    """(N, C, H, W) with `begins` and `ends` elements of `value` put before and after along each axis.
+
+    Negative ones take elements away.
+    """
+
+    shape: Shape
+    begins: Shape
+    ends: Shape
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        op = "pad"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
+        for name in ("begins", "ends"):
+            set_field(self, name, checked_whole(op, name, getattr(self, name), 4))
+        set_field(self, "value", checked_number(op, "value", self.value))
+        for extent, begin, end in zip(self.shape, self.begins, self.ends, strict=True):
+            if extent + min(begin, 0) + min(end, 0) < 0 or extent + begin + end < 0:
+                raise ArgumentError(op, "begins", self.begins, f"with ends {self.ends}, more than there is of an axis")
+
+    @property
+    def src_shape(self) -> Shape:
+        """Logical shape of the source."""
+        return self.shape
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Logical shape of the destination."""
+        return tuple(a + b + c for a, b, c in zip(self.begins, self.shape, self.ends, strict=True))
+
+
+@dataclass(frozen=True)
+class ShuffleProblem(_OneShape):
+    """ShuffleNet's channel shuffle of (N, C, H, W): output channel k * groups + i is channel i * (C / groups) + k."""
+
+    shape: Shape
+    groups: int
+
+    def __post_init__(self) -> None:
+        op = "shuffle"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
+        (groups,) = checked_whole(op, "groups", (self.groups,), 1)
+        if groups < 1 or self.shape[1] % groups:
+            raise ArgumentError(op, "groups", groups, f"must divide the {self.shape[1]} channels")
+        set_field(self, "groups", groups)
+
+
+@dataclass(frozen=True)
+class LrnProblem(_OneShape):
+    """Local response normalisation across the channels of (N, C, H, W), as ONNX and, for odd sizes, PyTorch have it.
+
+    src / (bias + alpha / size * sum of squares of the channels from c - floor((size - 1) / 2) to
+    c + ceil((size - 1) / 2)) ** beta.
+    """
+
+    shape: Shape
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    bias: float = 1.0
+
+    def __post_init__(self) -> None:
+        op = "lrn"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
+        (size,) = checked_whole(op, "size", (self.size,), 1)
+        if size < 1:
+            raise ArgumentError(op, "size", size, "must be at least 1")
+        check_extents(op, "size", size, (size,))
+        set_field(self, "size", size)
+        for name in ("alpha", "beta", "bias"):
+            set_field(self, name, checked_number(op, name, getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem(_OneShape):
+    """exp(src - max) / sum over one axis; with `log`, its logarithm."""
+
+    shape: Shape
+    axis: int = 1
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        op = "softmax"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        set_field(self, "axis", checked_axis(op, self.axis, len(self.shape)))
+        if not isinstance(self.log, bool):
+            raise ArgumentError(op, "log", self.log, "must be a bool")
+
+
+@dataclass(frozen=True)
+class ResizeProblem:
+    """H and W of (n, c, ih, iw) resampled to oh and ow.
+
+    Output o reads at the source's coordinate, with s the scale (given, or out / in)
+    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; asymmetric: o / s;
+    align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
+    linear blends the two elements around it along each axis; nearest takes one, rounded as `nearest` says
+    (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border.
+    """
+
+    n: int
+    c: int
+    ih: int
+    iw: int
+    oh: int
+    ow: int
+    mode: ResizeMode = "nearest"
+    coordinates: Coordinates = "half_pixel"
+    nearest: NearestMode = "round_prefer_floor"
+    scale_h: float | None = None
+    scale_w: float | None = None
+
+    def __post_init__(self) -> None:
+        op = "resize"
+        for name in ("n", "c", "ih", "iw", "oh", "ow"):
+            (value,) = checked_whole(op, name, (getattr(self, name),), 1)
+            set_field(self, name, value)
+            if value < (name != "n"):
+                raise ArgumentError(op, name, value, f"must be at least {int(name != 'n')}")
+        check_word(op, "mode", self.mode, ResizeMode)
+        check_word(op, "coordinates", self.coordinates, Coordinates)
+        check_word(op, "nearest", self.nearest, NearestMode)
+        for name, ratio in (("scale_h", self.oh / self.ih), ("scale_w", self.ow / self.iw)):
+            scale = getattr(self, name)
+            set_field(self, name, checked_number(op, name, ratio if scale is None else scale))
+            if not 0 < getattr(self, name) < math.inf:
+                raise ArgumentError(op, name, scale, "must be positive and finite")
+
+    @property
+    def src_shape(self) -> Shape:
+        """Logical shape of the source, (n, c, ih, iw)."""
+        return self.n, self.c, self.ih, self.iw
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Logical shape of the destination, (n, c, oh, ow)."""
+        return self.n, self.c, self.oh, self.ow
+
+
+@dataclass(frozen=True)
+class TransposeProblem:
+    """A permutation of a row-major array: the result's axis i is the source's axis perm[i]."""
+
+    shape: Shape
+    perm: Shape
+
+    def __post_init__(self) -> None:
+        op = "transpose"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        set_field(self, "perm", checked_whole(op, "perm", self.perm, len(self.shape)))
+        if sorted(self.perm) != list(range(len(self.shape))):
+            raise ArgumentError(op, "perm", self.perm, f"must permute the {len(self.shape)} axes")
+
+    @property
+    def src_shape(self) -> Shape:
+        """Shape of the source."""
+        return self.shape
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Shape of the result."""
+        return tuple(self.shape[axis] for axis in self.perm)
+
+
+@dataclass(frozen=True)
+class ReduceMeanProblem:
+    """The mean of a row-major array over `axes`, which stay in its shape as ones (to drop them moves nothing)."""
+
+    shape: Shape
+    axes: Shape
+
+    def __post_init__(self) -> None:
+        op = "reduce_mean"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        axes = sorted({checked_axis(op, axis, len(self.shape)) for axis in checked_whole(op, "axes", self.axes)})
+        set_field(self, "axes", tuple(axes))
+        if any(self.shape[axis] == 0 for axis in axes):
+            raise ArgumentError(op, "axes", self.axes, f"of {self.shape}: the mean of nothing is no number")
+
+    @property
+    def src_shape(self) -> Shape:
+        """Shape of the source."""
+        return self.shape
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Shape of the result."""
+        return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
+
+
+# Rules that the problems share. Each names what broke it.

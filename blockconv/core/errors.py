@@ -1,0 +1,77 @@
+"""What blockconv raises and warns of.
+
+Every error names the operation, the offending argument, its value, the rule
+that it breaks and, where there is one, the remedy. It is raised at the public
+boundary, before anything is written.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "BlockconvError",
+    "DtypeError",
+    "LayoutError",
+    "NetworkError",
+    "SlowPathWarning",
+    "UnsupportedError",
+]
+
+
+class BlockconvError(Exception):
+    """Base class of all errors that blockconv raises on purpose."""
+
+
+class ArgumentError(BlockconvError, ValueError):
+    """An argument breaks a rule of the operation that it was given to.
+
+    Its parts are attributes, of which its text is made.
+
+    op: the operation, such as "conv2d".
+    argument: its name.
+    value: what was given.
+    rule: what it breaks, as a sentence that goes on from the value.
+    remedy: what to do instead; "" where the rule says it.
+    """
+
+    def __init__(self, op: str, argument: str, value: object, rule: str, remedy: str = "") -> None:
+        self.op, self.argument, self.value, self.rule, self.remedy = op, argument, value, rule, remedy
+        text = f"{op}: {argument}={_short(value)}: {rule}"
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.op, self.argument, self.value, self.rule, self.remedy)
+
+
+class LayoutError(ArgumentError):
+    """A name is no layout, or a layout does not fit the array or the operation."""
+
+
+class DtypeError(ArgumentError, TypeError):
+    """An element type that the operation does not take."""
+
+
+class NetworkError(ArgumentError):
+    """A network, or a file that holds one, that breaks a rule; its `op` is the name of the node, or of the network."""
+
+
+class UnsupportedError(BlockconvError, NotImplementedError):
+    """The operation exists, but no kernel, not even the reference, covers this problem; or an optional package, such as
+    onnx, is not installed."""
+
+
+class SlowPathWarning(UserWarning):
+    """The call works, but by a slow path; the text says what was missing.
+
+    It is given once for each cause: an input in a layout that no kernel runs in, a reorder element by element, a
+    problem that only the reference takes, threads without TBB and OpenMP.
+    ``warnings.simplefilter("error", bc.SlowPathWarning)`` makes it an error.
+    """
+
+
+def _short(value: object, limit: int = 120) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, str):
+        return f"<{type(value).__name__} of shape {tuple(shape)}, dtype {getattr(value, 'dtype', '?')}>"
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,383 @@
+"""Problems: what an operation is asked to compute, frozen and validated once.
+
+Past this module a problem is known to be sound, so no kernel checks one again.
+A problem is a dictionary key: two are equal if they compute the same thing,
+whatever they are called and however their end padding was spelled.
+
+benchdnn's descriptor strings name a problem in tests, benchmarks and bug reports:
+
+>>> p = Conv2dProblem.from_descriptor('mb1ic3ih224oc64oh112kh7sh2ph3n"conv1"')
+>>> p.dst_shape, p.name
+((1, 64, 112, 112), 'conv1')
+>>> p.descriptor()
+'mb1ic3ih224oc64kh7sh2ph3n"conv1"'
+
+Dilation is PyTorch's in every field (1 = dense) and benchdnn's in a descriptor (0 = dense).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, overload
+
+from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
+from blockconv.core.problem_fields import (
+    axis_fields,
+    check_arrays,
+    check_least,
+    check_name,
+    default_ends,
+    make_whole,
+    output_size,
+    reached_end,
+    set_field,
+)
+
+from .errors import ArgumentError, UnsupportedError
+
+__all__ = ["AdaptivePool2dProblem", "Conv2dProblem", "Pool2dProblem", "PoolKind", "ReorderProblem", "read_shape_file"]
+
+PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
+POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
+
+
+@dataclass(frozen=True)
+class Conv2dProblem:
+    """A 2-D convolution: `n` images of `ic` x `ih` x `iw`, `oc` filters of `kh` x `kw`, `g` groups.
+
+    n: images, 0 or more.
+    ic, oc: channels of source and destination, over all groups.
+    ih, iw: pixels of the source.
+    kh, kw: taps of the window.
+    sh, sw: strides, at least 1.
+    ph, pw: zeros at the top and at the left.
+    ph_r, pw_r: zeros at the bottom and at the right; by default as many. Negative ones are input that no window reads.
+    dh, dw: dilation as PyTorch counts it, 1 for dense windows.
+    g: groups; it divides ic and oc.
+    name: a label, by which problems are not compared.
+    oh, ow: pixels of the destination, which follow from the rest.
+
+    Raises ArgumentError, naming the field, for what breaks these rules, and where the padded source is smaller than the
+    window.
+    """
+
+    n: int
+    ic: int
+    ih: int
+    iw: int
+    oc: int
+    kh: int
+    kw: int
+    sh: int = 1
+    sw: int = 1
+    ph: int = 0
+    pw: int = 0
+    # None stands for the begin padding; after construction they are always integers. End
+    # padding counts only through the output size, so that is what problems are compared by.
+    ph_r: int = field(default=cast(int, None), compare=False)
+    pw_r: int = field(default=cast(int, None), compare=False)
+    dh: int = 1
+    dw: int = 1
+    g: int = 1
+    name: str = field(default="", compare=False)
+    oh: int = field(init=False)
+    ow: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        op = "conv2d"
+        default_ends(self)
+        make_whole(self, op, ("n", "ic", "oc", "g", *axis_fields("h"), *axis_fields("w")))
+        check_name(self, op)
+        check_least(self, op, 0, ("n", "ph", "pw"))
+        check_least(self, op, 1, ("ic", "ih", "iw", "oc", "kh", "kw", "sh", "sw", "dh", "dw", "g"))
+        for channels in ("ic", "oc"):
+            total = getattr(self, channels)
+            if total % self.g:
+                remedy = "give totals over all groups"
+                raise ArgumentError(op, channels, total, f"must be divisible by g={self.g}", remedy)
+        for x in "hw":
+            set_field(self, "o" + x, output_size(self, op, x))
+        check_arrays(self, op, itemsize=4)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds as direct convolution counts them, taps over the padding included."""
+        return math.prod(self.dst_shape) * math.prod(self.wei_shape[1:])
+
+    @property
+    def flops(self) -> int:
+        """Two per multiply-add."""
+        return 2 * self.macs
+
+    @property
+    def src_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the source, (n, ic, ih, iw)."""
+        return self.n, self.ic, self.ih, self.iw
+
+    @property
+    def wei_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the weights, (oc, ic/g, kh, kw)."""
+        return self.oc, self.ic // self.g, self.kh, self.kw
+
+    @property
+    def grouped_wei_shape(self) -> tuple[int, int, int, int, int]:
+        """Logical shape of the weights as kernels have them packed, (g, oc/g, ic/g, kh, kw)."""
+        return self.g, self.oc // self.g, self.ic // self.g, self.kh, self.kw
+
+    @property
+    def dst_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the destination, (n, oc, oh, ow)."""
+        return self.n, self.oc, self.oh, self.ow
+
+    @property
+    def is_depthwise(self) -> bool:
+        """One input channel to a group; output channel i*m+j reads channel i."""
+        return self.g > 1 and self.g == self.ic
+
+    @property
+    def count(self) -> int:
+        """How often the network has this layer: 4 for a name that ends in `*4`, else 1."""
+        return count_in(self.name)
+
+    def descriptor(self) -> str:
+        """The benchdnn string, without what it need not say, that `from_descriptor` reads as this problem."""
+        return write_descriptor(self, {"g": (self.g, 1), "mb": (self.n, 2)}, oc=self.oc)
+
+    @classmethod
+    def from_descriptor(cls, text: str) -> Conv2dProblem:
+        """Read a benchdnn string, such as `mb1ic64ih56oc64oh56kh3ph1n"res2a"`."""
+        op = "conv2d"
+        values, name = read_tokens(op, text, ("g", "mb", "ic", "oc"))
+        return cls(
+            n=values.get("mb", 2),
+            ic=required(op, text, values, "ic"),
+            oc=required(op, text, values, "oc"),
+            g=values.get("g", 1),
+            name=name,
+            **read_axes(op, text, values),
+        )
+
+
+@dataclass(frozen=True)
+class Pool2dProblem:
+    """A 2-D pooling of `n` images of `ic` x `ih` x `iw` by windows of `kh` x `kw`.
+
+    kind: "max", "avg_include_padding" or "avg_exclude_padding".
+    ceil_mode: sizes are rounded up, as PyTorch does it.
+    divisor: what an average divides by, whatever its window covers; None for the number of elements.
+
+    The other fields are those of `Conv2dProblem`. That padding is at most half a window is a rule of the drop-in
+    functions, not of the problem. Raises ArgumentError, naming the field, for what breaks a rule.
+    """
+
+    kind: PoolKind
+    n: int
+    ic: int
+    ih: int
+    iw: int
+    kh: int
+    kw: int
+    sh: int = 1
+    sw: int = 1
+    ph: int = 0
+    pw: int = 0
+    ph_r: int = field(default=cast(int, None), compare=False)
+    pw_r: int = field(default=cast(int, None), compare=False)
+    dh: int = 1
+    dw: int = 1
+    ceil_mode: bool = field(default=False, compare=False)
+    divisor: int | None = None
+    name: str = field(default="", compare=False)
+    oh: int = field(init=False)
+    ow: int = field(init=False)
+    # What ph_r, pw_r and ceil_mode change beside the output size: see `_counted_ends`.
+    _ends: tuple[int, int] | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        op = "pool2d"
+        if self.kind not in POOL_KINDS:
+            raise ArgumentError(op, "kind", self.kind, f"must be one of {', '.join(POOL_KINDS)}")
+        default_ends(self)
+        make_whole(self, op, ("n", "ic", *axis_fields("h"), *axis_fields("w")))
+        check_name(self, op)
+        check_least(self, op, 0, ("n", "ph", "pw"))
+        check_least(self, op, 1, ("ic", "ih", "iw", "kh", "kw", "sh", "sw", "dh", "dw"))
+        self._check_divisor(op)
+        for x in "hw":
+            set_field(self, "o" + x, output_size(self, op, x, self.ceil_mode))
+        set_field(self, "_ends", self._counted_ends())
+        check_arrays(self, op, itemsize=1)
+
+    def _check_divisor(self, op: str) -> None:
+        if self.divisor is None:
+            return
+        make_whole(self, op, ("divisor",))
+        if self.kind == "max":
+            raise ArgumentError(op, "divisor", self.divisor, "only averages have a divisor", "leave it out")
+        if self.divisor == 0:
+            raise ArgumentError(op, "divisor", self.divisor, "must not be zero")
+
+    def _counted_ends(self) -> tuple[int, int] | None:
+        """End padding inside the windows, where it counts: in a window's number of elements.
+
+        Windows that ceil_mode lets hang over the padded input are clipped to it there.
+        """
+        if self.kind != "avg_include_padding" or self.divisor is not None:
+            return None
+        return min(self.ph_r, reached_end(self, "h")), min(self.pw_r, reached_end(self, "w"))
+
+    @property
+    def src_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the source, (n, ic, ih, iw)."""
+        return self.n, self.ic, self.ih, self.iw
+
+    @property
+    def dst_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the destination, (n, ic, oh, ow)."""
+        return self.n, self.ic, self.oh, self.ow
+
+    @property
+    def count(self) -> int:
+        """How often the network has this layer: 4 for a name that ends in `*4`, else 1."""
+        return count_in(self.name)
+
+    def descriptor(self) -> str:
+        """The benchdnn string, without what it need not say, of these windows.
+
+        The grammar has no word for `kind`, `divisor` and `ceil_mode`. Reading the string with
+        the same kind gives an equal problem, unless a divisor was set, or `ceil_mode` clips
+        the windows of an `avg_include_padding` (read back, these count the whole window).
+        """
+        return write_descriptor(self, {"mb": (self.n, 2)})
+
+    @classmethod
+    def from_descriptor(cls, text: str, kind: PoolKind = "max") -> Pool2dProblem:
+        """Read a benchdnn string, such as `mb1ic64ih112oh56kh3sh2`; the kind is not in it."""
+        op = "pool2d"
+        values, name = read_tokens(op, text, ("mb", "ic"))
+        return cls(
+            kind=kind,
+            n=values.get("mb", 2),
+            ic=required(op, text, values, "ic"),
+            name=name,
+            **read_axes(op, text, values),
+        )
+
+
+@dataclass(frozen=True)
+class AdaptivePool2dProblem:
+    """An average of `n` images of `ic` x `ih` x `iw` down to `oh` x `ow`, as PyTorch's adaptive pooling has it.
+
+    Output row o covers rows floor(o * ih / oh) to ceil((o + 1) * ih / oh), columns alike: windows may overlap,
+    and their sizes may differ. There may be no channels, and no outputs. Raises ArgumentError, naming the field.
+    """
+
+    n: int
+    ic: int
+    ih: int
+    iw: int
+    oh: int
+    ow: int
+
+    def __post_init__(self) -> None:
+        op = "adaptive_avg_pool2d"
+        make_whole(self, op, ("n", "ic", "ih", "iw", "oh", "ow"))
+        check_least(self, op, 0, ("n", "ic", "oh", "ow"))
+        check_least(self, op, 1, ("ih", "iw"))
+        check_arrays(self, op, itemsize=4)
+
+    @property
+    def src_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the source, (n, ic, ih, iw)."""
+        return self.n, self.ic, self.ih, self.iw
+
+    @property
+    def dst_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the destination, (n, ic, oh, ow)."""
+        return self.n, self.ic, self.oh, self.ow
+
+
+@dataclass(frozen=True)
+class ReorderProblem:
+    """A change of layout of an array.
+
+    shape: logical, sizes of 0 or more.
+    src, dst: the names of layouts.
+    itemsize: bytes of an element.
+
+    Raises ArgumentError, naming the field, for what breaks these rules.
+    """
+
+    shape: tuple[int, ...]
+    src: str
+    dst: str
+    itemsize: int
+
+    def __post_init__(self) -> None:
+        op = "to_layout"
+        try:
+            shape = tuple(operator.index(size) for size in self.shape)
+        except TypeError:
+            raise ArgumentError(op, "shape", self.shape, "must be a sequence of whole numbers") from None
+        if any(size < 0 for size in shape):
+            raise ArgumentError(op, "shape", self.shape, "sizes must be at least 0")
+        set_field(self, "shape", shape)
+        for argument in ("src", "dst"):
+            if not isinstance(getattr(self, argument), str) or not getattr(self, argument):
+                raise ArgumentError(op, argument, getattr(self, argument), "must be a layout's name")
+        make_whole(self, op, ("itemsize",))
+        check_least(self, op, 1, ("itemsize",))
+
+    @property
+    def elements(self) -> int:
+        """Number of logical elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written; the padding of a channel tail, which only a layout knows, left out."""
+        return 2 * self.elements * self.itemsize
+
+
+@overload
+def read_shape_file(
+    path: str | Path, op: Literal["conv2d"], *, skip_unsupported: bool = False
+) -> list[Conv2dProblem]: ...
+@overload
+def read_shape_file(
+    path: str | Path, op: Literal["pool2d"], *, skip_unsupported: bool = False
+) -> list[Pool2dProblem]: ...
+def read_shape_file(path: str | Path, op: str, *, skip_unsupported: bool = False) -> Any:
+    """The problems of a benchdnn shape file: a descriptor a line, blank lines and `#` comments aside.
+
+    Pools are read as `max`. A 3-D line raises `UnsupportedError`, or is passed over if asked for.
+    """
+    classes: dict[str, Any] = {"conv2d": Conv2dProblem, "pool2d": Pool2dProblem}
+    if op not in classes:
+        raise ArgumentError("read_shape_file", "op", op, f"must be one of {', '.join(classes)}")
+    problems = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        text = _COMMENT.sub(r"\1", line).strip()
+        if not text:
+            continue
+        try:
+            problems.append(classes[op].from_descriptor(text))
+        except UnsupportedError:
+            if not skip_unsupported:
+                raise
+        except ArgumentError as error:
+            rule = f"{error.rule} ({Path(path).name}, line {number})"
+            raise ArgumentError(error.op, error.argument, error.value, rule, error.remedy) from error
+    return problems
+
+
+# Rules that all problems share. Each names what broke it.
+
+
+# benchdnn's descriptors: {KEY UINT ["_"]} ["n" NAME].
+
+_COMMENT = re.compile(r'^((?:[^"#]|"[^"]*")*)#.*$')

@@ -1,0 +1,59 @@
+"""What the problems of the ops between convolutions check their fields by."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from .errors import ArgumentError
+
+__all__ = ["Shape", "check_word", "checked_axis", "checked_number", "checked_shape", "checked_whole", "set_field"]
+
+Shape = tuple[int, ...]
+
+
+MOST_DIMENSIONS = 6
+
+
+def set_field(problem: object, name: str, value: object) -> None:
+    object.__setattr__(problem, name, value)  # the one way to complete a frozen dataclass
+
+
+def checked_whole(op: str, name: str, values: Iterable[Any], length: int | None = None) -> tuple[int, ...]:
+    try:
+        whole = tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise ArgumentError(op, name, values, "must be whole numbers") from None
+    if length is not None and len(whole) != length:
+        raise ArgumentError(op, name, values, f"must be {length} of them")
+    return whole
+
+
+def checked_shape(op: str, name: str, shape: Sequence[int], rank: int | None = None) -> Shape:
+    sizes = checked_whole(op, name, shape, rank)
+    if len(sizes) > MOST_DIMENSIONS:
+        raise ArgumentError(op, name, sizes, f"must be of {MOST_DIMENSIONS} dimensions at most")
+    if any(size < 0 for size in sizes):
+        raise ArgumentError(op, name, sizes, "sizes must be at least 0")
+    return sizes
+
+
+def checked_axis(op: str, axis: int, rank: int) -> int:
+    """An axis from 0 on; negative ones count from the end."""
+    (axis,) = checked_whole(op, "axis", (axis,), 1)
+    if not -rank <= axis < rank:
+        raise ArgumentError(op, "axis", axis, f"must be one of the {rank} axes")
+    return axis % rank
+
+
+def checked_number(op: str, name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ArgumentError(op, name, value, "must be a number") from None
+
+
+def check_word(op: str, name: str, value: object, words: Any) -> None:
+    if value not in get_args(words):
+        raise ArgumentError(op, name, value, f"must be one of {', '.join(get_args(words))}")

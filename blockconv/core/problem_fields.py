@@ -1,0 +1,93 @@
+"""What the fields of convolutions and pools are checked by, and the sizes that follow from them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from .checks import check_extents, check_shape
+from .errors import ArgumentError
+
+__all__ = [
+    "axis_fields",
+    "check_arrays",
+    "check_least",
+    "check_name",
+    "default_ends",
+    "make_whole",
+    "output_size",
+    "reached_end",
+    "set_field",
+]
+
+
+def axis_fields(x: str) -> tuple[str, ...]:
+    return f"i{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}"
+
+
+def set_field(problem: object, name: str, value: object) -> None:
+    object.__setattr__(problem, name, value)  # the one way to complete a frozen dataclass
+
+
+def default_ends(problem: Any) -> None:
+    for x in "hw":
+        if getattr(problem, f"p{x}_r") is None:
+            set_field(problem, f"p{x}_r", getattr(problem, f"p{x}"))
+
+
+def make_whole(problem: object, op: str, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(problem, name)
+        try:
+            number = operator.index(value)  # NumPy's integers become Python's
+        except TypeError:
+            raise ArgumentError(op, name, value, "must be a whole number") from None
+        check_extents(op, name, value, (number,))
+        set_field(problem, name, number)
+
+
+def check_arrays(problem: Any, op: str, itemsize: int) -> None:
+    """Raise unless source, weights and destination of elements of so many bytes, at the least, can be."""
+    for name in ("src_shape", "wei_shape", "dst_shape"):
+        if (shape := getattr(problem, name, None)) is not None:
+            check_shape(op, name, shape, itemsize)
+
+
+def check_least(problem: object, op: str, least: int, names: Iterable[str]) -> None:
+    for name in names:
+        if getattr(problem, name) < least:
+            raise ArgumentError(op, name, getattr(problem, name), f"must be at least {least}")
+
+
+def check_name(problem: Any, op: str) -> None:
+    if not isinstance(problem.name, str) or problem.name.splitlines() not in ([], [problem.name]):
+        raise ArgumentError(op, "name", problem.name, "must be a string of one line")
+
+
+def window(problem: Any, x: str) -> int:
+    """Length of the dilated kernel."""
+    length: int = (getattr(problem, f"k{x}") - 1) * getattr(problem, f"d{x}") + 1
+    return length
+
+
+def output_size(problem: Any, op: str, x: str, ceil_mode: bool = False) -> int:
+    size, _, stride, begin, end, _ = (getattr(problem, name) for name in axis_fields(x))
+    slack = size + begin + end - window(problem, x)
+    if ceil_mode:
+        out = -(-slack // stride) + 1
+        if (out - 1) * stride >= size + begin:  # the last window would start in the end padding
+            out -= 1
+    else:
+        out = slack // stride + 1
+    if out < 1:
+        rule = f"padded by {begin} and {end}, it is smaller than the dilated kernel of {window(problem, x)}"
+        raise ArgumentError(op, f"i{x}", size, rule, f"raise i{x} or p{x}, or lower k{x} or d{x}")
+    check_extents(op, f"o{x}", out, (out,))
+    return int(out)
+
+
+def reached_end(problem: Any, x: str) -> int:
+    """End padding that the last window reaches; negative if it stops before the input does."""
+    size, _, stride, begin, _, _ = (getattr(problem, name) for name in axis_fields(x))
+    return int((getattr(problem, f"o{x}") - 1) * stride + window(problem, x) - size - begin)

@@ -1,0 +1,150 @@
+"""What code is compiled for: the instruction set, the caches, the processors that may be used."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import llvmlite.binding as llvm
+from numba.core import config
+from numba.core.registry import cpu_target
+
+__all__ = [
+    "Isa",
+    "affinity",
+    "container_quota",
+    "default_threads",
+    "isa",
+    "last_level_cache",
+    "second_level_cache",
+    "target_cpu",
+    "target_features",
+]
+
+
+@dataclass(frozen=True)
+class Isa:
+    """What the generated code may use: vector width and the number of vector registers.
+
+    Taken from the features that Numba targets (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``),
+    which need not be the machine's. halves: a vector runs as two halves (AMD's Zen 4), so vectors of half the
+    width do as much in the same time.
+    """
+
+    name: str
+    vector_bytes: int
+    registers: int
+    fma: bool
+    halves: bool = False
+
+
+@functools.cache
+def target_features() -> frozenset[str]:
+    """The CPU features that Numba compiles for, by LLVM's names."""
+    text = cpu_target.target_context.codegen()._tm_features or ""
+    return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
+
+
+@functools.cache
+def target_cpu() -> str:
+    return str(config.CPU_NAME or llvm.get_host_cpu_name())
+
+
+# Processors that run a vector of 512 bits as two halves, by LLVM's names.
+HALVES = frozenset({"znver4"})
+
+
+@functools.cache
+def isa() -> Isa:
+    """The widest vector unit among `target_features`."""
+    features = target_features()
+    if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
+        return Isa("avx512", 64, 32, True, halves=target_cpu() in HALVES)
+    if {"avx2", "fma"} <= features:
+        return Isa("avx2", 32, 16, True)
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return Isa("neon", 16, 32, True)
+    return Isa("sse", 16, 16, "fma" in features)
+
+
+def affinity() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def container_quota(root: Path = Path("/")) -> float | None:
+    """The container's CPU quota in processors (cgroup v2 and v1); None if there is none.
+
+    A group's quota holds for all groups inside it, so the least on the way up counts.
+    """
+    quotas = [quota for files in _cgroup_files(root) if (quota := _quota(*files)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(quota: Path, period: Path | None) -> float | None:
+    """Processors, from v2's `cpu.max` ("150000 100000"), or from v1's two files."""
+    try:
+        words = quota.read_text().split()
+        processors = float(words[0]) / float(words[1] if period is None else period.read_text())
+    except (OSError, ValueError, IndexError, ZeroDivisionError):  # no such group, or "max": no limit
+        return None
+    return processors if processors > 0 else None
+
+
+def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
+    """(quota, period) of every group that this process is in, and of those around it; v2 has one file for both."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    mounts = root / "sys/fs/cgroup"
+    # In a container the path is often the host's, and the group itself is what is mounted.
+    for line in [*lines, "0::/", "1:cpu:/"]:
+        number, controllers, group = line.split(":", 2)
+        if number == "0":
+            base = mounts
+        elif "cpu" in controllers.split(","):
+            base = next((m for c in (controllers, "cpu") if (m := mounts / c).is_dir()), mounts / "cpu")
+        else:
+            continue
+        inner = base / group.lstrip("/")
+        for here in (inner, *inner.parents):
+            if number == "0":
+                yield here / "cpu.max", None
+            else:
+                yield here / "cpu.cfs_quota_us", here / "cpu.cfs_period_us"
+            if here == base:
+                break
+
+
+@functools.cache
+def default_threads() -> int:
+    """min(affinity, container quota, Numba's own limit)."""
+    quota = container_quota()
+    whole = affinity() if quota is None else min(affinity(), max(1, int(quota + 0.5)))
+    return max(1, min(whole, int(config.NUMBA_NUM_THREADS)))
+
+
+@functools.cache
+def second_level_cache() -> int:
+    """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
+    return _cache_size(2) or 1 << 20
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """Bytes of the third-level cache, else of the second."""
+    return _cache_size(3) or second_level_cache()
+
+
+def _cache_size(level: int) -> int | None:
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").read_text().strip()
+        units = {"K": 1 << 10, "M": 1 << 20}
+        return int(text[:-1]) * units[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        return None

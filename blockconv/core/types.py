@@ -1,0 +1,87 @@
+"""Element types: what one element of an array is, and which four types a convolution is computed with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ElementType", "Types", "element"]
+
+FLOAT, SIGNED, UNSIGNED, BITS = "float", "signed", "unsigned", "bits"
+_KINDS = (FLOAT, SIGNED, UNSIGNED)
+_NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint"}
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """The type of an array's elements.
+
+    name: NumPy's. kind: "float", "signed", "unsigned", or "bits" of what is moved and never computed with. itemsize:
+    bytes.
+    """
+
+    name: str
+    kind: str
+    itemsize: int
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == FLOAT
+
+    @property
+    def code(self) -> int:
+        """The type as an integer, as kernel families take it; `ElementType.of` is the way back."""
+        return 16 * _KINDS.index(self.kind) + self.itemsize
+
+    def bits(self, value: float) -> int:
+        """`value` as one element, and its bits as a signed integer: how a kernel's argument holds it."""
+        return int(np.array(value, self.name).view(f"i{self.itemsize}"))
+
+    @staticmethod
+    def of(code: int) -> ElementType:
+        """The type of this code."""
+        kind, itemsize = _KINDS[code // 16], code % 16
+        return ElementType(f"{_NAMES[kind]}{8 * itemsize}", kind, itemsize)
+
+
+def element(dtype: npt.DTypeLike) -> ElementType:
+    """The element type of NumPy's `dtype`, or of its name."""
+    return _element(np.dtype(dtype))
+
+
+@functools.cache
+def _element(found: np.dtype[Any]) -> ElementType:
+    return ElementType(found.name, {"f": FLOAT, "i": SIGNED, "u": UNSIGNED}.get(found.kind, BITS), found.itemsize)
+
+
+class Types(NamedTuple):
+    """The types of an op's source, weights, accumulators and destination.
+
+    An op without weights has its source's type in their place.
+    """
+
+    src: ElementType
+    wei: ElementType
+    acc: ElementType
+    dst: ElementType
+
+    @staticmethod
+    def all(dtype: npt.DTypeLike) -> Types:
+        """One type for all four: NumPy's `dtype`, or its name."""
+        return Types(*[element(dtype)] * 4)
+
+    @staticmethod
+    def bits(itemsize: int) -> Types:
+        """Of an op that moves elements of so many bytes, whatever they are."""
+        return Types(*[ElementType(f"{itemsize} bytes", BITS, itemsize)] * 4)
+
+    @property
+    def is_uniform(self) -> bool:
+        return len(set(self)) == 1
+
+    def __str__(self) -> str:
+        return self.src.name if self.is_uniform else "/".join(one.name for one in self)

@@ -1,0 +1,386 @@
+"""Arrays that carry their layout, and the reorder from any layout to any other."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core import target
+from blockconv.core.checks import check_bytes, check_extents
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.interop import as_numpy
+from blockconv.core.layout import Layout
+from blockconv.dispatch.array_checks import (
+    PACKED,
+    checked_dtype,
+    checked_shape,
+    checked_zero_point,
+    require_dtype,
+    require_movable,
+    storage_for,
+)
+from blockconv.dispatch.reorders import reorder_program
+from blockconv.runtime import address_of, aligned_empty, get_num_threads
+
+__all__ = ["BlockedArray", "allocate", "empty", "is_channels_last", "reorder_program", "to_layout"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class BlockedArray:
+    """An array of a logical shape whose storage is in some layout.
+
+    storage: C-contiguous ndarray of shape ``layout.storage_shape(shape)``, taken as it is, not copied. Its elements are
+        numbers of 1, 2, 4 or 8 bytes.
+    layout: a `Layout`, or a name or tag in any notation that `Layout` reads.
+    shape: the logical shape, (N, C, H, W) for activations.
+    dtype: needed for packed 4-bit values only, "int4" or "uint4": two a byte, low nibble first, in a flat uint8 storage
+        of ceil(size / 2) bytes.
+    zero_point: what the padding of a quantized array holds; 0 for floats.
+
+    These are its attributes too. The storage's padding has to hold the zero point; what this library writes does.
+    ``numpy.asarray`` gives the logical array, as `numpy` does.
+    Raises LayoutError, DtypeError or ArgumentError for storage that does not fit.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x = bc.BlockedArray(np.zeros((1, 2, 5, 5, 16), np.float32), "NCHW16", (1, 30, 5, 5))
+    >>> np.asarray(x).shape
+    (1, 30, 5, 5)
+    """
+
+    __slots__ = ("dtype", "layout", "shape", "storage", "zero_point")
+
+    def __init__(
+        self,
+        storage: Array,
+        layout: Layout | str,
+        shape: Sequence[int],
+        *,
+        dtype: npt.DTypeLike | str | None = None,
+        zero_point: int = 0,
+    ) -> None:
+        self.layout = Layout(layout)
+        self.shape = checked_shape("BlockedArray", shape)
+        wanted = self.layout.storage_shape(self.shape)
+        if not isinstance(storage, np.ndarray) or isinstance(storage, np.ma.MaskedArray):
+            rule = "has to be a NumPy array, and no masked one"
+            raise ArgumentError("BlockedArray", "storage", type(storage).__name__, rule, "see to_layout")
+        named = storage.dtype if dtype is None else checked_dtype("BlockedArray", dtype)
+        self.dtype: np.dtype[Any] | str = named
+        if isinstance(named, str):
+            wanted = (-(-math.prod(wanted) // 2),)
+            require_dtype("BlockedArray", "storage", storage.dtype, np.dtype(np.uint8))
+        else:
+            require_dtype("BlockedArray", "storage", storage.dtype, named)
+        require_movable("BlockedArray", "storage", storage.dtype)
+        if storage.shape != wanted:
+            rule = f"has to be of shape {wanted} to hold a logical {self.shape} in {self.layout}"
+            raise LayoutError("BlockedArray", "storage", storage, rule, "to_layout puts an array into a layout")
+        if not storage.flags.c_contiguous:
+            rule = "has to be C-contiguous: the layout alone says where an element is"
+            raise LayoutError("BlockedArray", "storage", storage, rule, "give np.ascontiguousarray(storage)")
+        self.storage = storage
+        self.zero_point = checked_zero_point(zero_point, self.dtype)
+
+    @classmethod
+    def from_numpy(
+        cls,
+        array: npt.ArrayLike,
+        layout: Layout | str | None = None,
+        *,
+        dtype: str | None = None,
+        zero_point: int = 0,
+    ) -> BlockedArray:
+        """`array`, of logical shape, in `layout`; without one, in the layout that its strides have, uncopied.
+
+        4-D strides are read by PyTorch's rule (`is_channels_last`); an array of other strides is copied once.
+
+        array: of 1 to 6 dimensions, or a torch CPU tensor without gradient; numbers of 1, 2, 4 or 8 bytes.
+        layout: a `Layout` or a name of one.
+        dtype: "int4" or "uint4" packs an array of small integers.
+        zero_point: what the padding is to hold.
+
+        Raises LayoutError, DtypeError or ArgumentError for what breaks these rules.
+        """
+        op = "BlockedArray.from_numpy"
+        if dtype is not None and not (isinstance(dtype, str) and dtype in PACKED):
+            raise DtypeError(op, "dtype", dtype, f"has to be one of {', '.join(PACKED)}, or left out")
+        entered = _enter(op, "array", as_numpy(array, op, "array"), zero_point)
+        if dtype is not None:
+            entered = _pack(entered, dtype)
+        return entered if layout is None else to_layout(entered, layout)
+
+    @property
+    def ndim(self) -> int:
+        """The number of logical dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the storage, padding included."""
+        return int(self.storage.nbytes)
+
+    def numpy(self) -> Array:
+        """The logical array: a view where the layout only permutes dimensions, else a new array."""
+        if self.dtype in PACKED:
+            return _unpack(self).numpy()
+        if not self.layout.is_blocked:
+            view: Array = self.storage.transpose(self.layout.logical)
+            return view
+        return to_layout(self, _plain(self.ndim)).storage
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        array = self.numpy()
+        if copy is False and (not np.shares_memory(array, self.storage) or dtype not in (None, array.dtype)):
+            raise ValueError(f"{self.layout} is no view of NumPy's: copy=False cannot be had")
+        return np.array(array, dtype=dtype) if copy else np.asarray(array, dtype=dtype)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """The storage (not the logical array), by the array API's protocol."""
+        return self.storage.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.storage.__dlpack_device__()
+
+    def image(self) -> Array:
+        """The storage as MACE's image, [height][width][4], without a copy; LayoutError if it is none."""
+        height, width = self.layout.image_shape(self.shape)
+        if self.dtype in PACKED:
+            raise DtypeError("BlockedArray.image", "dtype", self.dtype, "two values to a byte are no pixels of four")
+        return self.storage.reshape(height, width, 4)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write storage, layout, shape, dtype and zero point to an .npz file."""
+        with open(path, "wb") as file:
+            np.savez(
+                file,
+                storage=self.storage,
+                tag=self.layout.tag,
+                shape=np.array(self.shape, np.int64),
+                dtype=str(self.dtype),
+                zero_point=self.zero_point,
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BlockedArray:
+        """Read what `save` wrote; ArgumentError for any other file."""
+        with open(path, "rb") as opened:  # what the system says of the file itself stays as it is
+            try:
+                with np.load(opened, allow_pickle=False) as file:
+                    dtype = str(file["dtype"])
+                    return cls(
+                        file["storage"],
+                        str(file["tag"]),
+                        file["shape"].tolist(),
+                        dtype=dtype if dtype in PACKED else None,
+                        zero_point=file["zero_point"].item(),
+                    )
+            except ArgumentError:
+                raise
+            except Exception as error:  # a damaged zip or array fails in a hundred ways, MemoryError among them
+                rule = f"is no file of BlockedArray.save, or a damaged one ({type(error).__name__}: {error})"
+                raise ArgumentError("BlockedArray.load", "path", str(path), rule) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        dtype = self.dtype if self.dtype in PACKED else None
+        return _rebuild, (self.storage, self.layout.tag, self.shape, dtype, self.zero_point)
+
+    def __repr__(self) -> str:
+        zero = f", zero_point={self.zero_point}" if self.zero_point else ""
+        return (
+            f"BlockedArray({self.layout}, shape={self.shape}, dtype={self.dtype}, storage={self.storage.shape}{zero})"
+        )
+
+
+def _rebuild(storage: Array, tag: str, shape: tuple[int, ...], dtype: str | None, zero_point: int) -> BlockedArray:
+    return BlockedArray(storage, tag, shape, dtype=dtype, zero_point=zero_point)
+
+
+def empty(
+    shape: Sequence[int], layout: Layout | str, dtype: npt.DTypeLike | str = np.float32, zero_point: int = 0
+) -> BlockedArray:
+    """A BlockedArray of uninitialised storage (aligned to 128 bytes), to be written by ``out=``.
+
+    shape: the logical shape, (N, C, H, W) for activations.
+    layout: a `Layout`, or a name or tag in any notation that `Layout` reads.
+    dtype: numbers of 1, 2, 4 or 8 bytes; "int4" or "uint4" for two values a byte.
+    zero_point: what the padding of a quantized array is to hold.
+
+    Raises LayoutError, DtypeError or ArgumentError for what breaks these rules.
+
+    >>> import blockconv as bc
+    >>> bc.empty((1, 30, 8, 8), "NCHW16").storage.shape
+    (1, 2, 8, 8, 16)
+    """
+    layout, shape = Layout(layout), checked_shape("empty", shape)
+    element = checked_dtype("empty", dtype)
+    if isinstance(element, str):
+        nbytes = -(-layout.size(shape) // 2)
+        check_bytes("empty", "shape", shape, nbytes)
+        storage = aligned_empty(nbytes)
+        return BlockedArray(storage, layout, shape, dtype=element, zero_point=zero_point)
+    require_movable("empty", "dtype", element)
+    made = allocate(shape, layout, element)
+    made.zero_point = checked_zero_point(zero_point, element)
+    return made
+
+
+def allocate(shape: tuple[int, ...], layout: Layout, dtype: np.dtype[Any]) -> BlockedArray:
+    """`empty` for arguments that are known to be right, in a quarter of its time: what a kernel is about to write."""
+    nbytes, stored = storage_for(layout, shape, dtype)
+    made = object.__new__(BlockedArray)
+    made.storage = np.ndarray(stored, dtype, aligned_empty(nbytes))
+    made.layout, made.shape, made.dtype, made.zero_point = layout, shape, dtype, 0
+    return made
+
+
+def to_layout(
+    x: BlockedArray | npt.ArrayLike, layout: Layout | str, *, out: BlockedArray | None = None
+) -> BlockedArray:
+    """`x` as a BlockedArray in `layout`: the reorder.
+
+    x: a BlockedArray, or an array of logical shape, of 1 to 6 dimensions: (N, C, H, W) for the layouts of activations.
+        The strides of 4 dimensions say which layout it is in (`is_channels_last`: NHWC, else NCHW); others than dense
+        ones are copied once. A torch CPU tensor without gradient will do. Elements: any numbers of 1, 2, 4 or 8 bytes;
+        of a BlockedArray packed 4-bit ones too.
+    layout: a Layout, or a name or tag in any notation that `Layout` reads.
+    out: a BlockedArray of x's shape, dtype and zero point, in `layout`, to write and give back; it does not overlap
+        `x`, and its padding is written too. Without it, an `x` that is in `layout` already comes back as it is, and an
+        array in its own layout is not copied: the result then shares its memory.
+
+    Raises LayoutError, DtypeError or ArgumentError for what breaks these rules, with nothing written.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x = np.ones((1, 30, 8, 8), np.float32)
+    >>> blocked = bc.to_layout(x, "NCHW16")
+    >>> blocked
+    BlockedArray(NCHW16, shape=(1, 30, 8, 8), dtype=float32, storage=(1, 2, 8, 8, 16))
+    >>> bool((blocked.numpy() == x).all())
+    True
+    """
+    target = Layout(layout)
+    if out is not None and not isinstance(out, BlockedArray):
+        rule = "has to be a BlockedArray"
+        raise ArgumentError("to_layout", "out", type(out).__name__, rule, "see blockconv.empty")
+    src = x if isinstance(x, BlockedArray) else _enter("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, out)
+    if src.ndim != target.ndim:
+        rule = f"is of {target.ndim} dimensions, and the array has {src.ndim}"
+        raise LayoutError("to_layout", "layout", str(target), rule)
+    if out is None:
+        if src.layout == target:
+            return src
+        out = empty(src.shape, target, src.dtype, src.zero_point)
+    else:
+        _check_out(src, target, out)
+    _reorder(src, out)
+    return out
+
+
+def _reorder(src: BlockedArray, out: BlockedArray) -> None:
+    packed = src.dtype in PACKED
+    nbytes = src.nbytes + out.nbytes
+    addresses = [address_of(src.storage), address_of(out.storage)]
+    # Past the caches, lines that are written whole need not be read first.
+    stream = 2 * nbytes > target.last_level_cache() and addresses[1] % 64 == 0
+    itemsize = 0 if packed else src.storage.itemsize
+    program = reorder_program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
+    if packed:
+        # One byte an element in between; an odd last nibble is zero.
+        wide = [np.zeros(2 * a.nbytes, np.uint8) for a in (src, out)]
+        addresses += [address_of(a) for a in wide]
+    program.run(addresses, get_num_threads())
+
+
+# ---------------------------------------------------------------- the boundary with NumPy
+
+
+def is_channels_last(array: Array) -> bool:
+    """Whether PyTorch would call a 4-D array channels_last (``suggest_memory_format``), by its strides.
+
+    Ambiguous arrays (C=1, or H=W=1) are decided as PyTorch decides them (c10/core/MemoryFormat.h).
+    """
+    if array.ndim != 4 or array.strides[1] == 0:
+        return False
+    least = 0
+    for d in (1, 3, 2, 0):
+        size, stride = array.shape[d], array.strides[d]
+        if size == 0 or stride < least or (d == 0 and least == array.strides[1]):
+            return False
+        least = stride * max(size, 1)
+    return True
+
+
+def _enter(op: str, argument: str, array: Array, zero_point: int = 0, out: BlockedArray | None = None) -> BlockedArray:
+    """An array of logical shape as a BlockedArray, uncopied if its strides are dense NCHW or NHWC.
+
+    An array has no zero point of its own: it takes that of `out`, where there is one.
+    """
+    require_movable(op, argument, array.dtype)
+    if array.ndim == 0 or array.ndim > 6:
+        raise ArgumentError(op, argument, array, "has to be of 1 to 6 dimensions")
+    check_extents(op, argument, array, array.shape)
+    if out is not None:
+        require_dtype(op, "out", out.dtype, array.dtype.newbyteorder("="))
+        zero_point = out.zero_point
+    layout = Layout("NHWC") if is_channels_last(array) else _plain(array.ndim)
+    storage = array.transpose(layout.outer)
+    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
+        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
+    return BlockedArray(storage, layout, array.shape, zero_point=zero_point)
+
+
+def _plain(ndim: int) -> Layout:
+    """The layout of a C-contiguous array."""
+    return Layout("abcdef"[:ndim])
+
+
+def _pack(x: BlockedArray, dtype: str) -> BlockedArray:
+    low, high = (-8, 7) if dtype == "int4" else (0, 15)
+    if x.storage.dtype.kind not in "iu" or (x.storage.size and not low <= x.storage.min() <= x.storage.max() <= high):
+        raise DtypeError("BlockedArray.from_numpy", "array", x.storage, f"{dtype} holds integers from {low} to {high}")
+    values = np.zeros(-(-x.storage.size // 2) * 2, np.uint8)
+    values[: x.storage.size] = x.storage.reshape(-1) & 15
+    return BlockedArray(values[::2] | values[1::2] << 4, x.layout, x.shape, dtype=dtype, zero_point=x.zero_point)
+
+
+def _unpack(x: BlockedArray) -> BlockedArray:
+    """One element a byte, sign-extended for int4."""
+    plain = to_layout(x, _plain(x.ndim))
+    pairs = np.stack([plain.storage & 15, plain.storage >> 4], axis=-1).reshape(-1)
+    values = pairs[: math.prod(x.shape)].astype(np.int8)
+    if x.dtype == "int4":
+        values = (values ^ 8) - 8
+    return BlockedArray(values.astype(PACKED[str(x.dtype)]).reshape(x.shape), plain.layout, x.shape)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _fill(array: BlockedArray) -> int:
+    """The bits that the padding of `array` holds, as an int64."""
+    if isinstance(array.dtype, str):
+        return array.zero_point & 15
+    if not array.zero_point:
+        return 0
+    # In the array's own byte order, which need not be the machine's.
+    bits = np.array(array.zero_point, array.dtype).view(f"i{array.dtype.itemsize}")
+    return int(bits) & ((1 << 8 * array.dtype.itemsize) - 1) if bits.itemsize < 8 else int(bits)
+
+
+def _check_out(src: BlockedArray, target: Layout, out: BlockedArray) -> None:
+    if out.layout != target:
+        raise LayoutError("to_layout", "out", out, f"has to be in {target}")
+    if out.shape != src.shape:
+        raise ArgumentError("to_layout", "out", out, f"has to be of the source's shape, {src.shape}")
+    require_dtype("to_layout", "out", out.dtype, src.dtype)
+    if out.zero_point != src.zero_point:
+        raise ArgumentError("to_layout", "out", out, f"has to have the source's zero point, {src.zero_point}")
+    if not out.storage.flags.writeable:
+        raise ArgumentError("to_layout", "out", out, "has to be writeable")
+    if np.may_share_memory(src.storage, out.storage):
+        raise ArgumentError("to_layout", "out", out, "must not overlap the source", "give another array")

@@ -1,0 +1,80 @@
+"""What arrays may be made of: shapes, element types, zero points."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.checks import check_bytes, check_extents
+from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.layout import Layout
+
+__all__ = [
+    "PACKED",
+    "checked_dtype",
+    "checked_shape",
+    "checked_zero_point",
+    "require_dtype",
+    "require_movable",
+    "storage_for",
+]
+
+PACKED = {
+    "int4": np.dtype(np.int8),
+    "uint4": np.dtype(np.uint8),
+}  # two values a byte, and what they unpack to
+
+
+@functools.lru_cache(maxsize=4096)
+def storage_for(layout: Layout, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, tuple[int, ...]]:
+    """(bytes, shape) of a storage."""
+    nbytes = layout.size(shape) * dtype.itemsize
+    check_bytes("BlockedArray", "shape", shape, nbytes)
+    return nbytes, layout.storage_shape(shape)
+
+
+def checked_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints") from None
+    check_extents(op, "shape", shape, sizes)
+    return sizes
+
+
+def checked_dtype(op: str, dtype: npt.DTypeLike | str) -> np.dtype[Any] | str:
+    """The dtype of that name; "int4" and "uint4" stay strings."""
+    if isinstance(dtype, str) and dtype in PACKED:
+        return dtype
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise DtypeError(op, "dtype", dtype, f"is none of NumPy's, nor one of {', '.join(PACKED)}") from None
+
+
+def require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject or dtype.itemsize not in (1, 2, 4, 8):
+        raise DtypeError(op, argument, str(dtype), "elements have to be numbers of 1, 2, 4 or 8 bytes")
+
+
+def require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np.dtype[Any] | str) -> None:
+    if isinstance(found, str) != isinstance(wanted, str) or found != wanted:
+        raise DtypeError(op, argument, str(found), f"has to be of dtype {wanted}")
+
+
+def checked_zero_point(zero_point: int, dtype: np.dtype[Any] | str) -> int:
+    low, high = {"int4": (-8, 7), "uint4": (0, 15)}.get(str(dtype), (0, 0))
+    if isinstance(dtype, np.dtype) and dtype.kind in "iu":
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    try:
+        value = operator.index(zero_point)
+    except TypeError:
+        raise ArgumentError("BlockedArray", "zero_point", zero_point, "has to be an int") from None
+    if not low <= value <= high:
+        raise ArgumentError("BlockedArray", "zero_point", zero_point, f"has to be from {low} to {high} for {dtype}")
+    return value

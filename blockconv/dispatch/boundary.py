@@ -1,0 +1,158 @@
+"""The boundary between callers' arrays and the library: what comes in, what goes out, and what is refused.
+
+The public functions of every op share these checks, so that they say the same of the same mistake.
+"""
+
+from __future__ import annotations
+
+import marshal
+import warnings
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.checks import check_extents, whole
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
+from blockconv.core.layout import Layout
+from blockconv.dispatch.array import BlockedArray, to_layout
+from blockconv.runtime import address_of
+
+__all__ = [
+    "NCHW",
+    "NHWC",
+    "Array",
+    "cache_key",
+    "check_out",
+    "checked_alias",
+    "dense_layout",
+    "native_layout",
+    "pads",
+    "pair",
+    "reordered",
+    "sides",
+    "single",
+    "storage_of",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
+
+
+def storage_of(x: Array, channels_last: bool) -> tuple[Array, Layout]:
+    """A 4-D array's storage and layout; strides that are dense in neither order are copied once."""
+    layout = NHWC if channels_last else NCHW
+    storage = x.transpose(layout.outer)
+    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
+        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
+    return storage, layout
+
+
+def dense_layout(op: str, out: Array, channels_last: bool) -> Layout:
+    """NHWC or NCHW, as the strides of the 4-D array `out` are; where both fit, as `channels_last` says."""
+    if out.ndim != 4:
+        raise ArgumentError(op, "out", out, "has to be of as many dimensions as the input")
+    for layout in (NHWC, NCHW) if channels_last else (NCHW, NHWC):
+        if out.transpose(layout.outer).flags.c_contiguous:
+            return layout
+    raise LayoutError(op, "out", out, "has to be dense in NCHW or NHWC order")
+
+
+def reordered(op: str, x: BlockedArray, layout: Layout, stacklevel: int = 4) -> BlockedArray:
+    """`x` in another layout, by a reorder that the caller is warned of."""
+    text = f"blockconv: {op} reorders its input from {x.layout} to {layout} at every call"
+    warnings.warn(text + "; give it in that layout", SlowPathWarning, stacklevel=stacklevel)
+    return to_layout(x, layout)
+
+
+def check_out(
+    op: str, out: Any, kind: type[Any], shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None
+) -> None:
+    """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
+    if not isinstance(out, kind):
+        raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, as the input is")
+    if out.shape != shape:
+        raise ArgumentError(op, "out", out, f"has to be of shape {shape}")
+    if out.dtype != dtype:
+        raise DtypeError(op, "out", str(out.dtype), f"has to be of dtype {dtype}")
+    if layout is not None and out.layout != layout:
+        raise LayoutError(op, "out", out, f"has to be in {layout}")
+    flags = (out.storage if kind is BlockedArray else out).flags
+    if not flags.writeable or not flags.aligned:
+        raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
+
+
+def checked_alias(op: str, src: Array, dst: Array, what: str = "input") -> tuple[int, int]:
+    """The addresses of two contiguous arrays, of which one is written: ArgumentError if they overlap."""
+    start, to = address_of(src), address_of(dst)
+    if start < to + dst.nbytes and to < start + src.nbytes:
+        raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
+    return start, to
+
+
+def cache_key(values: tuple[Any, ...]) -> bytes | str:
+    """A key that tells apart what is equal but no int, 2 from 2.0 and True, and that lists have too."""
+    try:
+        key = marshal.dumps(values, 2)  # a quarter of the time of a repr
+    except ValueError:
+        return repr(values)
+    return repr(values) if b"s" in key else key  # NumPy's numbers are written as their bytes ("s"), whatever they are
+
+
+def single(value: Any) -> Any:
+    """What a sequence of one holds, as torch has it; else the value."""
+    return value[0] if len(items := _items(value)) == 1 and items[0] is not value else value
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    """The items of a tuple, a list or an array, of which a pair may be given; anything else as its only item."""
+    sequence = isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return tuple(value) if sequence else (value,)
+
+
+def two(value: Any) -> tuple[Any, ...]:
+    """A value or a sequence of one, twice; a sequence as a tuple."""
+    items = _items(value)
+    return items * 2 if len(items) == 1 else items
+
+
+def pair(op: str, argument: str, value: Any) -> tuple[int, int]:
+    """A positive int, or two of them, as a pair."""
+    numbers = [number for v in two(value) if (number := whole(v)) is not None]
+    if len(numbers) != 2 or len(two(value)) != 2 or min(numbers) < 1:
+        raise ArgumentError(op, argument, value, "has to be a positive int or a pair of them")
+    check_extents(op, argument, value, numbers)
+    return numbers[0], numbers[1]
+
+
+def pads(
+    op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((top, bottom), (left, right))."""
+    if isinstance(padding, str) and padding == "valid":
+        return (0, 0), (0, 0)
+    if not isinstance(padding, str) or padding != "same":
+        return sides(op, padding, "an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))")
+    if stride != (1, 1):
+        raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    return (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
+
+
+def sides(op: str, padding: Any, kinds: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((top, bottom), (left, right)) of a padding in numbers; ArgumentError if it is none of these kinds."""
+    both = [[whole(end) for end in two(side)] for side in two(padding)]
+    ends = [end for side in both for end in side if end is not None and end >= 0]
+    if [len(side) for side in both] != [2, 2] or len(ends) != 4:
+        raise ArgumentError(op, "padding", padding, f"has to be {kinds}")
+    check_extents(op, "padding", padding, ends)
+    return (ends[0], ends[1]), (ends[2], ends[3])
+
+
+def native_layout(layout: Layout | str, op: str, argument: str) -> Layout:
+    """The layout, if kernels run in it."""
+    found = Layout(layout)
+    if not found.is_native:
+        rule = "has to be of four dimensions with at most one block, of up to 64 channels"
+        raise LayoutError(op, argument, str(found), rule, "see to_layout")
+    return found

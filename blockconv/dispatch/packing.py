@@ -1,0 +1,89 @@
+"""Weights and bias in the form that a kernel asks for: a reorder, like any other, and what is computed from it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.dispatch.reorders import reorder_program
+from blockconv.kernels import WeightForm
+from blockconv.kernels.common.activation import Activation
+from blockconv.runtime import Program, Scratch, address_of, aligned_empty
+
+__all__ = ["Packing", "activation_block", "pack_bias", "pack_weights", "packing", "room_for", "weights_as_read"]
+
+_PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
+
+
+class Packing(NamedTuple):
+    """How weights become what a kernel reads: a program from buffer 0 to buffer 1, by way of 2; their bytes."""
+
+    program: Program
+    nbytes: int
+    between: int
+
+
+@functools.lru_cache(maxsize=1024)
+def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
+    """Of weights that lie in `source`, over (G, O/G, I/G, H, W)."""
+    shape, transform = problem.grouped_wei_shape, form.transform
+    if transform is not None and source == form.layout:
+        return Packing(Program((transform.op(problem),)), transform.nbytes(problem), 0)
+    first, nbytes = reorder_program(shape, source, form.layout, itemsize), form.layout.size(shape) * itemsize
+    if transform is None:
+        return Packing(first, nbytes, 0)
+    ops = [*(op.with_buffers({1: 2}) for op in first.ops), transform.op(problem).with_buffers({0: 2})]
+    return Packing(Program(ops), transform.nbytes(problem), nbytes)
+
+
+def weights_as_read(problem: Conv2dProblem, weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
+    """Weights, (O, I/G, KH, KW), and their layout: a copy, if they are dense in neither of PyTorch's memory formats."""
+    if weight.flags.c_contiguous:
+        return weight, _PLAIN
+    if problem.g == 1 and weight.transpose(0, 2, 3, 1).flags.c_contiguous:
+        return weight, _CHANNELS_LAST
+    return np.ascontiguousarray(weight), _PLAIN
+
+
+def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[np.uint8]:
+    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them."""
+    weight, source = weights_as_read(problem, weight)
+    how = packing(problem, source, form, weight.itemsize)
+    packed, between = aligned_empty(how.nbytes), aligned_empty(how.between)
+    how.program.run((address_of(weight), address_of(packed), address_of(between)))
+    return packed
+
+
+# Fresh pages cost more than packing into them. A thread keeps at most so many bytes of each.
+KEPT = 32 << 20
+_packed, _between = Scratch(), Scratch()
+
+
+def room_for(how: Packing) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Memory to pack into, and by way of: this thread's own, till it asks again."""
+    sizes = ((_packed, how.nbytes), (_between, how.between))
+    packed, between = (kept.array(n) if n <= KEPT else aligned_empty(n) for kept, n in sizes)
+    return packed, between
+
+
+def pack_bias(
+    problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: WeightForm, dtype: npt.DTypeLike
+) -> npt.NDArray[Any]:
+    """[groups][bias elements], zero beyond a group's channels; zeros without a bias."""
+    groups, oc = -(-problem.g // form.sharing), form.sharing * (problem.oc // problem.g)
+    packed = np.zeros((groups, form.bias), dtype)
+    if bias is not None:
+        for k in range(groups):
+            part = bias[k * oc : (k + 1) * oc]
+            packed[k, : part.size] = part
+    return packed
+
+
+def activation_block(act: Activation) -> tuple[int, npt.NDArray[Any]]:
+    """The kind of activation that a kernel is compiled for, and its parameter block."""
+    return act.kind, np.array(act.arguments, np.int64)

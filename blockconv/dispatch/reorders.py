@@ -1,0 +1,41 @@
+"""The programs of reorders."""
+
+from __future__ import annotations
+
+import functools
+
+from blockconv.core.layout import Layout
+from blockconv.core.problem import ReorderProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.kernels.reorder import rows as reorder
+from blockconv.kernels.reorder.kernels import pack_nibbles, unpack_nibbles
+from blockconv.runtime import Buffer, Program
+
+__all__ = ["reorder_program"]
+
+
+@functools.lru_cache(maxsize=4096)
+def reorder_program(
+    shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int, fill: int = 0, stream: bool = False
+) -> Program:
+    """The program of a reorder, from buffer 0 to buffer 1; itemsize 0 is packed 4-bit.
+
+    fill: the bits of the destination's padding. stream: store past the caches, to addresses of whole lines.
+    """
+    problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
+    types = Types.bits(problem.itemsize)
+    row = selection.choose("reorder", problem, src, dst, types)
+    primitive = row.prepare(problem, src, dst, types, fill=fill, stream=stream)
+    ops = primitive.ops()
+    if itemsize:
+        return Program(ops, primitive.seconds)
+    src_bytes, dst_bytes = -(-src.size(shape) // 2), -(-dst.size(shape) // 2)
+    inner = [op.with_buffers({0: 2, 1: 3}) for op in ops]
+    return Program(
+        [
+            reorder.nibble_op(unpack_nibbles(), Buffer(0), Buffer(2), src_bytes),
+            *inner,
+            reorder.nibble_op(pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
+        ]
+    )

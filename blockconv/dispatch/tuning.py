@@ -1,0 +1,152 @@
+"""Costs that were measured and are kept: how far this machine is from the one that rows predict for; kernels' times."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem, ReorderProblem
+from blockconv.core.types import Types
+from blockconv.dispatch.selection import named
+from blockconv.jit import kept
+from blockconv.kernels import Row
+from blockconv.runtime import Op, Program, address_of, aligned_empty
+
+__all__ = ["Costs", "Machine", "calibrate", "key", "machine", "read_costs", "seconds_of"]
+
+RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
+BUDGET = 0.02  # seconds that a measurement goes on for at most, once it has LEAST
+
+
+class Machine(NamedTuple):
+    """Times here over times on the machine that rows predict for: of convolutions, and of what moves memory."""
+
+    compute: float = 1.0
+    memory: float = 1.0
+
+    def scale(self, op: str) -> float:
+        """What a row's cost is to be multiplied by."""
+        return self.compute if op == "conv2d" else self.memory
+
+
+@functools.cache
+def machine() -> Machine:
+    """As `calibrate` found it, on this machine and with these kernels; else as rows have it."""
+    found = kept.read("machine")
+    try:
+        return Machine(float(found["compute"]), float(found["memory"]))
+    except (KeyError, TypeError, ValueError):
+        return Machine()
+
+
+def calibrate() -> Machine:
+    """Measure a convolution and a large copy on one thread, and keep what came out. Takes under a second."""
+    p, lay = Conv2dProblem(1, 64, 56, 56, 64, 3, 3, ph=1, pw=1), Layout("NCHW16")
+    direct = named("conv2d", "conv_direct").prepare(p, lay, lay, Types.all("float32"))
+    sizes = [4 * n for n in (lay.size(p.src_shape), direct.form.layout.size((1, 64, 64, 3, 3)), direct.form.bias)]
+    output = 4 * lay.size(p.dst_shape)
+    taken = seconds_of(direct.ops(), [*sizes, output, output, 24], 1)
+    line, size = Layout("a"), 1 << 23
+    moved = ReorderProblem((size,), line.name, line.name, 4)
+    copy = named("reorder", "reorder_copy").prepare(moved, line, line, Types.bits(4))
+    copied = seconds_of(copy.ops(), [4 * size, 4 * size], 1)
+    found = Machine(taken / direct.seconds, copied / copy.seconds)
+    kept.write("machine", found._asdict())
+    machine.cache_clear()
+    return found
+
+
+# ---------------------------------------------------------------- tables of costs
+
+
+def key(row: Row, problem: Any, src: Layout, dst: Layout, types: Types, threads: int) -> str:
+    """How a measurement is named, in files too: kernel, problem, layouts, type, threads."""
+    if isinstance(problem, Conv2dProblem):
+        text = dataclasses.replace(problem, name="").descriptor()
+    else:
+        fields = [f.name for f in dataclasses.fields(problem) if f.compare and f.init]
+        text = f"{type(problem).__name__}({', '.join(f'{name}={getattr(problem, name)!r}' for name in fields)})"
+    return f"{row.name} | {text} | {src} -> {dst} | {types} | {threads} threads"
+
+
+class Costs:
+    """Seconds by `key`, of which new ones are kept on disk by `save`."""
+
+    def __init__(self) -> None:
+        self._known = _numbers(kept.read("costs"))
+        self._new: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, name: str) -> float | None:
+        """The seconds of a measurement; None if it was never made."""
+        return self._known.get(name)
+
+    def put(self, name: str, seconds: float) -> None:
+        """Remember a measurement."""
+        self._known[name] = self._new[name] = seconds
+
+    def save(self) -> None:
+        """Add what is new to the entry, with whatever others have put there meanwhile."""
+        if self._new:
+            kept.write("costs", {**_numbers(kept.read("costs")), **self._new})
+            self._new = {}
+
+
+def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> dict[str, float]:
+    """A user's own costs: seconds by `key`, as a mapping or the path of a JSON file of one."""
+    if table is None:
+        return {}
+    found: Any = table
+    if not isinstance(table, (Mapping, str, os.PathLike)):
+        rule = "has to be a mapping of seconds by `tuning.key`, or the path of a JSON file of one"
+        raise ArgumentError("compile", "costs", table, rule, "a function has to be called for each key first")
+    if not isinstance(table, Mapping):
+        try:
+            found = json.loads(Path(table).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ArgumentError("compile", "costs", str(table), f"cannot be read as JSON ({error})") from None
+    if not isinstance(found, Mapping) or len(_numbers(found)) != len(found):
+        raise ArgumentError("compile", "costs", found, "has to be an object of seconds, 0 or more, by a text's key")
+    return _numbers(found)
+
+
+def _numbers(table: Mapping[Any, Any]) -> dict[str, float]:
+    kept = {k: v for k, v in table.items() if isinstance(k, str) and isinstance(v, (int, float))}
+    return {k: float(v) for k, v in kept.items() if v >= 0}
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
+    """The median time of ops on buffers of these sizes, filled with small numbers and warm in the caches."""
+    buffers = [_filled(size) for size in nbytes]
+    addresses = [address_of(buffer) for buffer in buffers]
+    program = Program(ops)
+    program.run(addresses, threads)
+    times: list[float] = []
+    while len(times) < LEAST or (len(times) < RUNS and sum(times) < BUDGET):
+        start = time.perf_counter()
+        program.run(addresses, threads)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def _filled(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Bytes that are small floats; of a block of parameters (24 bytes) zeros."""
+    buffer = aligned_empty(-(-nbytes // 8) * 8)
+    buffer.view(np.float32)[:] = 0.0 if nbytes <= 24 else 0.5
+    return buffer

@@ -1,0 +1,60 @@
+"""ONNX models as networks.
+
+Whatever depends on constants alone (weights made by ConstantOfShape, arithmetic on shapes) is computed while
+loading, by ONNX's own reference evaluator; the rest becomes ops of `blockconv.network.ops`, or an error that lists
+all that is not supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.network.graph import Network
+
+__all__ = ["load_onnx"]
+
+Shape = tuple[int, ...]
+OP = "load_onnx"
+
+
+def load_onnx(
+    model: Any,
+    input_shapes: Mapping[str, Shape] | Shape | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Network:
+    """A network from an ONNX model, to be given to `compile`. Needs the `onnx` package: pip install 'blockconv[onnx]'.
+
+    model: the path of a file, the bytes of one, or an onnx.ModelProto.
+    input_shapes: of inputs whose shapes the model leaves open (or to replace): {input: shape}, or one shape for the
+        only input. An open first dimension is 1 by default.
+    constants: values of inputs that are not to stay inputs: {input: array}.
+
+    What depends on constants alone is computed while loading.
+    Raises NetworkError for a model that is broken (it names the node), UnsupportedError for one that needs what
+    blockconv does not have (it lists all of it) or without the `onnx` package, ArgumentError for other arguments.
+
+    >>> import blockconv as bc
+    >>> from onnx import TensorProto, helper
+    >>> x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3, 8, 8]) for name in "xy")
+    >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    >>> network = bc.load_onnx(helper.make_model(graph), input_shapes=(2, 3, 8, 8))
+    >>> network.inputs[0].shape
+    (2, 3, 8, 8)
+    """
+    try:
+        from blockconv.frontends.onnx import file as onnx_file
+        from blockconv.frontends.onnx import functions as onnx_functions
+        from blockconv.frontends.onnx import graph as onnx_graph
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "onnx":
+            raise
+        raise UnsupportedError(f"{OP}: needs the onnx package: pip install 'blockconv[onnx]'") from None
+    try:
+        proto = onnx_functions.inlined(onnx_file.read_model(model))
+        arrays = onnx_file.read_initializers(proto, constants)
+        return onnx_graph.read_graph(onnx_file.without_weights(proto), arrays, input_shapes)
+    except UnicodeDecodeError as error:
+        rule = f"holds a name that is no text: {error}"
+        raise NetworkError(OP, "model", onnx_file.named(model), rule) from error

@@ -1,0 +1,164 @@
+"""What an ONNX file holds: the model, and the values of its initializers."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
+from blockconv.core.interop import as_numpy
+from blockconv.frontends.onnx.rules import check_tensor, domain_of
+from blockconv.frontends.onnx.scope import OP
+
+__all__ = ["named", "read_initializers", "read_model", "without_weights"]
+
+Array = npt.NDArray[Any]
+
+
+def read_model(model: Any) -> Any:
+    """A ModelProto, from a path, bytes, or one."""
+    try:
+        if isinstance(model, onnx.ModelProto):
+            proto = model
+        elif isinstance(model, (bytes, bytearray, memoryview)):
+            proto = onnx.load_model_from_string(bytes(model))
+        elif isinstance(model, (str, Path)):
+            proto = onnx.load(str(model), load_external_data=False)
+        else:
+            raise ArgumentError(OP, "model", model, "has to be a path, bytes, or a ModelProto")
+    except ArgumentError:
+        raise
+    except FileNotFoundError:
+        raise NetworkError(OP, "model", named(model), f"there is no file {model}") from None
+    except OSError as error:
+        raise NetworkError(OP, "model", named(model), f"cannot be read: {error}") from error
+    except Exception as error:  # protobuf's DecodeError, or what the readers of ONNX's text formats raise
+        rule = f"is no whole ONNX model ({error}): truncated, or of another format"
+        raise NetworkError(OP, "model", named(model), rule, "export it again") from error
+    if isinstance(model, (str, Path)):
+        _load_external_data(proto, Path(model))
+    if not proto.graph.node and not proto.graph.output:
+        raise NetworkError(OP, "model", named(model), "holds no graph: truncated, or of another format")
+    for text in _texts(proto):
+        if isinstance(text, bytes):  # how protobuf gives what is no UTF-8
+            raise NetworkError(OP, "model", named(model), f"holds a name that is no text: {text!r}", "export it again")
+    return proto
+
+
+def _texts(proto: Any) -> Iterator[Any]:
+    """The names that are read of a model."""
+    graph = proto.graph
+    for entry in proto.opset_import:
+        yield entry.domain
+    for item in (graph, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield item.name
+    for function in proto.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+    for nodes in (graph.node, *(function.node for function in proto.functions)):
+        for node in nodes:
+            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+            for attribute in node.attribute:
+                yield attribute.name
+
+
+def _load_external_data(proto: Any, path: Path) -> None:
+    """Read values that lie in files beside the model's; onnx refuses those outside its folder."""
+    try:
+        onnx.load_external_data_for_model(proto, str(path.parent))
+    except Exception as error:
+        rule = f"values that it keeps in another file cannot be read: {error}"
+        remedy = "put that file, whole, into the model's folder, or export the model in one file"
+        raise NetworkError(OP, "model", str(path), rule, remedy) from error
+
+
+def named(model: Any) -> str:
+    """How errors call a model."""
+    if isinstance(model, (str, Path)):
+        return str(model)
+    return f"<{len(model)} bytes>" if isinstance(model, (bytes, bytearray, memoryview)) else "<ModelProto>"
+
+
+def read_initializers(proto: Any, given: Mapping[str, Any] | None) -> dict[str, Array]:
+    """Constants by name: those of the model, and those given in place of inputs."""
+    graph = proto.graph
+    if graph.sparse_initializer:
+        names = [tensor.values.name for tensor in graph.sparse_initializer]
+        raise UnsupportedError(f"{OP}: sparse initializers: {names}; export them dense")
+    for name, count in collections.Counter(tensor.name for tensor in graph.initializer).items():
+        if count > 1 or not name:
+            rule = f"is the name of {count} initializers" if name else "an initializer has no name"
+            raise NetworkError(OP, "initializer", name, rule, "each has to have a name of its own")
+    arrays = {tensor.name: _values(tensor, _reader(proto, tensor.name)) for tensor in graph.initializer}
+    inputs = {value.name: value for value in graph.input}
+    for name in set(arrays) & set(inputs):
+        _check_declared(name, arrays[name], inputs[name], _reader(proto, name))
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise ArgumentError(OP, "constants", given, "has to be a dict: {name of an input: array}")
+    unknown = set(given) - set(inputs)
+    if unknown:
+        raise ArgumentError(OP, "constants", sorted(map(str, unknown)), f"no such input; there are {', '.join(inputs)}")
+    return arrays | {name: _given(name, value, inputs[name]) for name, value in given.items()}
+
+
+def without_weights(proto: Any) -> Any:
+    """The model without its initializers, so that it can be kept at no cost."""
+    skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    skeleton.graph.name = proto.graph.name
+    for part in ("node", "input", "output", "value_info"):
+        getattr(skeleton.graph, part).extend(getattr(proto.graph, part))
+    for node in skeleton.graph.node:
+        node.domain = domain_of(node)
+    return skeleton
+
+
+def _values(tensor: Any, reader: str) -> Array:
+    where = f"initializer {tensor.name!r}, {reader}"
+    check_tensor(tensor, where)
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except Exception as error:
+        rule = f"its values cannot be read: {error}"
+        remedy = "there have to be as many as its dims say, of its data_type: export the model again"
+        raise NetworkError(where, "dims", list(tensor.dims), rule, remedy) from error
+
+
+def _check_declared(name: str, array: Array, value: Any, reader: str) -> None:
+    """An initializer that is declared as an input too has its type and shape."""
+    declared = value.type.tensor_type
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
+    fits = len(dims) == array.ndim and all(d in (None, size) for d, size in zip(dims, array.shape, strict=True))
+    same = declared.elem_type in (0, helper.np_dtype_to_tensor_dtype(array.dtype))
+    if (declared.HasField("shape") and not fits) or not same:
+        where = f"initializer {name!r}, {reader}"
+        rule = f"is declared as an input of shape {dims}, element type {declared.elem_type}"
+        raise NetworkError(where, "values", array, rule, "make the two agree")
+
+
+def _given(name: str, value: Any, declared: Any) -> Array:
+    """A constant that the caller gives in place of an input."""
+    argument = f"constants[{name!r}]"
+    array = as_numpy(value, OP, argument)
+    kind = declared.type.tensor_type.elem_type
+    if array.dtype.kind not in "biufc" or (kind and helper.np_dtype_to_tensor_dtype(array.dtype) != kind):
+        rule = f"is of dtype {array.dtype}, and the model's input {name!r} of element type {_element(kind)}"
+        raise DtypeError(OP, argument, array, rule, "give an array of that type")
+    return array
+
+
+def _element(kind: int) -> str:
+    return onnx.TensorProto.DataType.Name(kind) if kind in onnx.TensorProto.DataType.values() else str(kind)
+
+
+def _reader(proto: Any, name: str) -> str:
+    for node in proto.graph.node:
+        if name in node.input:
+            return f"read by node {node.name or (list(node.output) or '?')[0]!r} ({node.op_type})"
+    return "read by no node"

@@ -1,0 +1,96 @@
+"""Functions that a model defines itself: what they have to be, and their bodies in place of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from onnx import defs, inliner
+
+from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.frontends.onnx.rules import domain_of
+from blockconv.frontends.onnx.scope import OP, title
+from blockconv.network.order import topological
+
+__all__ = ["inlined"]
+
+# Functions that call functions twice each grow as powers of two.
+_MOST_NODES = 1_000_000
+
+
+def inlined(model: Any) -> Any:
+    """The model without functions."""
+    if not model.functions:
+        return model
+    functions = {}
+    for function in model.functions:
+        key = _key(function)
+        if key in functions:
+            raise NetworkError(_called(function), "name", function.name, "is defined twice", "name the other otherwise")
+        if defs.has(function.name, domain_of(function)):
+            rule = "is the name of an op that ONNX defines, so a call would be ambiguous"
+            raise NetworkError(_called(function), "name", function.name, rule, "put it into a domain of its own")
+        functions[key] = function
+        _check_imports(function.node, function.opset_import, _called(function))
+    _check_imports(model.graph.node, model.opset_import, "the model")
+    calls = {key: [_key(node) for node in _nodes(function.node)] for key, function in functions.items()}
+    order, circle = topological(
+        list(functions), lambda key: [c for c in calls[key] if c in functions], lambda key: (key,), ()
+    )
+    if circle:
+        text = " -> ".join(_called(functions[key]) for key in [*circle, circle[0]])
+        rule = f"calls itself: {text}"
+        raise NetworkError(_called(functions[circle[0]]), "nodes", len(calls[circle[0]]), rule, "ONNX has no recursion")
+    sizes: dict[str, int] = {}
+    for key in order:
+        sizes[key] = sum(sizes.get(call, 1) for call in calls[key])
+    total = sum(sizes.get(_key(node), 1) for node in _nodes(model.graph.node))
+    if total > _MOST_NODES:
+        raise UnsupportedError(f"{OP}: functions: {total} nodes once they are inlined, of {_MOST_NODES} at most")
+    for node in _all_nodes(model):
+        if _key(node) in functions:
+            _check_call(node, functions[_key(node)])
+    try:
+        return inliner.inline_local_functions(model, convert_version=True)
+    except Exception as error:
+        raise NetworkError(OP, "functions", len(functions), f"cannot be inlined: {error}") from error
+
+
+def _key(item: Any) -> str:
+    """A function's identity, or that of the op that a node names."""
+    name = item.op_type if hasattr(item, "op_type") else item.name
+    return f"{domain_of(item)}::{name}:{getattr(item, 'overload', '')}"
+
+
+def _called(function: Any) -> str:
+    return f"function {function.domain}.{function.name}"
+
+
+def _nodes(nodes: Any) -> Iterator[Any]:
+    """These nodes, and those of graphs in them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _nodes(graph.node)
+
+
+def _all_nodes(model: Any) -> Iterator[Any]:
+    yield from _nodes(model.graph.node)
+    for function in model.functions:
+        yield from _nodes(function.node)
+
+
+def _check_imports(nodes: Any, imports: Any, what: str) -> None:
+    imported = {domain_of(entry) for entry in imports}
+    for node in _nodes(nodes):
+        if domain_of(node) not in imported:
+            rule = f"{what} does not import this operator set; it imports {sorted(imported)}"
+            raise NetworkError(title(node), "domain", node.domain or "ai.onnx", rule, "add it to opset_import")
+
+
+def _check_call(node: Any, function: Any) -> None:
+    for argument, given, taken in (("inputs", node.input, function.input), ("outputs", node.output, function.output)):
+        if len(given) > len(taken):
+            rule = f"{_called(function)} has {len(taken)} {argument}: {', '.join(taken)}"
+            raise NetworkError(title(node), argument, list(given), rule, "give no more")

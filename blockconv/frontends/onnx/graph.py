@@ -1,0 +1,266 @@
+"""The graph of an ONNX model, without its weights, as a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from blockconv.core.checks import whole
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
+from blockconv.frontends.onnx.ops import OPS
+from blockconv.frontends.onnx.rules import Rules
+from blockconv.frontends.onnx.scope import OP, Call, Scope, Unsupported, title
+from blockconv.network.graph import Network, Tensor
+from blockconv.network.order import topological
+
+__all__ = ["read_graph"]
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, Shape] | Shape | None) -> Network:
+    """`model` is without weights, which are in `arrays`: both are kept, to make the network for other shapes."""
+    graph, rules = model.graph, Rules(model)
+    inputs = _inputs(graph, arrays, input_shapes)
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    scope = Scope(rules.versions.get("", 1), read)
+    scope.reserve({name for node in graph.node for name in (*node.input, *node.output)} | set(arrays))
+    scope.values = {t.name: t for t in inputs}
+    for name, value in arrays.items():
+        scope.values[name] = scope.constant(name, value)
+    _check_names(graph)
+    for node in graph.node:
+        rules.check_node(node)
+    refused = _Refused()
+    for node in _needed(graph, scope):
+        if rules.schema(node) is None or any(name and name not in scope.values for name in node.input):
+            refused.after(node)
+        elif _folds(node, scope):
+            rules.infer(node, scope.values, scope.constants)
+            _fold(node, model, scope)
+        else:
+            refused.translate(Call(node, scope), rules)
+    refused.report()
+    _check_declared_types(graph, scope)
+    outputs = tuple(_output(value.name, scope) for value in graph.output)
+    used = {name for node in scope.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
+    return Network(
+        tuple(inputs),
+        outputs,
+        tuple(scope.nodes),
+        {name: value for name, value in scope.constants.items() if name in used},
+        graph.name or "onnx",
+        remake=lambda shapes: read_graph(model, arrays, {t.name: t.shape for t in inputs} | shapes),
+    )
+
+
+def _inputs(graph: Any, arrays: Mapping[str, Array], given: Mapping[str, Shape] | Shape | None) -> list[Tensor]:
+    real = [value for value in graph.input if value.name not in arrays]
+    names = [value.name for value in real]
+    if given is not None and not isinstance(given, Mapping):
+        if len(real) != 1:
+            raise ArgumentError(OP, "input_shapes", given, f"there are {len(real)} inputs: give a dict by name")
+        given = {names[0]: given}
+    shapes = dict(given or {})
+    unknown = sorted(set(shapes) - set(names))
+    if unknown:
+        raise ArgumentError(OP, "input_shapes", unknown, f"no such input; there are {', '.join(names)}")
+    return [_input(value, shapes.get(value.name)) for value in real]
+
+
+def _input(value: Any, given: Any) -> Tensor:
+    """An input that is fed, of the shape that is given or that the model says."""
+    where = f"input {value.name!r}"
+    if not value.type.HasField("tensor_type"):
+        raise UnsupportedError(f"{OP}: {where} is no tensor")
+    kind = value.type.tensor_type
+    try:
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    except (KeyError, TypeError, ValueError):
+        rule = "is no type of ONNX's, or none at all"
+        raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with one") from None
+    if given is not None:
+        return Tensor(value.name, _sizes(value.name, given), dtype)
+    dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
+    if dims and dims[0] is None:
+        dims[0] = 1
+    if not kind.HasField("shape") or None in dims:
+        rule = f"{where} has no fixed shape, {dims}"
+        raise ArgumentError(OP, "input_shapes", {}, rule, f"give input_shapes={{{value.name!r}: (...)}}")
+    return Tensor(value.name, tuple(d for d in dims if d is not None), dtype)
+
+
+def _sizes(name: str, given: Any) -> Shape:
+    """A shape that the caller gives."""
+    sizes = [whole(size) for size in given] if isinstance(given, (tuple, list, np.ndarray)) else [None]
+    if any(size is None or size < 0 for size in sizes):
+        rule = f"the shape of input {name!r} has to be a tuple of ints of at least 0"
+        raise ArgumentError(OP, "input_shapes", given, rule)
+    return tuple(size for size in sizes if size is not None)
+
+
+def _check_names(graph: Any) -> None:
+    """Raise NetworkError if two nodes have one name; most have none."""
+    names: set[str] = set()
+    for node in graph.node:
+        if node.name and node.name in names:
+            raise NetworkError(title(node), "name", node.name, "is the name of another node too", "give each its own")
+        names.add(node.name)
+
+
+def _check_declared_types(graph: Any, scope: Scope) -> None:
+    """Raise NetworkError if a value is not of the element type that the model declares for it."""
+    for value in {value.name: value for value in (*graph.value_info, *graph.output)}.values():
+        declared = value.type.tensor_type.elem_type
+        if value.name in scope.values and declared:
+            dtype = scope.values[value.name].dtype
+            if helper.np_dtype_to_tensor_dtype(dtype) != declared:
+                rule = f"the model declares it as this element type, and its node gives {dtype}"
+                raise NetworkError(f"value {value.name!r}", "elem_type", declared, rule, "mend the declaration")
+
+
+def _needed(graph: Any, scope: Scope) -> list[Any]:
+    """The nodes that outputs need, in an order that can run."""
+    producers: dict[str, Any] = {}
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in producers or name in scope.values:
+                raise NetworkError(title(node), "output", name, "is already the name of another value")
+            producers[name] = node
+    for node in graph.node:
+        for name in filter(None, node.input):
+            _check_known(title(node), "inputs", name, producers, scope)
+    for value in graph.output:
+        _check_known(graph.name or "graph", "outputs", value.name, producers, scope)
+    order, circle = topological(
+        graph.node, lambda node: [name for name in node.input if name], lambda node: node.output, scope.values
+    )
+    if circle:
+        names = [repr(node.name or node.output[0]) for node in [*circle, circle[0]]]
+        text = " -> ".join(names if len(names) < 12 else [*names[:5], f"{len(names) - 10} more", *names[-5:]])
+        raise NetworkError(title(circle[0]), "inputs", list(circle[0].input), f"the graph has a circle: {text}")
+    wanted = {value.name for value in graph.output}
+    needed = []
+    for node in reversed(order):
+        if wanted & set(filter(None, node.output)):
+            wanted |= set(node.input)
+            needed.append(node)
+    return needed[::-1]
+
+
+def _check_known(where: str, argument: str, name: str, producers: Mapping[str, Any], scope: Scope) -> None:
+    if name not in producers and name not in scope.values:
+        rule = "is no initializer, no input, and no node produces it: a weight may be missing"
+        raise NetworkError(where, argument, name, rule, "add it, or export the model again")
+
+
+# ---------------------------------------------------------------- one node
+
+
+class _Refused:
+    """What is not supported, collected, so that one error lists it all."""
+
+    def __init__(self) -> None:
+        self.unknown: dict[str, list[str]] = {}
+        self.reasons: list[str] = []
+
+    def after(self, node: Any) -> None:
+        """A node after one that was refused: at least its op can be looked at."""
+        kind = _kind(node)
+        if kind not in OPS:
+            self.unknown.setdefault(kind, []).append(node.name or node.output[0])
+
+    def translate(self, call: Call, rules: Rules) -> None:
+        """Make ops of the node, or keep what is not supported; a model that is broken raises NetworkError."""
+        kind = _kind(call.node)
+        if kind not in OPS:
+            self.unknown.setdefault(kind, []).append(call.node.name or call.node.output[0])
+            return
+        try:
+            op = OPS[kind]
+            if call.opset < op.since:
+                raise Unsupported(f"opset {call.opset}: it is read from opset {op.since} on")
+            results = op.translate(call)
+            # After the translator, which says more of what it knows.
+            rules.infer(call.node, call.scope.values, call.scope.constants)
+        except Unsupported as error:
+            self.reasons.append(f"{title(call.node)}: {error}")
+            return
+        except NetworkError:
+            raise
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
+            rule = f"cannot be read: {error}"
+            raise NetworkError(title(call.node), "attributes", list(call.attributes), rule) from error
+        _name_results(call, results if isinstance(results, list) else [results])
+
+    def report(self) -> None:
+        """Raise UnsupportedError if anything was refused."""
+        lines = [
+            f"{kind}: {len(names)} node{'s' if len(names) > 1 else ''}, the first {names[0]!r}"
+            for kind, names in sorted(self.unknown.items())
+        ]
+        if lines or self.reasons:
+            raise UnsupportedError("\n  ".join([f"{OP}: not supported:", *lines, *self.reasons]))
+
+
+def _kind(node: Any) -> str:
+    return str(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
+
+
+def _name_results(call: Any, results: list[Tensor]) -> None:
+    """What a translator made of this node has ONNX's names; what it only passed on keeps its own."""
+    for name, tensor in zip(call.node.output, results, strict=False):
+        if not name:
+            continue
+        if tensor.name in call.made:
+            call.made.discard(tensor.name)
+            call.scope.rename(tensor.name, name)
+            tensor = Tensor(name, tensor.shape, tensor.dtype)
+        call.scope.values[name] = tensor
+
+
+def _output(name: str, scope: Any) -> str:
+    """A value by ONNX's name of an output: copied to it if the network knows it by another."""
+    tensor: Tensor = scope.values[name]
+    if tensor.name == name:
+        return name
+    if tensor.name in scope.constants:
+        scope.constants[name] = scope.constants[tensor.name]
+        return name
+    return str(scope.copy(tensor, name))
+
+
+_IMPURE = ("Random", "Bernoulli", "Multinomial", "Dropout", "Optional", "Sequence")
+
+
+def _folds(node: Any, scope: Any) -> bool:
+    """Whether a node depends on constants alone."""
+    if _kind(node) != node.op_type or node.op_type.startswith(_IMPURE) or any(a.HasField("g") for a in node.attribute):
+        return False
+    return all(scope.values[name].name in scope.constants for name in node.input if name)
+
+
+def _fold(node: Any, model: Any, scope: Any) -> None:
+    reads = {name: scope.constants[scope.values[name].name] for name in node.input if name}
+    graph = helper.make_graph(
+        [node],
+        "constant",
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for name, v in reads.items()
+        ],
+        [helper.make_empty_tensor_value_info(name) for name in node.output if name],
+    )
+    single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version or 8)
+    try:
+        results = ReferenceEvaluator(single).run(None, reads)
+    except Exception as error:
+        raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
+    for name, value in zip(filter(None, node.output), results, strict=True):
+        scope.values[name] = scope.constant(name, np.asarray(value))

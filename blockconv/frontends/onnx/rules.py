@@ -1,0 +1,231 @@
+"""What ONNX's own definitions demand of a model: its operator sets, and each node's attributes, operands and types.
+
+The definitions are those of the installed onnx package (`onnx.defs`), at the versions that the model imports, so a
+node is judged as ONNX Runtime and ONNX's checker judge it, and an op that changed between versions by its right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import AttributeProto, TensorProto, checker, defs, helper, numpy_helper, shape_inference
+
+from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.frontends.onnx.scope import OP, title
+from blockconv.network.graph import Tensor
+
+__all__ = ["Rules", "check_tensor", "domain_of"]
+
+Array = npt.NDArray[Any]
+
+# A window of no pixels divides by zero in the shape inference of onnx before 1.22, which ends the process.
+_POSITIVE = ("kernel_shape", "strides", "dilations")
+# Larger constants are operands whose values no shape depends on.
+_MOST_VALUES = 4096
+
+
+def domain_of(item: Any) -> str:
+    """The domain of a node, a function or an imported operator set; ONNX's own, which has two names, is ''."""
+    return "" if item.domain == "ai.onnx" else str(item.domain)
+
+
+class Rules:
+    """The definitions at the versions that a model imports."""
+
+    def __init__(self, model: Any) -> None:
+        if model.ir_version > onnx.IR_VERSION:
+            rule = f"model: ir_version={model.ir_version}: onnx {onnx.__version__} reads up to {onnx.IR_VERSION}"
+            raise UnsupportedError(f"{OP}: {rule}; upgrade it (pip install -U onnx), or export for an older one")
+        self.versions = _imported(model.opset_import)
+        self._imports = [helper.make_opsetid(domain, version) for domain, version in self.versions.items()]
+        self._ir_version = max(model.ir_version, 3)
+        self._context = type(checker.DEFAULT_CONTEXT)()
+        self._context.ir_version = self._ir_version
+        self._context.opset_imports = self.versions
+
+    def schema(self, node: Any) -> Any:
+        """The definition of a node's op; None for one that ONNX does not define."""
+        domain = domain_of(node)
+        if domain not in self.versions:
+            if domain:
+                return None
+            rule = f"ONNX's own operator set is not imported; the model imports {self.versions}"
+            raise NetworkError(title(node), "op_type", node.op_type, rule, "export it with one (opset_version=17, say)")
+        version = self.versions[domain]
+        try:
+            found = defs.get_schema(node.op_type, version, domain)
+        except defs.SchemaError:
+            if not defs.has(node.op_type, domain):
+                return None
+            since = min(s.since_version for s in _history(node.op_type, domain))
+            rule = f"ONNX has it from opset {since} on, and the model imports opset {version}"
+            raise NetworkError(
+                title(node), "op_type", node.op_type, rule, f"export for opset {since} or later"
+            ) from None
+        if found.deprecated:
+            rule = f"ONNX has it no more since opset {found.since_version}, and the model imports opset {version}"
+            raise NetworkError(title(node), "op_type", node.op_type, rule, "export with the op that replaced it")
+        return found
+
+    def check_node(self, node: Any) -> None:
+        """Raise NetworkError unless the node's attributes are those of its op, each once and of its type."""
+        schema = self.schema(node)
+        known = {} if schema is None else dict(schema.attributes)
+        seen = set()
+        for attribute in node.attribute:
+            name = attribute.name
+            if name in seen:
+                raise NetworkError(title(node), name, _value(attribute), "the attribute is given twice", "give it once")
+            seen.add(name)
+            if attribute.type in (AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS):
+                raise UnsupportedError(f"{OP}: {title(node)}: {name} is a sparse tensor; export it dense")
+            for tensor in (attribute.t, *attribute.tensors) if attribute.type in _TENSORS else ():
+                check_tensor(tensor, title(node))
+            if schema is not None:
+                self._check_attribute(node, attribute, known)
+        for name, definition in known.items():
+            if definition.required and name not in seen:
+                rule = f"is required by {node.op_type} of opset {self.versions[domain_of(node)]}, and missing"
+                raise NetworkError(title(node), name, None, rule, f"give it, as {_kind(definition.type)}")
+        if schema is None or any(a.type in _GRAPHS for a in node.attribute):
+            return
+        try:
+            checker.check_node(node, self._context)
+        except checker.ValidationError as error:  # the number of operands, attributes of two values
+            given = _Text(", ".join([*node.input, *_attributes(node)]))
+            raise NetworkError(title(node), "operands", given, _sentence(error), self._remedy(node)) from error
+
+    def _remedy(self, node: Any) -> str:
+        return f"see {node.op_type} of opset {self.versions[domain_of(node)]} in ONNX's list of operators"
+
+    def _check_attribute(self, node: Any, attribute: Any, known: Mapping[str, Any]) -> None:
+        name, value = attribute.name, _value(attribute)
+        if name not in known:
+            rule = f"{node.op_type} of opset {self.versions[domain_of(node)]} has no such attribute"
+            near = difflib.get_close_matches(name, known, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known)) or 'none'}"
+            raise NetworkError(title(node), name, value, rule, remedy)
+        if attribute.ref_attr_name:
+            rule = f"refers to {attribute.ref_attr_name!r}, an attribute of a function, outside of one"
+            raise NetworkError(title(node), name, value, rule, "give its value")
+        wanted = int(known[name].type)
+        if attribute.type != wanted:
+            rule = f"is {_kind(attribute.type)}, and has to be {_kind(wanted)}"
+            raise NetworkError(title(node), name, value, rule, "give a value of that type")
+        if name in _POSITIVE and wanted == AttributeProto.INTS and any(k < 1 for k in attribute.ints):
+            raise NetworkError(title(node), name, value, "has to hold numbers of at least 1", "raise them")
+
+    def infer(self, node: Any, operands: Mapping[str, Tensor], constants: Mapping[str, Array]) -> None:
+        """Raise NetworkError unless ONNX's own inference takes the node: the number of its operands, their types and
+        shapes, and the values of those that are constants."""
+        schema = self.schema(node)
+        types, values = {}, {}
+        for name in filter(None, node.input):
+            dtype = _element_type(operands[name].dtype)
+            types[name] = helper.make_tensor_type_proto(dtype, operands[name].shape)
+            value = constants.get(operands[name].name)
+            if value is not None and value.size <= _MOST_VALUES:
+                values[name] = numpy_helper.from_array(value, name)
+        try:
+            shape_inference.infer_node_outputs(
+                schema, node, types, values, opset_imports=self._imports, ir_version=self._ir_version
+            )
+        except KeyError:  # the inference of onnx 1.16 takes no node of which an operand is left out
+            return
+        except Exception as error:
+            given = ", ".join([_operand(name, operands, constants) for name in node.input] + _attributes(node))
+            raise NetworkError(title(node), "operands", _Text(given), _sentence(error), self._remedy(node)) from error
+
+
+_TENSORS = (AttributeProto.TENSOR, AttributeProto.TENSORS)
+_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
+def _imported(imports: Any) -> dict[str, int]:
+    """Versions of operator sets, by domain."""
+    versions: dict[str, int] = {}
+    newest = defs.onnx_opset_version()
+    for entry in imports:
+        domain, version = domain_of(entry), int(entry.version)
+        if versions.setdefault(domain, version) != version:
+            rule = f"operator set {domain or 'ai.onnx'!r} is imported in versions {versions[domain]} and {version}"
+            raise NetworkError(OP, "opset_import", version, rule, "keep the one that the nodes were made for")
+        if domain == "" and version < 1:
+            raise NetworkError(OP, "opset_import", version, "there is no such version: they count from 1")
+        if domain == "" and version > newest:
+            rule = f"opset_import={version}: onnx {onnx.__version__} knows opsets up to {newest}"
+            raise UnsupportedError(f"{OP}: {rule}; upgrade it (pip install -U onnx), or export for opset {newest}")
+    if not versions:
+        rule = "the model says no operator set, so its ops have no meaning"
+        raise NetworkError(OP, "opset_import", [], rule, "export it with one (opset_version=17, say)")
+    return versions
+
+
+def check_tensor(tensor: Any, where: str) -> None:
+    """Raise NetworkError for a constant that cannot be read, or lies outside the model."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        rule = "its values lie in another file, and a model given as bytes or ModelProto has no folder to find it in"
+        raise NetworkError(
+            where, "tensor", tensor.name, rule, "give load_onnx the model's path, or call onnx.load first"
+        )
+    if any(size < 0 for size in tensor.dims):
+        raise NetworkError(where, f"tensor {tensor.name!r}", list(tensor.dims), "sizes have to be at least 0")
+
+
+def _history(op: str, domain: str) -> list[Any]:
+    return [s for s in defs.get_all_schemas_with_history() if s.name == op and s.domain == domain]
+
+
+# ---------------------------------------------------------------- how errors show things
+
+
+class _Text(str):
+    """Shown as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _kind(number: int) -> str:
+    """The name of a type of attribute."""
+    return str(AttributeProto.AttributeType.Name(int(number))).lower()
+
+
+def _value(attribute: Any) -> Any:
+    try:
+        value = helper.get_attribute_value(attribute)
+    except ValueError:  # of an unknown type, or a reference
+        return None
+    if isinstance(value, (bytes, int, float)):
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
+    return _Text("a tensor") if attribute.type == AttributeProto.TENSOR else list(value) if value else value
+
+
+def _attributes(node: Any) -> list[str]:
+    return [f"{a.name}={_value(a)!r}" for a in node.attribute]
+
+
+def _operand(name: str, operands: Mapping[str, Tensor], constants: Mapping[str, Array]) -> str:
+    if not name:
+        return "none"
+    tensor = operands[name]
+    value = constants.get(tensor.name)
+    if value is not None and value.size <= 8:
+        return f"{name}={value.tolist()}"
+    return f"{name}: {tensor.dtype} {tensor.shape}"
+
+
+def _element_type(dtype: np.dtype[Any]) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(dtype))
+
+
+def _sentence(error: Exception) -> str:
+    """What ONNX says, without the names of its own functions and of the node."""
+    text = re.sub(r"\(op_type:.*?\): |\[\w+Error\] |\n.*", "", str(error))
+    return text[:1].lower() + text[1:].rstrip(".")

@@ -1,0 +1,196 @@
+"""What translators of ONNX nodes work on: the values known so far, and one node with its operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from onnx import helper
+
+from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.network.graph import Node, Tensor
+from blockconv.network.ops import Attributes, Reshape, Shape
+
+__all__ = ["OP", "Call", "Op", "Scope", "Translator", "Unsupported", "registered", "title"]
+
+Array = npt.NDArray[Any]
+OP = "load_onnx"
+
+
+class Unsupported(Exception):  # noqa: N818
+    """A node that blockconv has no op for; its text says what is missing. Collected, and raised together."""
+
+
+def title(node: Any) -> str:
+    """How errors call a node of a model."""
+    return f"node {node.name or (node.output[0] if node.output else '?')!r} ({node.op_type})"
+
+
+class Scope:
+    """The network while it is read: ONNX's names -> tensors, the nodes made, and arrays of those that are constant."""
+
+    def __init__(self, opset: int, read: set[str]) -> None:
+        self.opset = opset
+        self.read = read  # names that any node or output reads
+        self.values: dict[str, Tensor] = {}
+        self.constants: dict[str, Array] = {}
+        self.nodes: list[Node] = []
+        self._value_names: set[str] = set()
+        self._node_names: set[str] = set()
+
+    def reserve(self, names: set[str]) -> None:
+        """Names that no made-up value may take."""
+        self._value_names |= names
+
+    def value_name(self, name: str) -> str:
+        """`name`, or one like it that is no value's."""
+        return _free(name, self._value_names)
+
+    def node_name(self, name: str) -> str:
+        """`name`, or one like it that is no node's."""
+        return _free(name, self._node_names)
+
+    def constant(self, name: str, value: Array) -> Tensor:
+        """A constant under a name that is its own."""
+        self.constants[name] = value
+        return Tensor(name, value.shape, value.dtype)
+
+    def copy(self, tensor: Tensor, name: str) -> str:
+        """A value under another name."""
+        self.nodes.append(Node(self.node_name(name), Reshape(tensor.shape), (tensor.name,), name))
+        return name
+
+    def rename(self, old: str, new: str) -> None:
+        """The value that the last nodes made as `old` gets ONNX's name."""
+        for i in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[i]
+            if node.output == old:
+                self.nodes[i] = Node(node.name, node.attributes, node.inputs, new, node.parameters)
+                return
+
+
+Translator = Callable[["Call"], "Tensor | list[Tensor]"]
+
+
+class Op(NamedTuple):
+    """How an op of ONNX is read: `since` is the first opset whose definition is, `limits` what is not supported of it,
+    in words."""
+
+    translate: Translator
+    limits: str = ""
+    since: int = 1
+
+
+def registered(
+    table: dict[str, Op], *names: str, limits: str = "", since: int = 1
+) -> Callable[[Translator], Translator]:
+    """Put a translator into a table, for the ONNX ops of these names."""
+
+    def register(translate: Translator) -> Translator:
+        table.update(dict.fromkeys(names, Op(translate, limits, since)))
+        return translate
+
+    return register
+
+
+def _free(name: str, taken: set[str]) -> str:
+    free, number = name, 0
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    taken.add(free)
+    return free
+
+
+class Call:
+    """One node of a model, as its translator sees it."""
+
+    def __init__(self, node: Any, scope: Scope) -> None:
+        self.node, self.scope, self.opset = node, scope, scope.opset
+        self.inputs = [scope.values[name] if name else None for name in node.input]
+        # What is read of the outputs after the first.
+        self.extra_outputs = [name for name in node.output[1:] if name in scope.read]
+        self.made: set[str] = set()  # values that `emit` made
+        self.attributes = {a.name: a for a in node.attribute}
+
+    # -- what the node says
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute: int, float, str, array, or a tuple of them."""
+        if name not in self.attributes:
+            return default
+        value = helper.get_attribute_value(self.attributes[name])
+        if isinstance(value, bytes):
+            return value.decode()
+        return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "extend") else value
+
+    def has(self, index: int) -> bool:
+        """Whether there is an input at that place."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def input(self, index: int = 0) -> Tensor:
+        """The input at that place."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if found is None:
+            raise NetworkError(title(self.node), "inputs", list(self.node.input), f"input {index} is missing")
+        return found
+
+    def array(self, index: int, what: str) -> Array:
+        """An input that has to be a constant."""
+        tensor = self.input(index)
+        if tensor.name not in self.scope.constants:
+            raise Unsupported(f"its {what}, {tensor.name!r}, is computed or fed; give load_onnx it in `constants`")
+        return self.scope.constants[tensor.name]
+
+    def ints(self, index: int, what: str, scalar: bool = False) -> tuple[int, ...]:
+        """An input that has to be a constant of one dimension (or a `scalar`), as ints."""
+        array = self.array(index, what)
+        if array.ndim != 1 and not (scalar and array.ndim == 0):
+            raise NetworkError(title(self.node), what, array, "has to have one dimension", "reshape it")
+        if array.dtype.kind not in "iu":
+            raise NetworkError(title(self.node), what, array, "has to hold ints", "cast it to int64")
+        return tuple(int(k) for k in array.reshape(-1))
+
+    def axis(self, value: int, rank: int) -> int:
+        """An axis, counted from the front."""
+        if not -rank <= value < rank:
+            raise NetworkError(title(self.node), "axis", value, f"the input has {rank} axes")
+        return value % rank
+
+    # -- what is made of it
+
+    def constant(self, value: Array, what: str) -> Tensor:
+        """A constant of this node."""
+        return self.scope.constant(self.scope.value_name(f"{self._name}.{what}"), np.asarray(value, order="C"))
+
+    def emit(
+        self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False
+    ) -> Tensor:
+        """A node of the network, and the value that it makes. It has this node's name unless it only helps."""
+        try:
+            shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
+        except ArgumentError as error:
+            raise NetworkError(title(self.node), error.argument, error.value, error.rule, error.remedy) from error
+        name = self.scope.node_name(f"{self._name}.{attributes.op}" if helps else self._name)
+        output = self.scope.value_name(f"{name}.value")  # until `rename`, if it is what the node gives
+        node = Node(name, attributes, tuple(t.name for t in inputs), output, tuple(t.name for t in parameters))
+        self.scope.nodes.append(node)
+        self.made.add(output)
+        return Tensor(output, shape, inputs[0].dtype)
+
+    def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
+        """`x` under another shape; itself if it has that."""
+        if x.shape == shape:
+            return x
+        if 0 in shape:
+            raise Unsupported("an empty tensor")
+        if math.prod(shape) != x.elements:
+            raise NetworkError(title(self.node), "shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
+        return self.emit(Reshape(shape), x, helps=helps)
+
+    @property
+    def _name(self) -> str:
+        return str(self.node.name or self.node.output[0])

@@ -1,0 +1,39 @@
+"""The table of ONNX's ops that are read, as `blockconv ops` and README.md show it."""
+
+from __future__ import annotations
+
+import collections
+
+from onnx import defs
+
+from blockconv.frontends.onnx.ops import OPS
+
+__all__ = ["HEADINGS", "markdown", "rows"]
+
+HEADINGS = ("ops", "opsets", "limits")
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(ops, opsets, limits), ops of the same opsets and limits in one row."""
+    groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    for name, op in sorted(OPS.items()):
+        opsets = _opsets(name, op.since)
+        if opsets:
+            groups[opsets, op.limits].append(name)
+    return sorted((", ".join(names), opsets, limits) for (opsets, limits), names in groups.items())
+
+
+def _opsets(name: str, since: int) -> str:
+    """The opsets that have an op, of those that are read; empty if the installed onnx knows none."""
+    history = [s for s in defs.get_all_schemas_with_history() if s.name == name and s.domain == ""]
+    if not history:
+        return ""
+    first = max(since, min(s.since_version for s in history))
+    gone = [s.since_version for s in history if s.deprecated]
+    return f"{first} to {min(gone) - 1}" if gone else f"from {first}"
+
+
+def markdown() -> str:
+    """The table that README.md shows."""
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,381 @@
+"""Argument blocks: the int64 words that a kernel is given, declared once, with names, meanings and units.
+
+A kernel is called with the address of a block of words. One class declares what each word is: its fields are the words
+in their order. Python fills a block by keyword, and a kernel reads it by name:
+
+    class Window(Arguments):
+        '''The window of a tile.'''
+
+        src = word("the first pixel", "address")
+        row = word("from a row of pixels to the next", "bytes")
+        rows = word("rows of pixels")
+
+    Window(src=Buffer(0), row=64, rows=9)  # in Python: a tuple of the words in order, which are read by name too
+
+    def kernel(args, first, last, scratch):  # compiled by Numba
+        window = Window(args)  # a view of the block at this address; it costs nothing
+        for h in range(window.rows):  # one load
+            zero(window.src + h * window.row, window.row)
+
+A field may be a block itself (`group`), or several blocks of one kind (`table`). A class that inherits from another
+begins with the words of that one. `Window.load` loads all words at once, for code that is written as LLVM IR.
+
+To LLVM a view is the address, an int64; to read or write a word through it compiles to what `load_i64` and `store_i64`
+with the word's index compile to. Views are passed to functions, and returned, as any value is; those of one class
+may meet where branches do. ``view[k]`` is the k-th block of an array of blocks that begins where the view does.
+
+Words are int64s: an address, a count, 0 or 1; a float is passed as its bits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import numbers
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numba.core import types
+from numba.core.datamodel import models
+from numba.core.errors import TypingError
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
+from numba.extending import (
+    infer_getattr,
+    lower_builtin,
+    lower_getattr,
+    lower_getattr_generic,
+    lower_setattr_generic,
+    register_model,
+    typeof_impl,
+)
+
+from blockconv.jit.ir import I64, const, pointer
+
+__all__ = ["Arguments", "group", "table", "word"]
+
+WORD = 8  # bytes
+
+_A = TypeVar("_A", bound="Arguments")
+
+
+# ---------------------------------------------------------------- fields
+
+
+class Word:
+    """One int64 of a block; see `word`."""
+
+    def __init__(self, meaning: str, unit: str) -> None:
+        self.meaning, self.unit = meaning, unit
+        self.name, self.first = "", 0  # the field's name, and its first word in the block
+        self.size: int | None = 1  # in words; None: as many as there are
+        self.type: Any = types.int64  # in a kernel
+
+    def __get__(self, values: Arguments | None, owner: type) -> Any:
+        return self if values is None else self.value(values)
+
+    def value(self, values: Arguments) -> Any:
+        """The field, of a block's words."""
+        return values[self.first]
+
+    def words(self, value: Any) -> Iterable[Any]:
+        """The words that stand for this value of the field. Raises TypeError."""
+        if isinstance(value, (int, numbers.Integral, np.bool_)):
+            return (int(value),)
+        if value is None or isinstance(value, (numbers.Number, str, Iterable)):
+            raise TypeError(f"is one integer, or an address that is known later; it is given {value!r}")
+        return (value,)  # a `Buffer`, or a value of LLVM
+
+    def lines(self, first: int, prefix: str) -> Iterator[tuple[int, str, str, str]]:
+        """Of each word: its index, its name, its unit and its meaning, in a block that begins with word `first`."""
+        yield first + self.first, prefix + self.name, self.unit, self.meaning
+
+
+class Blocks(Word):
+    """One block, or several of one kind, inside a block; see `group` and `table`."""
+
+    def __init__(self, block: type[Arguments], meaning: str, count: int | None, many: bool) -> None:
+        if block.is_open:
+            raise TypeError(f"{block.__name__} ends with a table of any length, so nothing can come after it")
+        super().__init__(meaning, "")
+        self.block, self.count, self.many = block, count, many
+        self.each = block.nbytes // WORD
+        self.size = None if count is None else count * self.each
+        self.type = View(block)
+
+    def value(self, values: Arguments) -> Any:
+        end = len(values) if self.size is None else self.first + self.size
+        held = tuple(_made(self.block, values[at : at + self.each]) for at in range(self.first, end, self.each))
+        return held if self.many else held[0]
+
+    def words(self, value: Any) -> Iterable[Any]:
+        given = tuple(value) if self.many else (value,)
+        if any(type(one) is not self.block for one in given) or self.count not in (None, len(given)):
+            wanted = f"{self.block.__name__}(...)"
+            if self.many:
+                wanted = f"{'any number' if self.count is None else self.count} of {wanted}"
+            raise TypeError(f"is {wanted}; it is given {value!r}")
+        return itertools.chain.from_iterable(given)
+
+    def lines(self, first: int, prefix: str) -> Iterator[tuple[int, str, str, str]]:
+        for field in self.block.fields.values():
+            yield from field.lines(first + self.first, f"{prefix}{self.name}{'[0]' if self.many else ''}.")
+
+
+def word(meaning: str, unit: str = "") -> Any:
+    """Declare a word of a block.
+
+    meaning: what it is. unit: what it counts, where it has one: bytes, elements, channels, rows, an address, the
+    address of a kernel, 0 or 1, ...
+    """
+    return Word(meaning, unit)
+
+
+def group(block: type[Arguments], meaning: str = "") -> Any:
+    """Declare words that are a block themselves: ``a.src.row``, and in Python ``src=Geometry(row=...)``."""
+    return Blocks(block, meaning, 1, many=False)
+
+
+def table(block: type[Arguments], count: int | None = None, meaning: str = "") -> Any:
+    """Declare `count` blocks of one kind: ``a.loops[k].size``, and in Python ``loops=[Loop(size=...), ...]``.
+
+    count: or None for as many as Python gives, at the end of a block. (A kernel has to be told how many there are.)
+    """
+    return Blocks(block, meaning, count, many=True)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+class _Fields(dict[str, Any]):
+    """The body of a class, in which a field stands once."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(value, Word) and name in self:
+            raise TypeError(f"word {name!r} is declared twice")
+        super().__setitem__(name, value)
+
+
+class _Block(type):
+    """The type of `Arguments` and of the classes that inherit from it: it gives the fields their words."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> _Fields:
+        return _Fields()
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Block:
+        own = {key: field for key, field in body.items() if isinstance(field, Word)}
+        for key in own:
+            if key.startswith("_") or key in _RESERVED:
+                raise TypeError(f"{name}: no word can be called {key!r}")
+        made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
+        if own:
+            made._lay_out(own)
+        return made  # type: ignore[no-any-return]
+
+
+_RESERVED = frozenset({"address", "describe", "fields", "is_open", "load", "nbytes"})
+
+
+class Arguments(tuple[Any, ...], metaclass=_Block):
+    """A block of words; a class that inherits from it declares which (see this module).
+
+    Of keywords, in Python: the words of a block in order, as a tuple whose words have names too. Of an address, in a
+    kernel: a view of the block there; ``view.address`` is the address again.
+
+    nbytes: a block's size, in kernels too (and without a table of any length). fields: the fields by name.
+
+    Raises TypeError for a name that is missing or unknown, and for what is no integer.
+    """
+
+    address: int  # of a view, in kernels
+    nbytes: ClassVar[int] = 0
+    fields: ClassVar[dict[str, Word]] = {}
+    is_open: ClassVar[bool] = False
+
+    @classmethod
+    def _lay_out(cls, own: dict[str, Word]) -> None:
+        """Give the fields that the class itself declares their words, after those that it inherits."""
+        for name, field in own.items():
+            if name in cls.fields:
+                raise TypeError(f"{cls.__name__}: word {name!r} is declared by the class that it inherits from")
+            if cls.is_open:
+                raise TypeError(f"{cls.__name__}: {name!r} comes after a table of any length")
+            field.name, field.first = name, cls.nbytes // WORD
+            cls.fields, cls.is_open = {**cls.fields, name: field}, field.size is None
+            cls.nbytes += WORD * (field.size or 0)
+
+    def __new__(cls: type[_A], *address: Any, **words: Any) -> _A:
+        if address:
+            raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
+        for name in words:
+            if name not in cls.fields:
+                raise TypeError(_no_word(cls, name))
+        missing = [name for name in cls.fields if name not in words]
+        if missing:
+            raise TypeError(f"{cls.__name__}: missing {', '.join(missing)}")
+        values: list[Any] = []
+        for name, field in cls.fields.items():
+            try:
+                values.extend(field.words(words[name]))
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {name} {error}") from None
+        return _made(cls, values)
+
+    def _asdict(self) -> dict[str, Any]:
+        """The fields' values by name, to make a longer block of: ``Longer(**block._asdict(), more=1)``."""
+        return {name: field.value(self) for name, field in self.fields.items()}
+
+    def _replace(self: _A, **words: Any) -> _A:
+        """The same with other values of some fields."""
+        return type(self)(**{**self._asdict(), **words})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._asdict().items())})"
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()
+
+    @classmethod
+    def load(cls: type[_A], builder: Any, address: Any) -> _A:
+        """Load all words of the block at `address` (LLVM's i64); they are the values, by name, of what is returned."""
+        words = pointer(builder, address, I64)
+        return _made(cls, [builder.load(builder.gep(words, [const(k)]), align=8) for k in range(cls.nbytes // WORD)])
+
+    @classmethod
+    def describe(cls) -> str:
+        """A line for each word: its index, its name, its unit, its meaning."""
+        lines = [line for field in cls.fields.values() for line in field.lines(0, "")]
+        names = max((len(name) for _, name, _, _ in lines), default=0)
+        units = max((len(unit) for _, _, unit, _ in lines), default=0)
+        return "\n".join(f"{at:3}  {name:{names}}  {unit:{units}}  {text}".rstrip() for at, name, unit, text in lines)
+
+
+def _made(block: type[_A], words: Iterable[Any]) -> _A:
+    """A block of words that are in order."""
+    return tuple.__new__(block, words)
+
+
+def _no_word(block: type[Arguments], name: str) -> str:
+    close = difflib.get_close_matches(name, block.fields, 1)
+    return f"{block.__name__} has no word {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+# ---------------------------------------------------------------- in kernels
+
+
+class View(types.Type):
+    """Numba's type of a view of a block; its value is the address."""
+
+    def __init__(self, block: type[Arguments]) -> None:
+        self.block = block
+        super().__init__(f"{block.__module__}.{block.__qualname__}")
+
+    @property
+    def key(self) -> type[Arguments]:
+        return self.block
+
+
+class Declared(types.Callable, types.Opaque):
+    """Numba's type of a class of blocks, which has no value."""
+
+    def __init__(self, block: type[Arguments]) -> None:
+        self.block = block
+        super().__init__(f"class {block.__module__}.{block.__qualname__}")
+
+    @property
+    def key(self) -> type[Arguments]:
+        return self.block
+
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        if kws or len(args) != 1 or not isinstance(args[0], types.Integer):
+            raise TypingError(f"in a kernel, {self.block.__name__}(address) takes one integer")
+        return signature(View(self.block), types.int64)
+
+    def get_call_signatures(self) -> Any:
+        return [signature(View(self.block), types.int64)], False
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return Declared
+
+
+@typeof_impl.register(_Block)  # type: ignore[untyped-decorator]
+def _typeof(block: Any, context: Any) -> Any:
+    return Declared(block)
+
+
+@register_model(View)
+class _ViewModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, view: View) -> None:
+        super().__init__(manager, view, I64)
+
+
+@lower_builtin(Declared, types.int64)  # type: ignore[untyped-decorator]
+def _view(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return args[0]
+
+
+@infer_getattr
+class _DeclaredAttributes(AttributeTemplate):  # type: ignore[misc]
+    key = Declared
+
+    def resolve_nbytes(self, declared: Declared) -> Any:
+        return types.IntegerLiteral(declared.block.nbytes)
+
+
+@lower_getattr(Declared, "nbytes")  # type: ignore[untyped-decorator]
+def _nbytes(context: Any, builder: Any, declared: Declared, value: Any) -> Any:
+    return const(declared.block.nbytes)
+
+
+@infer_getattr
+class _ViewAttributes(AttributeTemplate):  # type: ignore[misc]
+    key = View
+
+    def generic_resolve(self, view: View, name: str) -> Any:
+        if name == "address":
+            return types.int64
+        if name not in view.block.fields:
+            raise TypingError(_no_word(view.block, name))
+        return view.block.fields[name].type
+
+
+@lower_getattr_generic(View)  # type: ignore[untyped-decorator]
+def _get(context: Any, builder: Any, view: View, address: Any, name: str) -> Any:
+    if name == "address":
+        return address
+    field = view.block.fields[name]
+    if isinstance(field, Blocks):
+        return builder.add(address, const(WORD * field.first)) if field.first else address
+    return builder.load(_at(builder, address, field), align=8)
+
+
+@lower_setattr_generic(View)  # type: ignore[untyped-decorator]
+def _set(context: Any, builder: Any, signature: Any, args: Any, name: str) -> None:
+    view, _ = signature.args
+    field = view.block.fields.get(name)
+    if field is None or isinstance(field, Blocks):
+        raise TypingError(f"{view.block.__name__}: {name!r} is no word that can be written")
+    address, value = args
+    builder.store(value, _at(builder, address, field), align=8)
+
+
+def _at(builder: Any, address: Any, field: Word) -> Any:
+    return builder.gep(pointer(builder, address, I64), [const(field.first)])
+
+
+@infer_global(operator.getitem)
+class _Item(AbstractTemplate):  # type: ignore[misc]
+    def generic(self, args: Any, kws: Any) -> Any:
+        view, index = args
+        if isinstance(view, View) and isinstance(index, types.Integer):
+            return signature(view, view, types.int64)
+        return None
+
+
+@lower_builtin(operator.getitem, View, types.int64)  # type: ignore[untyped-decorator]
+def _item(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    view, _ = signature.args
+    address, index = args
+    return builder.add(address, builder.mul(index, const(view.block.nbytes)))

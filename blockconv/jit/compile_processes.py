@@ -1,0 +1,131 @@
+"""Compiling many kernels in several processes at once, as Numba compiles one at a time in a process.
+
+A child is an isolated Python (`-I`): it imports neither from the current directory nor from where the environment says,
+but from where this process does. It loads blockconv itself from this process's own files. What it compiles it hands
+over by the disk cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from numba.core import config
+
+from blockconv import jit
+from blockconv.core import target
+from blockconv.core.errors import SlowPathWarning
+
+__all__ = ["compile_together"]
+
+FEWEST = 3  # kernels that are worth another process, which takes a second to start
+OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
+PATIENCE = 60.0  # seconds that a child may go on for when this process's own share is done
+LAST_LINES = 6  # of a child's errors, which are shown
+
+_CHILD = """
+import importlib, importlib.util, json, sys
+job = json.load(sys.stdin)
+for name, value in job["sys"].items():
+    setattr(sys, name, value)
+found = importlib.util.spec_from_file_location("blockconv", job["package"])
+sys.modules["blockconv"] = importlib.util.module_from_spec(found)
+found.loader.exec_module(sys.modules["blockconv"])
+for module, family, params in job["kernels"]:
+    getattr(importlib.import_module(module), family)(*params)
+"""
+
+
+def compile_together(wanted: Sequence[jit.Wanted]) -> None:
+    """Compile kernels in as many processes as there are processors; they meet in the disk cache.
+
+    A child that fails costs nothing but time, and a SlowPathWarning with what it said: what is still missing is
+    compiled by this process, when it is asked for.
+    """
+    count = min(target.affinity(), len(wanted) // FEWEST)
+    if count < 2 or not sys.executable or config.DISABLE_JIT:
+        return
+    own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for k in range(count - 1):
+            with contextlib.suppress(OSError):  # the system has no room for another process
+                children.append(_start(wanted[own + k :: count - 1]))
+        for module, family, params in wanted[:own]:
+            getattr(importlib.import_module(module), family)(*params)
+        failed = [said for child in children if (said := _wait(child)) is not None]
+    except BaseException:
+        for child in children:
+            _stop(child)
+        raise
+    if failed:
+        warnings.warn(
+            f"blockconv: {len(failed)} of {len(children)} processes that help to compile kernels failed, and this "
+            f"one compiles what they did not; the first said:\n{failed[0]}",
+            SlowPathWarning,
+            stacklevel=2,
+        )
+
+
+def _start(kernels: Sequence[jit.Wanted]) -> subprocess.Popen[bytes]:
+    """Start a child on its share, which a file holds: it may be longer than a pipe takes, or a command line."""
+    with tempfile.TemporaryFile() as given:
+        given.write(json.dumps(_job(kernels)).encode())
+        given.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-c", _CHILD],
+            env={**os.environ, "BLOCKCONV_CACHE_DIR": str(jit.disk_cache().base)},
+            stdin=given,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+
+def _job(kernels: Sequence[jit.Wanted]) -> dict[str, object]:
+    package = Path(__file__).parents[1]
+    own = {
+        "path": _import_path(package.parent),
+        "dont_write_bytecode": sys.dont_write_bytecode,
+        "pycache_prefix": sys.pycache_prefix,
+    }
+    return {"sys": own, "package": str(package / "__init__.py"), "kernels": list(kernels)}
+
+
+def _import_path(library: Path) -> list[str]:
+    """This process's `sys.path` without the current directory and what is relative to it.
+
+    The directory that holds the package comes last. It may be the current one (a clone, or `pip install --target .`);
+    then what an installed package, or Python, has of a name still goes before what lies there.
+    """
+    try:
+        current = os.path.realpath(os.getcwd())
+    except OSError:  # it was removed
+        current = None
+    texts = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
+    return [entry for entry in texts if os.path.realpath(entry) != current] + [str(library)]
+
+
+def _wait(child: subprocess.Popen[bytes]) -> str | None:
+    """None if it succeeded, else the last lines of what it said."""
+    try:
+        _, errors = child.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        _stop(child)
+        return f"(stopped after {PATIENCE:.0f} s)"
+    if child.returncode == 0:
+        return None
+    lines = errors.decode(errors="replace").splitlines()
+    return "\n".join(lines[-LAST_LINES:]) or f"(nothing; its exit status is {child.returncode})"
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()

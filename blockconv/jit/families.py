@@ -1,0 +1,124 @@
+"""Kernel families: a builder of Python bodies, and the compiled kernels of its specialisations.
+
+A *kernel family* is a function of plain integers that returns the Python body of one
+specialisation; ``@kernel`` makes it a callable that gives the compiled `Kernel` for those
+integers. A kernel is a C function ``void (int64, int64, int64, int64)``, known by its address.
+
+Compiled code is kept by `kernel_cache` and not by Numba's own cache, for three reasons: Numba's
+index files race between processes (numba#8085), its keys do not see edits in a helper module,
+and reading one entry costs the set-up of the whole type system (0.1 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from numba.core import config
+
+from blockconv.core.errors import UnsupportedError
+from blockconv.jit import cache
+from blockconv.jit.compiler import Code, generate, link
+
+__all__ = ["Kernel", "KernelFamily", "Wanted", "collecting", "kernel"]
+
+_lock = threading.RLock()  # Numba's compiler is entered by one thread at a time.
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: its name, its address, and Numba's library, which keeps the code alive."""
+
+    name: str
+    address: int
+    compiled: bool = field(default=False, compare=False)  # by this process, and not read from the disk cache
+    code: Code | None = field(default=None, repr=False, compare=False)  # to be looked at: only `compile` gives it
+
+
+class KernelFamily:
+    """What ``@kernel`` makes of a builder: ``family(*ints)`` is the kernel specialised on them."""
+
+    def __init__(self, build: Callable[..., Callable[[int, int, int, int], None]]) -> None:
+        functools.update_wrapper(self, build)
+        self.__name__ = build.__name__
+        self._build = build
+        self._kernels: dict[tuple[int, ...], Kernel] = {}
+
+    def __call__(self, *params: int) -> Kernel:
+        found = self._kernels.get(params)
+        if found is None:
+            listed = getattr(_collected, "kernels", None)
+            if listed is not None and not cache.disk_cache().holds(self.entry(*params)):
+                listed[self._build.__module__, self.__name__, params] = None
+                return Kernel(self.name(*params), 0)
+            with _lock:
+                found = self._kernels.get(params) or self._load(params) or replace(self.compile(*params), code=None)
+                self._kernels[params] = found
+        return found
+
+    def name(self, *params: int) -> str:
+        return "__".join([self._build.__name__, "_".join(str(int(p)) for p in params)]).rstrip("_")
+
+    def entry(self, *params: int) -> str:
+        """The name in the disk cache: builders of one name in two modules have entries of their own."""
+        return f"{self._build.__module__}.{self.name(*params)}"
+
+    def compile(self, *params: int) -> Kernel:
+        """Compile now, past every cache, and keep the result on disk."""
+        name = self.name(*params)
+        if config.DISABLE_JIT:
+            raise UnsupportedError(
+                f"kernel {name}: NUMBA_DISABLE_JIT is set, and kernels are LLVM code, with no Python twin"
+            )
+        body = self._build(*params)
+        body.__name__ = body.__qualname__ = name
+        with _lock:
+            code = generate(name, body)
+            address = link(name, code.object)
+        cache.disk_cache().write(self.entry(*params), code.object)
+        return Kernel(name, address, True, code)
+
+    def _load(self, params: tuple[int, ...]) -> Kernel | None:
+        name, code = self.name(*params), cache.disk_cache().read(self.entry(*params))
+        return None if code is None else Kernel(name, link(name, code))
+
+
+def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> KernelFamily:
+    """Decorator: ``build(*ints)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
+
+    The body may close over the integers only: they are the specialisation and the cache key.
+    """
+    return KernelFamily(build)
+
+
+# ---------------------------------------------------------------- many kernels at once
+
+_collected = threading.local()
+Wanted = tuple[str, str, tuple[int, ...]]  # module, family, integers
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[dict[Wanted, None]]:
+    """Kernels that this thread asks for inside, and the disk cache does not have, are listed and not compiled.
+
+    What is returned for them has no code: it must not be run, or kept.
+    """
+    wanted: dict[Wanted, None] = {}
+    around, _collected.kernels = getattr(_collected, "kernels", None), wanted
+    try:
+        yield wanted
+    finally:
+        _collected.kernels = around
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,339 @@
+"""LLVM IR building blocks for kernels, as Numba intrinsics over plain addresses.
+
+Kernels see memory as int64 addresses: no arrays, no reference counts, nothing that could
+allocate, raise or need the GIL. Parameters named ``*_lit`` are compile-time integers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I64 = types.int64
+
+
+def const(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
+
+
+def pointer(builder: Any, address: Any, to: Any) -> Any:
+    """`address` (i64) as a pointer to the LLVM type `to`."""
+    return builder.inttoptr(address, to.as_pointer())
+
+
+def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    """Call an LLVM intrinsic or C function by name (`declare_intrinsic` knows no vector types)."""
+    signature = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
+
+
+def opaque(builder: Any, value: Any) -> Any:
+    """The same i64, of which the optimiser knows nothing.
+
+    Multiples of a stride that is loop-invariant are hoisted out of the loop, and where they are many, spilled: a load
+    for each load. Of an opaque stride they are sums, made where they are used.
+    """
+    return builder.call(ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", False), [value])
+
+
+# ---------------------------------------------------------------- code of our own
+
+
+def emitted(emit: Callable[..., None]) -> Any:
+    """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it, and returns nothing.
+
+    The arguments are int64s, floats, or NamedTuples of them, whose fields then are LLVM values. What is known when a
+    kernel is built (a tile's shape, an element type) is no argument: it is closed over.
+    """
+    names = list(inspect.signature(emit).parameters)[1:]
+
+    def typed(given: tuple[Any, ...]) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            emit(builder, *(_fields(builder, kind, value) for kind, value in zip(signature.args, args, strict=True)))
+            return context.get_dummy_value()
+
+        return types.void(*given), codegen
+
+    # Numba folds calls by the parameters' names, and passes what `*arguments` takes as one tuple.
+    scope: dict[str, Any] = {"typed": typed}
+    exec(f"def {emit.__name__}(typingctx, {', '.join(names)}): return typed(({', '.join(names)},))", scope)
+    made = scope[emit.__name__]
+    made.__doc__, made.__module__ = emit.__doc__, emit.__module__
+    return intrinsic(made)
+
+
+def _fields(builder: Any, kind: Any, value: Any) -> Any:
+    """A NamedTuple's LLVM values by name; another value as it is."""
+    block = getattr(kind, "instance_class", None)
+    if block is not None:
+        return block(*cgutils.unpack_tuple(builder, value))
+    return value
+
+
+# ---------------------------------------------------------------- scalars
+
+
+@intrinsic
+def load_i64(typingctx, address, index):  # type: ignore[no-untyped-def]
+    """The int64 at ``address + 8 * index``."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        base = pointer(builder, args[0], I64)
+        return builder.load(builder.gep(base, [args[1]]), align=8)
+
+    return _I64(_I64, _I64), codegen
+
+
+@intrinsic
+def store_i64(typingctx, address, index, value):  # type: ignore[no-untyped-def]
+    """Write the int64 at ``address + 8 * index``."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        base = pointer(builder, args[0], I64)
+        builder.store(args[2], builder.gep(base, [args[1]]), align=8)
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, _I64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def load_bits(typingctx, address, bytes_lit):  # type: ignore[no-untyped-def]
+    """The `bytes_lit` bytes at `address`, zero-extended to an int64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        kind = ir.IntType(8 * bytes_lit.literal_value)
+        value = builder.load(pointer(builder, args[0], kind), align=1)
+        return value if kind == I64 else builder.zext(value, I64)
+
+    return _I64(_I64, bytes_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_bits(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped-def]
+    """Write the low `bytes_lit` bytes of `value` at `address`."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        kind = ir.IntType(8 * bytes_lit.literal_value)
+        value = args[1] if kind == I64 else builder.trunc(args[1], kind)
+        builder.store(value, pointer(builder, args[0], kind), align=1)
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, bytes_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def load_f(typingctx, address, bytes_lit):  # type: ignore[no-untyped-def]
+    """The float of `bytes_lit` (4 or 8) bytes at `address`, as a float of that size."""
+    kind = types.float32 if bytes_lit.literal_value == 4 else types.float64
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.load(pointer(builder, args[0], context.get_value_type(kind)), align=4)
+
+    return kind(_I64, bytes_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_f(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped-def]
+    """Write `value` as a float of `bytes_lit` (4 or 8) bytes."""
+    kind = types.float32 if bytes_lit.literal_value == 4 else types.float64
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        value = context.cast(builder, args[1], signature.args[1], kind)
+        builder.store(value, pointer(builder, args[0], value.type), align=4)
+        return context.get_dummy_value()
+
+    return types.void(_I64, value, bytes_lit), codegen
+
+
+@intrinsic
+def as_float64(typingctx, bits):  # type: ignore[no-untyped-def]
+    """The float64 of these bits: how an argument block holds one."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(_I64), codegen
+
+
+# ---------------------------------------------------------------- threads
+
+
+@intrinsic
+def fetch_add(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Atomically add to the int64 at `address`; the old value (acquire-release)."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.atomic_rmw("add", pointer(builder, args[0], I64), args[1], "acq_rel")
+
+    return _I64(_I64, _I64), codegen
+
+
+@intrinsic
+def load_acquire(typingctx, address):  # type: ignore[no-untyped-def]
+    """The int64 at `address`, and all that was released before it was written."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.load_atomic(pointer(builder, args[0], I64), "acquire", 8)
+
+    return _I64(_I64), codegen
+
+
+def ask(builder: Any, address: Any) -> None:
+    """Ask for a line that will be read, in the second-level cache."""
+    at = pointer(builder, address, I8)
+    hints = [ir.Constant(I32, k) for k in (0, 2, 1)]  # to read, moderate locality, data
+    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
+
+
+@intrinsic
+def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
+    """`ask`, for kernels."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        ask(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def spin_pause(typingctx):  # type: ignore[no-untyped-def]
+    """The processor's hint for a spinning loop."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        machine = platform.machine().lower()
+        if machine in ("x86_64", "amd64"):
+            call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        elif machine in ("aarch64", "arm64"):
+            call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def yield_processor(typingctx):  # type: ignore[no-untyped-def]
+    """Let the operating system run another thread."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        call_llvm(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", I32, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def call_kernel(typingctx, address, args, first, last, scratch):  # type: ignore[no-untyped-def]
+    """Call the kernel at `address`."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        function = ir.FunctionType(ir.VoidType(), [I64] * 4)
+        builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[_I64] * 5), codegen
+
+
+# ---------------------------------------------------------------- vectors of integers (bits are moved, never rounded)
+
+
+def vector(itemsize: int, lanes: int) -> Any:
+    return ir.VectorType(ir.IntType(8 * itemsize), lanes)
+
+
+def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+    return builder.shuffle_vector(a, b, mask)
+
+
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    kind = ir.VectorType(value.type, lanes)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    return shuffle(builder, one, one, [0] * lanes)
+
+
+def store_vector(builder: Any, value: Any, address: Any, streaming: bool = False) -> None:
+    """Store; `streaming` needs an address that is a multiple of the vector, and passes the caches by."""
+    align = value.type.count * value.type.element.width // 8 if streaming else 1
+    store = builder.store(value, pointer(builder, address, value.type), align=align)
+    if streaming:
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
+
+
+def join(builder: Any, pieces: list[Any]) -> Any:
+    """One vector of the lanes of all `pieces` (a power of two of them) in order."""
+    while len(pieces) > 1:
+        lanes = list(range(2 * pieces[0].type.count))
+        pieces = [shuffle(builder, a, b, lanes) for a, b in zip(pieces[::2], pieces[1::2], strict=True)]
+    return pieces[0]
+
+
+def transpose(builder: Any, vectors: list[Any], rows: int, columns: int) -> list[Any]:
+    """The rows x columns matrix that `vectors` hold in row-major order, transposed, held in the same way.
+
+    A perfect shuffle (zip the first half with the second) rotates the bits of an element's
+    position by one to the left, so log2(rows) zips transpose, as do log2(columns) unzips.
+    """
+    half, lanes = len(vectors) // 2, vectors[0].type.count
+    if rows <= columns:
+        low = [k // 2 + lanes * (k % 2) for k in range(lanes)]
+        high = [k + lanes // 2 for k in low]
+        for _ in range(rows.bit_length() - 1):
+            pairs = list(zip(vectors[:half], vectors[half:], strict=True))
+            vectors = [shuffle(builder, a, b, mask) for a, b in pairs for mask in (low, high)]
+    else:
+        even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
+        for _ in range(columns.bit_length() - 1):
+            pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
+            vectors = [shuffle(builder, a, b, mask) for mask in (even, odd) for a, b in pairs]
+    return vectors
+
+
+@intrinsic
+def copy_memory(typingctx, dst, src, size):  # type: ignore[no-untyped-def]
+    """Copy `size` bytes that do not overlap: C's memcpy."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        to, at = (pointer(builder, address, I8) for address in args[:2])
+        call_llvm(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [to, at, args[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, _I64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped-def]
+    """Copy `bytes_lit` (a power of two up to 64) bytes."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        kind = vector(1, bytes_lit.literal_value)
+        value = builder.load(pointer(builder, args[1], kind), align=1)
+        store_vector(builder, value, args[0], bool(stream_lit.literal_value))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, bytes_lit, stream_lit), codegen
+
+
+@intrinsic(prefer_literal=True)
+def move_part(typingctx, dst, src, lanes_lit, itemsize_lit, count):  # type: ignore[no-untyped-def]
+    """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        lanes, itemsize = lanes_lit.literal_value, itemsize_lit.literal_value
+        kind, count = vector(itemsize, lanes), builder.trunc(args[4], I32)
+        iota = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+        there = builder.icmp_signed("<", iota, splat(builder, count, lanes))
+        given = [pointer(builder, args[1], kind), ir.Constant(I32, itemsize), there, ir.Constant(kind, None)]
+        value = call_llvm(builder, f"llvm.masked.load.v{lanes}i{8 * itemsize}.p0", kind, given)
+        store_vector(builder, value, args[0])
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, lanes_lit, itemsize_lit, _I64), codegen

@@ -1,0 +1,200 @@
+"""Compiled kernels on disk: where they are kept, which are believed, and for how long they are kept.
+
+Below a base directory lies one directory for each fingerprint, a hash of everything that the code in it depends on, so
+that an edit, another CPU or another version of Numba never reads what is not its own. An entry is one file: a digest
+of fingerprint, name and data, and the data. It is written under another name and renamed, so that processes need no
+locks, and an entry that is damaged, or lies where others could have written, is as good as none.
+
+Fingerprints that no process has used for `KEPT_DAYS` are removed by the first process that adds an entry; when one was
+last used is its directory's own time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from blockconv.jit.private_directory import PrivateDirectory, open_directory
+
+__all__ = ["KEPT_DAYS", "CachedFingerprint", "KernelCache", "find"]
+
+KEPT_DAYS = 30.0
+DAY = 24 * 60 * 60.0  # seconds
+_DIRECTORY = re.compile(r"kernels-([0-9a-f]{8,64})")
+
+
+class CachedFingerprint(NamedTuple):
+    """What is kept for one fingerprint: its number of entries, their bytes, and seconds since a process used them."""
+
+    fingerprint: str
+    entries: int
+    nbytes: int
+    age: float
+
+
+@dataclass(frozen=True)
+class KernelCache:
+    """The entries of one fingerprint.
+
+    base: an absolute path. shared: it lies where anyone could have made it first, so that it has to be this user's
+    own too.
+    """
+
+    base: Path
+    fingerprint: str
+    shared: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the entries lie."""
+        return self.base / f"kernels-{self.fingerprint}"
+
+    def read(self, name: str) -> bytes | None:
+        """An entry's data; None if there is none, or it is damaged, or others could have written it."""
+        try:
+            with self._open() as directory:
+                digest, _, data = directory.read(name).partition(b"\n")
+        except OSError:
+            return None
+        return data if digest == self._digest(name, data) else None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make or replace an entry. A full or read-only disk costs the next process a compile, and nothing else."""
+        with contextlib.suppress(OSError), self._open(create=True) as directory:
+            directory.write(name, self._digest(name, data) + b"\n" + data)
+            _prune_once(self)
+
+    def holds(self, name: str) -> bool:
+        """Whether there is an entry of this name; it may yet be damaged."""
+        try:
+            with self._open() as directory:
+                directory.status(name)
+        except OSError:
+            return False
+        return True
+
+    def usable(self) -> bool:
+        """Make the directory if there is none, note that it is used, and say whether it is ours to read and write."""
+        try:
+            with self._open(create=True) as directory:
+                if directory.age() > DAY:
+                    directory.touch()
+                return directory.writable()
+        except OSError:
+            return False
+
+    def _digest(self, name: str, data: bytes) -> bytes:
+        digest = hashlib.sha256(f"{self.fingerprint}\0{name}\0".encode())
+        digest.update(data)
+        return digest.hexdigest().encode()
+
+    @contextlib.contextmanager
+    def _open_base(self) -> Iterator[PrivateDirectory]:
+        with open_directory(self.base, private=self.shared) as base:
+            yield base
+
+    @contextlib.contextmanager
+    def _open(self, create: bool = False) -> Iterator[PrivateDirectory]:
+        """Open for one access, so that what is checked is what lies there now: a process may live for weeks."""
+        if create:
+            self.base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._open_base() as base:
+            if create:
+                base.make_directory(self.directory.name)
+            with open_directory(self.directory.name, base) as directory:
+                yield directory
+
+    # ------------------------------------------------------------ all fingerprints of the base directory
+
+    def contents(self) -> list[CachedFingerprint]:
+        """What is kept for each fingerprint, last used first; without those that others could have written."""
+        found = []
+        with contextlib.suppress(OSError), self._open_base() as base:
+            for name in filter(_DIRECTORY.fullmatch, base.names()):
+                with contextlib.suppress(OSError), open_directory(name, base) as directory:
+                    sizes = [directory.status(entry).st_size for entry in _entries(directory)]
+                    fingerprint = name.partition("-")[2]
+                    found.append(CachedFingerprint(fingerprint, len(sizes), sum(sizes), max(0.0, directory.age())))
+        return sorted(found, key=lambda kept: kept.age)
+
+    def prune(self, days: float = KEPT_DAYS) -> list[CachedFingerprint]:
+        """Remove the fingerprints that were not used for so many days, never this one; returns what was removed.
+
+        Unfinished entries that killed processes left in this one go too.
+        """
+        with contextlib.suppress(OSError), self._open() as directory:
+            for name in set(directory.names()) - set(_entries(directory)):
+                if directory.age(name) > DAY:
+                    directory.unlink(name)
+        old = [kept for kept in self.contents() if kept.age >= days * DAY and kept.fingerprint != self.fingerprint]
+        return [kept for kept in old if self._remove(kept.fingerprint)]
+
+    def clear(self) -> list[CachedFingerprint]:
+        """Remove all fingerprints, this one too; returns what was removed."""
+        return [kept for kept in self.contents() if self._remove(kept.fingerprint)]
+
+    def _remove(self, fingerprint: str) -> bool:
+        name = f"kernels-{fingerprint}"
+        try:
+            with self._open_base() as base:
+                with open_directory(name, base) as directory:
+                    for entry in directory.names():
+                        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
+                            directory.unlink(entry)
+                base.remove_directory(name)
+        except OSError:
+            return False
+        return True
+
+
+def _entries(directory: PrivateDirectory) -> list[str]:
+    """Names without those of unfinished entries."""
+    return [name for name in directory.names() if not name.startswith(".")]
+
+
+@functools.cache
+def _prune_once(cache: KernelCache) -> None:
+    cache.prune()
+
+
+# ---------------------------------------------------------------- where it lies
+
+
+def find(fingerprint: str) -> KernelCache:
+    """The first that can be used, in ``BLOCKCONV_CACHE_DIR``, else the user's cache; else in a temporary directory.
+
+    That serves all of the user's processes; where it cannot be used, one of this process alone goes when that ends.
+    """
+    import platformdirs
+
+    asked = os.environ.get("BLOCKCONV_CACHE_DIR")
+    base = Path(asked) if asked else Path(platformdirs.user_cache_dir("blockconv"))
+    temporary = Path(tempfile.gettempdir()) / f"blockconv-{_user()}"
+    for cache in (
+        KernelCache(base.absolute(), fingerprint),
+        KernelCache(temporary.absolute(), fingerprint, shared=True),
+    ):
+        if cache.usable():
+            return cache
+    own = tempfile.mkdtemp(prefix="blockconv-")
+    atexit.register(_remove_own, own, os.getpid())
+    return KernelCache(Path(own).absolute(), fingerprint, shared=True)
+
+
+def _user() -> str:
+    return str(os.geteuid()) if hasattr(os, "geteuid") else os.environ.get("USERNAME", "user")
+
+
+def _remove_own(directory: str, process: int) -> None:
+    if os.getpid() == process:  # and not a fork of it
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,82 @@
+"""What softmax and local response normalisation share: all elements of an axis are needed for each result.
+
+In storage they lie in one of two ways. Contiguous (NHWC), or in contiguous blocks of channels (NCHW16): then vectors go
+along the axis. Or strided (NCHW): then a vector holds contiguous positions that have nothing to do with each other, and
+the axis is a loop. Results of channels that do not exist are zeros, whatever lies there in the source.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from blockconv.core.layout import Layout
+from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
+from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.machine.costs import BANDWIDTH
+from blockconv.runtime import Buffer
+
+__all__ = ["contiguous_axis", "cost", "positions", "strided_axis"]
+
+
+def positions(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) -> tuple[Loop, Loop]:
+    """The two loops, outer and inner, over all indices of the dimensions but `axis`; strides in bytes.
+
+    In a layout without blocks, or with one of this axis. They are two at most, because all dimensions outside the axis
+    are one loop, and so are all between it and its block.
+    """
+    axes = (a for a in layout.axes(shape) if a.size > 1 and a.dim != axis)
+    one = Loop(1, (0,))
+    outer, inner = ([one, one, *fused(Loop(a.size, (a.stride * itemsize,)) for a in axes)])[-2:]
+    return outer, inner
+
+
+def contiguous_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) -> ContiguousAxis | None:
+    """An axis whose elements are contiguous, at least in a block; None where they are not.
+
+    Of a layout whose only block, if any, is on the channels. The source is buffer 0, the destination buffer 1.
+    """
+    axes = layout.axes(shape)
+    if next(a.stride for a in reversed(axes) if a.dim == axis) != 1:
+        return None
+    along = fused(Loop(a.size, (a.stride * itemsize,)) for a in axes if a.size > 1 and a.dim == axis)
+    size, (outer, inner) = shape[axis], positions(layout, shape, axis, itemsize)
+    blocks, block = (along[0].src, along[1].size) if len(along) > 1 else (0, size)
+    return ContiguousAxis(
+        src=Buffer(0),
+        dst=Buffer(1),
+        inner=inner.size,
+        inner_stride=inner.src,
+        outer_stride=outer.src,
+        block_stride=blocks,
+        block=block,
+        size=size,
+        tail=layout.padded_shape(shape)[axis] - size,
+    )
+
+
+def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) -> StridedAxis:
+    """An axis without blocks. The source is buffer 0, the destination buffer 1."""
+    axes = layout.axes(shape)
+    found = next(a for a in axes if a.dim == axis)
+    stride = found.stride * itemsize
+    blocks = next((a for a in axes if a.dim == 1), found)
+    return StridedAxis(
+        src=Buffer(0),
+        dst=Buffer(1),
+        inner=found.stride,
+        outer_stride=found.size * stride,
+        size=found.size,
+        stride=stride,
+        channels=shape[1] if layout.is_blocked else 0,
+        block=math.prod(layout.blocks),
+        block_stride=blocks.stride,
+        blocks=blocks.size,
+    )
+
+
+def cost(cycles: float, problem: Any, dst: Layout, threads: int) -> float:
+    """Bytes at the speed of a copy, or `cycles` for each vector, or part of one, of a block."""
+    size = dst.size(problem.shape)
+    part = min(16, dst.blocks[1]) if dst.is_blocked else 16
+    return 1e-6 + max(8 * size / BANDWIDTH, size / part * cycles / 3e9) / threads

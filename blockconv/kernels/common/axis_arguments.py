@@ -1,0 +1,39 @@
+"""The arguments of kernels that need all elements of an axis for each result.
+
+A *position* is an index of all dimensions but the axis. Positions lie in two loops, `outer` around `inner`.
+"""
+
+from __future__ import annotations
+
+from blockconv.jit.arguments import Arguments, word
+
+__all__ = ["ContiguousAxis", "StridedAxis"]
+
+
+class ContiguousAxis(Arguments):
+    """An axis whose elements are contiguous, at least those of a block; a task is a position."""
+
+    src = word("the source's first element", "address")
+    dst = word("the destination's first element", "address")
+    inner = word("positions in the inner loop")
+    inner_stride = word("from a position of the inner loop to the next", "bytes")
+    outer_stride = word("from a position of the outer loop to the next", "bytes")
+    block_stride = word("from a block of the axis to the next, at one position", "bytes")
+    block = word("the axis's elements in a block; all of them where there are no blocks", "elements")
+    size = word("the axis's elements at a position", "elements")
+    tail = word("what the last block has after these, to be zeroed in the destination", "elements")
+
+
+class StridedAxis(Arguments):
+    """An axis whose elements are as far apart as `inner` positions; a task is a vector of contiguous positions."""
+
+    src = word("the source's first element", "address")
+    dst = word("the destination's first element", "address")
+    inner = word("contiguous positions")
+    outer_stride = word("from a position of the outer loop to the next", "bytes")
+    size = word("the axis's elements at a position", "elements")
+    stride = word("from an element of the axis to the next", "bytes")
+    channels = word("channels that exist, of an axis that goes through blocks of channels; results of others are zero")
+    block = word("channels in a block")
+    block_stride = word("from a block of channels to the next", "elements")
+    blocks = word("blocks of channels")

@@ -1,0 +1,61 @@
+"""Copies of bytes inside kernels."""
+
+from __future__ import annotations
+
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import load_bits, move, store_bits
+
+__all__ = ["copy_bytes", "copy_pixels"]
+
+
+@inline
+def copy_bytes(dst, src, size):
+    """Copy `size` bytes, a multiple of 4."""
+    if size >= 64:
+        for at in range(0, size - 63, 64):
+            move(dst + at, src + at, 64, 0)
+        if size % 64:
+            move(dst + size - 64, src + size - 64, 64, 0)
+    elif size >= 16:
+        for at in range(0, size - 15, 16):
+            move(dst + at, src + at, 16, 0)
+        if size % 16:
+            move(dst + size - 16, src + size - 16, 16, 0)
+    else:
+        for at in range(0, size, 4):
+            move(dst + at, src + at, 4, 0)
+
+
+@inline
+def copy_pixels(dst, src, pixels, d_col, s_col, size):
+    """`size` bytes of each pixel; the sizes that layouts make are one move."""
+    if size == 4:
+        for _ in range(pixels):
+            store_bits(dst, load_bits(src, 4), 4)
+            dst, src = dst + d_col, src + s_col
+    elif size == 8:
+        for _ in range(pixels):
+            store_bits(dst, load_bits(src, 8), 8)
+            dst, src = dst + d_col, src + s_col
+    elif size == 16:
+        for _ in range(pixels):
+            move(dst, src, 16, 0)
+            dst, src = dst + d_col, src + s_col
+    elif size == 32:
+        for _ in range(pixels):
+            move(dst, src, 32, 0)
+            dst, src = dst + d_col, src + s_col
+    elif size == 64:
+        for _ in range(pixels):
+            move(dst, src, 64, 0)
+            dst, src = dst + d_col, src + s_col
+    elif size > 64:
+        for _ in range(pixels):
+            for at in range(0, size - 63, 64):
+                move(dst + at, src + at, 64, 0)
+            move(dst + size - 64, src + size - 64, 64, 0)
+            dst, src = dst + d_col, src + s_col
+    else:
+        for _ in range(pixels):
+            copy_bytes(dst, src, size)
+            dst, src = dst + d_col, src + s_col

@@ -1,0 +1,305 @@
+"""What every convolution kernel does with its finished accumulators: residual, activation, stores, tails.
+
+A tile is `rows` x `pixels` x `vectors` accumulators in vector registers. Where it is stored is three strides (of a row,
+of a pixel, and of the channels that one store writes), and the width of a store: a whole vector, part of one (NCHW4),
+or one element (NCHW: the tile is transposed in registers, and a store writes pixels of a plane). Where vectors end
+inside a destination's blocks (those of 24 channels), the parts of a tile lie at uneven distances, which a table has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
+from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
+from blockconv.kernels.common.vectors import Vectors, lanes_below
+
+__all__ = [
+    "LINE",
+    "Output",
+    "Tile",
+    "activate_scalar",
+    "finish",
+    "prefetch_residual",
+]
+
+LINE = 64  # bytes of a cache line
+
+
+class Tile(NamedTuple):
+    """A tile of `rows` x `pixels` pixels by `vectors` vectors of `lanes` output channels.
+
+    element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
+    vector's channels repeat; 0 where they don't.
+    """
+
+    element: int
+    fma: int
+    rows: int
+    pixels: int
+    vectors: int
+    lanes: int
+    period: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        return ElementType.of(self.element).itemsize
+
+    @property
+    def width(self) -> int:
+        """Lanes of a pixel."""
+        return self.vectors * self.lanes
+
+    def code(self, builder: Any) -> Vectors:
+        return Vectors(builder, ElementType.of(self.element), self.lanes, bool(self.fma))
+
+
+class Output(NamedTuple):
+    """Where a tile goes: values of LLVM, i64s; the strides in bytes.
+
+    dst: the address of the first pixel and channel. dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
+    dst_block: from the channels that are stored together to the next such; or, where a tile has parts, the address of
+    a table: from its first channel to each such part. residual: from the destination to the
+    residual, which lies as it does; 0 where there is none. valid: output channels that exist. written: those that are
+    written, as zero where they do not exist. activation: the address of its `ActivationArguments`. scratch: memory for
+    the accumulators of a tile.
+    """
+
+    dst: Any
+    dst_row: Any
+    dst_pixel: Any
+    dst_block: Any
+    residual: Any
+    valid: Any
+    written: Any
+    activation: Any
+    scratch: Any
+
+
+def finish(
+    builder: Any, tile: Tile, store_width: int, act: int, out: Output, accs: list[Any], has_parts: bool = False
+) -> None:
+    """Store the accumulators (stack slots, in the order [row][pixel][vector]), with residual and activation.
+
+    store_width: contiguous destination channels, which one store writes; 1 is NCHW. act: an `ActivationKind`.
+    has_parts: whether `Output.dst_block` is a table.
+    """
+    full = builder.icmp_signed(">=", out.valid, const(tile.period or tile.width))
+    if tile.period:
+        full = builder.and_(full, builder.icmp_signed(">=", out.written, const(tile.width)))
+    with builder.if_else(full, likely=True) as (whole, part):
+        with whole:
+            _Epilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
+        with part:
+            _Epilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
+
+
+def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
+    """Prefetch the residual, to be called before the arithmetic that takes as long as its lines do to come.
+
+    Not in NCHW: a tile touches a page for each of its channels, and twice as many are too many to be translated.
+    """
+    if store_width == 1:
+        return
+    with builder.if_then(builder.icmp_signed("!=", out.residual, const(0)), likely=False):
+        # Pixels that share a line (NCHW4) prefetch it once.
+        stores, pixels = tile.width // store_width, max(1, LINE // (store_width * tile.itemsize))
+        for row in range(tile.rows):
+            base = builder.add(out.dst, builder.add(out.residual, builder.mul(const(row), out.dst_row)))
+            for p in range(0, tile.pixels, pixels):
+                at = builder.add(base, builder.mul(const(p), out.dst_pixel))
+                for j in range(stores):
+                    ask(builder, builder.add(at, _to_store(builder, out, j, has_parts)))
+
+
+def _to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:
+    """From a pixel to what its store number `j` writes, in bytes."""
+    if not has_parts:
+        return builder.mul(const(j), out.dst_block)
+    return builder.load(builder.gep(pointer(builder, out.dst_block, I64), [const(j)]), align=8)
+
+
+class _Epilogue:
+    """The code that finishes a tile; `masked` where not all of its channels exist, or not all are written."""
+
+    def __init__(
+        self, builder: Any, tile: Tile, store_width: int, act: int, out: Output, has_parts: bool, masked: bool
+    ) -> None:
+        self.b, self.v, self.tile, self.out = builder, tile.code(builder), tile, out
+        self.store_width, self.act, self.masked = store_width, act, masked
+        self.has_parts = has_parts
+
+    def finish(self, accs: list[Any]) -> None:
+        """Of accumulators in the order [row][pixel][vector]."""
+        planes, count = self.store_width == 1, self.tile.pixels * self.tile.vectors
+        if not planes or self.act == ActivationKind.OTHER:
+            # Else planes are finished as such: a residual need not be transposed first.
+            self.add_residual(accs)
+            if self.act == ActivationKind.CLIP:
+                self.clip(accs)
+            elif self.act == ActivationKind.OTHER:
+                self.activate_in_scratch(accs)
+        for row in range(self.tile.rows):
+            base = self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
+            values = [self.b.load(slot) for slot in accs[row * count : (row + 1) * count]]
+            if planes:
+                self.each_plane(values, base, self.finish_planes)
+            else:
+                self.store_channels(values, base)
+
+    # ------------------------------------------------------------ activation
+
+    def clip(self, slots: list[Any]) -> None:
+        low, high = (self.v.splat(bound) for bound in _parameters(self.v, self.out.activation))
+        for slot in slots:
+            self.b.store(self.v.clip(self.b.load(slot), low, high), slot)
+
+    def activate_in_scratch(self, accs: list[Any]) -> None:
+        """Apply a transcendental activation in a loop over the spilled tile: its code stands once, not 28 times."""
+        v, scratch = self.v, self.out.scratch
+        for i, slot in enumerate(accs):
+            v.store(self.b.load(slot), self.b.add(scratch, const(i * v.bytes)))
+        parameters = list(_parameters(v, self.out.activation))
+        number = ActivationArguments.load(self.b, self.out.activation).number
+        with cgutils.for_range(self.b, const(len(accs))) as loop:
+            at = self.b.add(scratch, self.b.mul(loop.index, const(v.bytes)))
+            v.store(activate(v, v.load(at), number, parameters), at)
+        for i, slot in enumerate(accs):
+            self.b.store(v.load(self.b.add(scratch, const(i * v.bytes))), slot)
+
+    # ------------------------------------------------------------ destinations with contiguous channels
+
+    def stores(self, i: int, base: Any) -> Iterator[tuple[int, Callable[[], tuple[Any, Any | None]]]]:
+        """Of a row's vector number `i`: the first lane of each store, and what gives its address and lanes' mask."""
+        p, vector = divmod(i, self.tile.vectors)
+        at = self.b.add(base, self.b.mul(const(p), self.out.dst_pixel))
+        for k in range(0, self.tile.lanes, self.store_width):
+            yield k, functools.partial(self.store_at, at, (vector * self.tile.lanes + k) // self.store_width)
+
+    def store_at(self, pixel: Any, j: int) -> tuple[Any, Any | None]:
+        """(address, mask of the lanes that are written) of store number `j` of a pixel."""
+        address = self.b.add(pixel, _to_store(self.b, self.out, j, self.has_parts))
+        if not self.masked:
+            return address, None
+        limit = self.b.sub(self.out.written, const(j * self.store_width))
+        return address, lanes_below(self.b, self.store_width, limit)
+
+    def store_channels(self, values: list[Any], base: Any) -> None:
+        if self.masked:
+            values = [self.with_zero_tail(x, i % self.tile.vectors) for i, x in enumerate(values)]
+        for i, value in enumerate(values):
+            for k, locate in self.stores(i, base):
+                part = value
+                if self.store_width < self.tile.lanes:
+                    part = shuffle(self.b, value, value, list(range(k, k + self.store_width)))
+                self.v.store(part, *locate())
+
+    def with_zero_tail(self, value: Any, vector: int) -> Any:
+        """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
+        before = 0 if self.tile.period else vector * self.tile.lanes
+        mask = self.v.below(self.b.sub(self.out.valid, const(before)), self.tile.period)
+        return self.b.select(mask, value, self.v.zero)
+
+    # ------------------------------------------------------------ the residual
+
+    def add_residual(self, accs: list[Any]) -> None:
+        """Add the residual, which lies in memory as the destination does, `residual` bytes away."""
+        with self.b.if_then(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
+            count = self.tile.pixels * self.tile.vectors
+            for row in range(self.tile.rows):
+                base = self.b.add(self.out.dst, self.out.residual)
+                base = self.b.add(base, self.b.mul(const(row), self.out.dst_row))
+                slots = accs[row * count : (row + 1) * count]
+                for slot, value in zip(slots, self.load_row(base), strict=True):
+                    self.b.store(self.b.fadd(self.b.load(slot), value), slot)
+
+    def load_row(self, base: Any) -> list[Any]:
+        count = self.tile.pixels * self.tile.vectors
+        if self.store_width == 1:
+            return self.each_plane([None] * count, base, self.load_planes)
+        return [
+            join(self.b, [self.v.load(*locate(), lanes=self.store_width) for _, locate in self.stores(i, base)])
+            for i in range(count)
+        ]
+
+    # ------------------------------------------------------------ planes (NCHW)
+
+    def each_plane(self, values: list[Any], base: Any, act: Callable[..., list[Any]]) -> list[Any]:
+        """For each vector of channels and at most `lanes` neighbouring pixels, call `act` on these."""
+        tile, out = self.tile, [None] * len(values)
+        for v in range(tile.vectors):
+            for first in range(0, tile.pixels, tile.lanes):
+                pixels = list(range(first, min(tile.pixels, first + tile.lanes)))
+                chosen = [values[p * tile.vectors + v] for p in pixels]
+                at = self.b.add(base, const(first * tile.itemsize))
+                at = self.b.add(at, self.b.mul(const(v * tile.lanes), self.out.dst_block))
+                limit = self.b.sub(self.out.written, const(v * tile.lanes)) if self.masked else None
+                for p, value in zip(pixels, act(chosen, at, limit), strict=True):
+                    out[p * tile.vectors + v] = value
+        return out
+
+    def planes(self, pixels: int, base: Any, limit: Any | None) -> Iterator[tuple[Any, Any]]:
+        """(address, mask of the pixels that exist) of each channel's plane; of those past `limit`, none does."""
+        bools = ir.VectorType(ir.IntType(1), self.tile.lanes)
+        exist = ir.Constant(bools, [int(p < pixels) for p in range(self.tile.lanes)])
+        for c in range(self.tile.lanes):
+            address, mask = self.b.add(base, self.b.mul(const(c), self.out.dst_block)), exist
+            if limit is not None:
+                in_bounds = self.b.icmp_signed("<", const(c), limit)
+                mask = self.b.select(in_bounds, exist, ir.Constant(bools, None))
+            yield address, mask
+
+    def finish_planes(self, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
+        """Transpose pixels into planes, add those of the residual, clip and store; other activations are done."""
+        b, v, lanes = self.b, self.v, self.tile.lanes
+        padded = pixels + [ir.Constant(v.kind, ir.Undefined)] * (lanes - len(pixels))
+        slots = [cgutils.alloca_once(b, v.kind) for _ in range(lanes)]
+        for slot, plane in zip(slots, transpose(b, padded, lanes, lanes), strict=True):
+            b.store(plane, slot)
+        if self.act != ActivationKind.OTHER:
+            with b.if_then(b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
+                residual = self.planes(len(pixels), b.add(base, self.out.residual), limit)
+                for slot, (at, mask) in zip(slots, residual, strict=True):
+                    b.store(b.fadd(b.load(slot), v.load(at, mask)), slot)
+        if self.act == ActivationKind.CLIP:
+            self.clip(slots)
+        for slot, (at, mask) in zip(slots, self.planes(len(pixels), base, limit), strict=True):
+            v.store(b.load(slot), at, mask)
+        return pixels
+
+    def load_planes(self, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
+        planes = [self.v.load(at, mask) for at, mask in self.planes(len(pixels), base, limit)]
+        return transpose(self.b, planes, self.tile.lanes, self.tile.lanes)[: len(pixels)]
+
+
+def _parameters(v: Vectors, act: Any) -> Iterator[Any]:
+    """The two parameters of the activation whose `ActivationArguments` are at the address `act`, as elements."""
+    for name in ("first", "second"):
+        at = v.b.add(act, const(8 * ActivationArguments.fields[name].first))
+        value = v.b.load(pointer(v.b, at, ir.DoubleType()))
+        yield value if v.itemsize == 8 else v.b.fptrunc(value, v.element)
+
+
+@intrinsic
+def activate_scalar(typingctx, x, address, kind):
+    """The activation of one float, as it is described at `address`; kind: an `ActivationKind`, at run time."""
+
+    def codegen(context, builder, signature, args):
+        value, address, kind = args
+        v = Vectors(builder, ElementType.of(signature.args[0].bitwidth // 8), 1)
+        low, high = _parameters(v, address)
+        number = ActivationArguments.load(builder, address).number
+        number = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
+        other = activate(v, v.splat(value), number, [low, high])
+        clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
+        chosen = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
+        return builder.extract_element(chosen, ir.Constant(ir.IntType(32), 0))
+
+    return x(x, types.int64, types.int64), codegen

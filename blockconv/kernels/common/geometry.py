@@ -1,0 +1,54 @@
+"""Where the elements of an activation lie, as the strides that kernels take."""
+
+from __future__ import annotations
+
+from blockconv.core.layout import Layout
+from blockconv.jit.arguments import Arguments, word
+
+__all__ = ["ITEMSIZE", "NO_BLOCK", "Geometry", "geometry"]
+
+ITEMSIZE = {"float32": 4, "float64": 8}
+
+
+NO_BLOCK = 1 << 30  # the length of a channel block that holds all channels
+
+
+class Geometry(Arguments):
+    """Where the elements of an activation lie."""
+
+    n: int = word("from an image to the next", "bytes")
+    block: int = word("from a block of channels to the next", "bytes")
+    length: int = word("of a block; `NO_BLOCK` where one holds all", "channels")
+    row: int = word("from a row of pixels to the next", "bytes")
+    col: int = word("from a pixel of a row to the next", "bytes")
+    channel: int = word("from a channel of a block to the next", "bytes")
+
+    def offset(self, channel: int) -> int:
+        """From the first channel to this one, in bytes."""
+        return channel // self.length * self.block + channel % self.length * self.channel
+
+    def along(self, axis: str) -> int:
+        """The stride of an axis of a `Space`, in bytes."""
+        return {"n": self.n, "h": self.row, "w": self.col, "hw": self.col, "wn": self.n, "hwn": self.n, "": 0}[axis]
+
+
+def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
+    """The geometry of a tensor of this shape, in a layout with at most one block of channels.
+
+    An axis of size 1 is no axis: it has the stride that lets its neighbours be one with it. Where all channels of a
+    pixel lie together, in whatever layout (HWCN of one image), they are one block.
+    """
+    strides: dict[tuple[int, int], int] = {}
+    for axis in layout.axes(shape):
+        strides[axis.dim, axis.step] = axis.stride * itemsize
+    length = layout.blocks[1]
+    block, channel = strides[1, length], strides[1, 1]
+    if length == 1 and channel == itemsize and layout.outer.index(1) > layout.outer.index(2):
+        length = NO_BLOCK
+    n, row, col = (strides[dim, 1] for dim in (0, 2, 3))
+    height, width = shape[2:]
+    if height == 1:
+        row = width * col
+    elif width == 1:
+        col = row
+    return Geometry(n=n, block=block, length=length, row=row, col=col, channel=channel)

@@ -1,0 +1,112 @@
+"""The reduction of a tile where several groups share a vector of output channels.
+
+Groups of 2, 4 or 8 channels fill no vector, so `Shared.groups` of them are interleaved in one. What a lane
+multiplies by its weight is then its own group's source channel: "channel k of each lane's group" is a constant
+permutation of a source pixel's channels, one load and one shuffle. A loaded pixel serves all taps of a row of
+the kernel that fall on it, so that with three taps a column there are three multiply-adds to a shuffle.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv.jit.ir import I64, const, pointer, shuffle
+from blockconv.kernels.common.epilogue import Tile
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["DENSE", "Shared", "reduce_shared"]
+
+
+class Shared(NamedTuple):
+    """How groups share a vector.
+
+    groups: how many share one; ic, oc: input and output channels of each; ic is 0 where a group has vectors of its
+    own. pitch: from a pixel of the packed window to the next, in elements: the groups' channels and padding. taps: of
+    a row of the kernel that a source pixel is loaded for at once: all of the row, or one. tap_step: from one of these
+    to the next, in source pixels.
+    """
+
+    groups: int
+    ic: int
+    oc: int
+    pitch: int
+    taps: int
+    tap_step: int
+
+    @property
+    def dense(self) -> bool:
+        """A group has vectors of its own."""
+        return self.ic == 0
+
+    @property
+    def width(self) -> int:
+        """Output channels of a vector."""
+        return self.groups * self.oc
+
+
+DENSE = Shared(groups=1, ic=0, oc=0, pitch=0, taps=1, tap_step=0)
+
+
+def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, run: Any) -> list[Any]:
+    """The accumulators of a tile of one vector, in the order [row][pixel].
+
+    The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. px_step:
+    source pixels from one pixel of the tile to the next. The channels of a group are unrolled, each a loop of its own
+    over the steps: in one loop, LLVM would keep all pixels of all channels in registers.
+    """
+    b = v.b
+    accs = v.slots(tile.rows * tile.pixels, v.load(run.bia))
+    step_bytes = shared.taps * shared.width * v.itemsize
+    wei = run.wei
+    for channel in range(shared.ic):
+        with cgutils.for_range(b, run.full_steps) as loop:
+            offset = b.load(b.gep(pointer(b, run.offsets, I64), [loop.index]))
+            weights = b.add(wei, b.mul(loop.index, const(step_bytes)))
+            step = _Step(v, tile, shared, px_step, channel)
+            step.reduce(b.add(run.src, offset), run.src_row, weights, accs)
+        wei = b.add(wei, b.mul(run.full_steps, const(step_bytes)))
+    return accs
+
+
+class _Step(NamedTuple):
+    """One step of the reduction of one channel of the groups: a row of the kernel, or one tap."""
+
+    v: Vectors
+    tile: Tile
+    shared: Shared
+    px_step: int
+    channel: int
+
+    def reduce(self, src: Any, src_row: Any, wei: Any, accs: list[Any]) -> None:
+        v, b, shared = self.v, self.v.b, self.shared
+        tap_bytes = shared.width * v.itemsize
+        weights = [self.weights(b.add(wei, const(t * tap_bytes))) for t in range(shared.taps)]
+        users: dict[int, list[tuple[int, int]]] = {}
+        for p in range(self.tile.pixels):
+            for t in range(shared.taps):
+                users.setdefault(p * self.px_step + t * shared.tap_step, []).append((p, t))
+        for row in range(self.tile.rows):
+            base = b.add(src, b.mul(const(row), src_row)) if row else src
+            for column in sorted(users):
+                x = self.spread(b.add(base, const(column * shared.pitch * v.itemsize)))
+                for p, t in users[column]:
+                    slot = accs[row * self.tile.pixels + p]
+                    b.store(v.multiply_add(x, weights[t], b.load(slot)), slot)
+
+    def weights(self, address: Any) -> Any:
+        """A vector of weights; lanes past the last group's are not read."""
+        lanes = self.v.lanes
+        if self.shared.width == lanes:
+            return self.v.load(address)
+        exist = [int(lane < self.shared.width) for lane in range(lanes)]
+        return self.v.load(address, ir.Constant(ir.VectorType(ir.IntType(1), lanes), exist))
+
+    def spread(self, address: Any) -> Any:
+        """This channel of each lane's group, of the source pixel at `address`."""
+        shared = self.shared
+        pixel = self.v.load(address, lanes=shared.pitch)
+        groups = [min(lane // shared.oc, shared.groups - 1) for lane in range(self.v.lanes)]
+        return shuffle(self.v.b, pixel, pixel, [group * shared.ic + self.channel for group in groups])

@@ -1,0 +1,120 @@
+"""Storage as strided loops, and a reorder as a nest of them.
+
+A loop has a size, and for each operand the stride from one of its steps to the next. The axes of a layout are such
+loops; loops that follow one another in every operand are fused, so that what is left is the least that has to be
+looped over.
+
+In a reorder the blocks of both layouts cut a dimension into digits (C = 4·c1 + c0), which are the loops, as in
+HPTT (Springer et al., ARRAY'17) and in oneDNN's reorders.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from blockconv.core.layout import Axis, Layout
+
+__all__ = ["Loop", "Nest", "fused", "nest"]
+
+_L = TypeVar("_L", bound="Loop")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`size` steps: each adds `strides[k]` to the offset in operand k, and `step` to the logical index of `dim`.
+
+    Of a loop with two operands the first is the source, and the second the destination.
+    """
+
+    size: int
+    strides: tuple[int, ...]
+    dim: int = -1
+    step: int = 0
+
+    @property
+    def src(self) -> int:
+        return self.strides[0]
+
+    @property
+    def dst(self) -> int:
+        return self.strides[1]
+
+    def around(self: _L, inner: _L) -> _L | None:
+        """This loop and one directly inside it as one, if in every operand the next step is where the inner loop ends.
+
+        dim and step are then those of the inner loop.
+        """
+        if any(here != inner.size * there for here, there in zip(self.strides, inner.strides, strict=True)):
+            return None
+        return replace(inner, size=self.size * inner.size)
+
+
+def fused(loops: Iterable[_L], alone: Callable[[_L], bool] = lambda loop: False) -> list[_L]:
+    """Loops, outermost first, with those fused that are one. alone(loop): it must stay as it is."""
+    done: list[_L] = []
+    for inner in loops:
+        one = done[-1].around(inner) if done and not alone(done[-1]) and not alone(inner) else None
+        done[-1:] = [*done[-1:], inner] if one is None else [one]
+    return done
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Loops in the destination's order, outermost first; strides in elements.
+
+    Of a dimension in `limits`, indices below the first number are copied, from there to the
+    second filled, and from there on left alone. Every other dimension is copied whole.
+    Of a dimension in `unread`, the source has no room for what is filled: it must not be read.
+    """
+
+    loops: tuple[Loop, ...]
+    limits: dict[int, tuple[int, int]]
+    unread: frozenset[int]
+
+    def partial(self, loop: Loop) -> bool:
+        return loop.dim in self.limits
+
+
+@functools.lru_cache(maxsize=4096)
+def nest(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Nest | None:
+    """The loop nest of a reorder; None where the layouts' blocks do not nest (sizes 4 and 6, say)."""
+    loops: list[Loop] = []
+    limits: dict[int, tuple[int, int]] = {}
+    padded, readable = dst.padded_shape(shape), src.padded_shape(shape)
+    for dim, extent in enumerate(shape):
+        digits = _digits(dim, padded[dim], _of(dim, src.axes(shape)), _of(dim, dst.axes(shape)))
+        if digits is None:
+            return None
+        if math.prod(d.size for d in digits) != extent or padded[dim] != extent:
+            limits[dim] = (extent, padded[dim])
+        loops += digits
+    loops = sorted((loop for loop in loops if loop.size > 1), key=lambda loop: (-loop.dst, -loop.src))
+    unread = frozenset(dim for dim in limits if readable[dim] < padded[dim])
+    return Nest(tuple(fused(loops, lambda loop: loop.dim in limits)), limits, unread)
+
+
+def _of(dim: int, axes: tuple[Axis, ...]) -> list[Axis]:
+    return sorted((a for a in axes if a.dim == dim), key=lambda a: -a.step)
+
+
+def _digits(dim: int, padded: int, src: list[Axis], dst: list[Axis]) -> list[Loop] | None:
+    """The coarsest digits that both sides' axes of one dimension are made of, biggest step first."""
+    steps = sorted({a.step for a in src} | {a.step for a in dst}, reverse=True)
+    if any(big % small for big, small in zip(steps, steps[1:], strict=False)):  # noqa: RUF007
+        return None
+    digits = []
+    above = padded
+    for step in steps:
+        strides = tuple(a.stride * (step // a.step) for a in (_holding(src, step), _holding(dst, step)))
+        digits.append(Loop(-(-above // step), strides, dim, step))
+        # Below a digit that takes one value a whole block need not be looped over, only what exists of it.
+        above = min(step, above)
+    return digits
+
+
+def _holding(axes: list[Axis], step: int) -> Axis:
+    return next(a for a in axes if a.step <= step)

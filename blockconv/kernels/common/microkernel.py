@@ -1,0 +1,193 @@
+"""The outer-product microkernel of convolution, as LLVM vector IR.
+
+A tile is `rows` x `pixels` output pixels by `vectors` vectors of output channels, held in vector registers. Each step
+of the reduction (one tap of one block of channels) broadcasts, for each of its channels, one source scalar a pixel
+against the channel's weight vectors, which stream from memory in the order of use. Where the source lies is four
+numbers: bytes between pixels (a compile-time number, so that a pixel is an immediate offset), rows and channel blocks,
+and a table of tap offsets; so one microkernel serves every layout. It is the kernel of Georganas et al., SC'18
+("Anatomy of high-performance deep learning convolutions on SIMD architectures") with the addresses left open.
+
+Where the destination lies, and what is done on the way there, is the epilogue's (`epilogue.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv import jit
+from blockconv.core import target
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import I64, ask, const, emitted, pointer
+from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
+from blockconv.kernels.common.interleaved import Shared, reduce_shared
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["LINE", "TileRecord", "TileSpec", "conv_tile", "lines_ahead"]
+
+
+PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
+
+
+class TileRecord(Arguments):
+    """What `conv_tile` is called with: one tile's source, weights and destination.
+
+    A step of the reduction is one tap of one block of channels. The words from `dst` on are those of `Output`.
+    """
+
+    src = word("the source of the tile's first pixel", "address")
+    src_row = word("from the source of a row of pixels to that of the next", "bytes")
+    offsets = word("a table: from `src` to what each step reads, in the order of the weights, in bytes", "address")
+    full_steps = word("steps of a whole block of channels; they come first", "steps")
+    tail_steps = word("steps of fewer channels", "steps")
+    tail_channels = word("what each of those takes", "channels")
+    wei = word("packed weights: [step][channel of the block][output channel of the tile]", "address")
+    bia = word("a bias for each output channel of the tile", "address")
+    prefetch = word("memory that is read after this tile", "address")
+    prefetch_lines = word("how much of it each full step prefetches", "cache lines")
+    dst = word("the destination of the tile's first pixel and channel", "address")
+    dst_row = word("from a row of pixels to the next", "bytes")
+    dst_pixel = word("from a pixel to the next", "bytes")
+    dst_block = word("from the channels that are stored together to the next such; see `Output`", "bytes")
+    residual = word("from the destination to the residual, which lies as it does; 0: there is none", "bytes")
+    valid = word("output channels that exist", "channels")
+    written = word("output channels that are written, as zero where they do not exist", "channels")
+    activation = word("the activation's `ActivationArguments`", "address")
+    scratch = word("memory for the accumulators of a tile", "address")
+
+
+class TileSpec(NamedTuple):
+    """What a microkernel is compiled for: a tile, how its source lies, how it is stored, and how groups share it.
+
+    From `element` to `lanes`: those of `Tile`. src_pixel: bytes from the source of a pixel to that of the next in its
+    row. step: channels of a block of the source, which each full step takes. store_width: contiguous destination
+    channels, which one store writes; 1 is NCHW. act: an `ActivationKind`. From `groups` on: those of `Shared`, where
+    more than one group shares a vector; a step may then be several taps, and the channels are unrolled. has_parts:
+    whether what stores write lies at uneven distances.
+    """
+
+    element: int
+    fma: int
+    rows: int
+    pixels: int
+    vectors: int
+    lanes: int
+    src_pixel: int
+    step: int
+    store_width: int
+    act: int
+    groups: int
+    group_ic: int
+    group_oc: int
+    pitch: int
+    taps: int
+    tap_step: int
+    has_parts: int = 0
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(*self[:6])
+
+    @property
+    def shared(self) -> Shared:
+        return Shared(*self[10:16])
+
+
+def lines_ahead(block: int, blocks: int, tiles: int, steps: int) -> int:
+    """Lines of the next block of weights (`block` bytes) that each step of a tile prefetches; `tiles` use a block.
+
+    None where all `blocks` stay in the second-level cache.
+    """
+    return 0 if 2 * block * blocks < target.second_level_cache() else -(-block // (LINE * tiles * steps))
+
+
+@jit.kernel
+def conv_tile(*spec):
+    """Reduce one tile and store it; the first argument is its `TileRecord`, the others are not looked at.
+
+    spec: a `TileSpec`. A kernel of its own and not a part of the one that walks over tiles, which is the same for all
+    of these: what differs between problems is compiled alone.
+    """
+    tile = _tile(TileSpec(*spec))
+
+    def kernel(record, unused_first, unused_last, unused_scratch):
+        tile(record)
+
+    return kernel
+
+
+def _tile(spec: TileSpec) -> Any:
+    """tile(record): the code of a tile."""
+
+    @emitted
+    def tile(builder, record):
+        run = TileRecord.load(builder, record)
+        out = Output(**{name: getattr(run, name) for name in Output._fields})
+        prefetch_residual(builder, spec.tile, spec.store_width, out, bool(spec.has_parts))
+        if spec.shared.dense:
+            accs = _reduce(builder, spec, run)
+        else:
+            v = spec.tile.code(builder)
+            accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), run)
+        finish(builder, spec.tile, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
+
+    return tile
+
+
+# ---------------------------------------------------------------- the reduction
+
+
+def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
+    """The accumulators, stack slots that LLVM keeps in registers, in the order [row][pixel][vector]."""
+    v = spec.tile.code(builder)
+    bias = [v.load(builder.add(run.bia, const(k * v.bytes))) for k in range(spec.vectors)]
+    accs = [slot for _ in range(spec.rows * spec.pixels) for value in bias for slot in v.slots(1, value)]
+    code = _Reduction(builder, v, spec, run, accs)
+    code.steps(const(0), run.full_steps, const(spec.step))
+    if spec.step > 1:
+        code.steps(run.full_steps, run.tail_steps, run.tail_channels)
+    return accs
+
+
+class _Reduction(NamedTuple):
+    """The code that reduces into a tile's accumulators."""
+
+    b: Any
+    v: Vectors
+    spec: TileSpec
+    run: TileRecord
+    accs: list[Any]
+
+    def steps(self, start: Any, count: Any, channels: Any) -> None:
+        """Reduce over `count` steps from `start` on, with `channels` channels each."""
+        b, run, channel_bytes = self.b, self.run, self.spec.vectors * self.v.bytes
+        with cgutils.for_range(b, count) as loop:
+            step = b.add(start, loop.index)
+            offset = b.load(b.gep(pointer(b, run.offsets, I64), [step]))
+            x = b.add(run.src, offset)
+            w = b.add(run.wei, b.mul(step, const(self.spec.step * channel_bytes)))
+            if self.spec.step >= PREFETCHING:
+                at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
+                with cgutils.for_range(b, run.prefetch_lines) as line:
+                    ask(b, b.add(at, b.mul(line.index, const(LINE))))
+            if self.spec.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
+                self.channel(x, w)
+                return
+            # Unrolled, more steps would cost registers, which LLVM loads ahead into, and spills.
+            with cgutils.for_range(b, channels) as channel:
+                src = b.add(x, b.mul(channel.index, const(self.v.itemsize)))
+                self.channel(src, b.add(w, b.mul(channel.index, const(channel_bytes))))
+
+    def channel(self, x: Any, w: Any) -> None:
+        """One channel at one tap: every pixel's scalar against every weight vector."""
+        b, v = self.b, self.v
+        weights = [v.load(b.add(w, const(k * v.bytes))) for k in range(self.spec.vectors)]
+        slots = iter(self.accs)
+        for row in range(self.spec.rows):
+            base = b.add(x, b.mul(const(row), self.run.src_row)) if row else x
+            for p in range(self.spec.pixels):
+                scalar = v.broadcast(b.add(base, const(p * self.spec.src_pixel)))
+                for weight in weights:
+                    slot = next(slots)
+                    b.store(v.multiply_add(scalar, weight, b.load(slot)), slot)

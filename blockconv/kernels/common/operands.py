@@ -1,0 +1,9 @@
+"""The buffers of a convolution, by number."""
+
+from __future__ import annotations
+
+from blockconv.runtime import Buffer
+
+__all__ = ["ACT", "BIA", "DST", "RES", "SRC", "WEI"]
+
+SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))

@@ -1,0 +1,26 @@
+"""What is asked of layouts by ops whose destination lies as the source does."""
+
+from __future__ import annotations
+
+from blockconv.core.layout import Layout
+
+__all__ = ["same_layout_why_not"]
+
+
+def same_layout_why_not(shape: tuple[int, ...], src: Layout, dst: Layout) -> str | None:
+    """None for two equal layouts with at most one block of channels, the innermost, and only it cut; else a sentence.
+
+    Blocks of other dimensions have to divide the shape: then they are dimensions like others.
+    """
+    if src != dst:
+        return "does not change the layout"
+    if dst.ndim != len(shape):
+        return f"{dst} is of {dst.ndim} dimensions, the problem of {len(shape)}"
+    channels = [k for k, (dim, _) in enumerate(reversed(dst.inner)) if dim == 1]
+    if dst.is_blocked and channels != [0]:
+        return f"{dst} has no block of channels, or not one alone as its innermost"
+    if any(
+        size != whole for dim, (size, whole) in enumerate(zip(shape, dst.padded_shape(shape), strict=True)) if dim != 1
+    ):
+        return f"{dst} has blocks of other dimensions than channels that do not divide {shape}"
+    return None

@@ -1,0 +1,220 @@
+"""Vector code over elements of memory, as LLVM IR: what every family of kernels loads, stores and computes with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import I32, call_llvm, const, join, pointer, shuffle, splat
+
+__all__ = ["Vectors", "lanes_below", "llvm_type"]
+
+
+def llvm_type(element: ElementType) -> Any:
+    """LLVM's type of an element; integers have no sign there."""
+    floats = {4: ir.FloatType(), 8: ir.DoubleType()}
+    return floats[element.itemsize] if element.is_float else ir.IntType(8 * element.itemsize)
+
+
+def lanes_below(builder: Any, lanes: int, limit: Any, period: int = 0) -> Any:
+    """A mask: lane, or lane modulo `period`, < limit (i64)."""
+    iota = ir.Constant(ir.VectorType(I32, lanes), [k % (period or lanes) for k in range(lanes)])
+    return builder.icmp_signed("<", iota, splat(builder, builder.trunc(limit, I32), lanes))
+
+
+class Vectors:
+    """Code over vectors of `lanes` elements of one type.
+
+    Addresses are i64s, in bytes, and need not be aligned to more than an element. fma: multiply-adds round once.
+    `element` is LLVM's type of one, `kind` its type of a vector.
+    """
+
+    def __init__(self, builder: Any, element: ElementType, lanes: int, fma: bool = False) -> None:
+        self.b, self.type, self.lanes, self.fma = builder, element, lanes, fma
+        self.itemsize, self.bytes = element.itemsize, lanes * element.itemsize
+        self.element = llvm_type(element)
+        self.kind = ir.VectorType(self.element, lanes)
+
+    def suffix(self, lanes: int | None = None) -> str:
+        """How the names of LLVM's intrinsics over such vectors end."""
+        return f"v{lanes or self.lanes}{'f' if self.type.is_float else 'i'}{8 * self.itemsize}"
+
+    # ------------------------------------------------------------ memory
+
+    def load(self, address: Any, mask: Any | None = None, other: float | None = None, lanes: int | None = None) -> Any:
+        """The vector at `address`, or one of so many lanes. Lanes that the mask lacks are not read, and are `other`."""
+        kind = self.kind if lanes is None else ir.VectorType(self.element, lanes)
+        at = pointer(self.b, address, kind)
+        if mask is None:
+            return self.b.load(at, align=self.itemsize)
+        rest = ir.Constant(kind, None if other is None else [other] * kind.count)
+        given = [at, ir.Constant(I32, self.itemsize), mask, rest]
+        return call_llvm(self.b, f"llvm.masked.load.{self.suffix(kind.count)}.p0", kind, given)
+
+    def load_parts(self, address: Any, part: int, step: Any) -> Any:
+        """A vector whose parts, of `part` lanes each, lie `step` bytes (i64) apart."""
+        parts = [self.load(address, lanes=part)]
+        for k in range(1, self.lanes // part):
+            parts.append(self.load(self.b.add(address, self.b.mul(step, const(k))), lanes=part))
+        return join(self.b, parts)
+
+    def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
+        """Store a vector; lanes that the mask lacks are not written."""
+        at = pointer(self.b, address, value.type)
+        if mask is None:
+            self.b.store(value, at, align=self.itemsize)
+        else:
+            given = [value, at, ir.Constant(I32, self.itemsize), mask]
+            call_llvm(self.b, f"llvm.masked.store.{self.suffix(value.type.count)}.p0", ir.VoidType(), given)
+
+    def broadcast(self, address: Any) -> Any:
+        """The element at `address` in every lane."""
+        return self.splat(self.b.load(pointer(self.b, address, self.element), align=self.itemsize))
+
+    def below(self, count: Any, period: int = 0) -> Any:
+        """The mask of the first `count` lanes (i64), or of the first of each `period`."""
+        return lanes_below(self.b, self.lanes, count, period)
+
+    def with_zero_bits(self, value: Any, mask: Any) -> Any:
+        """`value` with zero bits where those at the address `mask` are zero."""
+        bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
+        keep = self.b.load(pointer(self.b, mask, bits), align=1)
+        return self.b.bitcast(self.b.and_(self.b.bitcast(value, bits), keep), self.kind)
+
+    def each(self, count: Any, body: Callable[[Any, Any | None], None]) -> None:
+        """body(byte offset, mask) for the vectors of `count` elements; the mask is None where all lanes exist."""
+        whole = self.b.sdiv(count, const(self.lanes))
+        with cgutils.for_range(self.b, whole) as loop:
+            body(self.b.mul(loop.index, const(self.bytes)), None)
+        done = self.b.mul(whole, const(self.lanes))
+        rest = self.b.sub(count, done)
+        with self.b.if_then(self.b.icmp_signed(">", rest, const(0))):
+            body(self.b.mul(done, const(self.itemsize)), self.below(rest))
+
+    def slots(self, count: int, first: Any) -> list[Any]:
+        """Accumulators that begin as `first`: stack slots, which LLVM keeps in registers."""
+        made = [cgutils.alloca_once(self.b, self.kind) for _ in range(count)]
+        for slot in made:
+            self.b.store(first, slot)
+        return made
+
+    # ------------------------------------------------------------ arithmetic
+
+    def c(self, value: float) -> Any:
+        """A constant in every lane."""
+        return ir.Constant(self.kind, [value] * self.lanes)
+
+    @property
+    def zero(self) -> Any:
+        return ir.Constant(self.kind, None)
+
+    def splat(self, scalar: Any) -> Any:
+        return splat(self.b, scalar, self.lanes)
+
+    def add(self, x: Any, y: Any) -> Any:
+        return self.b.fadd(x, y)
+
+    def mul(self, x: Any, y: Any) -> Any:
+        return self.b.fmul(x, y)
+
+    def multiply_add(self, x: Any, y: Any, acc: Any) -> Any:
+        """x * y + acc."""
+        if self.fma:
+            return call_llvm(self.b, f"llvm.fma.{self.suffix()}", self.kind, [x, y, acc])
+        return self.b.fadd(self.b.fmul(x, y), acc)
+
+    def add_multiple(self, acc: Any | None, factor: float, x: Any) -> Any:
+        """acc + factor * x, or factor * x where there is no `acc`; multiples of 1 and -1 are added as they are."""
+        if acc is None:
+            return x if factor == 1 else self.mul(self.c(factor), x)
+        if factor == 1:
+            return self.add(acc, x)
+        if factor == -1:
+            return self.b.fsub(acc, x)
+        return self.multiply_add(self.c(factor), x, acc)
+
+    def sum_of_multiples(self, factors: Sequence[float], values: Sequence[Any]) -> Any:
+        """The sum of each factor times its value; those that need no multiplication come first."""
+        acc = None
+        for factor, x in sorted(zip(factors, values, strict=True), key=lambda pair: pair[0] != 1):
+            acc = self.add_multiple(acc, factor, x)
+        return acc
+
+    def clip(self, x: Any, low: Any, high: Any) -> Any:
+        """`x` between two vectors. Compared so that a NaN stays (x86's max and min do it in this operand order)."""
+        x = self.b.select(self.b.fcmp_ordered("<", x, low), low, x)
+        return self.b.select(self.b.fcmp_ordered(">", x, high), high, x)
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """The larger of each lane; `y` where one is NaN."""
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def fold(self, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """All lanes of `x` combined, in every lane."""
+        half = self.lanes // 2
+        while half:
+            x = combine(x, shuffle(self.b, x, x, [(lane + half) % self.lanes for lane in range(self.lanes)]))
+            half //= 2
+        return x
+
+    def polynomial(self, x: Any, coefficients: Sequence[float]) -> Any:
+        """By Horner's rule; the coefficient of the highest power comes first."""
+        value = self.c(coefficients[0])
+        for k in coefficients[1:]:
+            value = self.add(self.mul(value, x), self.c(k))
+        return value
+
+    def each_lane(self, function: str, x: Any) -> Any:
+        """A function of the C library on each lane."""
+        out = ir.Constant(self.kind, ir.Undefined)
+        for lane in range(self.lanes):
+            at = ir.Constant(I32, lane)
+            value = call_llvm(self.b, function, self.element, [self.b.extract_element(x, at)])
+            out = self.b.insert_element(out, value, at)
+        return out
+
+    def exp(self, x: Any) -> Any:
+        """e^x; in float32 infinity above 88.4, and not below e^-87."""
+        b = self.b
+        if self.itemsize == 8:
+            return call_llvm(b, f"llvm.exp.{self.suffix()}", self.kind, [x])
+        is_nan = b.fcmp_unordered("uno", x, x)
+        bounded = b.select(is_nan, self.c(0.0), self.clip(x, self.c(-87.0), self.c(89.0)))
+        n = call_llvm(b, f"llvm.rint.{self.suffix()}", self.kind, [self.mul(bounded, self.c(1 / math.log(2)))])
+        # log(2) in two parts: n times the first is exact.
+        rest = self.add(bounded, self.mul(n, self.c(-0.693359375)))
+        rest = self.add(rest, self.mul(n, self.c(2.12194440e-4)))
+        value = self.polynomial(rest, [1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0])
+        ints = ir.VectorType(I32, self.lanes)
+        biased = b.add(b.fptosi(n, ints), ir.Constant(ints, [127] * self.lanes))
+        power = b.bitcast(b.shl(biased, ir.Constant(ints, [23] * self.lanes)), self.kind)
+        return b.select(is_nan, x, self.mul(value, power))
+
+    def exp_to_zero(self, x: Any) -> Any:
+        """e^x for x up to 0; zero where float32 has nothing near it."""
+        value = self.exp(x)
+        if self.itemsize == 8:
+            return value
+        return self.b.select(self.b.fcmp_ordered("<", x, self.c(-87.3)), self.c(0.0), value)
+
+    def log(self, x: Any) -> Any:
+        return self.each_lane("logf" if self.itemsize == 4 else "log", x)
+
+    def sigmoid(self, x: Any) -> Any:
+        return self.b.fdiv(self.c(1.0), self.add(self.c(1.0), self.exp(self.b.fneg(x))))
+
+    def erf(self, x: Any) -> Any:
+        """float32 by Abramowitz and Stegun 7.1.26 (1.5e-7 absolute), float64 by the C library."""
+        if self.itemsize == 8:
+            return self.each_lane("erf", x)
+        negative = self.b.fcmp_ordered("<", x, self.c(0.0))
+        size = self.b.select(negative, self.b.fneg(x), x)
+        t = self.b.fdiv(self.c(1.0), self.add(self.c(1.0), self.mul(size, self.c(0.3275911))))
+        tail = self.polynomial(t, [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0])
+        value = self.b.fsub(self.c(1.0), self.mul(tail, self.exp(self.b.fneg(self.mul(size, size)))))
+        return self.b.select(negative, self.b.fneg(value), value)

@@ -1,0 +1,114 @@
+"""The argument blocks of convolution by tiles."""
+
+from __future__ import annotations
+
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.microkernel import TileRecord
+
+__all__ = ["RECORDS", "ScatterRecord", "TilesArguments", "WindowRecord"]
+
+
+class TilesArguments(Arguments):
+    """A convolution by tiles: what `conv_tiles` is called with, and the kernels that it calls.
+
+    Pixels lie along the three axes of a `Space`: images of rows of columns. A group here is as many groups of the
+    problem as share a vector. A task is some rows and columns of the destination, of one image and one group, and a
+    share of the group's blocks of output channels; the part of the source that it reads is its window. Where the
+    window is packed in the scratch, its rows are [channel block][level of depth][row].
+    """
+
+    src = word("the source", "address")
+    wei = word("packed weights", "address")
+    bia = word("packed bias", "address")
+    dst = word("the destination", "address")
+    residual = word("the residual; the destination where there is none", "address")
+    activation = word("the activation's `ActivationArguments`", "address")
+    offsets = word("from a pixel's source to what each step of its reduction reads: a table, in bytes", "address")
+    ic = word("input channels", "channels")
+    oc = word("output channels", "channels")
+    group_ic = word("input channels of a group", "channels")
+    group_oc = word("output channels of a group", "channels")
+    ic_blocks = word("blocks of channels in a window", "blocks")
+    full_steps = word("steps of the reduction that take a whole block of channels", "steps")
+    tail_steps = word("steps that take fewer", "steps")
+    tail_channels = word("what those take", "channels")
+    ih = word("height of a source image", "rows")
+    iw = word("width of a source image", "columns")
+    ph = word("padding above", "rows")
+    pw = word("padding on the left", "columns")
+    row_step = word("from a row of the window to the next", "rows of the source")
+    col_step = word("from a column of the window to the next", "columns of the source")
+    sh = word("vertical stride", "rows")
+    sw = word("horizontal stride", "columns")
+    window_sh = word("from the window's row of a row of the destination to that of the next", "rows of the window")
+    prefetch_lines = word("what each full step prefetches of the next weights", "cache lines")
+    depth = word("levels of a window: taps along an axis that is neither its rows nor its columns", "levels")
+    depth_step = word("from a level to the next", "positions")
+    depth_size = word("length of that axis", "positions")
+    depth_bytes = word("from a position of that axis to the next", "bytes")
+    image_step = word("from an image's first level to that of the next", "positions")
+    image_start = word("the first image's first level", "positions")
+    source = group(Geometry, "the source's strides along image, row, column and channels")
+    destination = group(Geometry, "the destination's")
+    dst_block = word("from the destination's channels that are stored together to the next such", "bytes")
+    parts = word("from `offsets` to a table: from each tile's first channel to what each store writes", "bytes")
+    parts_step = word("of a tile in it; 0: what is stored lies `dst_block` apart, and there is no table", "bytes")
+    padded_oc = word("output channels, with the destination's padding", "channels")
+    groups = word("groups", "groups")
+    window_rows = word("rows of a window", "rows")
+    window_cols = word("columns of a panel of it", "columns")
+    window_row = word("from a row of the window to the next", "bytes")
+    window_block = word("from a level of a block of channels to the next", "bytes")
+    panel = word("columns of the destination that share a panel of the window", "columns")
+    panel_bytes = word("from a panel of the window to the next", "bytes")
+    tiles_at = word("from the scratch to three tiles and the records", "bytes")
+    in_place = word("whether tiles read the source where it is, and no window is packed", "0 or 1")
+    oh = word("height of a destination image", "rows")
+    ow = word("width of a destination image", "columns")
+    task_rows = word("rows of a task", "rows")
+    task_cols = word("columns of a task", "columns")
+    row_tasks = word("tasks along an image's rows", "tasks")
+    col_tasks = word("tasks along an image's columns", "tasks")
+    ocbs = word("blocks of output channels of a group: as many as a tile has", "blocks")
+    splits = word("tasks that share these", "tasks")
+    wei_block = word("from the weights of a block of output channels to those of the next", "bytes")
+    wei_blocks = word("blocks of weights of a group", "blocks")
+    pack = word("what packs a window, by a `WindowRecord`", "address of a kernel")
+    tile = word("what computes a tile, by a `TileRecord`", "address of a kernel")
+    scatter = word(
+        "what moves a tile to its destination, by a `ScatterRecord`; 0 where none does", "address of a kernel"
+    )
+    scatters = word("whether all tiles are moved by it; else the padding after the last group alone", "0 or 1")
+    tile_rows = word("rows of a tile", "rows")
+    tile_pixels = word("columns of a tile", "columns")
+    tile_width = word("output channels of a tile", "channels")
+    lanes = word("lanes of a vector", "elements")
+    itemsize = word("of an element", "bytes")
+    src_pixel = word("from the source of a pixel to that of the next in its row", "bytes")
+
+
+class WindowRecord(Arguments):
+    """A panel of a window that is to be packed."""
+
+    window = word("where it goes", "address")
+    image = word("the source's image", "address")
+    channel = word("its first channel", "channels")
+    depth = word("its first level; may lie outside", "positions")
+    ih = word("its first row; may lie outside", "rows")
+    iw = word("its first column; may lie outside", "columns")
+
+
+class ScatterRecord(Arguments):
+    """A tile [row][column][channel], with no gaps, that is moved to where its pixels belong, or from there."""
+
+    tile = word("the tile", "address")
+    dst = word("its first pixel, at the first output channel of all", "address")
+    channel = word("its first output channel", "channels")
+    valid = word("channels that exist", "channels")
+    written = word("channels that are written, as zero where they do not exist", "channels")
+    gather = word("whether the tile is read from there", "0 or 1")
+
+
+# Bytes of a tile's record, and of what packs or scatters at another time than it.
+RECORDS = TileRecord.nbytes + max(WindowRecord.nbytes, ScatterRecord.nbytes)

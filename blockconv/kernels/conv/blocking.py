@@ -1,0 +1,286 @@
+"""The blocking of direct convolution: the tile, the pixels of a task, how tasks share output channels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import ElementType
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.interleaved import DENSE, Shared
+from blockconv.kernels.conv.space import Space, space
+
+__all__ = [
+    "NO_BLOCK",
+    "Blocking",
+    "Geometry",
+    "Space",
+    "blocking",
+    "geometry",
+    "has_parts",
+    "pixels_of_task",
+    "space",
+    "store_width",
+    "tasks_wanted",
+    "weight_layout",
+    "why_not_window",
+]
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
+
+    cb: channels packed together. step: channels of a step of the reduction: cb, or 1 where a loop over so few costs
+    more than it saves. store_width: contiguous destination channels that one store writes; 0 where tiles are scattered.
+    task_rows, task_cols: pixels of a task. splits: tasks that share a group's output channels, in `ocbs` blocks.
+    in_place: tiles read the source where it is (`_is_read_in_place`). panel: output columns of a window, a tile's where
+    windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
+    needs. shared: how groups share a vector; a "group" above is then as many of them as do.
+    """
+
+    rows: int
+    pixels: int
+    vectors: int
+    lanes: int
+    cb: int
+    store_width: int
+    task_rows: int
+    task_cols: int
+    splits: int
+    ocbs: int
+    in_place: bool
+    panel: int
+    window_rows: int
+    window_cols: int
+    scratch: int
+    step: int = 1
+    shared: Shared = DENSE
+
+    @property
+    def width(self) -> int:
+        """Output channels of a tile."""
+        return self.vectors * self.lanes
+
+
+def weight_layout(blocking: Blocking) -> Layout:
+    """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
+    inner = f"{blocking.step}c{blocking.width}b" if blocking.step > 1 else f"{blocking.width}b"
+    return Layout(f"aB{'C' if blocking.step > 1 else 'c'}de{inner}")
+
+
+@functools.lru_cache(maxsize=4096)
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
+    """The blocking of a problem on this machine. Tile and block sizes do not depend on the threads."""
+    isa, itemsize, p, at = target.isa(), element.itemsize, problem, space(problem, src, dst)
+    lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
+    if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
+        lanes //= 2  # groups of 24 or 40 channels waste fewer of them
+    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    cb, stored = _source_block(p, s), store_width(d, at, itemsize, lanes, groups_of=oc if p.g > 1 else 0)
+    rows, pixels, vectors = _tile(oc, p.g, at, d, stored, lanes, itemsize)
+    width = vectors * lanes
+    ocbs = -(-(oc if stored == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
+    channels = -(-(p.ic // p.g) // cb) * cb * at.depth
+    weights = channels * at.kh * at.kw * itemsize  # of an output channel
+    # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once. (More
+    # threads than there are blocks of output channels share both.)
+    by_pixels = weights * oc <= channels * itemsize * at.ih * at.iw
+    whole = channels * itemsize * math.prod(at.window(at.oh, at.ow))
+    room = target.second_level_cache() // 4 if by_pixels else _room_for_window(weights * width, whole)
+    sharing = threads if by_pixels else -(-threads // ocbs)
+    task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, sharing, room)
+    tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
+    splits = min(ocbs, -(-tasks_wanted(threads) // tasks))
+    in_place = _is_read_in_place(p, at, s, pixels)
+    panel = task_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
+    w_rows, w_cols = at.window(task_rows, panel)
+    windows = 0 if in_place else -(-task_cols // panel) * channels * itemsize * w_rows * w_cols
+    scratch = -(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize
+    return Blocking(
+        rows=rows,
+        pixels=pixels,
+        vectors=vectors,
+        lanes=lanes,
+        cb=cb,
+        store_width=stored,
+        task_rows=task_rows,
+        task_cols=task_cols,
+        splits=splits,
+        ocbs=ocbs,
+        in_place=in_place,
+        panel=panel,
+        window_rows=w_rows,
+        window_cols=w_cols,
+        scratch=scratch,
+        step=cb if cb > 4 else 1,
+    )
+
+
+def _source_block(problem: Conv2dProblem, src: Geometry) -> int:
+    """Channels that are packed together: contiguous in the source, but where a group begins within its blocks.
+
+    Of blocks, a power of two that divides them: a vector of 16 of 24 channels would lie in two blocks.
+    """
+    ic = problem.ic // problem.g
+    if ic <= 4 and src.length == NO_BLOCK:
+        return ic  # few channels are packed without padding, but for a source that has the padding in the same order
+    return math.gcd(src.length, 4 if ic <= 4 else 16)
+
+
+L1_SETS, L1_WAYS = 64, 8  # of first-level caches of 32 KiB; larger ones have more ways
+
+
+def _is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: int) -> bool:
+    """Whether tiles may read the source where it is: the rows of a 1x1 convolution, if groups divide no block.
+
+    Rows of images (HWCN) are read so where each channel has its own: to pack them is a short copy for each.
+    Not if the lines of a tile's pixels would push each other out of the first-level cache: 14 pixels that lie 4 KiB
+    apart take four times as long.
+    """
+    if at.axes == ("", "hw", "n"):
+        return src.length == 1
+    if at.oh > 1 or at.axes[2] not in ("hw", "hwn"):
+        return False
+    if problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length:
+        return False
+    lines, rest = divmod(src.along(at.axes[2]), 64)
+    return rest > 0 or pixels <= L1_WAYS * (L1_SETS // math.gcd(L1_SETS, lines)) - 2
+
+
+def store_width(dst: Geometry, at: Space, itemsize: int, lanes: int, groups_of: int) -> int:
+    """Contiguous channels that a tile stores at once; 1 where it stores planes instead, transposed in registers.
+
+    0 where it can neither, and is scattered: its pixels are no neighbours in a plane, blocks are of an odd number of
+    channels, or groups (of `groups_of` channels; 0: there is one) begin or end inside what is stored at once.
+    """
+    if dst.length == 1:
+        return 1 if dst.along(at.axes[2]) == itemsize else 0
+    width = math.gcd(dst.length, lanes)
+    if dst.length == NO_BLOCK:
+        return width
+    return 0 if width == 1 or groups_of % width else width
+
+
+def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
+    """Whether what tiles of `width` channels store at once (`store_width`) lies at uneven distances.
+
+    So where a tile's channels lie in a block and a part of the next, which powers of two never do (see `_tile`).
+    """
+    if stored <= 1 or dst.length in (stored, NO_BLOCK):
+        return False
+    return bool(dst.length % width or groups_of % width)
+
+
+# Cycles to stream a vector of weights from the second-level cache, by the vector's bytes: a cache line, or parts of one
+# that the lines before it have already brought.
+_WEIGHT_CYCLES = {64: 5.5, 32: 1.5, 16: 1.5}
+# (vectors of output channels, the most pixels) of a tile that is held in so many registers.
+_TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
+_TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
+
+
+def is_power_of_two(size: int) -> bool:
+    return size & (size - 1) == 0
+
+
+MOST_WINDOW = 1 << 30  # bytes of a tile's window
+
+
+def why_not_window(blocking: Blocking) -> str | None:
+    """Why tiles cannot pack their windows: taps that are dilated far apart have more between them than fits."""
+    fits = blocking.scratch <= MOST_WINDOW
+    return None if fits else f"a tile's window, with what is between its taps, would take {blocking.scratch:.1e} bytes"
+
+
+def _tile(
+    oc: int, groups: int, at: Space, dst: Geometry, stored: int, lanes: int, itemsize: int
+) -> tuple[int, int, int]:
+    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
+    isa = target.isa()
+    # A whole vector may be issued as two halves, one after the other.
+    fma = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
+    best: tuple[float, int, tuple[int, int, int]] | None = None
+    for vectors, most in _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA:
+        width = vectors * lanes
+        # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
+        # power of two. Groups that are no whole tiles begin inside a block, where one would.
+        straddles = dst.length % width or (groups > 1 and oc % width)
+        if stored == lanes < dst.length < NO_BLOCK and is_power_of_two(dst.length) and straddles:
+            continue
+        for count in range(-(-at.ow // most), -(-at.ow // most) + 3):
+            pixels = -(-at.ow // count)
+            for r in {min(at.oh, most // pixels), 1}:
+                tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
+                loads = (r * pixels + vectors) / 2
+                cycles = max(r * pixels * vectors * fma, loads, 4.0, vectors * _WEIGHT_CYCLES[isa.vector_bytes]) + 0.25
+                score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
+                if best is None or score < best:
+                    best = score
+    assert best is not None
+    return best[2]
+
+
+def _room_for_window(block: int, whole: int) -> int:
+    """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each.
+
+    A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.
+    """
+    cache = target.second_level_cache()
+    return whole if whole <= cache else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
+
+
+def tasks_wanted(threads: int) -> int:
+    """Tasks that an op has at the least, so that threads which are interrupted hold nobody up for long."""
+    return 3 * threads if threads > 1 else 1
+
+
+def pixels_of_task(
+    at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, threads: int, room: int
+) -> tuple[int, int]:
+    """(rows, columns) of a task: as large as its window may be (`room` bytes), as small as makes tasks enough."""
+
+    def fits(task_rows: int, task_cols: int) -> bool:
+        w_rows, w_cols = at.window(task_rows, task_cols)
+        return w_rows * w_cols * pixel_bytes <= room
+
+    task_rows, task_cols = rows, at.ow
+    while task_cols > pixels and not fits(rows, task_cols):
+        task_cols = max(pixels, task_cols // 2 // pixels * pixels)
+    # As many tiles as make no more rows than fit; where the whole image does, the last of them may reach past it.
+    most = at.rows_of(room // (at.window(1, task_cols)[1] * pixel_bytes))
+    task_rows = rows * (-(-at.oh // rows) if most >= at.oh else max(1, most // rows))
+    least_rows, least_cols = min(at.oh, max(rows, 4 * at.sh)), min(at.ow, 4 * pixels)
+
+    images, wanted = max(1, at.images * groups), tasks_wanted(threads)
+
+    task_rows = _smaller(task_rows, rows, least_rows, at.oh, -(-wanted // (images * -(-at.ow // task_cols))))
+    if at.oh == 1:
+        task_cols = _smaller(task_cols, pixels, least_cols, at.ow, -(-wanted // images))
+    task_cols = _even(at.ow, task_cols, pixels, images * -(-at.oh // task_rows), threads)
+    return _even(at.oh, task_rows, rows, images * -(-at.ow // task_cols), threads), task_cols
+
+
+def _smaller(extent: int, unit: int, least: int, size: int, parts: int) -> int:
+    """An extent less as many units as it takes for `size` to be divided into so many parts; at the least `least`."""
+    most = (size - 1) // (parts - 1) if parts > 1 else extent
+    return max(min(extent, least), extent - max(0, -(-(extent - most) // unit)) * unit)
+
+
+def _even(size: int, extent: int, unit: int, others: int, threads: int) -> int:
+    """The extent of a task, in whole units and at most `extent`, that leaves the least to do to the busiest thread.
+
+    The last task is moved back to be whole, and does some work again; for each there are `others`.
+    """
+    units, least = -(-size // unit), -(-size // extent)
+    most = max(least, min(units, 2 * least))
+    counts: Iterable[int] = range(least, most + 1)
+    if most - least > units // least:  # more counts than there are sizes: of each size, the least count
+        counts = {max(least, -(-units // count)) for count in range(-(-units // most), -(-units // least) + 1)}
+    best = min(counts, key=lambda count: (-(-count * others // threads) * -(-units // count), count))
+    return min(size, -(-units // best) * unit)

@@ -1,0 +1,97 @@
+"""The blocking of grouped convolution with few channels a group: several groups to a vector of output channels.
+
+Where a group's output channels fill half a vector or less, dense tiles would leave most lanes idle. Here as many
+whole groups as a vector holds are one group of the tiles: ResNeXt's 4 channels a group, RegNet's 8.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import ElementType
+from blockconv.kernels.common.geometry import NO_BLOCK, geometry
+from blockconv.kernels.common.interleaved import Shared
+from blockconv.kernels.conv.blocking import Blocking, pixels_of_task, store_width
+from blockconv.kernels.conv.space import Space, space
+
+__all__ = ["blocking", "groups_per_vector"]
+
+
+def groups_per_vector(problem: Conv2dProblem, lanes: int) -> int:
+    """Groups whose output channels fit into a vector."""
+    return lanes // (problem.oc // problem.g)
+
+
+def _lanes(problem: Conv2dProblem, lanes: int) -> int:
+    """Of a vector, or of half of one where that costs nothing and leaves a tenth of them less idle."""
+    half, p = lanes // 2, problem
+    if not target.isa().halves or p.oc // p.g > half:
+        return lanes
+    total = {width: -(-p.g // groups_per_vector(p, width)) * width for width in (lanes, half)}
+    return half if 10 * total[half] <= 9 * total[lanes] else lanes
+
+
+@functools.lru_cache(maxsize=4096)
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
+    """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
+    isa, itemsize, p, at = target.isa(), element.itemsize, problem, space(problem, src, dst)
+    lanes, registers = _lanes(p, isa.vector_bytes // itemsize), 32 if isa.registers == 32 else 16
+    count = groups_per_vector(p, lanes)
+    ic, oc = p.ic // p.g, p.oc // p.g
+    channels = count * ic
+    pitch = 1 << (channels - 1).bit_length() if channels < lanes else -(-channels // lanes) * lanes
+    taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1
+    shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
+    rows, pixels = _tile(at, registers - taps - 2)
+    groups = -(-p.g // count)
+    task_rows, task_cols = pixels_of_task(
+        at, groups, rows, pixels, at.depth * pitch * itemsize, threads, target.second_level_cache() // 4
+    )
+    w_rows, w_cols = at.window(task_rows, task_cols)
+    window = at.depth * pitch * itemsize * w_rows * w_cols
+    window += (lanes - 1) * pitch * itemsize  # planes are transposed in whole vectors of pixels
+    scratch = -(-window // 128) * 128 + 256 + 3 * rows * pixels * lanes * itemsize
+    d = geometry(dst, p.dst_shape, itemsize)
+    width = store_width(d, at, itemsize, lanes, groups_of=count * oc if groups > 1 else 0)
+    cb = _source_block(channels, geometry(src, p.src_shape, itemsize).length, lanes)
+    return Blocking(
+        rows=rows,
+        pixels=pixels,
+        vectors=1,
+        lanes=lanes,
+        cb=cb,
+        store_width=width,
+        task_rows=task_rows,
+        task_cols=task_cols,
+        splits=1,
+        ocbs=1,
+        in_place=False,
+        panel=task_cols,
+        window_rows=w_rows,
+        window_cols=w_cols,
+        scratch=scratch,
+        shared=shared,
+    )
+
+
+def _source_block(channels: int, length: int, lanes: int) -> int:
+    """Channels of a vector's groups that are moved together: contiguous in the source, at most a vector."""
+    return min(channels, lanes) if length == NO_BLOCK else math.gcd(channels, length, lanes)
+
+
+def _tile(at: Space, registers: int) -> tuple[int, int]:
+    """(rows, pixels) that fit into so many accumulators, in the fewest tiles; a few more cost less than a tile."""
+    best: tuple[float, tuple[int, int]] | None = None
+    for count in range(-(-at.ow // registers), -(-at.ow // registers) + 3):
+        pixels = -(-at.ow // count)
+        for rows in {min(at.oh, registers // pixels), 1}:
+            tiles = -(-at.oh // rows) * -(-at.ow // pixels)
+            score = tiles * (max(rows * pixels, 4) + 1.0), (rows, pixels)
+            if best is None or score < best:
+                best = score
+    assert best is not None
+    return best[1]

@@ -1,0 +1,242 @@
+"""The kernels of convolution by tiles: the loop over tasks, and what scatters tiles.
+
+See `blockconv.kernels.conv.binding`. The loop over tasks and tiles is one kernel for all problems. What packs a window,
+computes a tile, or scatters one are kernels of their own, called by their addresses with a record of what is wanted:
+so a new problem compiles the microkernel of its tile, and seldom more. Kernels that pack or scatter are called with
+the addresses of the arguments and of their record.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blockconv import jit
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import call_kernel, copy_memory
+from blockconv.kernels.common.microkernel import LINE, TileRecord
+from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
+from blockconv.kernels.conv.codegen import zero_bytes
+from blockconv.kernels.conv.packing import source_offset
+
+__all__ = ["conv_tiles", "scatter_tile"]
+
+# ---------------------------------------------------------------- destinations whose blocks groups share
+
+
+@inline
+def _destination_offset(a, c):
+    """From the destination's first channel to channel `c`, in bytes."""
+    d_len = a.destination.length
+    return (c // d_len) * a.destination.block + (c % d_len) * a.destination.channel
+
+
+@jit.kernel
+def scatter_tile(itemsize):
+    """Move a tile's channels to the destination, block by block, or from there to the tile; see `ScatterRecord`."""
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), ScatterRecord(record)
+        tile, base, first = wanted.tile, wanted.dst, wanted.channel
+        valid, written, gather = wanted.valid, wanted.written, wanted.gather
+        rows, pixels, width = a.tile_rows, a.tile_pixels, a.tile_width
+        c, d_len = 0, a.destination.length
+        while c < written:
+            at, exists = base + _destination_offset(a, first + c), c < valid
+            count = min(d_len - (first + c) % d_len, (min(valid, written) if exists else written) - c)
+            for r in range(rows):
+                for p in range(pixels):
+                    of_tile = tile + ((r * pixels + p) * width + c) * itemsize
+                    dst = at + r * a.destination.row + p * a.destination.col
+                    if gather:
+                        copy_memory(of_tile, dst, count * itemsize)
+                    elif exists:
+                        copy_memory(dst, of_tile, count * itemsize)
+                    else:
+                        zero_bytes(dst, count * itemsize)
+            c += count
+
+    return kernel
+
+
+# ---------------------------------------------------------------- the loop over tasks
+
+
+class _Scattered(NamedTuple):
+    """How tiles are scattered. all: whether all of them are. kernel: what does it. tile: where a tile is stored first,
+    with no gaps. gathered: where its residual is gathered. residual: bytes from the destination to the residual."""
+
+    all: int
+    kernel: int
+    tile: int
+    gathered: int
+    residual: int
+
+
+@inline
+def _write_common(a, run, scattered):
+    """Write what the records of all tiles have in common: scattered ones are stored as `_Scattered.tile` first."""
+    itemsize, lanes_bytes = a.itemsize, a.lanes * a.itemsize
+    width_bytes = a.tile_width * itemsize
+    tile_bytes = a.tile_rows * a.tile_pixels * width_bytes
+    residual = a.residual - a.dst
+    run.src_row = a.window_sh * a.window_row
+    run.offsets = a.offsets
+    run.tail_channels = a.tail_channels
+    run.prefetch_lines = a.prefetch_lines
+    run.activation = a.activation
+    run.scratch = scattered.tile - tile_bytes
+    if scattered.all:
+        run.dst = scattered.tile
+        run.dst_row = a.tile_pixels * width_bytes
+        run.dst_pixel = width_bytes
+        run.dst_block = lanes_bytes
+        run.residual = tile_bytes if residual else 0
+    else:
+        run.dst_row = a.destination.row
+        run.dst_pixel = a.destination.col
+        run.dst_block = a.dst_block
+        run.residual = residual
+
+
+@inline
+def _pack_panels(a, run, window, image, n, group, oh, ow):
+    """Pack the window of the task that begins with pixel (oh, ow), panel by panel."""
+    ih = oh * a.sh - a.ph
+    iw = ow * a.sw - a.pw
+    depth = n * a.image_step + a.image_start
+    cols, panel = a.task_cols, a.panel
+    for k in range((cols + panel - 1) // panel):
+        wanted = WindowRecord(run.address + TileRecord.nbytes)
+        col = iw + min(k * panel, cols - panel) * a.sw
+        at = window + k * a.panel_bytes
+        channel = group * a.group_ic
+        pack = a.pack
+        wanted.window = at
+        wanted.image = image
+        wanted.channel = channel
+        wanted.depth = depth
+        wanted.ih = ih
+        wanted.iw = col
+        call_kernel(pack, a.address, wanted.address, 0, 0)
+
+
+@inline
+def _scatter(a, run, scattered, dst, channel, valid, written):
+    """Move the stored tile to the destination."""
+    wanted = ScatterRecord(run.address + TileRecord.nbytes)
+    wanted.tile = scattered.tile
+    wanted.dst = dst
+    wanted.channel = channel
+    wanted.valid = valid
+    wanted.written = written
+    wanted.gather = 0
+    call_kernel(scattered.kernel, a.address, wanted.address, 0, 0)
+
+
+@inline
+def _gather_residual(a, run, scattered, dst, channel, valid):
+    """Move what is added to the tile from the residual to where the tile finds it."""
+    wanted = ScatterRecord(run.address + TileRecord.nbytes)
+    wanted.tile = scattered.gathered
+    wanted.dst = dst + scattered.residual
+    wanted.channel = channel
+    wanted.valid = valid
+    wanted.written = min(a.tile_width, valid)
+    wanted.gather = 1
+    call_kernel(scattered.kernel, a.address, wanted.address, 0, 0)
+
+
+@inline
+def _compute_tile(a, run, scattered, dst, channel, valid, written):
+    """Compute a tile of the first pixel `dst`, from output channel `channel` on, and see it stored."""
+    if scattered.all:
+        if scattered.residual:
+            _gather_residual(a, run, scattered, dst, channel, valid)
+        call_kernel(a.tile, run.address, 0, 0, 0)
+        _scatter(a, run, scattered, dst, channel, valid, written)
+    else:
+        run.dst = dst + _destination_offset(a, channel)
+        call_kernel(a.tile, run.address, 0, 0, 0)
+        width = a.tile_width
+        if written > width:
+            _scatter(a, run, scattered, dst, channel + width, 0, written - width)
+
+
+@inline
+def _written(a, group, ocb, valid):
+    """Output channels that a tile writes, of which `valid` exist."""
+    written = min(a.tile_width, valid)
+    if group == a.groups - 1:
+        # The last group writes the padding, its last tile all that is left of it.
+        padding = a.padded_oc - (group * a.group_oc + ocb * a.tile_width)
+        written = padding if ocb == a.ocbs - 1 else min(a.tile_width, padding)
+    return written
+
+
+@inline
+def _write_block(a, run, group, ocb, valid):
+    """Write what the records of a block of output channels have in common; where the next one's weights begin."""
+    wei = (group * a.wei_blocks + ocb) * a.wei_block
+    run.wei = a.wei + wei
+    run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.itemsize)
+    if a.parts_step:
+        run.dst_block = a.offsets + a.parts + (group * a.ocbs + ocb) * a.parts_step
+    # Blocks of the destination's padding alone are zero: nothing is reduced for them.
+    run.full_steps = a.full_steps if valid > 0 else 0
+    run.tail_steps = a.tail_steps if valid > 0 else 0
+    return a.wei + wei + a.wei_block
+
+
+@jit.kernel
+def conv_tiles():
+    """The loop over tasks, windows and tiles, with `TilesArguments`; specialised are the kernels that these name."""
+
+    def kernel(args, first, last, scratch):
+        a = TilesArguments(args)
+        window, tiles = scratch, scratch + a.tiles_at
+        rows, pixels, width = a.tile_rows, a.tile_pixels, a.tile_width
+        tile_bytes = rows * pixels * width * a.itemsize
+        run = TileRecord(tiles + 3 * tile_bytes)
+        stored, gathered = tiles + tile_bytes, tiles + 2 * tile_bytes
+        scattered = _Scattered(a.scatters, a.scatter, stored, gathered, a.residual - a.dst)
+        _write_common(a, run, scattered)
+        packed = -1
+        for task in range(first, last):
+            split, rest = task % a.splits, task // a.splits
+            col_task, above = rest % a.col_tasks, rest // a.col_tasks
+            row_task, above = above % a.row_tasks, above // a.row_tasks
+            group, n = above % a.groups, above // a.groups
+            task_rows, task_cols, panel = a.task_rows, a.task_cols, a.panel
+            oh = min(row_task * task_rows, a.oh - task_rows)
+            ow = min(col_task * task_cols, a.ow - task_cols)
+            image = a.src + n * a.source.n
+            if a.in_place:
+                window = image + source_offset(a, group * a.group_ic)
+                window += oh * a.source.row + ow * a.source.col
+            elif rest != packed:
+                _pack_panels(a, run, window, image, n, group, oh, ow)
+                packed = rest
+            row_bytes, col_bytes, ocbs = a.window_sh * a.window_row, a.src_pixel, a.ocbs
+            dst_row, dst_col = a.destination.row, a.destination.col
+            dst = a.dst + n * a.destination.n
+            for ocb in range(ocbs * split // a.splits, ocbs * (split + 1) // a.splits):
+                oc = group * a.group_oc + ocb * width
+                valid = min(a.group_oc, a.oc - group * a.group_oc) - ocb * width
+                written = _written(a, group, ocb, valid)
+                ahead = _write_block(a, run, group, ocb, valid)
+                run.valid = width if scattered.all else valid
+                run.written = width if scattered.all else written
+                for r_tile in range((task_rows + rows - 1) // rows):
+                    r = min(r_tile * rows, task_rows - rows)
+                    for c_tile in range((task_cols + pixels - 1) // pixels):
+                        c_at = c_tile * pixels
+                        c = min(c_at, task_cols - pixels)
+                        panel_start = min(c_at // panel * panel, task_cols - panel)
+                        src = window + r * row_bytes + c_at // panel * a.panel_bytes
+                        run.prefetch = ahead
+                        ahead += a.prefetch_lines * (a.full_steps * LINE)
+                        run.src = src + (c - panel_start) * col_bytes
+                        at = dst + (oh + r) * dst_row + (ow + c) * dst_col
+                        _compute_tile(a, run, scattered, at, oc, valid, written)
+
+    return kernel

@@ -1,0 +1,178 @@
+"""The kernels that pack the windows of convolution by tiles; each is called with the addresses of `TilesArguments` and
+of a `WindowRecord`."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import copy_memory, move, move_part
+from blockconv.kernels.common.geometry import NO_BLOCK
+from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
+from blockconv.kernels.conv.codegen import line_packer, zero_bytes, zero_pixels
+
+__all__ = ["pack_cut_window", "pack_pixels", "pack_window", "source_offset"]
+
+
+@inline
+def source_offset(a, c):
+    """From the source's first channel to channel `c`, in bytes."""
+    s_len = a.source.length
+    if s_len == 1:  # a division takes as long as a short copy
+        return c * a.source.block
+    return (c // s_len) * a.source.block + (c % s_len) * a.source.channel
+
+
+@inline
+def _columns_in_bounds(a, iw):
+    """(first, past the last) of the columns of a window from `iw` on that lie in the image."""
+    cols, step = a.window_cols, a.col_step
+    left = min(cols, max(0, (-iw + step - 1) // step))
+    return left, max(left, min(cols, (a.iw - iw + step - 1) // step))
+
+
+@inline
+def _is_padding(a, h, z):
+    """Whether row `h` of level `z` is none of the source's."""
+    return h < 0 or h >= a.ih or z < 0 or z >= a.depth_size
+
+
+@jit.kernel
+def pack_window(cb, itemsize):
+    """Pack a window, all its blocks of `cb` channels, as [block][level][row][column][channel]; padding is zeros."""
+    chunk = cb * itemsize
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        window, image, channel = wanted.window, wanted.image, wanted.channel
+        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
+        cols, row_bytes, w_block = a.window_cols, a.window_row, a.window_block
+        col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
+        step, blocks, rows = col_step * s_col, a.ic_blocks, a.window_rows
+        left, right = _columns_in_bounds(a, iw)
+        # Blocks that are neighbours in the source are copied pixel by pixel: its lines are read once, in order.
+        contiguous = min(blocks, max(1, s_len // cb))
+        if (s_len < NO_BLOCK and channel % s_len) or a.depth > 1:
+            contiguous = 1  # a group that begins inside a block of the source ends in another; levels lie in between
+        for part in range((blocks + contiguous - 1) // contiguous):
+            first = part * contiguous
+            count = min(contiguous, blocks - first)
+            c = channel + first * cb
+            src_block = image + source_offset(a, c)
+            # A source's padding is read with the rest; where there is none, a tail ends where it ends.
+            tail = a.group_ic - (first + count - 1) * cb
+            padded = tail >= cb or (s_len < NO_BLOCK and a.groups == 1)
+            full = count if padded else count - 1
+            for level in range(a.depth):
+                z = depth + level * a.depth_step
+                plane = src_block + z * a.depth_bytes + (iw + left * col_step) * s_col
+                out = window + (first * a.depth + level) * w_block - row_bytes
+                for r in range(rows):
+                    out += row_bytes
+                    h = ih + r * a.row_step
+                    if _is_padding(a, h, z):
+                        for k in range(count):
+                            zero_bytes(out + k * w_block, row_bytes)
+                        continue
+                    for k in range(count):
+                        zero_bytes(out + k * w_block, left * chunk)
+                        zero_bytes(out + k * w_block + right * chunk, (cols - right) * chunk)
+                    src, dst = plane + h * a.source.row, out + left * chunk
+                    if step == chunk and count == 1 and padded:
+                        copy_memory(dst, src, (right - left) * chunk)
+                        continue
+                    for _ in range(right - left):
+                        for k in range(full):
+                            move(dst + k * w_block, src + k * chunk, chunk, 0)
+                        if full < count:
+                            copy_memory(dst + full * w_block, src + full * chunk, tail * itemsize)
+                        src, dst = src + step, dst + chunk
+
+    return kernel
+
+
+@jit.kernel
+def pack_cut_window(cb, itemsize):
+    """`pack_window` for groups that begin inside the source's blocks: one of the window's lies in two of these."""
+    chunk = cb * itemsize
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        window, image, channel = wanted.window, wanted.image, wanted.channel
+        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
+        cols, row_bytes, w_block = a.window_cols, a.window_row, a.window_block
+        col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
+        step, levels, rows = col_step * s_col, a.depth, a.window_rows
+        left, right = _columns_in_bounds(a, iw)
+        for plane in range(a.ic_blocks * levels):
+            block, level = plane // levels, plane % levels
+            c, count = channel + block * cb, min(cb, a.group_ic - block * cb)
+            head = min(count, s_len - c % s_len)
+            first, second = source_offset(a, c), source_offset(a, c + head)
+            z = depth + level * a.depth_step
+            for r in range(rows):
+                out, h = window + plane * w_block + r * row_bytes, ih + r * a.row_step
+                if _is_padding(a, h, z):
+                    zero_bytes(out, row_bytes)
+                    continue
+                zero_bytes(out, left * chunk)
+                src = image + z * a.depth_bytes + h * a.source.row
+                src += (iw + left * col_step) * s_col
+                dst = out + left * chunk
+                for _ in range(right - left):  # what is moved too much, the next pixel overwrites
+                    move_part(dst, src + first, cb, itemsize, head)
+                    if head < count:
+                        move_part(dst + head * itemsize, src + second, cb, itemsize, count - head)
+                    src, dst = src + step, dst + chunk
+                zero_bytes(dst, (cols - right) * chunk)
+
+    return kernel
+
+
+@jit.kernel
+def pack_pixels(channels, cb, pitch, lanes, itemsize):
+    """Pack a window of groups that share a vector, as [level][row][column][pitch].
+
+    channels: of these groups; the source has `cb` at a time contiguous. pitch: channels and padding of a pixel.
+    """
+    pixel = pitch * itemsize
+    pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), zero_pixels(pixel)
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        window, image, channel = wanted.window, wanted.image, wanted.channel
+        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
+        cols, s_col, s_len = a.window_cols, a.source.col, a.source.length
+        col_step, rows = a.col_step, a.window_rows
+        exist = min(channels, a.ic - channel)
+        left, right = _columns_in_bounds(a, iw)
+        # A source's padding is read with the rest, where it has any.
+        at_once = cb == s_len or (cb == channels and (exist == channels or s_len < NO_BLOCK))
+        for line in range(a.depth * rows):
+            level, r = line // rows, line % rows
+            z, h = depth + level * a.depth_step, ih + r * a.row_step
+            out = window + line * a.window_row
+            if _is_padding(a, h, z):
+                zero(out, cols)
+                continue
+            src = image + z * a.depth_bytes + h * a.source.row + (iw + left * col_step) * s_col
+            zero(out, left)
+            dst, count, step = out + left * pixel, right - left, col_step * s_col
+            if at_once:
+                first, last = src + source_offset(a, channel), (exist - 1) // cb
+                pack_line(dst, first, count, step, a.source.block, last)
+            else:
+                # Groups begin and end inside the source's blocks. What is moved too much, the next pixel overwrites.
+                src_block, first = a.source.block, src + source_offset(a, channel)
+                start = first - channel % s_len * itemsize
+                for p in range(count):
+                    c, at, size = 0, first + p * step, min(exist, s_len - channel % s_len)
+                    block = start + p * step
+                    while c < exist:
+                        for k in range(0, size, lanes):
+                            to = dst + p * pixel + (c + k) * itemsize
+                            move_part(to, at + k * itemsize, lanes, itemsize, size - k)
+                        c, block = c + size, block + src_block
+                        at, size = block, min(s_len, exist - c)
+            zero(out + right * pixel, cols - right)
+
+    return kernel

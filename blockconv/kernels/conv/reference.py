@@ -1,0 +1,84 @@
+"""The kernel of the reference convolution."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import load_f, store_f
+from blockconv.kernels.common.epilogue import activate_scalar
+from blockconv.kernels.common.geometry import Geometry
+
+__all__ = ["ReferenceArguments", "conv_reference"]
+
+
+class ReferenceArguments(Arguments):
+    """What `conv_reference` is called with."""
+
+    src = word("the source", "address")
+    wei = word("weights (O, I/G, KH, KW)", "address")
+    bia = word("a bias for each output channel", "address")
+    dst = word("the destination", "address")
+    residual = word("the residual; the destination where there is none", "address")
+    activation = word("the activation's `ActivationArguments`", "address")
+    kind = word("its `ActivationKind`")
+    ic = word("input channels", "channels")
+    oc = word("output channels", "channels")
+    ih = word("height of the source", "pixels")
+    iw = word("width of the source", "pixels")
+    oh = word("height of the destination", "pixels")
+    ow = word("width of the destination", "pixels")
+    kh = word("height of the window", "taps")
+    kw = word("width of the window", "taps")
+    sh = word("vertical stride", "pixels")
+    sw = word("horizontal stride", "pixels")
+    ph = word("padding above", "pixels")
+    pw = word("padding on the left", "pixels")
+    dh = word("vertical dilation", "pixels")
+    dw = word("horizontal dilation", "pixels")
+    g = word("groups", "groups")
+    padded_oc = word("output channels, with the destination's padding", "channels")
+    source = group(Geometry, "the source's strides")
+    destination = group(Geometry, "the destination's strides")
+
+
+@inline
+def _offset(geometry, channel):
+    """From the first channel to this one, in bytes."""
+    return (channel // geometry.length) * geometry.block + (channel % geometry.length) * geometry.channel
+
+
+@jit.kernel
+def conv_reference(itemsize):
+    """A task is one row of one output channel, padding channels included (they are zero)."""
+
+    def kernel(args, first, last, scratch):
+        a = ReferenceArguments(args)
+        source, destination = a.source, a.destination
+        group_ic, group_oc = a.ic // a.g, a.oc // a.g
+        residual = a.residual - a.dst
+        for task in range(first, last):
+            h, rest = task % a.oh, task // a.oh
+            c, n = rest % a.padded_oc, rest // a.padded_oc
+            out = a.dst + n * destination.n + h * destination.row + _offset(destination, c)
+            for w in range(a.ow):
+                at = out + w * destination.col
+                if c >= a.oc:
+                    store_f(at, 0.0, itemsize)
+                    continue
+                total = load_f(a.bia + c * itemsize, itemsize)
+                for i in range(group_ic):
+                    plane = a.src + n * source.n + _offset(source, c // group_oc * group_ic + i)
+                    for y in range(a.kh):
+                        for x in range(a.kw):
+                            ih, iw = h * a.sh - a.ph + y * a.dh, w * a.sw - a.pw + x * a.dw
+                            weight = load_f(a.wei + (((c * group_ic + i) * a.kh + y) * a.kw + x) * itemsize, itemsize)
+                            value = weight - weight  # zero padding times the weight: NaN if that is infinite
+                            if 0 <= ih < a.ih and 0 <= iw < a.iw:
+                                value = weight * load_f(plane + ih * source.row + iw * source.col, itemsize)
+                            total += value
+                if residual:
+                    total += load_f(at + residual, itemsize)
+                store_f(at, activate_scalar(total, a.activation, a.kind), itemsize)
+
+    return kernel

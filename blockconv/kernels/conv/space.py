@@ -1,0 +1,83 @@
+"""A problem's pixels as the axes that tiles run along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.kernels.common.geometry import geometry
+
+__all__ = ["Space", "is_pointwise", "space"]
+
+SHORT = 48  # columns that a window may be longer than its outputs where the batch is flattened
+
+
+@dataclass(frozen=True)
+class Space:
+    """A problem's pixels as images of rows of columns, and which of its axes those are.
+
+    Usually image, row and column are n, h and w. Where the batch lies inside a pixel (CHWN4, HWCN), columns run
+    over w and n together if the batch is small and the next pixel's follows: a tap further is n columns further.
+    Else image, row and column are h, w and n, and the taps along h become more channel blocks (`depth`), each a row
+    to pack. A 1x1 problem without stride and padding is flat where rows follow each other: its rows are one.
+    """
+
+    axes: tuple[str, str, str]  # image, row, column: "n", "h", "w", "hw", "wn", "hwn", or "" for a single one
+    images: int
+    oh: int
+    ow: int
+    ih: int
+    iw: int
+    kh: int = 1
+    kw: int = 1
+    sh: int = 1
+    sw: int = 1
+    ph: int = 0
+    pw: int = 0
+    dh: int = 1
+    dw: int = 1
+    depth: int = 1
+
+    def window(self, rows: int, cols: int) -> tuple[int, int]:
+        """Source rows and columns that so many of the destination need; a single tap's stride is left out."""
+        h = rows if self.kh == 1 else (rows - 1) * self.sh + (self.kh - 1) * self.dh + 1
+        w = cols if self.kw == 1 else (cols - 1) * self.sw + (self.kw - 1) * self.dw + 1
+        return h, w
+
+    def rows_of(self, window: int) -> int:
+        """How many rows of the destination need at most so many of the source, `window`; none if less than 1."""
+        return window if self.kh == 1 else (window - (self.kh - 1) * self.dh - 1) // self.sh + 1
+
+
+def space(problem: Conv2dProblem, src: Layout, dst: Layout) -> Space:
+    """The space in which a problem is blocked; what matters of layouts is which axes lie together in them."""
+    p = problem
+    s, d = geometry(src, p.src_shape, 1), geometry(dst, p.dst_shape, 1)
+    # Planes of a destination take rows of neighbours: of pixels, or of images. Elsewhere images go first where the
+    # source has them inside a pixel: what is read decides.
+    batch = p.n > 1 and (d.n == 1 if d.length == 1 else s.n < s.col)
+    flat_batch = s.col == p.n * s.n and d.col == p.n * d.n
+    pixels = p.oh * p.ow
+    if is_pointwise(p) and s.row == p.iw * s.col and d.row == p.ow * d.col:
+        if batch and flat_batch:
+            return Space(("", "", "hwn"), 1, 1, pixels * p.n, 1, pixels * p.n)
+        if batch:
+            return Space(("", "hw", "n"), 1, pixels, p.n, pixels, p.n)
+        return Space(("n", "", "hw"), p.n, 1, pixels, 1, pixels)
+    if batch and flat_batch and p.sw == 1 and p.n * p.dw * (p.kw - 1) <= SHORT:
+        ow, iw, pw, dw = (p.n * size for size in (p.ow, p.iw, p.pw, p.dw))
+        return Space(("", "h", "wn"), 1, p.oh, ow, p.ih, iw, p.kh, p.kw, p.sh, 1, p.ph, pw, p.dh, dw)
+    if batch:
+        along_w = {"kh": p.kw, "sh": p.sw, "ph": p.pw, "dh": p.dw}
+        return Space(("h", "w", "n"), p.oh, p.ow, p.n, p.iw, p.n, **along_w, depth=p.kh)
+    sizes = {
+        name: getattr(p, name) for name in ("oh", "ow", "ih", "iw", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw")
+    }
+    return Space(("n", "h", "w"), p.n, **sizes)
+
+
+def is_pointwise(problem: Conv2dProblem) -> bool:
+    """Whether each pixel of the destination is made of the same one of the source alone."""
+    p = problem
+    return (p.kh, p.kw, p.sh, p.sw, p.ph, p.pw, p.ph_r, p.pw_r) == (1, 1, 1, 1, 0, 0, 0, 0)

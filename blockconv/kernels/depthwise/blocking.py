@@ -1,0 +1,269 @@
+"""The blocking of depthwise convolution: what vectors run over, the tile, the tasks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import ElementType
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+
+__all__ = ["Blocking", "ChannelRun", "blocking"]
+
+MOST_COLUMNS = 4  # a strided load reads as many vectors
+MOST_TAPS = 11  # that are unrolled
+MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
+LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
+
+
+class ChannelRun(NamedTuple):
+    """Output channels of one vector: so many from `first` on. It reads the source from channel `src` on."""
+
+    first: int
+    channels: int
+    src: int
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """What vectors run over, and the tile; `TileSpec` says what most numbers are.
+
+    batched: a vector runs over a pixel's elements of all images, which lie together (CHWN4, CHWN, HWCN).
+    pixel: elements of a pixel that lie together. runs: the output channels of each entry of the table.
+    wei_block: source channels of a block of weights; 0 where there is one block. span: entries of the table that a task
+    takes at the least.
+    """
+
+    lanes: int
+    period: int
+    columns: int
+    inner: int
+    loops: int
+    unrolled: int
+    taps: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+    edges: int
+    masks: int
+    store_width: int
+    masked: int
+    batched: bool
+    pixel: int
+    runs: tuple[ChannelRun, ...]
+    wei_block: int
+    span: int
+
+    def flops(self, problem: Conv2dProblem) -> int:
+        """Of whole tiles."""
+        p = problem
+        if self.columns:
+            tiles = -(-p.oh // self.unrolled) * -(-p.ow * self.pixel // (self.loops * self.lanes))
+        else:
+            vectors = -(-(self.pixel if self.batched else 1) // self.lanes)
+            tiles = -(-p.oh // self.loops) * -(-p.ow // self.unrolled) * vectors
+        images = 1 if self.batched else p.n
+        return 2 * images * len(self.runs) * tiles * self.loops * self.unrolled * self.lanes * p.kh * p.kw
+
+    def share(self, problem: Conv2dProblem, threads: int) -> tuple[int, int]:
+        """(entries, rows) of a task."""
+        unit = self.unrolled if self.columns else self.loops
+        entries, images = len(self.runs), 1 if self.batched else problem.n
+        span = min(entries, self.span)
+        wanted = 1 if threads == 1 else 8 * threads
+        tasks = images * -(-entries // span)
+        chunks = min(-(-problem.oh // unit), -(-wanted // tasks))
+        rows = -(-problem.oh // (chunks * unit)) * unit
+        tasks *= -(-problem.oh // rows)
+        # Threads that share a pixel's channels fetch each other's lines: only where there are too few rows.
+        if tasks < min(wanted, 3 * threads):
+            span = -(-span // min(span, -(-wanted // tasks)))
+        return span, rows
+
+
+class _Axis(NamedTuple):
+    """One axis of a problem."""
+
+    size: int
+    out: int
+    taps: int
+    stride: int
+    dilation: int
+    pad: int
+
+
+class _Tiling(NamedTuple):
+    unrolled: int
+    taps: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+    edges: int
+
+
+@functools.lru_cache(maxsize=4096)
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType) -> Blocking | str:
+    """The blocking on this machine; a sentence where there is none."""
+    p, lanes = problem, target.isa().vector_bytes // element.itemsize
+    s, d = (geometry(*of, element.itemsize) for of in ((src, p.src_shape), (dst, p.dst_shape)))
+    padded = dst.padded_shape(p.dst_shape)[1]
+    # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
+    if s.length >= lanes or lanes % s.length:
+        return _over_channels(p, s, d, padded, lanes, element)
+    batched = _is_batched(s, p.n, element)
+    pixel = s.length * (p.n if batched else 1)
+    if not batched and not _is_row(s, p.iw, pixel, element):
+        if s.length > 1:
+            return _over_channels(p, s, d, padded, lanes, element)
+        return f"neither the channels nor the images nor the pixels of a row lie together in {src}"
+    in_rows = _is_row(d, p.ow, pixel, element)
+    # Planes of one pixel are a pixel's channels, and may be written as planes all the same.
+    alike = d.length == s.length or (s.length == 1 and p.ow == 1 and d.length == NO_BLOCK)
+    if not alike or _is_batched(d, p.n, element) != batched or not (batched or in_rows):
+        return f"vectors run over the pixels of {src}, which are stored as they lie in it, not as in {dst}"
+    runs = _runs(p, s.length, padded, s.length, NO_BLOCK)
+    in_rows = in_rows and _is_row(s, p.iw, pixel, element)
+    if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
+        tiling, loops = _tiles_of_pixels(p)
+        masked = int(pixel < lanes)
+        return Blocking(lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=1)
+    return _over_pixels(p, lanes, s.length, batched, pixel, runs)
+
+
+def _is_batched(at: Geometry, images: int, element: ElementType) -> bool:
+    """Whether a block's channels of all images lie together, inside a pixel."""
+    return images > 1 and at.n < at.col and at.n == at.length * element.itemsize
+
+
+def _is_row(at: Geometry, width: int, pixel: int, element: ElementType) -> bool:
+    """Whether pixels of so many elements lie together in a row."""
+    return width == 1 or at.col == pixel * element.itemsize
+
+
+def _over_pixels(
+    problem: Conv2dProblem, lanes: int, block: int, batched: bool, pixel: int, runs: tuple[ChannelRun, ...]
+) -> Blocking | str:
+    """Vectors along a row, of pixels of so many elements that repeat a block's channels."""
+    p, isa = problem, target.isa()
+    most, least = _outputs(isa.registers)
+    if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
+        return f"a vector of {lanes} elements cannot be made of pixels of {pixel}, {p.sw} apart"
+    tiling = _tiling(_Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
+    loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
+    masks = 1 if isa.name == "avx512" or not tiling.taps else 2
+    inner = pixel if p.sw > 1 else 1
+    return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
+
+
+def _outputs(registers: int) -> tuple[int, int]:
+    """(most, least) accumulators of a tile."""
+    number = 32 if registers == 32 else 16
+    return MOST_OUTPUTS[number], LEAST_OUTPUTS[number]
+
+
+def _tiles_of_pixels(problem: Conv2dProblem, one_by_one: bool = False) -> tuple[_Tiling, int]:
+    """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
+    p, (most, least) = problem, _outputs(target.isa().registers)
+    tiling = _tiling(_Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), 1 if one_by_one else most)
+    return tiling, min(p.oh, -(-least // tiling.unrolled))
+
+
+# ---------------------------------------------------------------- vectors of channels
+
+
+def _over_channels(
+    problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int, lanes: int, element: ElementType
+) -> Blocking:
+    """Vectors of a pixel's channels, which end where a block of the source does.
+
+    Where the parts of a vector that a block of the destination holds would not be evenly far apart, a vector ends with
+    that block too.
+    """
+    p, m = problem, problem.oc // problem.ic
+    cut, store_width = _stores(s.length * m, d.length, lanes)
+    ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
+    runs = _runs(p, s.length, padded, lanes, cut)
+    if ragged and target.isa().halves:  # half vectors, which take half as long, if fewer of their lanes are idle
+        halved, width = _stores(s.length * m, d.length, lanes // 2)
+        halves = _runs(p, s.length, padded, lanes // 2, halved)
+        if len(halves) < 2 * len(runs):
+            runs, store_width, cut, lanes = halves, width, halved, lanes // 2
+    if not ragged:
+        masked, wei_block = int(s.length == NO_BLOCK and p.ic % lanes > 0), lanes
+    else:
+        masked, wei_block = 2, s.length if s.length < NO_BLOCK else cut if m == 1 else 0
+    scattered = d.length == 1 and p.ow > 1 and d.col != element.itemsize
+    tiling, loops = _tiles_of_pixels(p, one_by_one=scattered)
+    span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
+    pixel = s.length
+    return Blocking(
+        lanes, lanes, 0, 1, loops, *tiling, 1, store_width, masked, False, pixel, runs, wei_block, span=span
+    )
+
+
+def _stores(src_block: int, dst_block: int, lanes: int) -> tuple[int, int]:
+    """(output channels at whose multiples vectors end, channels of a store).
+
+    src_block: output channels that a block of the source gives; vectors begin there, and each after the other.
+    """
+    unit = lanes if src_block >= NO_BLOCK else math.gcd(src_block, lanes)  # vectors begin at multiples of it
+    if dst_block == NO_BLOCK or (unit == lanes and dst_block % lanes == 0):
+        return NO_BLOCK, lanes
+    return (NO_BLOCK, dst_block) if unit % dst_block == 0 else (dst_block, lanes)
+
+
+def _runs(problem: Conv2dProblem, length: int, padded: int, lanes: int, cut: int) -> tuple[ChannelRun, ...]:
+    """The output channels of each vector, up to `padded`. length: source channels of a block. cut: see `_stores`."""
+    m, first, found = problem.oc // problem.ic, 0, []
+    while first < padded:
+        ic = first // m
+        block, inside = ic - ic % length, ic % length
+        end = min(first + lanes, first - first % cut + cut, (block + length) * m)
+        src = ic
+        if m > 1:  # several vectors read one of the source, each with lanes of its own
+            src -= inside % lanes
+            end = min(end, (src + lanes) * m)
+        found.append(ChannelRun(first, end - first, src))
+        first = end
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def _tiling(axis: _Axis, most: int) -> _Tiling:
+    """The unrolled axis: as many outputs as registers hold, in the fewest tiles, edges known where they can be."""
+    best: tuple[float, _Tiling] | None = None
+    for outputs in range(1, min(most, axis.out) + 1) if axis.taps <= MOST_TAPS else ():
+        edges = _edges(axis, outputs)
+        if edges is not None:
+            score = -(-axis.out // outputs) * (outputs + 1.0), _Tiling(outputs, *axis[2:5], *edges)
+            if best is None or score[0] <= best[0]:
+                best = score
+    # Tiles of a few outputs where more would do: the edges are nearly everything.
+    if best is not None and (best[1].unrolled > 3 or best[1].unrolled == axis.out or axis.out < 7):
+        return best[1]
+    count = -(-axis.out // most)
+    return _Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)
+
+
+def _edges(axis: _Axis, outputs: int) -> tuple[int, int, int] | None:
+    """(begin, end, edges) of tiles of so many outputs; None if others than the first and last reach over an edge."""
+    span = (outputs - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
+    last = (axis.out - outputs) * axis.stride - axis.pad
+    end = max(0, last + span - axis.size)
+    if outputs == axis.out:
+        return axis.pad, end, 1
+    # Tiles but the last begin at multiples of `outputs` that are less than out - outputs.
+    before = (axis.out - outputs - 1) // outputs * outputs
+    second, final = (at * axis.stride - axis.pad for at in (outputs, before))
+    if last < 0 or (before and second < 0) or final + span > axis.size:
+        return None
+    return axis.pad, end, 1 if axis.pad == end == 0 else 3

@@ -1,0 +1,310 @@
+"""The tile of a depthwise convolution, as LLVM vector IR.
+
+A depthwise output reads one channel, so lanes never meet: a tile is some output vectors held in registers, and
+each source vector is loaded once and multiplied into every one of them that has a tap on it. One axis of the
+window, the *unrolled* one, has that sharing: `unrolled` neighbouring outputs, its taps in registers. The other,
+the *loop* axis, is a loop over its taps. Where vectors run over channels (NHWC, NCHW16) the unrolled axis is the
+width and the loop runs over the window's rows; where they run over the pixels of a row (NCHW, NCHW4) it is the
+height, and the loop runs over the window's columns, each a shifted vector.
+
+Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows), but never memory: along
+the unrolled axis it is known at compile time, as only the first and the last tile reach over the edge; along the loop
+axis a row outside is one sum of zero times each weight, and columns outside are lanes masked off.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv.jit.ir import I32, const, emitted, opaque, pointer, shuffle, splat
+from blockconv.kernels.common.epilogue import Tile, finish
+from blockconv.kernels.common.vectors import Vectors, lanes_below
+
+__all__ = ["Axis", "TileRun", "TileSpec", "depthwise_tile"]
+
+
+class TileSpec(NamedTuple):
+    """What a tile is compiled for.
+
+    element: the code of the elements' type. fma: whether multiply-adds round once. period: channels that a vector
+    holds, over and over. columns: 0 where vectors run over channels; else they run over pixels, and this is the stride
+    between these. inner: elements of a pixel, where vectors run over pixels.
+    loops: outputs along the loop axis, each by itself. unrolled: outputs along the unrolled axis, which has `taps` taps
+    of this stride and dilation; taps is 0 where these and the edges are known at run time only. begin, end: how far
+    the first tile and the last reach over the edge, in positions. edges: 1, there is one tile along the axis; 3, there
+    are inner ones, the first, the last.
+    masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant.
+    store_width: contiguous destination channels, which one store writes. act: an `ActivationKind`. permute: lanes of
+    the source are permuted, as several channels of the destination read one. masked: 1, vectors may end past a pixel's
+    elements; 2, or past a block's channels, and then with its weights.
+    """
+
+    element: int
+    fma: int
+    lanes: int
+    period: int
+    columns: int
+    inner: int
+    loops: int
+    unrolled: int
+    taps: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+    edges: int
+    masks: int
+    store_width: int
+    act: int
+    permute: int
+    masked: int
+
+    @property
+    def tile(self) -> Tile:
+        period = self.period if self.period < self.lanes else 0
+        shape = (1, self.loops) if self.columns else (self.unrolled, 1)
+        rows = self.unrolled if self.columns else self.loops
+        return Tile(self.element, self.fma, rows, *shape, self.lanes, period)
+
+    @property
+    def variants(self) -> list[tuple[int, int, int]]:
+        """(begin, end, whether loads along pixels are masked) of each variant, in the order of `TileRun.variant`."""
+        edges = [(self.begin, self.end)] if self.edges == 1 else [(0, 0), (self.begin, 0), (0, self.end)]
+        masks = [1] if self.masks == 1 else [0, 1]
+        return [(*edge, mask) for edge in edges for mask in masks]
+
+    def accumulator(self, q: int, p: int) -> int:
+        """The accumulator of output `q` along the loop axis and `p` along the unrolled one."""
+        return p * self.loops + q if self.columns else q * self.unrolled + p
+
+
+class TileRun(NamedTuple):
+    """One tile; addresses, and counts of elements.
+
+    variant: which of `TileSpec.variants`. src: where the first output's first tap lies, in memory or not. wei: the
+    weights of the first tap. bia: a bias for each valid channel. permutation: the lanes' indices, for `permute`.
+    src_valid: lanes that `masked` loads read. zeros: as many as a load reads, which take the place of padding where
+    the taps are known at run time only.
+    """
+
+    variant: int
+    src: int
+    wei: int
+    bia: int
+    permutation: int
+    src_valid: int
+    zeros: int
+
+
+class Axis(NamedTuple):
+    """One axis of a tile's window; along the pixels of a row, a position of the loop axis is an element.
+
+    taps: of the window. first: the position of the first output's first tap; size: positions that exist. stride,
+    dilation: positions from an output to the next, and from a tap to the next. src_step: from a position of the source
+    to the next; wei_step: from the weights of a tap to those of the next, in bytes. Of the unrolled axis the first five
+    are read only where the taps are known at run time only.
+    """
+
+    taps: int
+    first: int
+    size: int
+    stride: int
+    dilation: int
+    src_step: int
+    wei_step: int
+
+
+def depthwise_tile(spec: TileSpec) -> Any:
+    """tile(run, loop, unrolled, out): reduce and store one tile."""
+
+    @emitted
+    def tile(builder, run, loop, unrolled, out):
+        out = out._replace(dst_pixel=opaque(builder, out.dst_pixel))
+        code = _Tile(builder, spec, run, loop, unrolled, out.valid)
+        if not spec.taps:
+            code.reduce_any()
+        elif len(spec.variants) == 1:
+            code.reduce(spec.variants[0])
+        else:
+            for number, variant in enumerate(spec.variants):
+                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
+                    code.reduce(variant)
+        finish(builder, spec.tile, spec.store_width, spec.act, out, code.accs)
+
+    return tile
+
+
+def _times(builder: Any, value: Any, count: int) -> Any:
+    """value * count, which adds no instruction where the count is 0 or 1."""
+    if count <= 1:
+        return value if count else const(0)
+    return builder.mul(value, const(count))
+
+
+class _Tile:
+    """The code of one tile. run, loop, unrolled: a `TileRun` and two `Axis` of LLVM's values."""
+
+    def __init__(self, builder: Any, spec: TileSpec, run: Any, loop: Any, unrolled: Any, valid: Any) -> None:
+        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
+        self.v = spec.tile.code(builder)
+        self.wei_mask = None
+        if spec.period == 1:
+            bias = self.v.broadcast(run.bia)
+        else:
+            mask = lanes_below(builder, spec.period, valid)
+            bias = self.repeated(self.v.load(run.bia, mask, lanes=spec.period))
+            self.wei_mask = mask if spec.masked == 2 else None
+        self.accs = self.v.slots(spec.loops * spec.unrolled, bias)
+
+    # ------------------------------------------------------------ weights
+
+    def repeated(self, value: Any) -> Any:
+        """A vector of one period in every period of a vector."""
+        spec = self.spec
+        if spec.period == spec.lanes:
+            return value
+        return shuffle(self.b, value, value, [k % spec.period for k in range(spec.lanes)])
+
+    def weight(self, address: Any) -> Any:
+        """One tap's weights, for every lane."""
+        if self.spec.period == 1:
+            return self.v.broadcast(address)
+        return self.repeated(self.v.load(address, self.wei_mask, lanes=self.spec.period))
+
+    # ------------------------------------------------------------ the reduction
+
+    def position(self, tap: Any, q: int) -> tuple[Any, Any]:
+        """Where tap `tap` of output `q` along the loop axis lies: from the first output's first tap, and of all."""
+        ahead = self.b.add(self.b.mul(tap, self.loop.dilation), _times(self.b, self.loop.stride, q))
+        return ahead, self.b.add(self.loop.first, ahead)
+
+    def reduce(self, variant: tuple[int, int, int]) -> None:
+        """Taps of the unrolled axis are known, and so is where it has edges."""
+        b, spec = self.b, self.spec
+        with cgutils.for_range(b, self.loop.taps) as taps:
+            wei = b.add(self.run.wei, b.mul(taps.index, self.loop.wei_step))
+            step = opaque(b, self.unrolled.wei_step)
+            weights = [self.weight(b.add(wei, _times(b, step, t))) for t in range(spec.taps)]
+            for q in range(spec.loops):
+                ahead, position = self.position(taps.index, q)
+                base = b.add(self.run.src, b.mul(ahead, self.loop.src_step))
+                slots = [self.accs[spec.accumulator(q, p)] for p in range(spec.unrolled)]
+                if spec.columns:
+                    self.feed(
+                        variant,
+                        _Loader(self.v, spec, self.run, self.pixels(position, variant[2])),
+                        base,
+                        weights,
+                        slots,
+                    )
+                    continue
+                inside = b.icmp_unsigned("<", position, self.loop.size)
+                with b.if_else(inside, likely=True) as (in_bounds, outside):
+                    with in_bounds:
+                        self.feed(variant, _Loader(self.v, spec, self.run), base, weights, slots)
+                    with outside:
+                        self.feed_zeros(weights, slots)
+
+    def feed(
+        self, variant: tuple[int, int, int], loader: _Loader, base: Any, weights: list[Any], slots: list[Any]
+    ) -> None:
+        """One tap of the loop axis: each source vector is loaded once, and multiplied into all outputs that read it."""
+        b, spec, (begin, end, _) = self.b, self.spec, variant
+        readers: dict[int, list[tuple[int, int]]] = {}
+        for p in range(spec.unrolled):
+            for t in range(spec.taps):
+                readers.setdefault(p * spec.stride + t * spec.dilation, []).append((p, t))
+        span = (spec.unrolled - 1) * spec.stride + (spec.taps - 1) * spec.dilation + 1
+        at, before, step = base, 0, opaque(b, self.unrolled.src_step)
+        for position in sorted(readers):
+            if begin <= position < span - end:
+                at = b.add(at, _times(b, step, position - before)) if position > before else at
+                before = position
+                x = loader.load(at)
+            else:
+                x = self.v.zero
+            for p, t in readers[position]:
+                b.store(self.v.multiply_add(x, weights[t], b.load(slots[p])), slots[p])
+
+    def feed_zeros(self, weights: list[Any], slots: list[Any]) -> None:
+        """One tap of the loop axis that falls outside: for every output the same sum."""
+        total = self.v.zero
+        for weight in weights:
+            total = self.v.multiply_add(self.v.zero, weight, total)
+        for slot in slots:
+            self.b.store(self.b.fadd(self.b.load(slot), total), slot)
+
+    def reduce_any(self) -> None:
+        """Any number of taps, stride, dilation and padding: tap by tap, what is outside read from `zeros`."""
+        b, spec, u = self.b, self.spec, self.unrolled
+        with cgutils.for_range(b, self.loop.taps) as loop, cgutils.for_range(b, u.taps) as taps:
+            wei = b.add(self.run.wei, b.mul(loop.index, self.loop.wei_step))
+            weight = self.weight(b.add(wei, b.mul(taps.index, u.wei_step)))
+            for q in range(spec.loops):
+                ahead, position = self.position(loop.index, q)
+                loader = _Loader(self.v, spec, self.run, self.pixels(position, 1))
+                base = b.add(self.run.src, b.mul(ahead, self.loop.src_step))
+                for p in range(spec.unrolled):
+                    along = b.add(_times(b, u.stride, p), b.mul(taps.index, u.dilation))
+                    inside = b.icmp_unsigned("<", b.add(u.first, along), u.size)
+                    if not spec.columns:
+                        inside = b.and_(inside, b.icmp_unsigned("<", position, self.loop.size))
+                    at = b.select(inside, b.add(base, b.mul(along, u.src_step)), self.run.zeros)
+                    slot = self.accs[spec.accumulator(q, p)]
+                    b.store(self.v.multiply_add(loader.load(at), weight, b.load(slot)), slot)
+
+    def pixels(self, position: Any, masked: int) -> list[Any | None]:
+        """The masks of vectors along pixels from `position` on: which elements are in the image."""
+        b, lanes, spec = self.b, self.spec.lanes, self.spec
+        if not spec.columns or not masked:
+            return [None] * spec.columns
+        iota = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+        size = splat(b, b.trunc(self.loop.size, I32), lanes)
+        masks = []
+        for j in range(spec.columns):
+            first = b.trunc(b.add(position, const(j * lanes)), I32)
+            masks.append(b.icmp_unsigned("<", b.add(iota, splat(b, first, lanes)), size))
+        return masks
+
+
+# ---------------------------------------------------------------- loads
+
+
+class _Loader:
+    """Loads of source vectors. masks: of vectors along pixels, of which every `columns`-th pixel is taken."""
+
+    def __init__(self, v: Vectors, spec: TileSpec, run: Any, masks: list[Any | None] | None = None) -> None:
+        self.v, self.spec, self.run = v, spec, run
+        self.masks = masks or [v.below(run.src_valid) if spec.masked else None]
+
+    def load(self, address: Any) -> Any:
+        """The vector whose first element is at `address`."""
+        v, parts = self.v, []
+        for j, mask in enumerate(self.masks):
+            parts.append(v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask))
+        value = parts[0] if len(parts) == 1 else self.chosen(parts)
+        return self.permuted(value) if self.spec.permute else value
+
+    def chosen(self, parts: list[Any]) -> Any:
+        """Of neighbouring vectors, every `columns`-th pixel."""
+        lanes, inner = self.spec.lanes, self.spec.inner
+        sources = [(k // inner) * len(parts) * inner + k % inner for k in range(lanes)]
+        value = ir.Constant(parts[0].type, ir.Undefined)
+        for j, part in enumerate(parts):
+            taken = [lanes + at - j * lanes if at // lanes == j else k for k, at in enumerate(sources)]
+            value = shuffle(self.v.b, value, part, taken)
+        return value
+
+    def permuted(self, value: Any) -> Any:
+        """The lanes that the indices of `permutation` name. (LLVM makes one instruction of it.)"""
+        b, v = self.v.b, self.v
+        kind = ir.VectorType(ir.IntType(8 * v.itemsize), v.lanes)
+        indices = b.load(pointer(b, self.run.permutation, kind), align=v.itemsize)
+        out = ir.Constant(value.type, ir.Undefined)
+        for lane in range(v.lanes):
+            at = ir.Constant(I32, lane)
+            out = b.insert_element(out, b.extract_element(value, b.extract_element(indices, at)), at)
+        return out

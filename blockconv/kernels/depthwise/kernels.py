@@ -1,0 +1,205 @@
+"""Depthwise convolution's kernels: the loops over tasks and tiles."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import store_i64
+from blockconv.kernels.common.epilogue import Output
+from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec, depthwise_tile
+
+__all__ = ["ZEROS", "DepthwiseArguments", "Entry", "depthwise_channels", "depthwise_pixels"]
+
+
+class DepthwiseArguments(Arguments):
+    """What both kernels are called with. An image's rows are shared in chunks, and entries of the table in groups."""
+
+    src = word("the source", "address")
+    wei = word("packed weights", "address")
+    bia = word("a bias for each channel", "address")
+    dst = word("the destination", "address")
+    residual = word("the residual; the destination where there is none", "address")
+    activation = word("the activation's `ActivationArguments`", "address")
+    table = word("an `Entry` for each vector of destination channels, then what these point to", "address")
+    oh = word("height of the destination", "pixels")
+    ow = word("width of the destination", "pixels")
+    ih = word("height of the source", "pixels")
+    src_width = word("a row of the source", "pixels, or elements where vectors run over pixels")
+    sh = word("vertical stride", "pixels")
+    sw = word("horizontal stride", "pixels")
+    ph = word("padding above", "pixels")
+    pw = word("padding on the left", "pixels")
+    dh = word("vertical dilation", "pixels")
+    dw = word("horizontal dilation", "pixels")
+    kh = word("height of the window", "taps")
+    kw = word("width of the window", "taps")
+    src_n = word("from an image of the source to the next", "bytes")
+    src_row = word("from a row of the source to the next", "bytes")
+    src_col = word("from a pixel of the source to the next", "bytes")
+    dst_n = word("from an image of the destination to the next", "bytes")
+    dst_row = word("from a row of the destination to the next", "bytes")
+    dst_col = word("from a pixel of the destination to the next", "bytes")
+    dst_block = word("from the channels that are stored together to the next such", "bytes")
+    entries = word("entries of the table", "entries")
+    group_entries = word("entries of a task", "entries")
+    groups = word("groups of entries", "groups")
+    chunk_rows = word("rows of the destination that a task computes", "pixels")
+    chunks = word("chunks of an image's rows", "chunks")
+    inner = word("elements that vectors over channels cover: a vector's, or those of a pixel of all images", "elements")
+    dst_width = word("a row of the destination", "elements")
+    pixel = word("from a pixel to the next", "elements")
+    tap = word("from the weights of a tap to those of the next", "bytes")
+
+
+class Entry(Arguments):
+    """A vector of destination channels, or those of a block where that is less."""
+
+    src = word("from the source to the channels that it reads", "bytes")
+    wei = word("from the weights to its own", "bytes")
+    bia = word("from the bias to its own", "bytes")
+    dst = word("from the destination to its channels", "bytes")
+    valid = word("how many of its channels exist", "channels")
+    written = word("how many elements are written", "elements")
+    permutation = word("from the table to the lanes' indices, where several channels read one", "bytes")
+    src_valid = word("how many elements a load that is masked reads", "elements")
+
+
+ZEROS = 512  # bytes at the start of the scratch: what is read where the image ends, by tiles of any shape
+
+
+@jit.kernel
+def depthwise_channels(*spec):
+    """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
+
+    spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
+    """
+    shape = TileSpec(*spec)
+    itemsize, lanes, loops, unrolled, taps = shape.tile.itemsize, shape.lanes, shape.loops, shape.unrolled, shape.taps
+    tile = depthwise_tile(shape)
+
+    def kernel(args, first, last, scratch):
+        a = DepthwiseArguments(args)
+        if taps == 0:
+            for k in range(ZEROS // 8):
+                store_i64(scratch, k, 0)
+        # What the loops read again and again is held: the stores between could be to the arguments, for all LLVM knows.
+        oh_count, ow_count, inner = a.oh, a.ow, a.inner
+        src_row, src_col, sh, sw = a.src_row, a.src_col, a.sh, a.sw
+        dst_row, dst_col, kw, tap = a.dst_row, a.dst_col, a.kw, a.tap
+        residual = a.residual - a.dst
+        for task in range(first, last):
+            chunk, rest = task % a.chunks, task // a.chunks
+            group, n = rest % a.groups, rest // a.groups
+            entry_first = group * a.group_entries
+            entry_last = min(a.entries, entry_first + a.group_entries)
+            oh_first = chunk * a.chunk_rows
+            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            for oh_at in range(oh_first, oh_last, loops):
+                oh = min(oh_at, oh_count - loops)
+                ih = oh * sh - a.ph
+                for ow_at in range(0, ow_count, unrolled):
+                    ow = min(ow_at, ow_count - unrolled)
+                    iw = ow * sw - a.pw
+                    variant = 1 if ow_at == 0 else 2 if ow_at + unrolled >= ow_count else 0
+                    src = a.src + n * a.src_n + ih * src_row + iw * src_col
+                    dst = a.dst + n * a.dst_n + oh * dst_row + ow * dst_col
+                    for k in range(entry_first, entry_last):
+                        e = Entry(a.table)[k]
+                        kh = a.kh if e.valid > 0 else 0  # padding is only written
+                        for at in range(0, inner, lanes):
+                            i = min(at, inner - lanes) * itemsize
+                            at_src = src + e.src + i
+                            rows = Axis(kh, ih, a.ih, sh, a.dh, src_row, kw * tap)
+                            run = TileRun(
+                                variant=variant,
+                                src=at_src,
+                                wei=a.wei + e.wei,
+                                bia=a.bia + e.bia,
+                                permutation=a.table + e.permutation,
+                                src_valid=e.src_valid,
+                                zeros=scratch,
+                            )
+                            cols = Axis(kw, iw, a.src_width, sw, a.dw, src_col, tap)
+                            out = Output(
+                                dst=dst + e.dst + i,
+                                dst_row=dst_row,
+                                dst_pixel=dst_col,
+                                dst_block=a.dst_block,
+                                residual=residual,
+                                valid=e.valid,
+                                written=e.written,
+                                activation=a.activation,
+                                scratch=scratch + ZEROS,
+                            )
+                            tile(run, rows, cols, out)
+
+    return kernel
+
+
+@jit.kernel
+def depthwise_pixels(*spec):
+    """Vectors over the pixels of a row: tiles of `unrolled` rows x `loops` vectors.
+
+    spec: a `TileSpec`. A task is a chunk of an image's rows and one entry of the table.
+    """
+    shape = TileSpec(*spec)
+    lanes, loops, unrolled, columns = shape.lanes, shape.loops, shape.unrolled, shape.columns
+    itemsize, taps, edges, masks = shape.tile.itemsize, shape.taps, shape.edges, shape.masks
+    width = loops * lanes
+    tile = depthwise_tile(shape)
+
+    def kernel(args, first, last, scratch):
+        a = DepthwiseArguments(args)
+        if taps == 0:
+            for k in range(ZEROS // 8):
+                store_i64(scratch, k, 0)
+        oh_count, src_width, dst_width = a.oh, a.src_width, a.dst_width
+        pixel, src_row, sh = a.pixel, a.src_row, a.sh
+        dst_row, kw, tap, dw = a.dst_row, a.kw, a.tap, a.dw
+        residual = a.residual - a.dst
+        reach = width * columns + (kw - 1) * dw * pixel
+        chunks, entries = a.chunks, a.entries
+        for task in range(first, last):
+            chunk, rest = task % chunks, task // chunks
+            k, n = rest % entries, rest // entries
+            e = Entry(a.table)[k]
+            oh_first = chunk * a.chunk_rows
+            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            for oh_at in range(oh_first, oh_last, unrolled):
+                oh = min(oh_at, oh_count - unrolled)
+                ih = oh * sh - a.ph
+                edge = 0
+                if edges == 3:
+                    edge = 1 if oh_at == 0 else 2 if oh_at + unrolled >= oh_count else 0
+                src = a.src + n * a.src_n + ih * src_row + e.src
+                dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
+                for at in range(0, dst_width, width):
+                    first_element = at * columns - a.pw * pixel
+                    variant = edge
+                    if masks == 2:
+                        variant = 2 * edge + int(first_element < 0 or first_element + reach > src_width)
+                    run = TileRun(
+                        variant=variant,
+                        src=src + first_element * itemsize,
+                        wei=a.wei + e.wei,
+                        bia=a.bia + e.bia,
+                        permutation=a.table + e.permutation,
+                        src_valid=0,
+                        zeros=scratch,
+                    )
+                    cols = Axis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
+                    rows = Axis(a.kh, ih, a.ih, sh, a.dh, src_row, kw * tap)
+                    out = Output(
+                        dst=dst + at * itemsize,
+                        dst_row=dst_row,
+                        dst_pixel=0,
+                        dst_block=lanes * itemsize,
+                        residual=residual,
+                        valid=e.valid,
+                        written=dst_width - at,
+                        activation=a.activation,
+                        scratch=scratch + ZEROS,
+                    )
+                    tile(run, cols, rows, out)
+
+    return kernel

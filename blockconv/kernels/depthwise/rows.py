@@ -1,0 +1,204 @@
+"""Depthwise convolution, where each output channel reads one channel of the source, native in every layout.
+
+Which memory is contiguous decides what vectors run over. Over the channels of a pixel where a source's block holds a
+vector of them, or no whole number of blocks makes one (NHWC, NCHW16, NCHW24), to any destination: as in the direct
+kernel a layout is only addressing. Else over the pixels of a row, each with the block's few channels (NCHW, NCHW4,
+CHWN4, where the batch lies between pixel and pixel), or over a pixel's images (HWCN), to a destination where the same
+elements lie together. Every source is read in place, borders too.
+
+What a vector of destination channels reads and writes is an `Entry` of a table, made when the problem is
+bound, so that no kernel knows of blocks or of the channel multiplier: output channels g*m .. g*m+m-1 read channel g.
+
+Buffers: source, packed weights, bias, destination, residual (or the destination), activation parameters.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import ElementType, Types, element
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
+from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.kernels import (
+    ZEROS,
+    DepthwiseArguments,
+    Entry,
+    depthwise_channels,
+    depthwise_pixels,
+)
+from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
+from blockconv.machine.costs import CYCLE, store_cycles
+from blockconv.runtime import OWN_TABLE, Block, Op
+
+__all__ = ["ROWS"]
+
+
+# ---------------------------------------------------------------- what is packed, and the table
+
+
+def _weights(problem: Conv2dProblem, at: Blocking) -> WeightForm:
+    """[block of source channels][tap][source channel][multiplier]; the bias as it is."""
+    block, m = at.wei_block, problem.oc // problem.ic
+    if not block:
+        return WeightForm(Layout("cdeab"), m)
+    inner = f"{block}a" if block > 1 else ""
+    outer = ("A" if inner else "a") + ("B" if m > 1 and inner else "b")
+    layout = f"{outer}cde{inner}{m}b" if m > 1 and inner else f"aBcde{m}b" if m > 1 else f"{outer}cde{inner}"
+    return WeightForm(Layout(layout), m)
+
+
+def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, element: ElementType) -> Block:
+    """The table's entries, and the index vectors of the multiplier."""
+    p, m, width, itemsize = problem, problem.oc // problem.ic, at.period, element.itemsize
+    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    padded = dst.padded_shape(p.dst_shape)[1]
+    oc, count, ic = np.array(at.runs, np.int64).T
+    # A vector past the last channel is written as zero: it reads what the last one does.
+    existing = np.minimum(np.arange(len(oc)), np.searchsorted(oc, p.oc) - 1)
+    wei, ic = oc[existing], ic[existing]
+    lane = wei - ic * m  # of all that the source's vector gives, the first that is computed
+    offsets = np.unique(lane)
+    wei_block = at.wei_block * m or p.oc
+    table = np.zeros(len(oc), [(name, np.int64) for name in Entry.fields])
+    table["src"] = ic // s.length * s.block + ic % s.length * s.channel
+    table["wei"] = (wei // wei_block * p.kh * p.kw * wei_block + wei % wei_block) * itemsize
+    table["bia"] = wei * itemsize
+    table["dst"] = oc // d.length * d.block + oc % d.length * d.channel
+    table["valid"] = np.minimum(p.oc - oc, count)
+    table["written"] = np.minimum(padded - oc, count)
+    table["permutation"] = table.nbytes + np.searchsorted(offsets, lane) * at.lanes * itemsize
+    table["src_valid"] = np.minimum(p.ic - ic, s.length - ic % s.length)
+    if width < at.lanes:  # of pixels or images, which repeat a block's channels
+        table["written"] = table["src_valid"] = at.pixel if at.masked else NO_BLOCK
+    lanes = np.arange(at.lanes)
+    indices = lanes // width * width + (offsets[:, None] + lanes % width) // m % width
+    return np.concatenate([table.view(np.int64), indices.astype(f"i{itemsize}").ravel().view(np.int64)])
+
+
+# ---------------------------------------------------------------- the op
+
+
+def _op(
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    element: ElementType,
+    at: Blocking,
+    epilogue: Epilogue,
+    threads: int,
+) -> Op:
+    p, itemsize, entries = problem, element.itemsize, len(at.runs)
+    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    images = 1 if at.batched else p.n
+    span, rows = at.share(p, threads)
+    chunks, groups = -(-p.oh // rows), -(-entries // span)
+    args = DepthwiseArguments(
+        src=SRC,
+        wei=WEI,
+        bia=BIA,
+        dst=DST,
+        residual=RES if epilogue.residual else DST,
+        activation=ACT,
+        table=OWN_TABLE,
+        **{name: getattr(p, name) for name in ("oh", "ow", "ih", "sh", "sw", "ph", "pw", "dh", "dw", "kh", "kw")},
+        src_width=p.iw * at.pixel if at.columns else p.iw,
+        src_n=s.n,
+        src_row=s.row,
+        src_col=s.col,
+        dst_n=d.n,
+        dst_row=d.row,
+        dst_col=d.col,
+        dst_block=d.block if at.store_width == d.length else at.lanes * itemsize,
+        entries=entries,
+        group_entries=span,
+        groups=groups,
+        chunk_rows=rows,
+        chunks=chunks,
+        inner=max(at.pixel, at.lanes) if at.batched else at.lanes,
+        dst_width=p.ow * at.pixel,
+        pixel=at.pixel,
+        tap=(at.wei_block * (p.oc // p.ic) or p.oc) * itemsize,
+    )
+    spec = _spec(problem, at, element, epilogue)
+    scratch = ZEROS + at.loops * at.unrolled * at.lanes * itemsize
+    table = _table(p, src, dst, at, element)
+    if at.columns:
+        tasks = images * entries * chunks
+        return Op(depthwise_pixels(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
+    return Op(depthwise_channels(*spec), args, images * groups * chunks, 1, scratch, table)
+
+
+def _spec(problem: Conv2dProblem, at: Blocking, element: ElementType, epilogue: Epilogue) -> TileSpec:
+    """What a tile of the blocking is compiled for."""
+    taken = {name: int(getattr(at, name)) for name in TileSpec._fields if hasattr(at, name)}
+    permute = int(problem.oc > problem.ic and at.period > 1)
+    fma = int(target.isa().fma)
+    return TileSpec(element=element.code, fma=fma, act=epilogue.activation, permute=permute, **taken)
+
+
+# ---------------------------------------------------------------- the rows of the table
+
+
+def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, at: Blocking, threads: int) -> float:
+    """Multiply-adds in whole tiles at the rate of the machine's vectors, or the bytes moved, and what stores take.
+
+    Stores across layouts show here as they do not in a dense convolution: there is little else to do.
+    """
+    p, itemsize = problem, element.itemsize
+    flops, rate = at.flops(p), 8e9 * at.lanes / (1 if at.taps else 3)
+    moved = itemsize * (src.size(p.src_shape) + dst.size(p.dst_shape))
+    cycles = 0.0
+    if at.columns == 0:
+        # A vector of channels to as many planes takes what storing them one by one does.
+        channels_last = geometry(src, p.src_shape, itemsize).length == NO_BLOCK
+        cycles = store_cycles(dst, at.store_width if at.store_width > 1 else 0) + 0.5 * channels_last
+    stored = cycles * CYCLE * dst.size(p.dst_shape) / at.lanes
+    return 1e-6 + (max(flops / rate, moved / 40e9) + stored) / threads
+
+
+def _why_not(element: ElementType, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+    if not problem.is_depthwise:
+        return f"{problem.ic // problem.g} channels a group, not one"
+    found = blocking(problem, src, dst, element)
+    return found if isinstance(found, str) else None
+
+
+NO_EPILOGUE = Epilogue()
+
+
+def _make(
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    epilogue: Epilogue = NO_EPILOGUE,
+) -> Primitive:
+    element = types.src
+    at = blocking(problem, src, dst, element)
+    assert isinstance(at, Blocking)
+    return Primitive(
+        cost=lambda: _cost(problem, src, dst, element, at, threads),
+        make=lambda: [_op(problem, src, dst, element, at, epilogue, threads)],
+        weights=_weights(problem, at),
+        blocking=at,
+    )
+
+
+ROWS = tuple(
+    Row(
+        "conv_depthwise",
+        "conv2d",
+        dtypes=frozenset({dtype}),
+        why_not=partial(_why_not, element(dtype)),
+        make=_make,
+    )
+    for dtype in ITEMSIZE
+)

@@ -1,0 +1,135 @@
+"""The kernel of elementwise ops: contiguous extents, and what goes along with them."""
+
+from __future__ import annotations
+
+import functools
+
+from blockconv import jit
+from blockconv.core.types import ElementType
+from blockconv.jit.arguments import Arguments, table, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import load_bits, store_bits
+from blockconv.kernels.eltwise.codegen import Extent, Operand, eltwise_extent, operand_count
+
+__all__ = ["EltwiseArgs", "EltwiseLoop", "eltwise"]
+
+
+class EltwiseLoop(Arguments):
+    """A loop over contiguous extents."""
+
+    size = word("how many extents, or loops inside it")
+    stride = word("from one to the next in the operands", "bytes")
+    channels = word("from one to the next", "channels")
+
+
+class EltwiseArgs(Arguments):
+    """dst = activation(op(src, operands)) over a storage: contiguous extents, in loops of which the last is `extents`.
+
+    A task is a part of an extent, or of each of several neighbouring extents.
+    """
+
+    src = word("the source's first element", "address")
+    other = word("the operand's first element", "address")
+    second = word("the second operand's first element", "address")
+    dst = word("the destination's first element", "address")
+    activation = word("its `ActivationArguments`", "address")
+    extent = word("in an extent", "elements")
+    task_size = word("of an extent in a task", "elements")
+    size_tasks = word("tasks that an extent makes")
+    extents = word("in the last loop")
+    task_extents = word("extents in a task")
+    extent_tasks = word("tasks that the extents of the last loop make")
+    stride = word("from an extent to the next in the operands", "bytes")
+    channels = word("from an extent to the next", "channels")
+    inner = word("of the operands: elements that repeat in an extent", "elements")
+    period = word("the same, or a multiple of it, and of the channel block, that is written out", "elements")
+    written = word("whether it is to be written out", "0 or 1")
+    valid = word("channels that exist")
+    block = word("in a block, where the last one has a tail; else 1", "channels")
+    depth = word("loops around the last")
+    loops = table(EltwiseLoop, None, "loops around the last, innermost first")
+
+
+@inline
+def outer_offsets(a, outer):
+    """(the operands' offset in bytes, the channel) of a position of the loops around the last."""
+    other, channel = 0, 0
+    loop = a.loops
+    for _ in range(a.depth):
+        size = loop.size
+        i, outer = outer % size, outer // size
+        other += i * loop.stride
+        channel += i * loop.channels
+        loop = loop[1]
+    return other, channel
+
+
+@inline
+def repeat_elements(to, values, inner, count, block, valid, itemsize):
+    """Write `count` elements: the `inner` ones at `values`, again and again; of channels that do not exist, zeros."""
+    channel = 0
+    for j in range(inner):
+        # Of a block's last channels only those that exist may be read.
+        exists = inner == 1 or channel < valid
+        store_bits(to + j * itemsize, load_bits(values + j * itemsize, itemsize) if exists else 0, itemsize)
+        channel = 0 if channel + 1 == block else channel + 1
+    for j in range(inner, count):
+        store_bits(to + j * itemsize, load_bits(to + (j - inner) * itemsize, itemsize), itemsize)
+
+
+@jit.kernel
+def eltwise(element, lanes, kind, operand, act):
+    """A task reads and writes a part of an extent, or of each of several. Scratch: periods of the operands, mask."""
+    itemsize = ElementType.of(element).itemsize
+    full, constant, repeated = (int(operand == one) for one in (Operand.FULL, Operand.CONSTANT, Operand.PERIOD))
+    operands = operand_count(kind) if constant or repeated else 0
+    code = functools.partial(eltwise_extent, ElementType.of(element), lanes, kind, operand, act)
+    compute, compute_masked = code(masked=0), code(masked=1)
+
+    def kernel(args, first, last, scratch):
+        a = EltwiseArgs(args)
+        extent, inner, period = a.extent, a.inner, a.period
+        written, block, act_at = a.written, a.block, a.activation
+        extents, size_tasks, extent_tasks = a.extents, a.size_tasks, a.extent_tasks
+        table_bytes = period * itemsize
+        mask, held, masked = scratch + 2 * table_bytes, -1, 0
+        for task in range(first, last):
+            start, rest = (task % size_tasks) * a.task_size, task // size_tasks
+            extent_first, outer = (rest % extent_tasks) * a.task_extents, rest // extent_tasks
+            count = min(a.task_size, extent - start)
+            other_outer, channel_outer = outer_offsets(a, outer)
+            for row in range(extent_first, min(extents, extent_first + a.task_extents)):
+                at = ((outer * extents + row) * extent + start) * itemsize
+                src, dst = a.src + at, a.dst + at
+                offset, channel = other_outer + row * a.stride, channel_outer + row * a.channels
+                valid = a.valid - channel
+                other, second = a.other + offset, a.second + offset
+                if full:
+                    other, second = other + start * itemsize, second + start * itemsize
+                if operands and written:
+                    if offset != held:
+                        for k in range(operands):
+                            values, to = (a.second if k else a.other) + offset, scratch + k * table_bytes
+                            repeat_elements(to, values, inner, lanes if constant else period, block, valid, itemsize)
+                        held = offset
+                    other, second = scratch, scratch + table_bytes
+                if valid < block:
+                    if not masked:  # what a last block holds is the same in every image
+                        for j in range(period):
+                            store_bits(mask + j * itemsize, -1 if j % block < valid else 0, itemsize)
+                        masked = 1
+                    for p in range((count + period - 1) // period):
+                        k = p * period
+                        at = k * itemsize
+                        with_operand = at if full else 0
+                        x, y, z = src + at, other + with_operand, second + with_operand
+                        compute_masked(Extent(x, y, z, mask, dst + at, min(period, count - k), act_at))
+                elif repeated:
+                    for p in range((count + period - 1) // period):
+                        k = p * period
+                        x, to, size = src + k * itemsize, dst + k * itemsize, min(period, count - k)
+                        compute(Extent(x, other, second, mask, to, size, act_at))
+                else:
+                    compute(Extent(src, other, second, mask, dst, count, act_at))
+
+    return kernel

@@ -1,0 +1,289 @@
+"""Elementwise ops: activations, two operands (the second broadcast along any axes), scale and shift of channels.
+
+Nothing moves, so the storage is taken as it lies, whatever the layout: as contiguous extents. What differs between
+layouts is how the broadcast operand goes along with an extent, and that is one of three ways: in full (the operand is
+as large), as one vector for the whole extent (a channel of NCHW, a block of up to a vector's channels), or as a period
+that repeats (NHWC, wide blocks). A period that is no multiple of a vector is written out in the scratch until it is.
+Extents whose block has channels that do not exist are masked: their tails are zero again, whatever the op makes of
+zero, and whatever lay there.
+
+Buffers: activation: source, destination. binary: first operand, second operand, destination.
+affine: source, scale (C), shift (C), destination. The destination may be an operand of its own shape and layout.
+Options of the primitive: activation, an `Activation` that follows (for the op "activation": the one that is meant);
+for binary, other: the layout of the operand that is broadcast, if it is not the destination's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
+from blockconv.core.layout import Axis, Layout
+from blockconv.core.types import ElementType, Types
+from blockconv.kernels.common.activation import IDENTITY, Activation
+from blockconv.kernels.common.geometry import ITEMSIZE
+from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.eltwise.codegen import UNROLL, Operand, OpKind
+from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
+from blockconv.kernels.table import Primitive, Row
+from blockconv.machine.costs import BANDWIDTH
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["ROWS"]
+
+KINDS = {
+    "add": OpKind.ADD,
+    "sub": OpKind.SUB,
+    "mul": OpKind.MUL,
+    "div": OpKind.DIV,
+    "max": OpKind.MAX,
+    "min": OpKind.MIN,
+}
+LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
+WRITTEN = 128  # elements that a written-out period has at the least, if the extent is long
+LONGEST = 2048  # elements that it has at the most
+MASKED = 8  # vectors of a mask that is written out
+ALL = 1 << 40  # channels, where none is missing
+
+
+# ---------------------------------------------------------------- a storage as contiguous extents
+
+
+@dataclass(frozen=True)
+class Extents:
+    """The contiguous extents of a storage.
+
+    size: elements in one. operand: how the operand goes along with one; it repeats after `inner` elements, or after
+    `period`, if it is `written` out in the scratch. ragged: the last block of channels has a tail. loops: over the
+    extents, outermost first, strides in elements of the storage and of the operand.
+    """
+
+    size: int
+    operand: int
+    inner: int
+    period: int
+    written: bool
+    ragged: bool
+    loops: tuple[Loop, ...]
+
+
+def extents(
+    layout: Layout, shape: tuple[int, ...], other: Layout | None, other_shape: tuple[int, ...], itemsize: int
+) -> Extents | str:
+    """The extents of a storage with an operand (None: without one); or why there are none, in a sentence."""
+    lanes = lanes_of(itemsize)
+    ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
+    loops = _loops(layout, shape, other, other_shape)
+    loops = fused(loops, alone=lambda loop: ragged and _channels(loop) > 0)
+    inner, outer = (loops[-1], tuple(loops[:-1])) if loops else (Loop(1, (0, 0)), ())
+    block = layout.blocks[1] if ragged else 1
+    least = -(-MASKED * lanes // block) * block if ragged else lanes  # the period of a mask
+    if other is None:
+        return Extents(inner.size, Operand.NONE, 1, least, False, ragged, outer)
+    if inner.dst not in (0, 1):
+        return f"an operand in {other} does not lie as {layout} does"
+    if inner.dst == 0 and inner.dim == 0:  # images are innermost: each element of the operand is that of few elements
+        return Extents(inner.size, Operand.SCALAR, 1, least, False, ragged, outer)
+    if inner.dst == 0:
+        return Extents(inner.size, Operand.CONSTANT, 1, least, True, ragged, outer)
+    repeats = outer and outer[-1].dst == 0 and not (ragged and _channels(outer[-1]))
+    if not repeats and (other == layout or not ragged):
+        return Extents(inner.size, Operand.FULL, 1, least, False, ragged, outer)
+    size = inner.size
+    if repeats:
+        size, outer = size * outer[-1].size, outer[:-1]
+    if lanes % inner.size == 0:
+        return Extents(size, Operand.CONSTANT, inner.size, least, True, ragged, outer)
+    whole = math.lcm(inner.size, lanes)
+    if whole > LONGEST or (inner.size % lanes == 0 and inner.size >= UNROLL * lanes and not ragged):
+        return Extents(size, Operand.PERIOD, inner.size, inner.size, ragged, ragged, outer)
+    period = whole * max(1, min(-(-WRITTEN // whole), size // (8 * whole)))
+    return Extents(size, Operand.PERIOD, inner.size, period, True, ragged, outer)
+
+
+def _loops(layout: Layout, shape: tuple[int, ...], other: Layout | None, other_shape: tuple[int, ...]) -> list[Loop]:
+    """The storage's axes that have more than one element, outermost first; strides of the storage and the operand."""
+    same = other == layout and other_shape == shape
+    loops = []
+    for axis in layout.axes(shape):
+        stride = axis.stride
+        if other is None or (not same and other_shape[axis.dim] == 1):
+            stride = 0
+        elif not same:
+            held = max((a for a in other.axes(other_shape) if a.dim == axis.dim and a.step <= axis.step), key=_step)
+            stride = held.stride * (axis.step // held.step)
+        if axis.size > 1:
+            loops.append(Loop(axis.size, (axis.stride, stride), axis.dim, axis.step))
+    return loops
+
+
+def _step(axis: Axis) -> int:
+    return axis.step
+
+
+def _channels(loop: Loop) -> int:
+    """Channels from a step to the next, of a loop over blocks of channels; else 0."""
+    return loop.step if loop.dim == 1 and loop.step > 1 else 0
+
+
+# ---------------------------------------------------------------- ops
+
+
+def _op(
+    found: Extents,
+    kind: int,
+    buffers: tuple[int, int, int, int],
+    layout: Layout,
+    shape: tuple[int, ...],
+    e: ElementType,
+    threads: int,
+    activation: Activation,
+) -> list[Op]:
+    """buffers: source, operand, second operand, destination."""
+    if 0 in shape:
+        return []
+    last, outer = (found.loops[-1], found.loops[:-1]) if found.loops else (Loop(1, (0, 0)), ())
+    total = math.prod(loop.size for loop in found.loops) * found.size * e.itemsize
+    nbytes = min(max(TASK_BYTES, total // (8 * threads)), LARGE_TASK)
+    unit = math.lcm(found.period, 64)
+    size = max(1, nbytes // (e.itemsize * unit)) * unit
+    size_tasks = -(-found.size // size)
+    count = max(1, min(last.size, nbytes // (found.size * e.itemsize)))
+    extent_tasks = -(-last.size // count)
+    loops = [_loop(loop, e.itemsize, found.ragged) for loop in (*outer, last)]
+    src, other, second, dst = map(Buffer, buffers)
+    args = EltwiseArgs(
+        src=src,
+        other=other,
+        second=second,
+        dst=dst,
+        activation=OWN_TABLE,
+        extent=found.size,
+        task_size=size,
+        size_tasks=size_tasks,
+        extents=last.size,
+        task_extents=count,
+        extent_tasks=extent_tasks,
+        stride=loops[-1].stride,
+        channels=loops[-1].channels,
+        inner=found.inner,
+        period=found.period,
+        written=found.written,
+        valid=shape[1] if found.ragged else ALL,
+        block=layout.blocks[1] if found.ragged else 1,
+        depth=len(outer),
+        loops=loops[-2::-1],
+    )
+    tasks = size_tasks * extent_tasks * math.prod(loop.size for loop in outer)
+    chunk = chunk_of(tasks, min(found.size, size) * count * e.itemsize, threads, nbytes)
+    table = np.array(activation.arguments, np.int64)
+    kernel = eltwise(e.code, lanes_of(e.itemsize), kind, found.operand, activation.kind)
+    return [Op(kernel, args, tasks, chunk, scratch=3 * found.period * e.itemsize + 64, table=table)]
+
+
+def _loop(loop: Loop, itemsize: int, ragged: bool) -> EltwiseLoop:
+    return EltwiseLoop(size=loop.size, stride=loop.dst * itemsize, channels=_channels(loop) if ragged else 0)
+
+
+def _activation_ops(
+    problem: ActivationProblem, dst: Layout, element: ElementType, threads: int, activation: Activation
+) -> list[Op]:
+    found = extents(dst, problem.shape, None, (), element.itemsize)
+    assert isinstance(found, Extents)
+    return _op(found, OpKind.NOTHING, (0, 0, 0, 1), dst, problem.shape, element, threads, activation)
+
+
+def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
+    """(kind, whether the first operand is the one that is broadcast, its shape)."""
+    kind, swapped = KINDS[problem.kind], problem.src != problem.dst_shape
+    if swapped:
+        kind = {OpKind.SUB: OpKind.OTHER_MINUS, OpKind.DIV: OpKind.OTHER_OVER}.get(kind, kind)
+    return kind, swapped, problem.src if swapped else problem.other
+
+
+def _binary_ops(
+    problem: BinaryProblem,
+    dst: Layout,
+    element: ElementType,
+    threads: int,
+    activation: Activation,
+    other: Layout | None = None,
+) -> list[Op]:
+    kind, swapped, shape = _broadcast(problem)
+    found = extents(dst, problem.dst_shape, dst if other is None else other, shape, element.itemsize)
+    assert isinstance(found, Extents), found
+    first, second = (1, 0) if swapped else (0, 1)
+    return _op(found, kind, (first, second, second, 2), dst, problem.dst_shape, element, threads, activation)
+
+
+def _affine_extents(problem: AffineProblem, layout: Layout, itemsize: int) -> Extents | str:
+    rank = len(problem.shape)
+    shape = (1, problem.shape[1], *[1] * (rank - 2))
+    return extents(layout, problem.shape, Layout("abcdef"[:rank]), shape, itemsize)
+
+
+def _affine_ops(
+    problem: AffineProblem, dst: Layout, element: ElementType, threads: int, activation: Activation
+) -> list[Op]:
+    found = _affine_extents(problem, dst, element.itemsize)
+    assert isinstance(found, Extents), found
+    return _op(found, OpKind.AFFINE, (0, 1, 2, 3), dst, problem.shape, element, threads, activation)
+
+
+# ---------------------------------------------------------------- rows of the kernel table
+
+
+def _why_not_activation(problem: ActivationProblem, src: Layout, dst: Layout) -> str | None:
+    return same_layout_why_not(problem.shape, src, dst)
+
+
+def _why_not_binary(problem: BinaryProblem, src: Layout, dst: Layout, other: Layout | None = None) -> str | None:
+    why_not = same_layout_why_not(problem.dst_shape, src, dst)
+    if why_not or 0 in problem.dst_shape:
+        return why_not
+    found = extents(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2], 4)
+    return found if isinstance(found, str) else None
+
+
+def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout) -> str | None:
+    why_not = same_layout_why_not(problem.shape, src, dst)
+    found = None if why_not or 0 in problem.shape else _affine_extents(problem, dst, 4)
+    return why_not or (found if isinstance(found, str) else None)
+
+
+def _cost(problem: Any, dst: Layout, threads: int) -> float:
+    """The arrays that are as large as the result, at the speed of a copy."""
+    arrays = 3 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 2
+    return 1e-6 + 4 * arrays * dst.size(problem.dst_shape) / (BANDWIDTH * threads)
+
+
+def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]]) -> Row:
+    def make(
+        problem: Any,
+        src: Layout,
+        dst: Layout,
+        types: Types,
+        threads: int,
+        activation: Activation = IDENTITY,
+        **options: Any,
+    ) -> Primitive:
+        return Primitive(
+            cost=lambda: _cost(problem, dst, threads),
+            make=lambda: ops(problem, dst, types.src, threads, activation, **options),
+        )
+
+    return Row(op, op, dtypes=frozenset(ITEMSIZE), why_not=why_not, make=make)
+
+
+ROWS = (
+    _row("activation", _why_not_activation, _activation_ops),
+    _row("binary", _why_not_binary, _binary_ops),
+    _row("affine", _why_not_affine, _affine_ops),
+)

@@ -1,0 +1,83 @@
+"""Local response normalisation as vector code."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import call_llvm, const, emitted
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["ANY_POWER", "THREE_QUARTERS", "Window", "normalisation", "squares"]
+
+THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square roots, or by the C library
+
+
+class Window(NamedTuple):
+    """Contiguous results, each from the squares of the channels around its own.
+
+    src: the address of the results' own elements. near: of the first element that the first result needs the square of.
+    squared: 1 if what lies there is squares already. dst: of the results. size: results. taps: elements that each
+    needs, stride: bytes from one to the next. factors: the address of scale, bias and beta, as elements.
+    """
+
+    src: int
+    near: int
+    squared: int
+    dst: int
+    size: int
+    taps: int
+    stride: int
+    factors: int
+
+
+def squares(element: ElementType, lanes: int) -> Any:
+    """Code that squares `count` contiguous elements."""
+
+    @emitted
+    def square(builder: Any, src: Any, dst: Any, count: Any) -> None:
+        v = Vectors(builder, element, lanes)
+
+        def vector(offset: Any, mask: Any | None) -> None:
+            x = v.load(builder.add(src, offset), mask)
+            v.store(v.mul(x, x), builder.add(dst, offset), mask)
+
+        v.each(count, vector)
+
+    return square
+
+
+def normalisation(element: ElementType, lanes: int, power: int) -> Any:
+    """Code that computes a `Window`'s results."""
+
+    @emitted
+    def normalise(builder: Any, w: Window) -> None:
+        v = Vectors(builder, element, lanes)
+        slot = cgutils.alloca_once(builder, v.kind)
+        is_square = builder.icmp_signed("!=", w.squared, const(0))
+
+        def vector(offset: Any, mask: Any | None) -> None:
+            builder.store(v.zero, slot)
+            with cgutils.for_range(builder, w.taps) as loop:
+                x = v.load(builder.add(builder.add(w.near, offset), builder.mul(loop.index, w.stride)), mask)
+                x = builder.select(is_square, x, v.mul(x, x))
+                builder.store(builder.fadd(builder.load(slot), x), slot)
+            x = v.load(builder.add(w.src, offset), mask)
+            v.store(_normalised(v, x, builder.load(slot), power, w.factors), builder.add(w.dst, offset), mask)
+
+        v.each(w.size, vector)
+
+    return normalise
+
+
+def _normalised(v: Vectors, x: Any, total: Any, power: int, factors: Any) -> Any:
+    """x / (bias + scale * total) ** beta."""
+    scale, bias, beta = (v.broadcast(v.b.add(factors, const(k * v.itemsize))) for k in range(3))
+    base = v.add(bias, v.mul(scale, total))
+    if power == THREE_QUARTERS:
+        name = f"llvm.sqrt.{v.suffix()}"
+        root = call_llvm(v.b, name, v.kind, [base])
+        return v.b.fdiv(x, v.mul(root, call_llvm(v.b, name, v.kind, [root])))
+    return v.b.fdiv(x, call_llvm(v.b, f"llvm.pow.{v.suffix()}", v.kind, [base, beta]))

@@ -1,0 +1,138 @@
+"""Local response normalisation's kernels.
+
+Both begin with the factors as elements, in the first line of the scratch.
+"""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.core.types import ElementType
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.ir import as_float64, store_bits, store_f
+from blockconv.kernels.common.axis_arguments import ContiguousAxis
+from blockconv.kernels.lrn.codegen import Window, normalisation, squares
+
+__all__ = ["LINE", "ChannelWindow", "ContiguousLrn", "Factors", "StridedLrn", "lrn_lines", "lrn_planes"]
+
+LINE = 64  # bytes
+
+
+class Factors(Arguments):
+    """x / (bias + scale * sum of squares) ** beta."""
+
+    scale = word("alpha / size of the window", "bits of a float64")
+    bias = word("bias", "bits of a float64")
+    beta = word("beta", "bits of a float64")
+
+
+class ChannelWindow(Arguments):
+    """The channels whose squares are summed."""
+
+    size = word("channels in the window")
+    before = word("of these, channels before the result's own")
+    factors = group(Factors, "what is done with the sum")
+
+
+class ContiguousLrn(ContiguousAxis):
+    """Channels that are contiguous, at least in a block."""
+
+    window = group(ChannelWindow, "the channels that are summed")
+
+
+class StridedLrn(Arguments):
+    """Channels that are planes of contiguous positions; a task is `task_pixels` of them, in all channels."""
+
+    src = word("the source's first element", "address")
+    dst = word("the destination's first element", "address")
+    pixels = word("in a plane")
+    task_pixels = word("pixels in a task")
+    channels = word("in an image")
+    window = group(ChannelWindow, "the channels that are summed")
+
+
+@jit.kernel
+def lrn_lines(element, lanes, power):
+    """A task is a pixel, whose channels are contiguous, at least in a block.
+
+    Scratch: the factors, then the squares of the pixel's channels between zeros for channels that do not exist.
+    """
+    itemsize = ElementType.of(element).itemsize
+    square = squares(ElementType.of(element), lanes)
+    normalise = normalisation(ElementType.of(element), lanes, power)
+
+    def kernel(args, first, last, scratch):
+        a = ContiguousLrn(args)
+        block_stride, block, size = a.block_stride, a.block, a.size
+        blocks, window, before = (size + block - 1) // block, a.window.size, a.window.before
+        factors = a.window.factors
+        store_f(scratch, as_float64(factors.scale), itemsize)
+        store_f(scratch + itemsize, as_float64(factors.bias), itemsize)
+        store_f(scratch + 2 * itemsize, as_float64(factors.beta), itemsize)
+        near = scratch + LINE
+        for k in range(window):
+            store_bits(near + k * itemsize, 0, itemsize)
+            store_bits(near + (before + size + k) * itemsize, 0, itemsize)
+        own = near + before * itemsize
+        for task in range(first, last):
+            at = task // a.inner * a.outer_stride
+            at += task % a.inner * a.inner_stride
+            src, dst = a.src + at, a.dst + at
+            for k in range(blocks):
+                count = min(block, size - k * block)
+                square(src + k * block_stride, own + k * block * itemsize, count)
+            for k in range(blocks):
+                count = min(block, size - k * block)
+                normalise(
+                    Window(
+                        src=src + k * block_stride,
+                        near=near + k * block * itemsize,
+                        squared=1,
+                        dst=dst + k * block_stride,
+                        size=count,
+                        taps=window,
+                        stride=itemsize,
+                        factors=scratch,
+                    )
+                )
+            end = dst + (blocks - 1) * block_stride + (size - (blocks - 1) * block) * itemsize
+            for k in range(a.tail):
+                store_bits(end + k * itemsize, 0, itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def lrn_planes(element, lanes, power):
+    """A task is some positions of a plane, in all channels of these. Scratch: the factors."""
+    itemsize = ElementType.of(element).itemsize
+    normalise = normalisation(ElementType.of(element), lanes, power)
+
+    def kernel(args, first, last, scratch):
+        a = StridedLrn(args)
+        pixels, task_pixels, channels = a.pixels, a.task_pixels, a.channels
+        window, before = a.window.size, a.window.before
+        factors = a.window.factors
+        store_f(scratch, as_float64(factors.scale), itemsize)
+        store_f(scratch + itemsize, as_float64(factors.bias), itemsize)
+        store_f(scratch + 2 * itemsize, as_float64(factors.beta), itemsize)
+        tasks, plane = (pixels + task_pixels - 1) // task_pixels, pixels * itemsize
+        for task in range(first, last):
+            start = task % tasks * task_pixels
+            at = task // tasks * channels * plane + start * itemsize
+            src, dst = a.src + at, a.dst + at
+            for c in range(channels):
+                low, high = max(0, c - before), min(channels, c - before + window)
+                normalise(
+                    Window(
+                        src=src + c * plane,
+                        near=src + low * plane,
+                        squared=0,
+                        dst=dst + c * plane,
+                        size=min(task_pixels, pixels - start),
+                        taps=high - low,
+                        stride=plane,
+                        factors=scratch,
+                    )
+                )
+
+    return kernel

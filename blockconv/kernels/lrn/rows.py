@@ -1,0 +1,56 @@
+"""Local response normalisation across channels.
+
+Buffers: source, destination.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blockconv.core.eltwise_problem import LrnProblem
+from blockconv.core.layout import Layout
+from blockconv.core.types import ElementType, Types, element
+from blockconv.kernels.common.axis import contiguous_axis, cost, strided_axis
+from blockconv.kernels.common.geometry import ITEMSIZE
+from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.lrn.codegen import ANY_POWER, THREE_QUARTERS
+from blockconv.kernels.lrn.kernels import LINE, ChannelWindow, ContiguousLrn, Factors, StridedLrn, lrn_lines, lrn_planes
+from blockconv.kernels.table import Primitive, Row
+from blockconv.runtime import Buffer, Op
+
+__all__ = ["ROWS"]
+
+
+def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -> list[Op]:
+    p, itemsize = problem, kind.itemsize
+    if 0 in p.shape:
+        return []
+    lanes, axis = lanes_of(itemsize), contiguous_axis(layout, p.shape, 1, itemsize)
+    channels, positions = p.shape[1], math.prod(p.shape) // p.shape[1]
+    bits = element("float64").bits
+    factors = Factors(scale=bits(p.alpha / p.size), bias=bits(p.bias), beta=bits(p.beta))
+    window = ChannelWindow(size=p.size, before=(p.size - 1) // 2, factors=factors)
+    params = (kind.code, lanes, THREE_QUARTERS if p.beta == 0.75 else ANY_POWER)
+    if axis is not None:
+        args = ContiguousLrn(**axis._asdict(), window=window)
+        scratch = LINE + (channels + 2 * p.size) * itemsize + LINE
+        chunk = chunk_of(positions, channels * itemsize, threads)
+        return [Op(lrn_lines(*params), args, positions, chunk, scratch=scratch)]
+    pixels = strided_axis(layout, p.shape, 1, itemsize).inner
+    task_pixels = max(1, TASK_BYTES // (channels * itemsize * lanes)) * lanes
+    strided = StridedLrn(
+        src=Buffer(0), dst=Buffer(1), pixels=pixels, task_pixels=task_pixels, channels=channels, window=window
+    )
+    return [Op(lrn_planes(*params), strided, positions // pixels * -(-pixels // task_pixels), scratch=LINE)]
+
+
+def _why_not(problem: LrnProblem, src: Layout, dst: Layout) -> str | None:
+    return same_layout_why_not(problem.shape, src, dst)
+
+
+def _make(problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+    return Primitive(lambda: cost(30.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+
+
+ROWS = (Row("lrn", "lrn", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

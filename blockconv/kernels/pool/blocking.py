@@ -1,0 +1,398 @@
+"""How a pool is cut: planes of inner elements, tables of windows, tasks.
+
+To a pool, a tensor is an array [planes][rows][columns][inner], in which everything but inner may have any strides.
+So layouts differ in numbers alone: NCHW has N * C planes of 1 inner element, NHWC N planes of C, NCHW16 N * C/16 planes
+of 16, CHWN4 C/4 planes of 4 * N, HWCN one plane of C * N.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
+from blockconv.core.types import ElementType
+from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.pool.codegen import MAXIMUM, SUM, Reduction
+from blockconv.kernels.pool.kernels import PoolArgs, WindowRow
+from blockconv.runtime import OWN_TABLE, Block, Buffer
+
+__all__ = [
+    "ANY_TYPE",
+    "DST",
+    "ELEMENT_TYPES",
+    "IDX",
+    "SRC",
+    "TASK_BYTES",
+    "Axis",
+    "Blocking",
+    "Problem",
+    "Scales",
+    "View",
+    "Windows",
+    "all_taps",
+    "axis_of",
+    "masks_of",
+    "table_of",
+    "tile_pixels",
+    "view",
+    "windows",
+]
+
+SRC, DST, IDX = (Buffer(k) for k in range(3))
+MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
+MASK_VECTORS = 8  # the most that a kernel stores with one mask address
+TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
+Problem = Pool2dProblem | AdaptivePool2dProblem
+
+# The element types that pools take: rows of their own for each size, as it decides how many are a vector.
+ELEMENT_TYPES = {
+    "f32": ("float32",),
+    "f64": ("float64",),
+    "i8": ("int8", "uint8"),
+}
+ANY_TYPE = tuple(dtype for dtypes in ELEMENT_TYPES.values() for dtype in dtypes)
+
+
+class View(NamedTuple):
+    """A layout as [planes][rows][columns][inner]; inner elements are contiguous.
+
+    outer, nearer: the two loops of planes, with strides in elements of the source and of the destination.
+    exist: of each inner element in a plane of the last channel block, whether its channel exists.
+    period: elements of a pixel after which `exist` begins anew.
+    blocks: channel blocks that are planes of their own, `block_planes` planes from each other.
+    """
+
+    outer: Loop
+    nearer: Loop
+    inner: int
+    exist: Block
+    period: int
+    blocks: int
+    block_planes: int
+
+    @property
+    def planes(self) -> int:
+        return self.outer.size * self.nearer.size
+
+
+def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...]) -> View:
+    """The view of a source and a destination in the same layout, with at most one block of channels.
+
+    Of a block of images, those that exist are counted.
+    """
+    images, channels = src_shape[:2]
+    loops = [
+        Loop(min(s.size, images) if s.dim == 0 else s.size, (s.stride, d.stride), s.dim, s.step)
+        for s, d in zip(layout.axes(src_shape), layout.axes(dst_shape), strict=True)
+    ]
+    inner, split, channel, period, past_images = 1, len(loops), np.zeros(1, np.int64), 1, False
+    for loop in reversed(loops):
+        if loop.dim > 1 or (loop.size > 1 and loop.strides != (inner, inner)):
+            break
+        channel = np.add.outer(np.arange(loop.size) * (loop.step if loop.dim == 1 else 0), channel).ravel()
+        inner *= loop.size
+        split -= 1
+        past_images |= loop.dim == 0 and loop.size > 1
+        period = inner if loop.dim == 1 or not past_images else period
+    around = [loop for loop in loops[:split] if loop.dim < 2 and loop.size > 1]
+    of_blocks = next((k for k, loop in enumerate(around) if loop.dim == 1), None)
+    blocks, block_planes = 1, 1
+    if of_blocks is not None:
+        blocks, block_planes = around[of_blocks].size, math.prod(loop.size for loop in around[of_blocks + 1 :])
+        channel = channel + (blocks - 1) * around[of_blocks].step
+    one = Loop(1, (0, 0))
+    outer, nearer = [one, one, *fused(around)][-2:]
+    return View(outer, nearer, inner, np.where(channel < channels, 1, 0), period, blocks, block_planes)
+
+
+# ---------------------------------------------------------------- windows
+
+
+class Windows(NamedTuple):
+    """Of windows along an axis: the first element in the image, how many there are, how many an average counts."""
+
+    first: Block
+    taps: Block
+    counted: Block
+
+
+class Axis(NamedTuple):
+    """One axis of a problem; windows of `kernel` taps, `dilation` apart."""
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    begin: int
+    end: int
+    dilation: int
+
+
+def axis_of(problem: Problem, x: str) -> Axis:
+    """The axis "h" or "w"; windows of an adaptive pool have no one size."""
+    if isinstance(problem, AdaptivePool2dProblem):
+        return Axis(getattr(problem, "i" + x), getattr(problem, "o" + x), 0, 0, 0, 0, 1)
+    names = (f"i{x}", f"o{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}")
+    return Axis(*(int(getattr(problem, name)) for name in names))
+
+
+def windows(problem: Problem, x: str, outputs: Block | None = None) -> Windows:
+    """The windows of these outputs along an axis, or of all; arrays, as an axis may have millions."""
+    a = axis_of(problem, x)
+    o = np.arange(a.out) if outputs is None else outputs
+    if isinstance(problem, AdaptivePool2dProblem):
+        first = o * a.size // a.out
+        taps = -(-(o + 1) * a.size // a.out) - first
+        return Windows(first, taps, taps)
+    start = o * a.stride - a.begin
+    before = -(np.minimum(0, start) // a.dilation)  # taps in the begin padding
+    until = np.minimum(a.kernel, -((start - a.size) // a.dilation))
+    taps = np.maximum(0, until - before)
+    counted = taps
+    if problem.divisor is not None:
+        counted = np.full_like(o, problem.divisor if x == "h" else 1)
+    elif problem.kind == "avg_include_padding":
+        counted = np.minimum(a.kernel, -((start - a.size - a.end) // a.dilation))
+    return Windows(start + before * a.dilation, taps, counted)
+
+
+def all_taps(problem: Problem, x: str) -> int:
+    """How many elements all windows along an axis cover: those of one window, but for windows at the ends."""
+    a = axis_of(problem, x)
+    if isinstance(problem, AdaptivePool2dProblem):
+        return a.size + a.out - math.gcd(a.size, a.out)  # neighbours share an element where a bound is no integer
+    inner_first = min(a.out, -(-a.begin // a.stride))
+    fitting = (a.size + a.begin - (a.kernel - 1) * a.dilation - 1) // a.stride + 1
+    inner_last = max(inner_first, min(a.out, fitting))
+    ends = np.concatenate([np.arange(inner_first), np.arange(inner_last, a.out)])
+    return (inner_last - inner_first) * a.kernel + int(windows(problem, x, ends).taps.sum())
+
+
+# ---------------------------------------------------------------- one pool
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """A pool of elements of one type, from a layout to a layout, and how it is cut for so many threads."""
+
+    problem: Any  # a Problem
+    src: Layout
+    dst: Layout
+    element: ElementType
+    threads: int = 1
+
+    @cached_property
+    def view(self) -> View:
+        """Of a pool that does not change the layout."""
+        return view(self.src, self.problem.src_shape, self.problem.dst_shape)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Of a pixel of a plane."""
+        return self.view.inner * self.itemsize
+
+    @cached_property
+    def strides(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(from a row to the next, from a pixel to the next) of the source and of the destination, in bytes.
+
+        Where there is one pixel in a row, or one row, that stride is as if they were contiguous.
+        """
+        found = []
+        for layout, shape in ((self.src, self.problem.src_shape), (self.dst, self.problem.dst_shape)):
+            g, (height, width) = geometry(layout, shape, self.itemsize), shape[2:]
+            col = self.pixel_bytes if width == 1 else g.col
+            found.append((width * col if height == 1 else g.row, col))
+        return found[0], found[1]
+
+    @property
+    def has_contiguous_pixels(self) -> bool:
+        """Whether the pixels of a row follow one another, in the source and in the destination."""
+        return all(col == self.pixel_bytes for _, col in self.strides)
+
+    @property
+    def has_contiguous_rows(self) -> bool:
+        """Whether a plane is one contiguous extent, in the source and in the destination."""
+        rows = self.problem.iw * self.pixel_bytes, self.problem.ow * self.pixel_bytes
+        return self.has_contiguous_pixels and rows == tuple(row for row, _ in self.strides)
+
+    @property
+    def itemsize(self) -> int:
+        return self.element.itemsize
+
+    @property
+    def lanes(self) -> int:
+        return lanes_of(self.itemsize)
+
+    @property
+    def is_adaptive(self) -> bool:
+        return isinstance(self.problem, AdaptivePool2dProblem)
+
+    @property
+    def is_average(self) -> bool:
+        return self.is_adaptive or self.problem.kind != "max"
+
+    @property
+    def is_global(self) -> bool:
+        """Whether the only window is the whole image."""
+        p = self.problem
+        if (p.oh, p.ow) != (1, 1):
+            return False
+        return (windows(p, "h").taps[0], windows(p, "w").taps[0]) == (p.ih, p.iw)
+
+    @property
+    def reduction(self) -> Reduction:
+        """What kernels reduce; they are masked if channels that do not exist have to be zeroed."""
+        masked = self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
+        return Reduction(SUM if self.is_average else MAXIMUM, self.element.code, self.lanes, int(masked))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the elements of a row of the image, in a plane."""
+        return int(self.problem.iw * self.pixel_bytes)
+
+    @cached_property
+    def plane_tasks(self) -> int:
+        """Into how many tasks a plane's rows of outputs are cut."""
+        p = self.problem
+        rows = max(1, min(p.oh, TASK_BYTES * p.oh // (p.ih * self.row_bytes)))
+        wanted = -(-4 * self.threads // self.view.planes)
+        if wanted > 1:
+            rows = max(1, min(rows, (p.oh - 1) // (wanted - 1)))
+        return int(-(-p.oh // rows))
+
+    @property
+    def task_rows(self) -> int:
+        return int(-(-self.problem.oh // self.plane_tasks))
+
+    @property
+    def tasks(self) -> tuple[int, int]:
+        """How many tasks there are, and how many a worker takes at a time."""
+        tasks = self.view.planes * self.plane_tasks
+        task_bytes = self.problem.ih * self.row_bytes * self.task_rows // self.problem.oh
+        return tasks, chunk_of(tasks, task_bytes, self.threads, TASK_BYTES)
+
+    @property
+    def line_columns(self) -> int:
+        """Columns that the windows of a row of outputs span, or the image's with its padding before, if more."""
+        p = self.problem
+        return int(max((p.ow - 1) * p.sw + (p.kw - 1) * p.dw + 1, p.pw + p.iw))
+
+    @cached_property
+    def args(self) -> PoolArgs:
+        """The words that all kernels share."""
+        p, v, ((s_row, s_col), (d_row, d_col)) = self.problem, self.view, self.strides
+        h, w = axis_of(p, "h"), axis_of(p, "w")
+        outer, nearer = ([stride * self.itemsize for stride in loop.strides] for loop in (v.outer, v.nearer))
+        return PoolArgs(
+            src=SRC,
+            dst=DST,
+            table=OWN_TABLE,
+            oh=p.oh,
+            ow=p.ow,
+            iw=p.iw,
+            inner=v.inner,
+            masks=0,
+            mask_bytes=0,
+            mask_period=v.period * self.itemsize,
+            blocks=v.blocks,
+            block_planes=v.block_planes,
+            planes=v.nearer.size,
+            s_outer=outer[0],
+            s_plane=nearer[0],
+            s_row=s_row,
+            s_col=s_col,
+            d_outer=outer[1],
+            d_plane=nearer[1],
+            d_row=d_row,
+            d_col=d_col,
+            row_step=h.dilation * s_row,
+            col_step=w.dilation * s_col,
+            pw=w.begin,
+            sw=w.stride,
+            kw=w.kernel,
+            task_rows=self.task_rows,
+            plane_tasks=self.plane_tasks,
+        )
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def _tile_columns(b: Blocking, pixels: int) -> int:
+    p = b.problem
+    return len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
+
+
+def tile_pixels(b: Blocking) -> int:
+    """Outputs of a tile, so that the fewest columns are read; 0 if a window has too many for the registers."""
+    p, most = b.problem, target.isa().registers - 8
+    if p.kw <= p.sw + 1:
+        most = min(most, max(MOST_COLUMNS, p.kw))
+    if p.kw > most:
+        return 0
+    fit = [pixels for pixels in range(1, min(8, p.ow) + 1) if _tile_columns(b, pixels) <= most]
+    return min(fit, key=lambda pixels: (-(-p.ow // pixels) * (_tile_columns(b, pixels) + 1), -pixels), default=0)
+
+
+# ---------------------------------------------------------------- tables
+
+
+class Scales(NamedTuple):
+    """A line of scales: each column's stands `repeat` times, and `more` elements go on from the line's beginning."""
+
+    repeat: int = 1
+    more: int = 0
+
+
+ONE_EACH = Scales()
+
+
+def table_of(
+    b: Blocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: Scales = ONE_EACH
+) -> Block:
+    """The table of a pool's windows, or `of` other rows and columns of windows.
+
+    A WindowRow for each row; a WindowColumn for each column, if the kernel asks for `columns`; for averages a line of
+    scales for each height that counts, and slack for a vector's load.
+    """
+    h, w = of or (windows(b.problem, "h"), windows(b.problem, "w"))
+    empty = np.empty(0, np.int64)
+    of_columns = np.stack([w.first, w.taps], axis=1).ravel() if columns else empty
+    held, lines = empty, np.zeros_like(h.first)
+    if b.is_average:
+        heights, which = np.unique(h.counted, return_inverse=True)
+        filled = _scales(heights, np.repeat(w.counted, scales.repeat), scales.more, b.element)
+        lines = WindowRow.nbytes * len(lines) + 8 * (len(of_columns) + filled.shape[1] * which)
+        held = np.append(filled, np.zeros(8, np.int64))
+    return np.concatenate([np.stack([h.first, h.taps, lines], axis=1).ravel(), of_columns, held])
+
+
+def masks_of(b: Blocking, elements: int) -> Block:
+    """Two masks over elements of pixels, of ones, and with zero bits for the last block's channels that do not exist.
+
+    Each holds so many elements and what vectors read after that.
+    """
+    exist = np.resize(b.view.exist, elements + MASK_VECTORS * b.lanes)
+    words = np.zeros((2, -(-exist.size * b.itemsize // 8) * 8 // b.itemsize), f"i{b.itemsize}")
+    words[0], words[1, : exist.size] = -1, np.where(exist, -1, 0)
+    return words.ravel().view(np.int64)
+
+
+def _scales(heights: Block, widths: Block, more: int, element: ElementType) -> Block:
+    """1 / (height * width), or 0 for empty windows: a line of whole words for each height."""
+    widths = np.resize(widths, widths.size + more)
+    words = -(-widths.size * element.itemsize // 8)
+    held = np.zeros((len(heights), 8 * words // element.itemsize), element.name)
+    for line, height in zip(held, heights, strict=True):
+        counts = (height * widths).astype(np.float64)
+        line[: widths.size] = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
+    return held.view(np.int64)

@@ -1,0 +1,340 @@
+"""Pooling's vector code where rows are reduced into lines of scratch first, and of whole planes and maxima's indices.
+
+The conventions are those of `codegen`, which holds the reduction itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import I32, I64, const, emitted, pointer, shuffle, splat
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.pool.codegen import Reducer, Reduction
+
+__all__ = [
+    "ColumnsRun",
+    "ColumnsSpec",
+    "FoldRun",
+    "IndexRun",
+    "PlaneRun",
+    "RowsRun",
+    "TapsRun",
+    "TapsSpec",
+    "fold_planes",
+    "max_with_index",
+    "reduce_columns",
+    "reduce_plane",
+    "reduce_rows",
+    "reduce_taps",
+]
+
+_Vectors = list[Any]
+
+
+# ---------------------------------------------------------------- lines
+
+
+class RowsRun(NamedTuple):
+    """The arguments of `reduce_rows`."""
+
+    src: Any
+    step: Any  # from a vector of a row to the next; in the line they are neighbours
+    rows: Any
+    row_step: Any
+    dst: Any  # in the line
+    count: Any = 0
+
+
+def reduce_rows(reduction: Reduction, vectors: int, known: int = 0, partial: bool = False) -> Any:
+    """Code for the rows of windows, which are reduced into `vectors` neighbouring vectors of a line.
+
+    known: how many rows, or 0. partial: only `RowsRun.count` elements of one vector exist.
+    """
+
+    @emitted
+    def rows(builder: Any, run: RowsRun) -> None:
+        e = Reducer(builder, reduction)
+        keep = e.below(run.count) if partial else None
+
+        def read(row: Any, v: int) -> Any:
+            at = e.after(builder.add(run.src, builder.mul(row, run.row_step)), v, run.step)
+            return e.read(at, keep)
+
+        for v, value in enumerate(e.reduced(vectors, known, run.rows, read)):
+            e.store(value, e.plus(run.dst, v * e.lanes), keep)
+
+    return rows
+
+
+class ColumnsSpec(NamedTuple):
+    """Code for vectors of outputs, of a line of columns whose rows are reduced already."""
+
+    vectors: int = 1
+    taps: int = 0  # of a window, if known
+    inner: int = 0  # elements of a pixel, if the pixels of a vector are not neighbours in the line
+    stride: int = 1  # such pixels' distance; 1: a vector's elements are neighbours
+    partial: int = 0  # 1: only `ColumnsRun.count` elements are stored
+    spread: int = 0  # 1: a vector has one scale; else each lane has its own
+
+
+class ColumnsRun(NamedTuple):
+    """The arguments of `reduce_columns`."""
+
+    src: Any  # in the line
+    step: Any  # from a vector of outputs to the next, in the line
+    taps: Any
+    tap_step: Any
+    dst: Any
+    d_step: Any
+    scales: Any
+    mask: Any
+    count: Any = 0
+
+
+def reduce_columns(reduction: Reduction, spec: ColumnsSpec) -> Any:
+    """Code for the columns of windows, which are reduced into outputs."""
+    used = reduction.lanes if spec.stride == 1 else reduction.lanes // spec.inner * spec.inner
+
+    @emitted
+    def columns(builder: Any, run: ColumnsRun) -> None:
+        e, count = Reducer(builder, reduction), run.count if spec.partial else None
+
+        def read(tap: Any, v: int) -> Any:
+            at = e.after(builder.add(run.src, builder.mul(tap, run.tap_step)), v, run.step)
+            return e.read_pixels(at, spec.inner, spec.stride)
+
+        for v, value in enumerate(e.reduced(spec.vectors, spec.taps, run.taps, read)):
+            scale = None
+            if e.is_sum:
+                scale = e.broadcast(e.plus(run.scales, v)) if spec.spread else e.load(e.plus(run.scales, v * used))
+            mask = run.mask if spec.spread or not e.is_masked else e.plus(run.mask, v * used)
+            e.store_result(value, e.after(run.dst, v, run.d_step), scale, mask, count)
+
+    return columns
+
+
+class TapsSpec(NamedTuple):
+    """Code for neighbouring vectors of a contiguous extent."""
+
+    vectors: int
+    taps: int
+    checked: int  # bit t: tap t is read only where its flags are not zero
+    partial: int  # 1: only `TapsRun.count` elements of one vector exist
+    result: int  # 1: what is stored are results, scaled and masked
+
+
+class TapsRun(NamedTuple):
+    """The arguments of `reduce_taps`."""
+
+    src: Any
+    tap_step: Any
+    flags: Any  # address of a byte for each element, of the first tap
+    flags_step: Any  # from a tap's flags to the next's
+    dst: Any
+    scales: Any  # address of what each element is multiplied by
+    mask: Any
+    count: Any = 0
+
+
+def reduce_taps(reduction: Reduction, spec: TapsSpec) -> Any:
+    """Code for neighbouring elements, each reduced with those that lie a few `tap_step` after it."""
+
+    @emitted
+    def taps(builder: Any, run: TapsRun) -> None:
+        e = Reducer(builder, reduction)
+        flags_kind = ir.VectorType(ir.IntType(8), e.lanes)
+        count = run.count if spec.partial else None
+        keep = None if count is None else e.below(count)
+
+        def read(tap: Any, v: int) -> Any:
+            at = e.plus(builder.add(run.src, builder.mul(tap, run.tap_step)), v * e.lanes)
+            mask = keep
+            if spec.checked >> tap.constant & 1:
+                flags = builder.add(builder.add(run.flags, builder.mul(tap, run.flags_step)), const(v * e.lanes))
+                flags = builder.load(pointer(builder, flags, flags_kind), align=1)
+                inside = builder.icmp_unsigned("!=", flags, ir.Constant(flags_kind, None))
+                mask = inside if keep is None else builder.and_(inside, keep)
+            return e.read(at, mask)
+
+        def store(values: _Vectors) -> None:
+            for v, value in enumerate(values):
+                to = e.plus(run.dst, v * e.lanes)
+                if spec.result:
+                    scale = e.load(e.plus(run.scales, v * e.lanes)) if e.is_sum else None
+                    e.store_result(value, to, scale, e.plus(run.mask, v * e.lanes), count)
+                else:
+                    e.store(value, to, keep)
+
+        e.guarded(lambda: e.reduced(spec.vectors, spec.taps, None, read), store)
+
+    return taps
+
+
+# ---------------------------------------------------------------- whole planes
+
+
+class PlaneRun(NamedTuple):
+    """The arguments of `reduce_plane`: the plane is `runs` times `run` groups of four vectors, then `left` elements."""
+
+    src: Any
+    runs: Any
+    run: Any
+    left: Any
+    dst: Any
+
+
+def reduce_plane(reduction: Reduction, inner: int) -> Any:
+    """Code for all pixels of a plane of narrow pixels (`inner` elements, at most a vector's), into one vector.
+
+    Vectors start at whole pixels, so that a lane holds one channel (and lanes past the last whole pixel of a vector
+    nothing of use).
+    """
+    lanes = reduction.lanes
+    used = lanes // inner * inner
+
+    @emitted
+    def plane(builder: Any, run: PlaneRun) -> None:
+        e = Reducer(builder, reduction)
+        at = cgutils.alloca_once(builder, I64)
+        slots = [cgutils.alloca_once(builder, e.kind) for _ in range(4)]
+        # A vector with lanes to spare may not read past the plane.
+        whole = builder.sdiv(builder.sub(run.left, const(lanes - used)), const(used))
+        rest = builder.sub(run.left, builder.mul(whole, const(used)))
+        rests = [builder.sub(rest, const(first)) for first in range(0, lanes - 1, used)]
+        masks = [e.below(builder.select(builder.icmp_signed("<", n, const(used)), n, const(used))) for n in rests]
+
+        def advance(vectors: int) -> _Vectors:
+            here = builder.load(at)
+            builder.store(e.plus(here, vectors * used), at)
+            return [e.read(e.plus(here, v * used)) for v in range(vectors)]
+
+        def compute() -> _Vectors:
+            builder.store(run.src, at)
+            total = e.accumulators(1)[0]
+            with cgutils.for_range(builder, run.runs):
+                for slot in slots:
+                    builder.store(e.c(e.identity), slot)
+                with cgutils.for_range(builder, run.run):
+                    for slot, value in zip(slots, advance(4), strict=True):
+                        e.accumulate(slot, value)
+                for slot in slots:
+                    e.accumulate(total, builder.load(slot))
+            with cgutils.for_range(builder, whole):
+                e.accumulate(total, advance(1)[0])
+            for k, (count, mask) in enumerate(zip(rests, masks, strict=True)):
+                with builder.if_then(builder.icmp_signed(">", count, const(0))):
+                    e.accumulate(total, e.read(e.plus(builder.load(at), k * used), mask))
+            return [builder.load(total)]
+
+        e.guarded(compute, lambda values: e.store(values[0], run.dst))
+
+    return plane
+
+
+class FoldRun(NamedTuple):
+    """The arguments of `fold_planes`."""
+
+    src: Any  # the vectors, one after another
+    dst: Any
+    scale: Any  # address of what sums are multiplied by
+
+
+def fold_planes(reduction: Reduction, planes: int) -> Any:
+    """Code for vectors of `planes` planes (a power of two), each folded onto its first lanes, which become one vector.
+
+    Two vectors are folded at a time: their lower halves, side by side, with their upper halves.
+    """
+    lanes = reduction.lanes
+
+    @emitted
+    def fold(builder: Any, run: FoldRun) -> None:
+        e = Reducer(builder, reduction)
+
+        def compute() -> _Vectors:
+            vectors = [e.read(e.plus(run.src, k * lanes)) for k in range(planes)]
+            part = lanes
+            while len(vectors) > 1:
+                part //= 2
+                halves = [[k for k in range(2 * lanes) if k // part % 2 == half] for half in (0, 1)]
+                pairs = zip(vectors[::2], vectors[1::2], strict=True)
+                vectors = [e.combine(*(shuffle(builder, a, b, half) for half in halves)) for a, b in pairs]
+            return vectors
+
+        def store(values: _Vectors) -> None:
+            e.store_result(values[0], run.dst, e.broadcast(run.scale) if e.is_sum else None, None)
+
+        e.guarded(compute, store)
+
+    return fold
+
+
+# ---------------------------------------------------------------- maxima and their indices
+
+
+class IndexRun(NamedTuple):
+    """The arguments of `max_with_index`."""
+
+    src: Any  # the first window's first pixel; columns before the image can be read, and no maximum is in them
+    rows: Any
+    row_step: Any
+    cols: Any
+    col_step: Any
+    index: Any  # the index of that pixel
+    index_row: Any  # from an index to that of the next row of the window
+    index_col: Any  # and of the next column
+    column: Any  # that pixel's column
+    dst: Any
+    idx: Any  # where indices are stored, int64s
+    mask: Any  # address of zero bits for channels that do not exist
+    count: Any  # elements of the vector that are stored
+
+
+def max_with_index(reduction: Reduction, inner: int = 0, stride: int = 0, dilation: int = 1) -> Any:
+    """Code for a vector of windows: their maxima and where these are; of equals the first, of NaNs the last.
+
+    inner: elements of a pixel, if a vector holds several pixels, whose windows begin `stride` columns apart, or 0.
+    dilation: columns between taps of such a window. Indices are counted in 32 bits.
+    """
+    lanes = reduction.lanes
+    indices = ir.VectorType(I32, lanes)
+    zero, apart = ir.Constant(indices, None), ir.Constant(indices, [dilation] * lanes)
+    columns = ir.Constant(indices, [lane // inner * stride if inner else 0 for lane in range(lanes)])
+
+    @emitted
+    def maxima(builder: Any, run: IndexRun) -> None:
+        e, wide = Reducer(builder, reduction), Vectors(builder, ElementType.of(8 + 16), lanes)
+
+        def of_lanes(first: Any) -> Any:
+            return builder.add(splat(builder, builder.trunc(first, I32), lanes), columns)
+
+        most, where = e.accumulators(1)[0], cgutils.alloca_once(builder, indices)
+        # Where nothing is more than the least value, the first column of the image that the window has.
+        outside = builder.sub(ir.Constant(indices, [dilation - 1] * lanes), of_lanes(run.column))
+        outside = builder.mul(builder.sdiv(outside, apart), apart)
+        outside = builder.select(builder.icmp_signed(">", outside, zero), outside, zero)
+        builder.store(builder.add(of_lanes(run.index), outside), where)
+        with cgutils.for_range(builder, run.rows) as y, cgutils.for_range(builder, run.cols) as x:
+            at = builder.add(run.src, builder.mul(y.index, run.row_step))
+            at = builder.add(at, builder.mul(x.index, run.col_step))
+            index = builder.add(run.index, builder.mul(y.index, run.index_row))
+            index = builder.add(index, builder.mul(x.index, run.index_col))
+            value = e.read_pixels(at, inner, stride) if inner else e.load(at)
+            more = e.more(value, held := builder.load(most))
+            if e.type.is_float:
+                more = builder.or_(more, builder.fcmp_unordered("uno", value, value))
+            builder.store(builder.select(more, value, held), most)
+            builder.store(builder.select(more, of_lanes(index), builder.load(where)), where)
+        value, index = builder.load(most), builder.load(where)
+        if e.is_masked:
+            bits = ir.VectorType(ir.IntType(8 * e.itemsize), lanes)
+            exist = builder.load(pointer(builder, run.mask, bits), align=1)
+            exist = builder.icmp_signed("!=", exist, ir.Constant(bits, None))
+            value, index = e.with_zero_bits(value, run.mask), builder.select(exist, index, zero)
+        e.store(value, run.dst, e.below(run.count))
+        wide.store(builder.sext(index, wide.kind), run.idx, wide.below(run.count))
+
+    return maxima

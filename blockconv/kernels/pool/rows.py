@@ -1,0 +1,386 @@
+"""Pooling, native in every layout with one block of channels: maxima and averages, from a layout to the same one.
+
+To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`). Where inner is at least a vector
+(wide), vectors run over it; where it is less (narrow), over the whole pixels of a row.
+
+- `pool_tiles`: wide, windows of few columns. Neighbouring outputs share the columns that they read.
+- `pool_windows`: wide, each window by itself, whatever its size: global, adaptive.
+- `pool_wide_lines`: wide, large windows: the windows' rows into a line of scratch, then the line's columns.
+- `pool_planes`: inner a vector or less, one window that is the whole plane, whose rows are contiguous.
+- `pool_runs`: narrow, small windows a pixel apart, and as many outputs in a row as the image has pixels: rows that
+  follow one another are one contiguous extent.
+- `pool_lines`: any other narrow windows: a line as above, so that large windows cost their height plus their width.
+- `pool_bins`: the same with outputs one at a time, for windows of unequal widths and large strides.
+- `pool_wide_indices`, `pool_line_indices`: maxima and where they are, wide and narrow.
+
+What a window covers of the image is a table of rows and one of columns, made when the problem is bound: no kernel
+clips, or counts what an average divides by. Buffers: source, destination, and for `pool2d_indices` the indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import blockconv.kernels.pool.kernels as pk
+import blockconv.kernels.pool.kernels_lines as pl
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.types import Types, element
+from blockconv.jit import Kernel
+from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.tasks import chunk_of
+from blockconv.kernels.pool.blocking import (
+    ANY_TYPE,
+    DST,
+    ELEMENT_TYPES,
+    IDX,
+    SRC,
+    TASK_BYTES,
+    Blocking,
+    Scales,
+    all_taps,
+    axis_of,
+    masks_of,
+    table_of,
+    tile_pixels,
+    windows,
+)
+from blockconv.kernels.pool.kernels import PoolArgs
+from blockconv.kernels.table import Primitive, Row
+from blockconv.machine.costs import BANDWIDTH
+from blockconv.runtime import OWN_TABLE, Block, Op
+
+__all__ = ["ROWS"]
+
+Reason = str | None  # why a kernel does not solve a problem; None: it does
+
+MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
+MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
+MOST_UNROLLED = 3  # taps along an axis; more are a loop
+MOST_TAPS = 5  # along an axis, of a window that is unrolled in a contiguous extent
+LONG_ROW = 32  # vectors: a row that is worth a start of its own
+
+
+# ---------------------------------------------------------------- what several rows ask
+
+
+def _why_not_wide(b: Blocking) -> Reason:
+    inner, lanes = b.view.inner, b.lanes
+    return None if inner >= lanes else f"a pixel of {b.src} has {inner} elements here, fewer than a vector's {lanes}"
+
+
+def _why_not_narrow(b: Blocking, most: int | None = None) -> Reason:
+    """most: elements of a pixel; by default fewer than a vector's."""
+    inner, most = b.view.inner, most or b.lanes - 1
+    if inner > most:
+        return f"a pixel of {b.src} has {inner} elements here, more than {most}"
+    return None if b.has_contiguous_pixels else f"the pixels of a row do not follow one another in {b.src}"
+
+
+def _why_not_padding(b: Blocking) -> Reason:
+    """Of kernels that read whole windows, their padding too."""
+    columns, most = b.line_columns, MOST_MARGIN * (b.problem.iw + 16)
+    return f"windows span {columns} columns, of which the image has {b.problem.iw}" if columns > most else None
+
+
+def _why_not_equal(b: Blocking) -> Reason:
+    return "windows are of unequal sizes" if b.is_adaptive else None
+
+
+def _why_not_rows(b: Blocking) -> Reason:
+    return None if b.has_contiguous_rows else f"the rows of a plane do not follow one another in {b.src}"
+
+
+def _op(
+    b: Blocking, kernel: Kernel, args: PoolArgs, tasks: tuple[int, int], scratch: int, table: Block, elements: int = 0
+) -> Op:
+    """tasks: how many, and how many at a time. elements: after which the masks begin anew, if not the view's period."""
+    if b.reduction.masked:
+        masks = masks_of(b, elements or b.view.period)
+        args = args._replace(masks=table.nbytes, mask_bytes=masks.nbytes // 2)
+        table = np.concatenate([table, masks])
+    return Op(kernel, args, *tasks, scratch, table)
+
+
+# ---------------------------------------------------------------- pool_tiles, pool_windows
+
+
+def _why_not_tiles(b: Blocking) -> Reason:
+    if (reason := _why_not_wide(b) or _why_not_equal(b)) is not None:
+        return reason
+    if b.is_global:
+        return "one window has no columns to share"
+    if tile_pixels(b):
+        return None
+    return f"{b.problem.kw} columns of a window are more than the vector registers hold"
+
+
+def _tiles(b: Blocking) -> Op:
+    p = b.problem
+    tile = pk.Tile(tile_pixels(b), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw)
+    return _op(b, pk.pool_tiles(*b.reduction, *tile), b.args, b.tasks, pk.LINE, table_of(b))
+
+
+def _why_not_windows(b: Blocking) -> Reason:
+    if (reason := _why_not_wide(b)) is not None:
+        return reason
+    p = b.problem
+    if b.is_adaptive or b.is_global or _why_not_padding(b) is not None:
+        return None
+    overlaps = p.kw > p.sw or p.kh > p.sh
+    return "windows overlap, and their columns are better reduced once" if overlaps else None
+
+
+def _windows(b: Blocking) -> Op:
+    p, v, lanes, masked = b.problem, b.view, b.lanes, b.reduction.masked
+    vectors = next(k for k in (8, 4, 2, 1) if k == 1 or k * lanes <= (v.period if masked else v.inner))
+    split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
+    # A last vector that is moved back would lie in two tasks, and be summed in two orders.
+    if tasks < 4 * b.threads and v.inner % lanes == 0:
+        width = vectors * lanes
+        wanted = min(v.inner // width, -(-4 * b.threads // tasks))
+        split = -(-(v.inner // width) // wanted) * width
+        splits = -(-v.inner // split)
+    args = pk.WindowsArgs(**b.args._asdict(), split=split, splits=splits)
+    h, w = windows(p, "h"), windows(p, "w")
+    pixels = p.ih * p.iw
+    cols = max(k for k in range(1, 129) if pixels % k == 0)
+    if b.is_global and b.has_contiguous_rows and cols >= min(p.iw, 16):  # the image as rows of at most 128 pixels
+        row_bytes = cols * args.s_col
+        args = args._replace(s_row=row_bytes, row_step=row_bytes, col_step=args.s_col)
+        h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
+    kernel = pk.pool_windows(*b.reduction, vectors, 8 // vectors)
+    return _op(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
+
+
+# ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
+
+
+def _why_not_wide_lines(b: Blocking) -> Reason:
+    return _why_not_equal(b) or _why_not_padding(b) or _why_not_wide(b)
+
+
+def _wide_lines(b: Blocking) -> Op:
+    elements = b.line_columns * b.lanes
+    args = pl.LineArgs(**b.args._asdict(), line_elements=elements, line_bytes=elements * b.itemsize)
+    return _op(b, pl.pool_wide_lines(*b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
+
+
+def _why_not_lines(b: Blocking) -> Reason:
+    if (reason := _why_not_equal(b)) is not None:
+        return reason
+    sw = b.problem.sw
+    if sw > MOST_STRIDE:
+        return f"columns of windows are {sw} apart, and more than {MOST_STRIDE} would be loaded for nothing"
+    return _why_not_padding(b) or _why_not_narrow(b)
+
+
+def _line_bytes(b: Blocking) -> int:
+    return -(-(b.line_columns * b.view.inner * b.itemsize + pl.SLACK) // 64) * 64
+
+
+def _lines(b: Blocking) -> Op:
+    p, inner, line_bytes = b.problem, b.view.inner, _line_bytes(b)
+    args = pl.LineArgs(**b.args._asdict(), line_elements=b.line_columns * inner, line_bytes=line_bytes)
+    kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
+    kernel = pl.pool_lines(*b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw)
+    return _op(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=Scales(repeat=inner)))
+
+
+def _bins(b: Blocking) -> Op:
+    scratch = pk.LINE + b.row_bytes + pl.SLACK
+    return _op(b, pl.pool_bins(*b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
+
+
+def _why_not_runs(b: Blocking) -> Reason:
+    if (reason := _why_not_equal(b)) is not None:
+        return reason
+    p, isa = b.problem, target.isa()
+    if (p.sh, p.sw) != (1, 1) or p.ow != p.iw:
+        return "is for stride 1 and rows of as many outputs as the image has columns"
+    if max(p.kh, p.kw) > MOST_TAPS:
+        return f"windows have more than {MOST_TAPS} rows or columns"
+    if isa.vector_bytes < 32 or (isa.vector_bytes < 64 and b.itemsize < 4):
+        return f"{isa.name} has no masked loads of these elements"
+    if p.iw * b.view.inner >= LONG_ROW * b.lanes:
+        return f"rows have {LONG_ROW} vectors and more"
+    return _why_not_narrow(b) or _why_not_rows(b)
+
+
+def _runs(b: Blocking) -> Op:
+    p, inner, more = b.problem, b.view.inner, pl.GROUP * b.lanes
+    columns = np.arange(p.iw) + p.dw * np.arange(p.kw)[:, None] - p.pw
+    inside = np.repeat((columns >= 0) & (columns < p.iw), inner, axis=1)
+    checked = sum(1 << t for t, tap in enumerate(inside) if not tap.all())
+    flags = np.stack([np.resize(tap, p.iw * inner + more) for tap in inside]).ravel()
+    flags = np.resize(flags, -(-flags.size // 8) * 8).view(np.int64)
+    table = table_of(b, scales=Scales(inner, more))
+    args = pl.RunsArgs(**b.args._asdict(), ih=p.ih, ph=p.ph, flags=table.nbytes)
+    kernel = pl.pool_runs(*b.reduction, p.kh, p.kw, checked)
+    buffer = (b.task_rows + (p.kh - 1) * p.dh) * b.row_bytes
+    return _op(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]), p.iw * inner)
+
+
+# ---------------------------------------------------------------- pool_planes
+
+
+def _why_not_planes(b: Blocking) -> Reason:
+    if not b.is_global:
+        return "there are several windows, or they are not the whole image"
+    return _why_not_narrow(b, b.lanes) or _why_not_rows(b)
+
+
+def _planes(b: Blocking) -> Op:
+    p, v, lanes = b.problem, b.view, b.lanes
+    group = 4 * (lanes // v.inner * v.inner)
+    total = p.ih * p.iw * v.inner
+    # A last group may not read past the plane: where lanes are left over, its last vector would.
+    groups = total // group if lanes % v.inner == 0 else max(0, (total - lanes) // group)
+    run = min(groups, 16)
+    runs = groups // run if run else 0
+    args = pk.PlaneArgs(**b.args._asdict(), runs=runs, run=run, left=total - runs * run * group)
+    chunk = chunk_of(v.planes, total * b.itemsize, b.threads, TASK_BYTES)
+    scratch = pk.LINE + (1 + pk.MOST_FOLDED) * lanes * b.itemsize
+    kernel = pk.pool_planes(*b.reduction, v.inner)
+    return _op(b, kernel, args, (v.planes, chunk), scratch, table_of(b))
+
+
+# ---------------------------------------------------------------- maxima and their indices
+
+
+def _why_not_indices(b: Blocking) -> Reason:
+    return "only a maximum has an index" if b.is_average else None
+
+
+def _why_not_indices_by_vectors(b: Blocking) -> Reason:
+    if b.problem.ih * b.problem.iw >= 1 << 31:
+        return "indices have more than 31 bits"
+    return _why_not_indices(b)
+
+
+def _index_args(b: Blocking, line_elements: int, line_bytes: int) -> pl.IndexArgs:
+    p = b.problem
+    return pl.IndexArgs(
+        **b.args._asdict(),
+        line_elements=line_elements,
+        line_bytes=line_bytes,
+        idx=IDX,
+        index_row=p.dh * p.iw,
+        index_col=p.dw,
+    )
+
+
+def _why_not_wide_indices(b: Blocking) -> Reason:
+    return _why_not_indices_by_vectors(b) or _why_not_wide(b)
+
+
+def _wide_indices(b: Blocking) -> Op:
+    kernel = pl.pool_wide_indices(*b.reduction)
+    return _op(b, kernel, _index_args(b, 0, 0), b.tasks, pk.LINE, table_of(b, columns=True))
+
+
+def _why_not_line_indices(b: Blocking) -> Reason:
+    return _why_not_indices_by_vectors(b) or _why_not_lines(b)
+
+
+def _line_indices(b: Blocking) -> Op:
+    p, line_bytes = b.problem, _line_bytes(b)
+    nbytes = p.kh * line_bytes
+    args = _index_args(b, nbytes // b.itemsize, line_bytes)
+    kernel = pl.pool_line_indices(*b.reduction, b.view.inner, p.sw, p.dw)
+    return _op(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def _reference(b: Blocking, indices: int) -> Op:
+    p, h, w = b.problem, axis_of(b.problem, "h"), axis_of(b.problem, "w")
+    s, padded = geometry(b.src, p.src_shape, b.itemsize), b.dst.padded_shape(p.dst_shape)[1]
+    args = pk.ReferenceArgs(
+        src=SRC,
+        dst=DST,
+        idx=IDX if indices else 0,
+        table=OWN_TABLE,
+        oh=p.oh,
+        ow=p.ow,
+        iw=p.iw,
+        channels=p.ic,
+        padded=padded,
+        row_step=h.dilation * s.row,
+        col_step=w.dilation * s.col,
+        dh=h.dilation,
+        dw=w.dilation,
+        s=s,
+        d=geometry(b.dst, p.dst_shape, b.itemsize),
+    )
+    kernel = pk.pool_reference(*b.reduction[:2], indices)
+    return Op(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))
+
+
+# ---------------------------------------------------------------- rows of the table
+
+
+def _cost(b: Blocking, cycles: float, vectors: bool) -> float:
+    """Bytes moved at the speed of a copy, or `cycles` for each vector (or else element) loaded, whichever is more."""
+    p = b.problem
+    moved = b.itemsize * (b.src.size(p.src_shape) + b.dst.size(p.dst_shape))
+    elements = p.n * p.ic * all_taps(p, "h") * all_taps(p, "w")
+    loads = elements / (b.lanes if vectors else 1)
+    return 2e-6 + max(moved / BANDWIDTH, loads * cycles / 3e9) / b.threads
+
+
+def _row(
+    name: str,
+    dtypes: tuple[str, ...],
+    why_not: Callable[[Blocking], Reason] | None,
+    op_of: Callable[[Blocking], Op],
+    cycles: float,
+    op: str,
+) -> Row:
+    """A row of the table; one for elements of any size is the reference."""
+    first, reference = element(dtypes[0]), dtypes == ANY_TYPE
+
+    def reason(problem: Any, src: Layout, dst: Layout) -> Reason:
+        b = Blocking(problem, src, dst, first)
+        if b.is_average and not first.is_float:
+            return "averages are of floats"
+        if src != dst and not reference:
+            return "does not change the layout"
+        return None if why_not is None else why_not(b)
+
+    def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+        b = Blocking(problem, src, dst, types.src, threads)
+        return Primitive(lambda: _cost(b, cycles, not reference), lambda: [op_of(b)], blocking=b)
+
+    return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
+
+
+def _rows(
+    name: str,
+    why_not: Callable[[Blocking], Reason],
+    op_of: Callable[[Blocking], Op],
+    cycles: float = 1.0,
+    op: str = "pool2d",
+) -> list[Row]:
+    """A row for each size of element, as it decides how many of them are a vector."""
+    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, cycles, op) for suffix, dtypes in ELEMENT_TYPES.items()]
+
+
+ROWS = (
+    *_rows("pool_tiles", _why_not_tiles, _tiles),
+    *_rows("pool_planes", _why_not_planes, _planes),
+    *_rows("pool_windows", _why_not_windows, _windows),
+    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines),
+    *_rows("pool_runs", _why_not_runs, _runs),
+    *_rows("pool_lines", _why_not_lines, _lines),
+    *_rows("pool_bins", _why_not_narrow, _bins, 3.0),
+    _row("pool_reference", ANY_TYPE, None, partial(_reference, indices=0), 8.0, "pool2d"),
+    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, 4.0, "pool2d_indices"),
+    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, 4.0, "pool2d_indices"),
+    _row("pool_indices", ANY_TYPE, _why_not_indices, partial(_reference, indices=1), 12.0, "pool2d_indices"),
+)

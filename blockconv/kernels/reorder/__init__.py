@@ -1,0 +1,1 @@
+"""Reorders: from one layout to another."""

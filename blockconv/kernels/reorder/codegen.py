@@ -1,0 +1,117 @@
+"""Tiles that are read as vectors, transposed in registers and written as vectors.
+
+Tails cost no scalar code: a row that does not exist is read from a line of fill values, and one that must not be
+written goes to a line of the scratch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
+
+__all__ = ["BOUNCE", "DENSE_DST", "DENSE_SRC", "FILLED", "LINE", "STREAM", "TABLED", "Tile", "TileShape", "tile_code"]
+
+LINE = 64  # bytes of one line of fill values, and of one line that takes what must not be written
+
+# Flags of a tile.
+DENSE_SRC, DENSE_DST = 1, 2  # the tile is contiguous in the source, in the destination
+FILLED = 4  # some of what is written is fill values
+STREAM = 8  # stores pass the caches by
+BOUNCE = 16  # a tile whose rows are longer than the source is goes through the scratch
+TABLED = 32  # the destination offsets of u stand in a table: u runs over several loops
+
+
+class TileShape(NamedTuple):
+    """A tile: `a` elements of v by `b` of u, which are contiguous in the destination and in the source.
+
+    va, ub: elements of v, and of u, in the loop that is contiguous; a tile may go on in the loop around it.
+    """
+
+    itemsize: int
+    a: int
+    b: int
+    va: int
+    ub: int
+    flags: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.itemsize * self.a * self.b
+
+
+class Tile(NamedTuple):
+    """Where a tile is read and written.
+
+    Row r of the source is at src + (r // va) * src_outer + (r % va) * src_inner, and is fill values where
+    r % va >= valid. Row q of the destination is at dst + (q // ub) * dst_outer + (q % ub) * dst_inner, is fill values
+    where q % ub >= copied, and not written at all where q % ub >= written. lines: the address of a line of fill values,
+    and then of one that takes what is not to be written. With `TABLED`, row q is at dst + the q-th int64 at dst_outer.
+    """
+
+    src: int
+    src_outer: int
+    src_inner: int
+    valid: int
+    dst: int
+    dst_outer: int
+    dst_inner: int
+    copied: int
+    written: int
+    lines: int
+
+
+def tile_code(shape: TileShape) -> Any:
+    """Code that transposes a `Tile`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
+    itemsize, a, b, va, ub, flags = shape
+    lanes, stream = max(a, b), bool(flags & STREAM)
+    dense = [const(k * lanes * itemsize) for k in range(a * b // lanes)]  # offsets of the vectors of a dense tile
+
+    @emitted
+    def transpose_tile(builder: Any, t: Tile) -> None:
+        if flags & DENSE_SRC:
+            vectors = [_load(builder, builder.add(t.src, offset), itemsize, lanes) for offset in dense]
+        else:
+            addresses = _row_addresses(builder, t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
+            rows = [_load(builder, at, itemsize, b) for at in addresses]
+            vectors = [join(builder, rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
+        vectors = transpose(builder, vectors, a, b)
+        if flags & DENSE_DST:
+            for offset, value in zip(dense, vectors, strict=True):
+                store_vector(builder, value, builder.add(t.dst, offset), stream)
+            return
+        unwritten = builder.add(t.lines, const(LINE))
+        if flags & TABLED:
+            table = pointer(builder, t.dst_outer, I64)
+            offsets = [builder.load(builder.gep(table, [const(q)])) for q in range(b)]
+            addresses = [builder.add(t.dst, offset) for offset in offsets]
+        else:
+            addresses = _row_addresses(builder, t.dst, (t.dst_outer, t.dst_inner), ub, b, t.written, unwritten)
+        per_vector = lanes // a
+        for q, at in enumerate(addresses):
+            value = vectors[q // per_vector]
+            if per_vector > 1:
+                value = shuffle(builder, value, value, [a * (q % per_vector) + k for k in range(a)])
+            if flags & FILLED:
+                is_copied = builder.icmp_signed("<", const(q % ub), t.copied)
+                value = builder.select(is_copied, value, _load(builder, t.lines, itemsize, a))
+            store_vector(builder, value, at, stream)
+
+    return transpose_tile
+
+
+def _load(builder: Any, address: Any, itemsize: int, lanes: int) -> Any:
+    return builder.load(pointer(builder, address, vector(itemsize, lanes)), align=1)
+
+
+def _row_addresses(
+    builder: Any, base: Any, strides: tuple[Any, Any], inner: int, rows: int, limit: Any, other: Any
+) -> list[Any]:
+    """The addresses of `rows` rows in two loops, `inner` of them in the inner one; past the limit, `other`."""
+    addresses = []
+    for r in range(rows):
+        at = builder.add(base, builder.mul(const(r // inner), strides[0]))
+        at = builder.add(at, builder.mul(const(r % inner), strides[1]))
+        exists = builder.icmp_signed("<", const(r % inner), limit)
+        addresses.append(builder.select(exists, at, other))
+    return addresses

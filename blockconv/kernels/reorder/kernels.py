@@ -1,0 +1,348 @@
+"""Reorders' kernels: copies of contiguous extents, transposes, element by element, packed 4-bit values."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.arguments import Arguments, group, table, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import load_bits, load_i64, move, prefetch, store_bits, store_i64
+from blockconv.kernels.reorder.codegen import BOUNCE, LINE, TABLED, Tile, TileShape, tile_code
+
+__all__ = [
+    "SCRATCH",
+    "CopyArgs",
+    "CopyLoop",
+    "DstAxis",
+    "ElementArgs",
+    "Limit",
+    "NibbleArgs",
+    "OuterLoop",
+    "SrcAxis",
+    "TileLoop",
+    "TransposeArgs",
+    "pack_nibbles",
+    "reorder_copy",
+    "reorder_elements",
+    "reorder_transpose",
+    "unpack_nibbles",
+]
+
+SCRATCH = 2 * LINE  # bytes that `reorder_transpose` needs, without a tile of its own
+
+
+# ---------------------------------------------------------------- loop nests
+
+
+class Limit(Arguments):
+    """A dimension of which some indices have no element in the source."""
+
+    copied = word("indices below this are copied")
+    written = word("from there to below this, filled; from here on, left alone")
+
+
+class OuterLoop(Arguments):
+    """A loop around those of a task. index0 to index3: of the dimensions of the four limits."""
+
+    size = word("steps")
+    src = word("from a step to the next in the source", "bytes")
+    dst = word("from a step to the next in the destination", "bytes")
+    index0 = word("what a step adds to the first limited index")
+    index1 = word("to the second")
+    index2 = word("to the third")
+    index3 = word("to the fourth")
+
+
+class NestArgs(Arguments):
+    """A loop nest from a source to a destination; at the end of the block are its outer loops."""
+
+    src = word("the source's first element", "address")
+    dst = word("the destination's first element", "address")
+    fill = word("what filled elements are", "bits of an element")
+    depth = word("outer loops")
+    limits = table(
+        Limit, 4, "of the dimension of the source's contiguous loop, of the destination's, and of two others"
+    )
+
+
+@inline
+def outer_position(a, task):
+    """The outer loops' position: (source offset, destination offset, four limited indices); innermost loop first."""
+    src, dst, i0, i1, i2, i3 = 0, 0, 0, 0, 0, 0
+    loop = a.loops
+    for _ in range(a.depth):
+        size = loop.size
+        above = task // size
+        i = task - above * size
+        src += i * loop.src
+        dst += i * loop.dst
+        i0 += i * loop.index0
+        i1 += i * loop.index1
+        i2 += i * loop.index2
+        i3 += i * loop.index3
+        task = above
+        loop = loop[1]
+    return src, dst, i0, i1, i2, i3
+
+
+# ---------------------------------------------------------------- copies
+
+
+class CopyLoop(Arguments):
+    """A loop over contiguous extents inside a task."""
+
+    size = word("steps")
+    src = word("from a step to the next in the source", "bytes")
+    dst = word("from a step to the next in the destination", "bytes")
+    index = word("what a step adds to the first limited index")
+    strip = word("steps in a task")
+
+
+class CopyArgs(NestArgs):
+    """Extents that are contiguous on both sides, in two loops, x inside y, and the outer loops."""
+
+    extent = word("in an extent", "elements")
+    x = group(CopyLoop)
+    y = group(CopyLoop)
+    loops = table(OuterLoop, None, "innermost first")
+
+
+@jit.kernel
+def reorder_copy(itemsize, vector_bytes, one_vector, stream):
+    """A task copies a strip of x by a strip of y, by vectors of `vector_bytes`: one for an extent, or more."""
+
+    def kernel(args, first, last, scratch):
+        a = CopyArgs(args)
+        fill, extent = a.fill, a.extent
+        x_size, x_src, x_dst, x_index, x_strip = a.x.size, a.x.src, a.x.dst, a.x.index, a.x.strip
+        y_size, y_src, y_dst, y_index, y_strip = a.y.size, a.y.src, a.y.dst, a.y.index, a.y.strip
+        x_strips, y_strips = (x_size + x_strip - 1) // x_strip, (y_size + y_strip - 1) // y_strip
+        own, third, fourth = a.limits[0], a.limits[2], a.limits[3]
+        for task in range(first, last):
+            x_task, rest = task % x_strips, task // x_strips
+            src, dst, i0, _, i2, i3 = outer_position(a, rest // y_strips)
+            if i2 >= third.written or i3 >= fourth.written:
+                continue
+            exists = i2 < third.copied and i3 < fourth.copied
+            src, dst = src + a.src, dst + a.dst
+            y_first, x_first = (rest % y_strips) * y_strip, x_task * x_strip
+            for y in range(y_first, min(y_size, y_first + y_strip)):
+                x_last = min(x_size, x_first + x_strip)
+                index_y = i0 + y * y_index
+                furthest = index_y + (x_last - 1) * x_index + extent
+                s, d = src + y * y_src + x_first * x_src, dst + y * y_dst + x_first * x_dst
+                if one_vector and exists and furthest <= own.copied:
+                    for _ in range(x_first, x_last):
+                        move(d, s, vector_bytes, stream)
+                        s, d = s + x_src, d + x_dst
+                    continue
+                for x in range(x_first, x_last):
+                    index = index_y + x * x_index
+                    valid = min(extent, own.copied - index) if exists else 0
+                    size = valid * itemsize
+                    if size >= vector_bytes:
+                        for at in range(0, size - vector_bytes + 1, vector_bytes):
+                            move(d + at, s + at, vector_bytes, stream)
+                        if size % vector_bytes:
+                            move(d + size - vector_bytes, s + size - vector_bytes, vector_bytes, 0)
+                    else:
+                        for k in range(valid):
+                            store_bits(d + k * itemsize, load_bits(s + k * itemsize, itemsize), itemsize)
+                    for k in range(max(valid, 0), min(extent, own.written - index)):
+                        store_bits(d + k * itemsize, fill, itemsize)
+                    s, d = s + x_src, d + x_dst
+
+    return kernel
+
+
+# ---------------------------------------------------------------- transposes
+
+
+class TileLoop(Arguments):
+    """A loop over tiles: contiguous on one side; on the other in two strides, of which the inner is an element's."""
+
+    size = word("elements")
+    strip = word("elements in a task")
+    outer = word("stride of what does not lie in one inner loop; or the address of a table of offsets", "bytes")
+    inner = word("stride of an element of the inner loop", "bytes")
+    index = word("what an element adds to its limited index")
+
+
+class TransposeArgs(NestArgs):
+    """Tiles of u by v: u is contiguous in the source, v in the destination; and the outer loops."""
+
+    u = group(TileLoop, "its strides are the destination's")
+    v = group(TileLoop, "its strides are the source's")
+    ahead = word("of a source row, to be prefetched", "bytes")
+    loops = table(OuterLoop, None, "innermost first")
+
+
+@jit.kernel
+def reorder_transpose(itemsize, a, b, va, ub, flags):
+    """A task transposes a strip of u by a strip of v, in tiles of a x b elements (see `TileShape`).
+
+    A last tile that would hang over is moved back. Scratch: a line of fill values, a line for what must not be written,
+    and a tile, if one may be longer than the source.
+    """
+    whole_u, whole_v = int(ub == b), int(va == a)  # a loop of its own, not an inner block and the loop around it
+    bounce, tabled = int(bool(flags & BOUNCE)), int(bool(flags & TABLED))
+    transpose_tile = tile_code(TileShape(itemsize, a, b, va, ub, flags))
+
+    def kernel(args, first, last, scratch):
+        w = TransposeArgs(args)
+        for at in range(0, LINE, itemsize):
+            store_bits(scratch + at, w.fill, itemsize)
+        us, u_strip, d1, d0, u_index = w.u.size, w.u.strip, w.u.outer, w.u.inner, w.u.index
+        vs, v_strip, s1, s0, v_index = w.v.size, w.v.strip, w.v.outer, w.v.inner, w.v.index
+        of_u, of_v, third, fourth = w.limits[0], w.limits[1], w.limits[2], w.limits[3]
+        u_strips, v_strips = (us + u_strip - 1) // u_strip, (vs + v_strip - 1) // v_strip
+        for task in range(first, last):
+            u_task, rest = task % u_strips, task // u_strips
+            src, dst, i0, i1, i2, i3 = outer_position(w, rest // v_strips)
+            if i2 >= third.written or i3 >= fourth.written or i1 >= of_v.written:
+                continue
+            exists = i2 < third.copied and i3 < fourth.copied
+            src, dst = src + w.src, dst + w.dst
+            # How many elements of u and v exist, and up to which element of u is written.
+            u_copied = (of_u.copied - i0 + u_index - 1) // u_index
+            u_written = (of_u.written - i0 + u_index - 1) // u_index
+            v_valid = (of_v.copied - i1 + v_index - 1) // v_index if exists else 0
+            u_first, v_first = u_task * u_strip, (rest % v_strips) * v_strip
+            ahead = w.ahead
+            if ahead:
+                # What is read in parts comes in order, once.
+                for v in range(v_first, min(vs, v_first + v_strip)):
+                    row = src + (v // va) * s1 + (v % va) * s0 + u_first * itemsize
+                    for at in range(0, min(ahead, (us - u_first) * itemsize), 64):
+                        prefetch(row + at)
+            for u_at in range(u_first, min(us, u_first + u_strip), b):
+                u = min(u_at, us - b)
+                u_src, u_dst, rows = src + u * itemsize, dst + (u // ub) * d1 + (u % ub) * d0, d1
+                if tabled:
+                    u_dst, rows = dst, d1 + 8 * u
+                copied, written = u_copied - u * whole_u, u_written - u * whole_u
+                for v_at in range(v_first, min(vs, v_first + v_strip), a):
+                    v = min(v_at, vs - a)
+                    v_src, valid = u_src + (v // va) * s1 + (v % va) * s0, v_valid - v * whole_v
+                    outer, inner = s1, s0
+                    if bounce and copied < ub:
+                        held = scratch + SCRATCH
+                        for r in range(a):
+                            row = v_src + (r // va) * s1 + (r % va) * s0
+                            for q in range(b):
+                                if r % va < valid and q % ub < copied:
+                                    bits = load_bits(row + q * itemsize, itemsize)
+                                    store_bits(held + (r * b + q) * itemsize, bits, itemsize)
+                        v_src, outer, inner = held, va * b * itemsize, b * itemsize
+                    v_dst = u_dst + v * itemsize
+                    transpose_tile(Tile(v_src, outer, inner, valid, v_dst, rows, d0, copied, written, scratch))
+
+    return kernel
+
+
+# ---------------------------------------------------------------- element by element
+
+
+class DstAxis(Arguments):
+    """An axis of the destination's storage."""
+
+    dim = word("the logical dimension")
+    step = word("what one further adds to the index in that dimension", "elements")
+    size = word("elements along it")
+
+
+class SrcAxis(DstAxis):
+    """An axis of the source's storage."""
+
+    stride = word("from one to the next", "elements")
+
+
+class ElementArgs(Arguments):
+    """Any two layouts. The block goes on with an int64 for each dimension: the logical array's size."""
+
+    src = word("the source's first element", "address")
+    dst = word("the destination's first element", "address")
+    fill = word("what elements are that the source does not have", "bits of an element")
+    task_size = word("in a task", "elements")
+    size = word("of the destination's storage", "elements")
+    dst_rank = word("axes of the destination")
+    src_rank = word("axes of the source")
+    dims = word("logical dimensions")
+
+
+@jit.kernel
+def reorder_elements(itemsize):
+    """A task writes `task_size` elements of the destination's storage, one by one. Scratch: the logical index.
+
+    After the arguments stand the destination's axes, innermost first, the source's, and the sizes of the dimensions.
+    """
+
+    def kernel(args, first, last, scratch):
+        a = ElementArgs(args)
+        src, dst, fill, task_size, size = a.src, a.dst, a.fill, a.task_size, a.size
+        dst_rank, src_rank, dims = a.dst_rank, a.src_rank, a.dims
+        dst_axes = DstAxis(args + ElementArgs.nbytes)
+        src_axes = SrcAxis(dst_axes[dst_rank].address)
+        sizes = src_axes[src_rank].address
+        for at in range(first * task_size, min(last * task_size, size)):
+            for d in range(dims):
+                store_i64(scratch, d, 0)
+            rest = at
+            for k in range(dst_rank):
+                axis = dst_axes[k]
+                dim, step, extent = axis.dim, axis.step, axis.size
+                store_i64(scratch, dim, load_i64(scratch, dim) + step * (rest % extent))
+                rest //= extent
+            exists = True
+            for d in range(dims):
+                exists = exists and load_i64(scratch, d) < load_i64(sizes, d)
+            value = fill
+            if exists:
+                offset = 0
+                for k in range(src_rank):
+                    held = src_axes[k]
+                    index = load_i64(scratch, held.dim) // held.step
+                    offset += (index % held.size) * held.stride
+                value = load_bits(src + offset * itemsize, itemsize)
+            store_bits(dst + at * itemsize, value, itemsize)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- packed 4-bit values
+
+
+class NibbleArgs(Arguments):
+    """Between two values a byte, the low nibble first, and one value a byte."""
+
+    src = word("what is read", "address")
+    dst = word("what is written", "address")
+    size = word("packed bytes")
+    task_size = word("packed bytes in a task")
+
+
+@jit.kernel
+def unpack_nibbles():
+    """A task reads `task_size` packed bytes, and writes twice as many."""
+
+    def kernel(args, first, last, scratch):
+        a = NibbleArgs(args)
+        src, dst, size, task_size = a.src, a.dst, a.size, a.task_size
+        for at in range(first * task_size, min(last * task_size, size)):
+            byte = load_bits(src + at, 1)
+            store_bits(dst + 2 * at, (byte & 15) | ((byte >> 4) << 8), 2)
+
+    return kernel
+
+
+@jit.kernel
+def pack_nibbles():
+    """The inverse: a task writes `task_size` packed bytes."""
+
+    def kernel(args, first, last, scratch):
+        a = NibbleArgs(args)
+        src, dst, size, task_size = a.src, a.dst, a.size, a.task_size
+        for at in range(first * task_size, min(last * task_size, size)):
+            pair = load_bits(src + 2 * at, 2)
+            store_bits(dst + at, (pair & 15) | ((pair >> 4) & 240), 1)
+
+    return kernel

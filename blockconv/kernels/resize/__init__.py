@@ -1,0 +1,1 @@
+"""Resampling of H and W."""

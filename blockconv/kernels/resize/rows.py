@@ -1,0 +1,179 @@
+"""Resampling of H and W, nearest or linear, in any layout with at most one block of channels.
+
+A storage is [planes][rows][planes between][columns][inner], with h and w exchanged where h is inside w, so a row of
+results is made of one or two rows of the source.
+Linear first blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result.
+Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
+
+Buffers: source, destination.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core import target
+from blockconv.core.eltwise_problem import ResizeProblem
+from blockconv.core.layout import Layout
+from blockconv.core.types import ElementType, Types
+from blockconv.kernels.common.geometry import ITEMSIZE
+from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.resize.kernels import ResizeArgs, ResizePartsArgs, resize_parts, resize_rows
+from blockconv.kernels.table import Primitive, Row
+from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
+from blockconv.machine.costs import BANDWIDTH
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["ROWS", "taps"]
+
+
+PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts
+Floats = npt.NDArray[np.float64]
+
+
+def taps(problem: ResizeProblem, axis: str) -> tuple[Floats, Floats, Floats]:
+    """Of each result along "h" or "w": the two elements that it is made of, and the weight of the second."""
+    p = problem
+    size, out, scale = getattr(p, "i" + axis), getattr(p, "o" + axis), getattr(p, "scale_" + axis)
+    # A scale may leave a part of an element, which align_corners counts.
+    length = out if math.isclose(size * scale, out, rel_tol=1e-6) else size * scale
+    o = np.arange(out, dtype=np.float64)
+    if p.coordinates == "asymmetric":
+        x = o / scale
+    elif p.coordinates == "align_corners" and out > 1:
+        x = o * (size - 1) / (length - 1)
+    elif out == 1 and p.coordinates in ("align_corners", "pytorch_half_pixel"):
+        x = o
+    else:
+        x = (o + 0.5) / scale - 0.5
+    if p.mode == "linear":
+        x = np.clip(x, 0.0, size - 1.0)
+        low = np.floor(x)
+        return low, np.minimum(low + 1, size - 1), x - low
+    rounded = {
+        "round_prefer_floor": lambda: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda: np.floor(x + 0.5),
+        "floor": lambda: np.floor(x),
+        "ceil": lambda: np.ceil(x),
+    }[p.nearest]()
+    nearest = np.clip(rounded, 0, size - 1)
+    return nearest, nearest, np.zeros(out)
+
+
+class Storage(NamedTuple):
+    """A storage as rows of pixels, of which each has all that lies inside w.
+
+    planes: outside h, each of `between` planes whose rows are interleaved. inner: contiguous elements of a pixel.
+    block, blocks, valid: channels in a block, blocks, and channels that exist in the last one. blocks_are_planes: all
+    elements of a plane are of one block of channels, and plane k is of block k modulo `blocks`.
+    """
+
+    planes: int
+    between: int
+    inner: int
+    block: int
+    blocks: int
+    valid: int
+    blocks_are_planes: bool
+
+
+def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
+    """Of a layout that has w inside h, and at most one block of channels."""
+    axes, block, channels = layout.axes(shape), layout.blocks[1], shape[1]
+    h, w = (next(k for k, axis in enumerate(axes) if axis.dim == dim) for dim in (2, 3))
+    planes, between = (math.prod(axis.size for axis in some) for some in (axes[:h], axes[h + 1 : w]))
+    blocks = -(-channels // block)
+    blocks_are_planes = between == 1 and h > 0 and axes[h - 1].dim == 1
+    return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
+
+
+def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
+    p, at, itemsize = problem, _storage(layout, problem.src_shape), element.itemsize
+    if p.n == 0:
+        return []
+    pixel = at.inner * itemsize
+    row, lanes, linear = p.iw * pixel, lanes_of(itemsize), p.mode == "linear"
+    inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
+    # Nearest only copies: what matters is whether a pixel is one element.
+    params = (lanes, inner_lanes, 1) if linear else (1, min(at.inner, 4), 0)
+    args = ResizeArgs(
+        src=Buffer(0),
+        dst=Buffer(1),
+        taps=OWN_TABLE,
+        oh=p.oh,
+        ow=p.ow,
+        src_plane=p.ih * at.between * row,
+        src_row=row,
+        inner=at.inner,
+        blocks=at.blocks,
+        block=at.block,
+        valid=at.valid,
+    )
+    tasks = at.planes * at.between * p.oh
+    whole = not linear or row <= target.second_level_cache()
+    if whole and at.between == 1 and (at.valid == at.block or at.blocks_are_planes):
+        table = np.concatenate([_table(p, "h", row), _table(p, "w", pixel)])
+        chunk = chunk_of(tasks, p.ow * pixel, threads)
+        return [Op(resize_rows(element.code, *params), args, tasks, chunk, scratch=row if linear else 0, table=table)]
+    part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
+    parts, columns = -(-at.inner // part), part * itemsize if linear else pixel
+    some = ResizePartsArgs(
+        **args._asdict(),
+        between=at.between,
+        parts=parts,
+        part=part,
+        iw=p.iw,
+        block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
+    )
+    return [
+        Op(
+            resize_parts(element.code, *params),
+            some,
+            tasks * parts,
+            chunk_of(tasks * parts, p.ow * part * itemsize, threads),
+            scratch=p.iw * part * itemsize if linear else 0,
+            table=np.concatenate([_table(p, "h", at.between * row), _table(p, "w", columns)]),
+        )
+    ]
+
+
+def _table(problem: ResizeProblem, axis: str, stride: int) -> npt.NDArray[np.int64]:
+    """A `Tap` for each row ("h") or column of results; stride: bytes between two of the source's."""
+    first, second, weight = taps(problem, axis)
+    offsets = [index.astype(np.int64) * stride for index in (first, second)]
+    return np.stack([*offsets, weight.view(np.int64)], axis=1).ravel()
+
+
+def _transposed(problem: ResizeProblem) -> ResizeProblem:
+    """The problem of the transposed image."""
+    p = problem
+    return replace(p, ih=p.iw, iw=p.ih, oh=p.ow, ow=p.oh, scale_h=p.scale_w, scale_w=p.scale_h)
+
+
+# ---------------------------------------------------------------- rows of the kernel table
+
+
+def _why_not(problem: ResizeProblem, src: Layout, dst: Layout) -> str | None:
+    return same_layout_why_not(problem.src_shape, src, dst)
+
+
+def _cost(problem: ResizeProblem, layout: Layout, threads: int) -> float:
+    """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
+    size, inner = layout.size(problem.dst_shape), _storage(layout, problem.dst_shape).inner
+    vectors = size / inner * -(-inner // 16)
+    return 1e-6 + max(8 * size / BANDWIDTH, vectors * (6 if problem.mode == "linear" else 3) / 3e9) / threads
+
+
+def _make(problem: ResizeProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+    if has_h_inside_w(dst):
+        problem, dst = _transposed(problem), transposed_layout(dst)
+    return Primitive(lambda: _cost(problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+
+
+ROWS = (Row("resize", "resize", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

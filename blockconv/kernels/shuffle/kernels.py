@@ -1,0 +1,66 @@
+"""The kernel of channel shuffles: tiles of pixels transposed to planes and back."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import store_bits
+from blockconv.kernels.shuffle.codegen import planes_to_tile, tile_to_planes
+
+__all__ = ["Result", "ShuffleArgs", "Source", "permute_channels"]
+
+
+class Source(Arguments):
+    """A vector of the source's channels, of a pixel."""
+
+    offset = word("from the pixel's first channel", "bytes")
+    plane = word("where the first of them goes in the scratch", "bytes")
+
+
+class Result(Arguments):
+    """A vector of the destination's channels, of a pixel. As many offsets of planes follow."""
+
+    offset = word("from the pixel's first channel", "bytes")
+
+
+class ShuffleArgs(Arguments):
+    """A permutation of the channels of every pixel, where neighbouring channels are contiguous."""
+
+    src = word("the source's first element", "address")
+    dst = word("the destination's first element", "address")
+    table = word("a `Source` for each vector of these; then a `Result` for each", "address")
+    image = word("from an image, or a row of pixels that are equally far apart, to the next", "bytes")
+    pixels = word("in an image, or in such a row")
+    col = word("from a pixel to the next", "bytes")
+    tiles = word("that these pixels make")
+    sources = word("vectors of the source's channels")
+    results = word("vectors of the destination's channels")
+    zero = word("where the scratch has a plane of zeros, for channels that do not exist", "bytes")
+
+
+@jit.kernel
+def permute_channels(itemsize, lanes):
+    """A task is a tile of pixels of an image, all channels. Scratch: a plane, a vector of pixels, for each channel."""
+    to_planes, to_tile = tile_to_planes(itemsize, lanes), planes_to_tile(itemsize, lanes)
+
+    def kernel(args, first, last, scratch):
+        a = ShuffleArgs(args)
+        col, tiles, sources, results = a.col, a.tiles, a.sources, a.results
+        zero = scratch + a.zero
+        for lane in range(lanes):
+            store_bits(zero + lane * itemsize, 0, itemsize)
+        for task in range(first, last):
+            pixel = min(task % tiles * lanes, a.pixels - lanes)
+            at = task // tiles * a.image + pixel * col
+            src, dst = a.src + at, a.dst + at
+            row = a.table
+            for _ in range(sources):
+                source = Source(row)
+                to_planes(src + source.offset, col, scratch + source.plane)
+                row += Source.nbytes
+            for _ in range(results):
+                result = Result(row)
+                to_tile(scratch, row + Result.nbytes, dst + result.offset, col)
+                row += Result.nbytes + 8 * lanes
+
+    return kernel

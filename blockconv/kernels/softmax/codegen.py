@@ -1,0 +1,126 @@
+"""Softmax as vector code.
+
+The softmax of x is e^(x - most) / total, where most is the largest of all x, so that no power overflows, and total the
+sum of these powers; its logarithm is x - (most + log(total)). Each is found by a loop over the axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["Extents", "Neighbours", "contiguous_softmax", "strided_softmax"]
+
+
+class Extents(NamedTuple):
+    """The elements of an axis at one position, in contiguous extents: addresses, bytes from an extent to the next,
+    elements of an extent, elements of all of them."""
+
+    src: int
+    dst: int
+    stride: int
+    extent: int
+    size: int
+
+
+class Neighbours(NamedTuple):
+    """Contiguous positions: addresses of their first elements, elements of the axis, bytes from one to the next, and
+    how many positions there are (only a vector's lanes of them are computed)."""
+
+    src: int
+    dst: int
+    size: int
+    stride: int
+    positions: int
+
+
+def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
+    """Code that computes the softmax (log: its logarithm) of one position of a contiguous axis."""
+
+    @emitted
+    def softmax(builder: Any, x: Extents) -> None:
+        v = Vectors(builder, element, lanes)
+        most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
+        count = builder.sdiv(builder.add(x.size, builder.sub(x.extent, const(1))), x.extent)
+
+        def each(body: Callable[[Any, Any, Any | None], None]) -> None:
+            """body(source address, destination address, mask) for each vector."""
+            with cgutils.for_range(builder, count) as loop:
+                left = builder.sub(x.size, builder.mul(loop.index, x.extent))
+                n = builder.select(builder.icmp_signed("<", left, x.extent), left, x.extent)
+                at = builder.mul(loop.index, x.stride)
+                src, dst = builder.add(x.src, at), builder.add(x.dst, at)
+                v.each(n, lambda offset, mask: body(builder.add(src, offset), builder.add(dst, offset), mask))
+
+        def find_most(src: Any, dst: Any, mask: Any | None) -> None:
+            builder.store(v.larger(v.load(src, mask, -math.inf), builder.load(most)), most)
+
+        each(find_most)
+        largest = v.fold(builder.load(most), v.larger)
+
+        def find_total(src: Any, dst: Any, mask: Any | None) -> None:
+            power = v.exp_to_zero(builder.fsub(v.load(src, mask), largest))
+            if not log:
+                v.store(power, dst, mask)
+            if mask is not None:
+                power = builder.select(mask, power, v.zero)
+            builder.store(builder.fadd(builder.load(total), power), total)
+
+        each(find_total)
+        result = _results(v, largest, v.fold(builder.load(total), builder.fadd), log)
+        each(lambda src, dst, mask: v.store(result(src, dst, mask), dst, mask))
+
+    return softmax
+
+
+def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
+    """Code that computes the softmax (log: its logarithm) of up to a vector of contiguous positions."""
+
+    @emitted
+    def softmax(builder: Any, x: Neighbours) -> None:
+        v = Vectors(builder, element, lanes)
+
+        def vector(mask: Any | None) -> None:
+            most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
+            # Slots are made where the function begins: here they are set again for each vector.
+            builder.store(v.c(-math.inf), most)
+            builder.store(v.zero, total)
+            with cgutils.for_range(builder, x.size) as loop:
+                value = v.load(builder.add(x.src, builder.mul(loop.index, x.stride)), mask)
+                builder.store(v.larger(value, builder.load(most)), most)
+            largest = builder.load(most)
+            with cgutils.for_range(builder, x.size) as loop:
+                offset = builder.mul(loop.index, x.stride)
+                power = v.exp_to_zero(builder.fsub(v.load(builder.add(x.src, offset), mask), largest))
+                if not log:
+                    v.store(power, builder.add(x.dst, offset), mask)
+                builder.store(builder.fadd(builder.load(total), power), total)
+            result = _results(v, largest, builder.load(total), log)
+            with cgutils.for_range(builder, x.size) as loop:
+                offset = builder.mul(loop.index, x.stride)
+                dst, src = builder.add(x.dst, offset), builder.add(x.src, offset)
+                v.store(result(src, dst, mask), dst, mask)
+
+        with builder.if_else(builder.icmp_signed(">=", x.positions, const(lanes))) as (whole, partly):
+            with whole:
+                vector(None)
+            with partly:
+                vector(v.below(x.positions))
+
+    return softmax
+
+
+def _results(v: Vectors, most: Any, total: Any, log: int) -> Callable[[Any, Any, Any | None], Any]:
+    """result(source address, destination address, mask): a vector of results. The destination holds the powers."""
+    if log:
+        subtrahend = v.b.fadd(most, v.log(total))
+        return lambda src, dst, mask: v.b.fsub(v.load(src, mask), subtrahend)
+    factor = v.b.fdiv(v.c(1.0), total)
+    return lambda src, dst, mask: v.mul(v.load(dst, mask), factor)

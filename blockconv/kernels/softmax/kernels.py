@@ -1,0 +1,63 @@
+"""Softmax's kernels: along contiguous axes, and along strided ones."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import store_bits
+from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
+from blockconv.kernels.softmax.codegen import Extents, Neighbours, contiguous_softmax, strided_softmax
+
+__all__ = ["softmax_lines", "softmax_planes"]
+
+
+@jit.kernel
+def softmax_lines(element, lanes, log):
+    """A task is a position of a contiguous axis: its elements are read, and its results and their tail written."""
+    itemsize = ElementType.of(element).itemsize
+    softmax = contiguous_softmax(ElementType.of(element), lanes, log)
+
+    def kernel(args, first, last, scratch):
+        a = ContiguousAxis(args)
+        stride, block, size = a.block_stride, a.block, a.size
+        blocks = (size + block - 1) // block
+        for task in range(first, last):
+            at = task // a.inner * a.outer_stride
+            at += task % a.inner * a.inner_stride
+            dst = a.dst + at
+            softmax(Extents(src=a.src + at, dst=dst, stride=stride, extent=block, size=size))
+            end = dst + (blocks - 1) * stride + (size - (blocks - 1) * block) * itemsize
+            for k in range(a.tail):
+                store_bits(end + k * itemsize, 0, itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def softmax_planes(element, lanes, log, ragged):
+    """A task is up to a vector of contiguous positions of a strided axis: all their elements are read and written.
+
+    ragged: some positions are of channels that do not exist. What is written there is zero.
+    """
+    itemsize = ElementType.of(element).itemsize
+    softmax = strided_softmax(ElementType.of(element), lanes, log)
+
+    def kernel(args, first, last, scratch):
+        a = StridedAxis(args)
+        inner, outer_stride = a.inner, a.outer_stride
+        vectors = (inner + lanes - 1) // lanes
+        for task in range(first, last):
+            position = task % vectors * lanes
+            at = task // vectors * outer_stride + position * itemsize
+            softmax(
+                Neighbours(src=a.src + at, dst=a.dst + at, size=a.size, stride=a.stride, positions=inner - position)
+            )
+            if ragged:
+                for k in range(min(lanes, inner - position)):
+                    index = at // itemsize + k
+                    channel = index // a.block_stride % a.blocks * a.block + index % a.block
+                    if channel >= a.channels:
+                        for j in range(a.size):
+                            store_bits(a.dst + at + k * itemsize + j * a.stride, 0, itemsize)
+
+    return kernel

@@ -1,0 +1,50 @@
+"""Softmax, or its logarithm, along any axis of a layout with or without blocks of channels.
+
+Buffers: source, destination (which may be the source).
+"""
+
+from __future__ import annotations
+
+import math
+
+from blockconv.core.eltwise_problem import SoftmaxProblem
+from blockconv.core.layout import Layout
+from blockconv.core.types import ElementType, Types
+from blockconv.kernels.common.axis import contiguous_axis, cost, strided_axis
+from blockconv.kernels.common.geometry import ITEMSIZE
+from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.softmax.kernels import softmax_lines, softmax_planes
+from blockconv.kernels.table import Primitive, Row
+from blockconv.runtime import Op
+
+__all__ = ["ROWS"]
+
+
+def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
+    p, itemsize = problem, element.itemsize
+    if 0 in p.shape:
+        return []
+    lanes, nbytes = lanes_of(itemsize), p.shape[p.axis] * itemsize
+    contiguous = contiguous_axis(layout, p.shape, p.axis, itemsize)
+    if contiguous is not None:
+        positions = math.prod(p.shape) // p.shape[p.axis]
+        kernel = softmax_lines(element.code, lanes, int(p.log))
+        return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads))]
+    strided = strided_axis(layout, p.shape, p.axis, itemsize)
+    positions = layout.size(p.shape) // p.shape[p.axis]
+    tasks = positions // strided.inner * -(-strided.inner // lanes)
+    ragged = layout.padded_shape(p.shape) != p.shape
+    kernel = softmax_planes(element.code, lanes, int(p.log), int(ragged))
+    return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads))]
+
+
+def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout) -> str | None:
+    return same_layout_why_not(problem.shape, src, dst)
+
+
+def _make(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+    return Primitive(lambda: cost(30.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+
+
+ROWS = (Row("softmax", "softmax", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

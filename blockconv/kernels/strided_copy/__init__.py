@@ -1,0 +1,1 @@
+"""Concatenation, slices, padding: strided copies."""

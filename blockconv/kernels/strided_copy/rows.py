@@ -1,0 +1,311 @@
+"""Strided copies from one array into another: concat, slice, pad and channel shuffle, from any layout to any other.
+
+One idea serves all four. N, H and W are three loops with a stride on either side (a step of the source is part of its
+stride), with a border before and after that is filled. The channels are a list of *extents* that are contiguous on both
+sides, cut where a block of either layout ends, so that an offset that is no multiple of a block, a permutation or a
+step costs no case of its own. An extent is copied for a row of pixels at a time; where it is contiguous with that of
+the next pixel on both sides, as one.
+
+Buffers: the source(s), the destination. Options of the primitive, for concat only: srcs, the layouts of the sources, if
+they differ from the first one's; take, which sources to copy (the others were written into the destination by others).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
+from blockconv.core.layout import Layout
+from blockconv.core.types import ElementType, Types
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+from blockconv.kernels.strided_copy.kernels import COPY, FILL, ZERO, CopyArgs, Extent, PixelLoop, strided_copy
+from blockconv.kernels.table import Primitive, Row
+from blockconv.machine.costs import BANDWIDTH
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["ROWS"]
+
+LARGE_TASK = 64 * 1024  # bytes of the destination in a task where pixels are contiguous; elsewhere TASK_BYTES
+EXTENT, PIXELS = 16 * 1024, 16  # bytes of an extent, or pixels, in a task at the least
+
+
+# ---------------------------------------------------------------- what is copied
+
+
+class Span(NamedTuple):
+    """`size` neighbouring channels of the destination: copies of the source's first, first + step, ..., or filled."""
+
+    size: int
+    first: int = 0
+    step: int = 1
+    action: int = COPY
+
+
+@dataclass(frozen=True)
+class Region:
+    """What is copied where: of N, H and W, and of the channels.
+
+    channels: what goes to the channels from `first` on. tail: the destination's block of channels that the last of them
+    is in is zeroed to its end. sizes: elements of N, H and W that are written;
+    starts: the first. begins, counts: those of them that are copied, where there is a border that is filled. sources,
+    steps: the first element that is read, and from one to the next.
+    """
+
+    channels: Sequence[Span]
+    first: int
+    tail: bool
+    sizes: tuple[int, int, int]
+    starts: tuple[int, int, int] = (0, 0, 0)
+    begins: tuple[int, int, int] = (0, 0, 0)
+    counts: tuple[int, int, int] | None = None  # as `sizes`, if there is no border
+    sources: tuple[int, int, int] = (0, 0, 0)
+    steps: tuple[int, int, int] = (1, 1, 1)
+
+    @property
+    def last(self) -> int:
+        """The channel after the last."""
+        return self.first + sum(span.size for span in self.channels)
+
+
+class Side(NamedTuple):
+    """A source, or a destination: a logical array's shape, its layout, and the buffer's number."""
+
+    shape: tuple[int, ...]
+    layout: Layout
+    buffer: int
+
+    def geometry(self, itemsize: int) -> Geometry:
+        return geometry(self.layout, self.shape, itemsize)
+
+
+@dataclass(frozen=True)
+class Bordered(Loop):
+    """A loop over elements of the destination, of which `count` from `begin` on are copied."""
+
+    begin: int = 0
+    count: int = 0
+
+    def around(self, inner: Bordered) -> Bordered | None:
+        one = super().around(inner) if inner.begin == 0 and inner.count == inner.size else None
+        return one and replace(one, begin=inner.size * self.begin, count=inner.size * self.count)
+
+
+def _loops(region: Region, s: Geometry, d: Geometry) -> list[Bordered]:
+    """Three loops over pixels, in the destination's order; those that are one on both sides are fused."""
+    strides = [(step * src, dst) for step, src, dst in zip(region.steps, _pixels(s), _pixels(d), strict=True)]
+    counts = region.counts or region.sizes
+    loops = [
+        Bordered(size, both, begin=begin, count=count)
+        for size, both, begin, count in zip(region.sizes, strides, region.begins, counts, strict=True)
+        if size > 1 or begin or count != size
+    ]
+    loops = fused(sorted(loops, key=lambda loop: -loop.dst))
+    return [Bordered(1, (0, 0), count=1)] * (3 - len(loops)) + loops
+
+
+def _extents(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: int) -> list[Extent]:
+    """The extents of a pixel: channels that are contiguous on both sides, in the destination's order."""
+    found = [Extent(src=0, dst=0, size=0, action=COPY)]
+    for extent in _parts(region, s, d, padded, itemsize):
+        last = found[-1]
+        follows = last.action == extent.action and last.dst + last.size == extent.dst
+        if follows and (extent.action != COPY or last.src + last.size == extent.src):
+            found[-1] = last._replace(size=last.size + extent.size)
+        else:
+            found.append(extent)
+    return [extent for extent in found if extent.size]
+
+
+def _parts(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: int) -> Iterator[Extent]:
+    """The same, cut where a block of channels of either side ends."""
+    at = region.first
+    for span in (*region.channels, *[Span(padded - region.last, action=ZERO)] * region.tail):
+        done = 0
+        while done < span.size:
+            size, src = min(span.size - done, _contiguous(d, at, itemsize)), 0
+            if span.action == COPY:
+                channel = span.first + done * span.step
+                size = min(size, _contiguous(s, channel, itemsize) if span.step == 1 else 1)
+                src = s.offset(channel)
+            yield Extent(src=src, dst=d.offset(at), size=size * itemsize, action=span.action)
+            done, at = done + size, at + size
+
+
+def _contiguous(g: Geometry, channel: int, itemsize: int) -> int:
+    """Channels from this one on that are contiguous, as far as its block goes."""
+    return g.length - channel % g.length if g.channel == itemsize else 1
+
+
+# ---------------------------------------------------------------- how it is cut into tasks
+
+
+class Blocking(NamedTuple):
+    """Columns, and extents, in a task; the tasks that those of a row make; all tasks, and those taken at a time."""
+
+    cols: int
+    extents: int
+    col_tasks: int
+    extent_tasks: int
+    tasks: int
+    chunk: int
+
+
+def _blocking(loops: list[Bordered], sizes: list[int], contiguous: int, threads: int) -> Blocking:
+    """sizes: bytes of each extent. contiguous: of those whose pixels are contiguous."""
+    cols, total, largest = loops[2], sum(sizes), max(sizes)
+    least, nbytes = (-(-EXTENT // largest), LARGE_TASK) if contiguous == largest else (PIXELS, TASK_BYTES)
+    width = min(cols.size, max(least, nbytes // total))
+    col_tasks = -(-cols.size // width)
+    width = -(-cols.size // col_tasks)
+    row_parts = loops[0].size * loops[1].size * col_tasks
+    extents = max(1, min(len(sizes), nbytes * len(sizes) // (width * total)))
+    if row_parts * -(-len(sizes) // extents) < 4 * threads:
+        extents = max(1, min(extents, len(sizes) * row_parts // (4 * threads)))
+    extent_tasks = -(-len(sizes) // extents)
+    tasks = row_parts * extent_tasks
+    chunk = chunk_of(tasks, width * total // extent_tasks, threads, nbytes)
+    return Blocking(width, extents, col_tasks, extent_tasks, tasks, chunk)
+
+
+def _ops(region: Region, src: Side, dst: Side, kind: ElementType, threads: int, fill: float = 0.0) -> list[Op]:
+    """The op that copies a region. No op if nothing is written."""
+    if 0 in region.sizes or 0 in dst.shape or region.last == region.first:
+        return []
+    s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
+    unit = kind.itemsize
+    if _images_are_innermost(region, src, s, kind.itemsize) and _images_are_innermost(region, dst, d, kind.itemsize):
+        # All images of a channel are copied as one, and those of neighbouring channels with them.
+        unit = s.channel
+        region = replace(region, sizes=(1, *region.sizes[1:]), counts=region.counts and (1, *region.counts[1:]))
+        s, d = s._replace(length=NO_BLOCK), d._replace(length=NO_BLOCK)
+    loops = _loops(region, s, d)
+    extents = _extents(region, s, d, dst.layout.padded_shape(dst.shape)[1], unit)
+    cols = loops[2]
+    contiguous = cols.src if cols.src == cols.dst or cols.size == 1 else 0
+    blocking = _blocking(loops, [extent.size for extent in extents], contiguous, threads)
+    args = CopyArgs(
+        src=Buffer(src.buffer, sum(map(operator.mul, region.sources, _pixels(s)))),
+        dst=Buffer(dst.buffer, sum(map(operator.mul, region.starts, _pixels(d)))),
+        extents=OWN_TABLE,
+        fill=kind.bits(fill),
+        count=len(extents),
+        task_extents=blocking.extents,
+        extent_tasks=blocking.extent_tasks,
+        task_cols=blocking.cols,
+        col_tasks=blocking.col_tasks,
+        contiguous=contiguous,
+        loops=[PixelLoop(size=x.size, begin=x.begin, count=x.count, src_stride=x.src, dst_stride=x.dst) for x in loops],
+    )
+    table = np.array(extents, np.int64).ravel()
+    return [Op(strided_copy(kind.itemsize), args, blocking.tasks, blocking.chunk, table=table)]
+
+
+def _images_are_innermost(region: Region, side: Side, g: Geometry, itemsize: int) -> bool:
+    """Whether all images of a channel are contiguous, and channels follow each other; and all images are copied."""
+    images = side.shape[0]
+    copied = (region.counts or region.sizes)[0]
+    return (
+        images > 1
+        and (region.sizes[0], copied, region.steps[0]) == (images, images, 1)
+        and (g.n == itemsize and g.channel == images * itemsize and g.length == 1)
+    )
+
+
+def _pixels(g: Geometry) -> tuple[int, int, int]:
+    """The strides of N, H and W, in bytes."""
+    return g.n, g.row, g.col
+
+
+def _space(shape: Sequence[int]) -> tuple[int, int, int]:
+    """N, H and W."""
+    return shape[0], shape[2], shape[3]
+
+
+# ---------------------------------------------------------------- the four ops
+
+
+def _concat_ops(
+    problem: ConcatProblem,
+    src: Layout,
+    dst: Layout,
+    element: ElementType,
+    threads: int,
+    srcs: Sequence[Layout] | None = None,
+    take: Iterable[int] | None = None,
+) -> list[Op]:
+    p, ops = problem, []
+    for k in range(len(p.shapes)) if take is None else take:
+        shape, start = p.shapes[k], p.starts[k]
+        region = Region([Span(shape[1])], 0, True, _space(shape))
+        if p.axis == 1:
+            region = replace(region, first=start, tail=start + shape[1] == p.dst_shape[1])
+        else:
+            region = replace(region, starts=_space([start if axis == p.axis else 0 for axis in range(4)]))
+        source = Side(shape, src if srcs is None else srcs[k], k)
+        ops += _ops(region, source, Side(p.dst_shape, dst, len(p.shapes)), element, threads)
+    return ops
+
+
+def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> list[Op]:
+    p = problem
+    channels = [Span(p.sizes[1], p.begins[1], p.steps[1])]
+    region = Region(channels, 0, True, _space(p.sizes), sources=_space(p.begins), steps=_space(p.steps))
+    return _ops(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), element, threads)
+
+
+def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> list[Op]:
+    p, shape = problem, problem.dst_shape
+    begins = [min(max(0, begin), size) for begin, size in zip(p.begins, shape, strict=True)]
+    sources = [max(0, -begin) for begin in p.begins]
+    counts = [max(0, size - a - max(0, end)) for size, a, end in zip(shape, begins, p.ends, strict=True)]
+    after = shape[1] - begins[1] - counts[1]
+    channels = [Span(begins[1], action=FILL), Span(counts[1], sources[1]), Span(after, action=FILL)]
+    region = Region(
+        channels, 0, True, _space(shape), begins=_space(begins), counts=_space(counts), sources=_space(sources)
+    )
+    return _ops(region, Side(p.shape, src, 0), Side(shape, dst, 1), element, threads, p.value)
+
+
+def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> list[Op]:
+    p, each = problem, problem.shape[1] // problem.groups
+    channels = [Span(p.groups, k, each) for k in range(each)]
+    region = Region(channels, 0, True, _space(p.shape))
+    return _ops(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), element, threads)
+
+
+# ---------------------------------------------------------------- rows of the kernel table
+
+
+def _cost(problem: Any, src: Layout, dst: Layout, threads: int) -> float:
+    """Bytes at the speed of a copy; what is measured element by element, where no extent is longer than an element."""
+    per_second = BANDWIDTH
+    if src != dst:
+        per_second = 8e9
+    elif isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, 4).channel == 4:
+        per_second = 18e9
+    return 1e-6 + 8 * dst.size(problem.dst_shape) / (per_second * threads)
+
+
+def _row(op: str, ops: Callable[..., list[Op]]) -> Row:
+    def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int, **options: Any) -> Primitive:
+        return Primitive(
+            cost=lambda: _cost(problem, src, dst, threads),
+            make=lambda: ops(problem, src, dst, types.src, threads, **options),
+        )
+
+    return Row(f"{op}_box", op, dtypes=frozenset(ITEMSIZE), make=make)
+
+
+ROWS = (
+    _row("concat", _concat_ops),
+    _row("slice", _slice_ops),
+    _row("pad", _pad_ops),
+    _row("shuffle", _shuffle_ops),
+)

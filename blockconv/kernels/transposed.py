@@ -1,0 +1,47 @@
+"""Layouts that have h inside w: kernels are asked for the transposed problem, which lies in memory as they expect.
+
+A convolution of an image is that of the transposed image with transposed taps, transposed. A storage of NCWH is, byte
+for byte, one of NCHW of the transposed image; so is that of any layout with the letters of h and w exchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from blockconv.core.layout import Layout
+
+__all__ = ["has_h_inside_w", "transposed_layout", "transposed_problem", "transposed_taps"]
+
+_H, _W = 2, 3  # the dimensions of an activation
+
+
+def has_h_inside_w(layout: Layout) -> bool:
+    """Whether rows are nearer to each other than the pixels of a row."""
+    return layout.ndim == 4 and layout.outer.index(_H) > layout.outer.index(_W)
+
+
+@functools.lru_cache(maxsize=256)
+def transposed_layout(layout: Layout) -> Layout:
+    """The layout of the same bytes over (N, C, W, H)."""
+    return _exchanged(layout, "c", "d")
+
+
+@functools.lru_cache(maxsize=256)
+def transposed_taps(layout: Layout) -> Layout:
+    """The layout of the same bytes of weights over (G, O, I, W, H)."""
+    return _exchanged(layout, "d", "e")
+
+
+def _exchanged(layout: Layout, a: str, b: str) -> Layout:
+    return Layout(layout.tag.translate(str.maketrans(a + b + a.upper() + b.upper(), b + a + b.upper() + a.upper())))
+
+
+@functools.lru_cache(maxsize=4096)
+def transposed_problem(problem: Any) -> Any:
+    """The problem of the transposed image: sizes, kernels, strides, padding and dilations along h are those along w."""
+    given = {field.name for field in dataclasses.fields(problem) if field.init}
+    pairs = [(f"{x}h{end}", f"{x}w{end}") for x in "iokspd" for end in ("", "_r")]
+    swapped = {one: getattr(problem, other) for h, w in pairs for one, other in ((h, w), (w, h)) if one in given}
+    return dataclasses.replace(problem, **swapped)

@@ -1,0 +1,122 @@
+"""The argument blocks of Winograd's kernels, and what a worker's scratch begins with."""
+
+from __future__ import annotations
+
+from blockconv.jit.arguments import Arguments, group, table, word
+from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.microkernel import LINE, TileRecord
+
+__all__ = ["HEADER_BYTES", "ZEROS", "Header", "WinogradArgs", "WinogradWeightsArgs"]
+
+
+class WinogradArgs(Arguments):
+    """What the kernel `winograd` and its three stages are called with.
+
+    A set is the groups whose channels are transformed together; they are whole vectors. A block of tiles is what a task
+    transforms at once. A position is one of the `side`² products of a tile.
+    """
+
+    src = word("the source", "address")
+    wei = word("transformed weights: [group][block of output channels][position][input channel]", "address")
+    bia = word("a bias for each output channel", "address")
+    dst = word("the destination", "address")
+    res = word("the residual, which lies as the destination does; the destination where there is none", "address")
+    act = word("the activation's number and parameters", "address")
+    offsets = word(
+        "for each group of a set, a table: from a tile's transformed source to each reduction step, in bytes", "address"
+    )
+    source_kernel = word("the first stage", "address of a kernel")
+    multiply_kernel = word("the second stage", "address of a kernel")
+    finish_kernel = word("the third stage", "address of a kernel")
+    tiles = word("tiles of all images", "tiles")
+    tile_rows = word("rows of tiles of an image", "rows")
+    tile_cols = word("tiles of a row", "tiles")
+    block_tiles = word("tiles of a block", "tiles")
+    splits = word("tasks that share a block's output channels", "tasks")
+    set_ocbs = word("blocks of output channels of a set", "blocks")
+    chunk = word("blocks of output channels whose products are held before they are transformed", "blocks")
+    positions = word("products of a tile for each pair of channels")
+    ic = word("input channels of all groups", "channels")
+    oc = word("output channels of all groups", "channels")
+    oc_padded = word("those, with the destination's padding", "channels")
+    set_vectors = word("vectors of a set's input channels", "vectors")
+    full_steps = word("reduction steps of a group that take a whole block of channels; they come first", "steps")
+    tail_steps = word("reduction steps of a group that take fewer", "steps")
+    tail_channels = word("what each of those takes", "channels")
+    ih = word("rows of the source", "pixels")
+    iw = word("columns of the source", "pixels")
+    oh = word("rows of the destination", "pixels")
+    ow = word("columns of the destination", "pixels")
+    ph = word("padding above the source", "pixels")
+    pw = word("padding left of the source", "pixels")
+    src_strides = group(Geometry)
+    dst_strides = group(Geometry)
+    dst_block = word("from the channels that are stored together to the next such", "bytes")
+    v_position = word("from a position of the transformed source to the next", "bytes")
+    products_position = word("from a position of the products to the next", "bytes")
+    products_tile = word("from a tile's products of a position to the next tile's", "bytes")
+    wei_position = word("from a position of the weights to the next", "bytes")
+    wei_ocb = word("from a block of output channels' weights to the next", "bytes")
+    patch = word("where in the scratch pixels are gathered", "bytes")
+    v = word("where in the scratch the transformed source lies, [position][vector of channels][tile]", "bytes")
+    products = word("where in the scratch the products lie, [position][tile][output channel]", "bytes")
+    tile_kernel = word("the microkernel, or 0 where groups share a vector", "address of a kernel")
+    tile_pixels = word("tiles that it takes, as its pixels", "tiles")
+    width = word("output channels of a block", "channels")
+    vector = word("a vector of the transformed source", "bytes")
+    out_vector = word("a vector of products", "bytes")
+    prefetch_lines = word("how much of the next weights each reduction step prefetches", "cache lines")
+    prefetch_rows = word("rows of the next tile's source that are prefetched", "rows")
+    src_end = word("the end of the source", "address")
+    side = word("source pixels that a tile reads in each direction", "pixels")
+    step = word("from a tile's first source pixel to the next tile's", "pixels")
+    wei_side = word("positions of the weights in each direction")
+    sets = word("sets of groups", "sets")
+    tile_blocks = word("blocks of tiles", "blocks")
+    set_ic = word("input channels of a set", "channels")
+    set_oc = word("output channels of a set", "channels")
+    group_ocbs = word("blocks of output channels of a group", "blocks")
+    group_oc = word("output channels of a group, with the destination's padding if there is only one", "channels")
+    group_steps = word("reduction steps of a group", "steps")
+    # Of layouts whose blocks end within a vector, tables for each vector of channels, one behind the other.
+    src_parts = word(
+        "from `offsets` to those of the source: from a vector's first channel to its parts; then a patch's", "bytes"
+    )
+    dst_parts = word("from `offsets` to those of the destination", "bytes")
+
+
+class WinogradWeightsArgs(Arguments):
+    """What `winograd_weights` is called with."""
+
+    src = word("weights of all groups, (oc, a group's ic, 3, 3)", "address")
+    dst = word(
+        "transformed weights: [group][block of output channels][position][input channel][channel of the block]",
+        "address",
+    )
+    position = word("from a position of a block to the next", "bytes")
+    ocb = word("from a block of output channels to the next", "bytes")
+    group_ic = word("input channels of a group", "channels")
+    group_oc = word("output channels of a group", "channels")
+
+
+ZEROS = 32  # words: more than a vector, or the bias of a block of output channels, takes
+
+
+class Zero(Arguments):
+    """A word that is zero, or not used."""
+
+    value = word("0")
+
+
+class Header(Arguments):
+    """What a worker's scratch begins with."""
+
+    set_index = word("the set of groups that is worked on")
+    first_ocb = word("the first block of the set's output channels whose products are held")
+    last_ocb = word("the one after the last such")
+    unused = table(Zero, 5, "up to a cache line's end")
+    zeros = table(Zero, ZEROS, "read in place of pixels out of bounds, and of a bias")
+    record = group(TileRecord)
+
+
+HEADER_BYTES = -(-Header.nbytes // LINE) * LINE  # behind it lie two tiles of pixels, for `Output.scratch`

@@ -1,0 +1,279 @@
+"""How a Winograd convolution is cut into tasks: blocks of tiles, chunks of output channels, scratch; and its cost."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.kernels.common.epilogue import LINE
+from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.winograd.arguments import HEADER_BYTES
+from blockconv.kernels.winograd.codegen import ELEMENT
+from blockconv.kernels.winograd.transforms import Form
+from blockconv.machine.costs import BANDWIDTH
+
+__all__ = ["SCRATCH", "Blocking", "ScratchLayout", "blocking", "contiguous", "cost"]
+
+ITEMSIZE = ELEMENT.itemsize
+SCRATCH = 8 << 20  # bytes that the transformed source of a block of tiles may take
+CHUNK = 4  # vectors of output channels whose products are held between the second and the third stage
+# Registers of the machine: vectors of output channels: tiles in registers with them.
+_TILE_PIXELS = {32: {1: 28, 2: 14, 3: 9, 5: 5}, 16: {1: 12, 2: 6}}
+
+
+class ScratchLayout(NamedTuple):
+    """Where things lie in a worker's scratch, in bytes from its begin; behind the header and two tiles of pixels.
+
+    patch: pixels of a tile that are gathered. v: the transformed source. products: those that are held. *_position:
+    from one of a tile's positions to the next. products_tile: from a tile to the next. nbytes: of all.
+    """
+
+    patch: int
+    v: int
+    v_position: int
+    products: int
+    products_position: int
+    products_tile: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """A task is a block of tiles of a set of groups and a share (one of `splits`) of their output channels.
+
+    lanes: of a vector of the source, of which `transform_lanes` are transformed together. set_groups: groups of a set,
+    so many that their channels are whole vectors; there are `sets`. ic_block: channels of a group that one reduction
+    step takes, as many as surely lie in one vector. shared: a set is one vector of small groups, as many channels out
+    as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with `vectors` vectors of
+    `out_lanes` output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products are held
+    before they are transformed. tile_rows, tile_cols: tiles of an image. tiles: of all images; block_tiles: of a block.
+    """
+
+    form: Form
+    lanes: int
+    transform_lanes: int
+    set_groups: int
+    sets: int
+    ic_block: int
+    shared: bool
+    out_lanes: int
+    vectors: int
+    tile_pixels: int
+    ocbs: int
+    splits: int
+    chunk: int
+    tile_rows: int
+    tile_cols: int
+    tiles: int
+    block_tiles: int
+    scratch: ScratchLayout
+
+    @property
+    def width(self) -> int:
+        """Output channels of a block, which are multiplied together."""
+        return self.vectors * self.out_lanes
+
+    @property
+    def tile_blocks(self) -> int:
+        return -(-self.tiles // self.block_tiles)
+
+    @property
+    def set_ocbs(self) -> int:
+        return self.set_groups * self.ocbs
+
+    @property
+    def wei_positions(self) -> int:
+        return self.form.wei_side**2
+
+    def wei_position(self, problem: Conv2dProblem) -> int:
+        """Bytes from a block of output channels' weights of one position to those of the next."""
+        return odd_lines(problem.ic // problem.g * self.width * ITEMSIZE)
+
+    def wei_ocb(self, problem: Conv2dProblem) -> int:
+        """Bytes from a block of output channels' weights to the next."""
+        return self.wei_positions * self.wei_position(problem)
+
+    def wei_bytes(self, problem: Conv2dProblem) -> int:
+        """Of all groups, those too that the last set lacks."""
+        return self.sets * self.set_ocbs * self.wei_ocb(problem)
+
+
+def blocking(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Blocking:
+    """How a problem is cut on this machine. The order of sums does not depend on the threads."""
+    p, form, isa = problem, Form(m, problem.sh), target.isa()
+    lanes = isa.vector_bytes // ITEMSIZE
+    ic, oc, oc_padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
+    set_groups = 1 if p.g == 1 else lanes // math.gcd(lanes, ic, oc)
+    sets, channels = -(-p.g // set_groups), -(-set_groups * ic // lanes) * lanes
+    shared = _is_shared(p, lanes)
+    out_lanes, vectors = (ic, 1) if shared else _block_vectors(p, lanes)
+    width = vectors * out_lanes
+    ocbs = -(-(oc_padded if p.g == 1 else oc) // width)
+    tile_rows, tile_cols = -(-p.oh // m), -(-p.ow // m)
+    tiles = max(1, p.n * tile_rows * tile_cols)
+    # More threads than there are blocks of output channels share the tiles too.
+    at_most = _most_tiles(form.positions, channels, set_groups * oc)
+    wanted = -(-tiles // max(-(-tiles // at_most), min(tiles, -(-threads // (sets * ocbs)))))
+    calls = -(-wanted // _TILE_PIXELS[32 if isa.registers == 32 else 16][vectors])
+    tile_pixels = -(-wanted // calls)
+    block_tiles = min(tiles, calls * tile_pixels)
+    if set_groups == 1:
+        splits = _splits(sets * -(-tiles // block_tiles), ocbs, threads)
+        chunk = min(-(-ocbs // splits), CHUNK // vectors)
+    else:
+        splits, chunk = 1, set_groups * ocbs
+    # A group's last block may be wider than what is left of the group; the last set has the destination's padding too.
+    row = (set_groups - 1) * oc + min(chunk, ocbs) * width + max(0, oc_padded - sets * set_groups * oc)
+    return Blocking(
+        form=form,
+        lanes=lanes,
+        # A transform spills, and to store a half costs half: 41 ns, not 70.
+        transform_lanes=lanes // 2 if isa.halves else lanes,
+        set_groups=set_groups,
+        sets=sets,
+        ic_block=lanes if set_groups == 1 else math.gcd(lanes, ic),
+        shared=shared,
+        out_lanes=out_lanes,
+        vectors=vectors,
+        tile_pixels=tile_pixels,
+        ocbs=ocbs,
+        splits=splits,
+        chunk=chunk,
+        tile_rows=tile_rows,
+        tile_cols=tile_cols,
+        tiles=tiles,
+        block_tiles=block_tiles,
+        scratch=_scratch(form, lanes, block_tiles, channels, -(-row // lanes) * lanes),
+    )
+
+
+def contiguous(at: Geometry, lanes: int) -> tuple[int, bool]:
+    """(channels that a load or a store takes, whether the next such may lie anywhere).
+
+    They are the most that divide both a block and a vector. Where a block ends within a vector that begins in it, they
+    are not evenly far apart.
+    """
+    width = min(lanes, at.length & -at.length)
+    return width, width not in (lanes, at.length)
+
+
+def _is_shared(problem: Conv2dProblem, lanes: int) -> bool:
+    """Whether the groups of a vector have their weights in registers."""
+    ic, oc = problem.ic // problem.g, problem.oc // problem.g
+    return problem.g > 1 and ic == oc and lanes % ic == 0
+
+
+def _block_vectors(problem: Conv2dProblem, lanes: int) -> tuple[int, int]:
+    """(lanes, vectors) of a block of output channels: halves of vectors, if these cost nothing and fewer are idle."""
+    oc = problem.oc // problem.g
+    half, whole = lanes // 2, -(-oc // lanes)
+    halves = 2 * whole - 1
+    if problem.g > 1 and target.isa().halves and oc <= halves * half and halves in _TILE_PIXELS[32]:
+        return half, halves
+    return lanes, min(2, whole)
+
+
+def _scratch(form: Form, lanes: int, tiles: int, channels: int, oc: int) -> ScratchLayout:
+    """The scratch for so many tiles, with so many channels of their sources and products."""
+    m, vector = form.m, lanes * ITEMSIZE
+    patch = HEADER_BYTES + 2 * m * m * vector
+    wide = (form.tiles_per_vector(lanes) - 1) * form.step + form.side
+    v = patch + odd_lines(max(form.side * wide, m * max(m, lanes)) * vector)  # of the source, of the destination
+    v_position, products_position = odd_lines(tiles * channels * ITEMSIZE), odd_lines(tiles * oc * ITEMSIZE)
+    products = v + form.positions * v_position
+    end = products + form.positions * products_position
+    return ScratchLayout(patch, v, v_position, products, products_position, oc * ITEMSIZE, end)
+
+
+def odd_lines(nbytes: int) -> int:
+    """At least as many bytes, an odd number of cache lines: what lies so far apart does not share sets."""
+    return (-(-nbytes // LINE) | 1) * LINE
+
+
+# What the transform of a block's source takes, in products of a block of output channels: 0.3 to 0.5, measured on
+# ResNet-50's layers; less, so that a tie goes to more tasks.
+SPLITTING = 0.25
+
+
+@functools.lru_cache(maxsize=4096)
+def _splits(blocks: int, ocbs: int, threads: int) -> int:
+    """Tasks that share a block's output channels, each with its transform: the least to do for the busiest thread."""
+
+    def busiest(splits: int) -> float:
+        tasks, most = blocks * splits, 0.0
+        for worker in range(threads):
+            first, last = tasks * worker // threads, tasks * (worker + 1) // threads
+            channels = [ocbs * (task // splits) + ocbs * (task % splits) // splits for task in (first, last)]
+            most = max(most, channels[1] - channels[0] + (last - first) * SPLITTING)
+        return most
+
+    return min(range(min(ocbs, -(-threads // blocks)), min(ocbs, 4 * threads) + 1), key=busiest)
+
+
+def _most_tiles(positions: int, channels: int, oc: int) -> int:
+    """Tiles of a block, at most.
+
+    More use weights more often; fewer stay in the second-level cache, with the weights if these fit too.
+    """
+    tile_bytes = positions * channels * ITEMSIZE
+    often = 28 if tile_bytes * oc <= 8 * target.second_level_cache() else 56
+    return max(1, min(often, SCRATCH // tile_bytes))
+
+
+# ---------------------------------------------------------------- cost
+
+FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.dispatch.tuning
+_SHARED = 1.3  # a multiply-add of groups that share a vector: its channels are permuted, or broadcast one by one
+_CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
+# The transforms of a vector of channels of one tile, source and destination, by m and stride, in multiply-adds of
+# vectors, and times that where so many channels are contiguous.
+_TRANSFORMS = {(2, 1): (100, 57), (4, 1): (300, 135), (6, 1): (850, 430), (2, 2): (180, 68), (4, 2): (850, 290)}
+_CONTIGUOUS = {1: (1.3, 2.0), 2: (2.2, 1.5), 4: (1.6, 1.2), 8: (1.3, 1.1)}
+_STREAM = 42e9  # bytes of weights a second, which are read in order; like `FMA`, 1.4 times as fast as it is
+_EDGE = 0.35  # more for a source over the image's edge
+
+
+def cost(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, threads: int) -> float:
+    """Seconds: of the products or their weights' way to the core, and of transforms or pixels in and out."""
+    p = problem
+    wei_bytes = at.wei_bytes(p)
+    stays = wei_bytes // at.sets <= target.second_level_cache() // 2
+    multiply = max(_multiply_adds(p, at) * FMA, (wei_bytes if stays else wei_bytes * at.tile_blocks) / _STREAM)
+    pixel_bytes = ITEMSIZE * (src.size(p.src_shape) + dst.size(p.dst_shape))
+    transforms = max(_transforms(p, src, dst, at) * FMA, pixel_bytes / BANDWIDTH)
+    return 2e-6 + (multiply + transforms) / threads
+
+
+def _multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
+    """What the products take, in multiply-adds of vectors."""
+    p, positions = problem, at.form.positions
+    tiles = at.tile_blocks * at.block_tiles
+    if at.shared:
+        return positions * tiles * -(-p.ic // at.lanes) * (p.ic // p.g) * _SHARED
+    # Fewer than eight accumulators wait for each other.
+    slow, vectors = max(1.0, 8 / (at.tile_pixels * at.vectors)), at.width / at.lanes
+    calls = positions * p.g * at.ocbs * at.tile_blocks * -(-at.block_tiles // at.tile_pixels)
+    products = positions * tiles * p.ic * at.ocbs * vectors * slow
+    return products + calls * (_CALL + 2 * at.tile_pixels * vectors)
+
+
+def _transforms(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking) -> float:
+    """What the transforms of source and destination take, in multiply-adds of vectors."""
+    p, lanes = problem, at.lanes
+    inner = p.n * max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
+    source, destination = map(float, _TRANSFORMS[at.form])
+    source *= -(-p.ic // lanes) * (1 + _EDGE * (1 - inner / at.tiles)) * _slower(src, p.src_shape, lanes)[0]
+    oc_padded = dst.padded_shape(p.dst_shape)[1]
+    destination *= -(-oc_padded // lanes) * _slower(dst, p.dst_shape, lanes)[1]
+    return at.tile_blocks * at.block_tiles * (source + destination)
+
+
+def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> tuple[float, float]:
+    """How many times as long the transforms of a source and a destination take."""
+    width, _ = contiguous(geometry(layout, shape, ITEMSIZE), lanes)
+    return (1.0, 1.0) if width >= lanes else _CONTIGUOUS[width]

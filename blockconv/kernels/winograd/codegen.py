@@ -1,0 +1,308 @@
+"""What Winograd's kernels load, transform and store, as LLVM vector IR: a vector is channels of one tile.
+
+Each function here takes what is known when a kernel is built, and returns code that the kernel calls with a named
+tuple of addresses and strides in bytes. The arithmetic of the transforms is that of
+`blockconv.kernels.winograd.transforms`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core.types import element
+from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, transpose
+from blockconv.kernels.common.epilogue import Tile, finish
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.winograd.transforms import TAPS, Form, destination_1d, source_1d, transform_2d, weights_1d
+
+__all__ = [
+    "ELEMENT",
+    "Planes",
+    "Products",
+    "SharedProducts",
+    "SourceTile",
+    "Taps",
+    "destination_to_patch",
+    "destination_transform",
+    "finish_pixels",
+    "gather_planes",
+    "multiply_shared",
+    "source_transform",
+    "weight_transform",
+]
+
+ELEMENT = element("float32")  # what all these kernels compute with
+
+
+def _multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
+    """start, start + step, ..."""
+    return [start, *(builder.add(start, builder.mul(step, const(k))) for k in range(1, count))]
+
+
+def _table(builder: Any, address: Any, count: int) -> list[Any]:
+    """So many int64s at an address."""
+    first = pointer(builder, address, I64)
+    return [builder.load(builder.gep(first, [const(k)]), align=8) for k in range(count)]
+
+
+# ---------------------------------------------------------------- source
+
+
+class SourceTile(NamedTuple):
+    """A tile of the source, and where its transform goes."""
+
+    src: int  # the address of the tile's first pixel
+    src_row: int
+    src_col: int
+    src_part: int  # from the channels that one load takes to the next such; or the address of a table (`has_parts`)
+    dst: int  # the address of the transform's first position
+    dst_position: int  # from a position to the next
+
+
+@functools.cache
+def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int) -> Any:
+    """Code that transforms `lanes` channels of a `SourceTile`, of which each load takes `load_width`.
+
+    has_parts: what a load takes is not evenly far from the next, and a table has how far each is from the first.
+    """
+
+    @emitted
+    def transform(builder: Any, tile: Any) -> None:
+        v = Vectors(builder, ELEMENT, lanes, bool(fma))
+        rows = _multiples(builder, tile.src, tile.src_row, form.side)
+        parts = _table(builder, tile.src_part, lanes // load_width) if has_parts else []
+
+        def load(at: Any) -> Any:
+            if not has_parts:
+                return v.load_parts(at, load_width, tile.src_part)
+            return join(builder, [v.load(builder.add(at, part), lanes=load_width) for part in parts])
+
+        def column(k: int) -> list[Any]:
+            offset = builder.mul(tile.src_col, const(k))
+            return [load(builder.add(row, offset)) for row in rows]
+
+        dst = tile.dst
+        for row in transform_2d(v, source_1d, form, column, form.side):
+            for value in row:
+                v.store(value, dst)
+                dst = builder.add(dst, tile.dst_position)
+
+    return transform
+
+
+class Planes(NamedTuple):
+    """A row of pixels of a source whose channels are planes (NCHW), and where they go as vectors of channels."""
+
+    src: int  # the address of the row's first pixel in the first channel
+    src_channel: int
+    left: int  # the first column that is in bounds
+    right: int  # the one after the last
+    valid: int  # channels that exist
+    dst: int
+
+
+@functools.cache
+def gather_planes(pixels: int, lanes: int) -> Any:
+    """Code that gathers a row of so many pixels of `Planes`: a vector of channels each, one behind the other.
+
+    Pixels out of bounds become zero, as do channels that do not exist; neither is read.
+    """
+    columns = 1 << (pixels - 1).bit_length()
+
+    @emitted
+    def gather(builder: Any, planes: Any) -> None:
+        channels, row = Vectors(builder, ELEMENT, lanes), Vectors(builder, ELEMENT, columns)
+        in_bounds = builder.and_(builder.not_(row.below(planes.left)), row.below(planes.right))
+        nowhere = in_bounds.type(None)
+        rows = []
+        for c in range(lanes):
+            at = builder.add(planes.src, builder.mul(planes.src_channel, const(c)))
+            exists = builder.icmp_signed("<", const(c), planes.valid)
+            rows.append(row.load(at, builder.select(exists, in_bounds, nowhere)))
+        values = transpose(builder, _regrouped(builder, rows, lanes), lanes, columns)
+        for k, value in enumerate(values[:pixels]):
+            channels.store(value, builder.add(planes.dst, const(k * channels.bytes)))
+
+    return gather
+
+
+def _regrouped(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
+    """Rows of a matrix as vectors of `lanes`: several in each, or each in several."""
+    columns = rows[0].type.count
+    if columns <= lanes:
+        each = lanes // columns
+        return [join(builder, rows[k : k + each]) for k in range(0, len(rows), each)]
+    starts = range(0, columns, lanes)
+    return [shuffle(builder, row, row, list(range(k, k + lanes))) for row in rows for k in starts]
+
+
+# ---------------------------------------------------------------- products
+
+
+class SharedProducts(NamedTuple):
+    """The products of a position's tiles, of a vector that several groups share, with their weights."""
+
+    tiles: int  # how many
+    src: int  # the address of the first tile's transformed source
+    src_tile: int
+    dst: int  # the address of the first tile's products
+    dst_tile: int
+    wei: int  # the address of the first group's weights, [input channel][output channel]
+    wei_group: int
+
+
+@functools.cache
+def multiply_shared(lanes: int, fma: int, channels: int) -> Any:
+    """Code that computes `SharedProducts` of groups of so many channels; their weights stay in registers."""
+
+    @emitted
+    def multiply(builder: Any, run: Any) -> None:
+        v = Vectors(builder, ELEMENT, lanes, bool(fma))
+        row = channels * v.itemsize
+        rows = [builder.add(run.wei, const(k * row)) for k in range(channels)]
+        weights = [v.load_parts(at, channels, run.wei_group) for at in rows]
+
+        def each_groups(at: Any, k: int) -> Any:
+            """Channel k of each lane's group. Of a single group, one load."""
+            if channels == lanes:
+                return v.broadcast(builder.add(at, const(k * v.itemsize)))
+            x = v.load(at)
+            return shuffle(builder, x, x, [lane // channels * channels + k for lane in range(lanes)])
+
+        with cgutils.for_range(builder, run.tiles) as loop:
+            at = builder.add(run.src, builder.mul(loop.index, run.src_tile))
+            total = v.mul(each_groups(at, 0), weights[0])
+            for k in range(1, channels):
+                total = v.multiply_add(each_groups(at, k), weights[k], total)
+            v.store(total, builder.add(run.dst, builder.mul(loop.index, run.dst_tile)))
+
+    return multiply
+
+
+# ---------------------------------------------------------------- weights
+
+
+class Taps(NamedTuple):
+    """The nine taps of an input channel for a vector of output channels, and where their transform goes."""
+
+    src: int  # the address of the first tap's vector; the others follow
+    dst: int  # the address of the transform's first position
+    dst_position: int  # from a position to the next
+
+
+@functools.cache
+def weight_transform(form: Form, lanes: int) -> Any:
+    """Code that transforms `Taps`, in float64 and rounded once."""
+
+    @emitted
+    def transform(builder: Any, taps: Any) -> None:
+        single, v = Vectors(builder, ELEMENT, lanes), Vectors(builder, element("float64"), lanes)
+
+        def column(k: int) -> list[Any]:
+            places = [const((TAPS * row + k) * single.bytes) for row in range(TAPS)]
+            return [builder.fpext(single.load(builder.add(taps.src, at)), v.kind) for at in places]
+
+        dst = taps.dst
+        for row in transform_2d(v, weights_1d, form, column, TAPS):
+            for value in row:
+                single.store(builder.fptrunc(value, single.kind), dst)
+                dst = builder.add(dst, taps.dst_position)
+
+    return transform
+
+
+# ---------------------------------------------------------------- destination
+
+
+class Products(NamedTuple):
+    """The products of a tile for a vector of output channels, and what is added to them."""
+
+    src: int  # the address of the first position's products
+    src_position: int  # from a position to the next
+    bia: int  # the address of the channels' bias
+
+
+@functools.cache
+def destination_transform(form: Form, lanes: int, fma: int, store_width: int, act: int, has_parts: bool) -> Any:
+    """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it.
+
+    Of the tile's pixels, `rows` x `cols` are in the image. store_width: contiguous channels of the destination, not 1.
+    act, has_parts: see `finish`. The output's scratch holds two tiles.
+    """
+    m = form.m
+    whole_tile, one_pixel = (Tile(ELEMENT.code, fma, size, size, 1, lanes) for size in (m, 1))
+
+    @emitted
+    def transform(builder: Any, products: Any, rows: Any, cols: Any, out: Any) -> None:
+        v = Vectors(builder, ELEMENT, lanes, bool(fma))
+        pixels = _in_slots(v, _pixels(v, form, products))
+        whole = builder.icmp_signed(">=", out.valid, const(lanes))  # else, too, pixel by pixel: less code
+        for size in (rows, cols):
+            whole = builder.and_(whole, builder.icmp_signed(">=", size, const(m)))
+        with builder.if_else(whole, likely=True) as (all_of_it, part):
+            with all_of_it:
+                full = out._replace(valid=const(lanes), written=const(lanes))
+                finish(builder, whole_tile, store_width, act, full, pixels, has_parts)
+            with part:
+                for k, slot in enumerate(pixels):
+                    v.store(builder.load(slot), builder.add(out.scratch, const(k * v.bytes)))
+                one, behind = cgutils.alloca_once(builder, v.kind), builder.add(out.scratch, const(m * m * v.bytes))
+                with cgutils.for_range(builder, rows) as row, cgutils.for_range(builder, cols) as col:
+                    k = builder.add(builder.mul(row.index, const(m)), col.index)
+                    builder.store(v.load(builder.add(out.scratch, builder.mul(k, const(v.bytes)))), one)
+                    offset = builder.add(builder.mul(row.index, out.dst_row), builder.mul(col.index, out.dst_pixel))
+                    here = out._replace(dst=builder.add(out.dst, offset), scratch=behind)
+                    finish(builder, one_pixel, store_width, act, here, [one], has_parts)
+
+    return transform
+
+
+@functools.cache
+def destination_to_patch(form: Form, lanes: int, fma: int) -> Any:
+    """Code that transforms `Products` to m rows of m pixels with their bias, vectors from `dst` on."""
+
+    @emitted
+    def transform(builder: Any, products: Any, dst: Any, dst_row: Any) -> None:
+        v = Vectors(builder, ELEMENT, lanes, bool(fma))
+        rows = _multiples(builder, dst, dst_row, form.m)
+        for k, value in enumerate(_pixels(v, form, products)):
+            row, col = divmod(k, form.m)
+            v.store(value, builder.add(rows[row], const(col * v.bytes)))
+
+    return transform
+
+
+@functools.cache
+def finish_pixels(pixels: int, lanes: int, fma: int, act: int) -> Any:
+    """Code that finishes so many neighbouring pixels, vectors of channels at `src`, and stores them to planes."""
+    tile = Tile(ELEMENT.code, fma, 1, pixels, 1, lanes)
+
+    @emitted
+    def finish_them(builder: Any, src: Any, out: Any) -> None:
+        v = Vectors(builder, ELEMENT, lanes)
+        values = (v.load(builder.add(src, const(k * v.bytes))) for k in range(pixels))
+        finish(builder, tile, 1, act, out, _in_slots(v, values))
+
+    return finish_them
+
+
+def _pixels(v: Vectors, form: Form, products: Any) -> Iterator[Any]:
+    """A tile's pixels with their bias, row by row."""
+    side, bias = form.side, v.load(products.bia)
+    positions = _multiples(v.b, products.src, products.src_position, form.positions)
+
+    def column(k: int) -> list[Any]:
+        return [v.load(at) for at in positions[k::side]]
+
+    for row in transform_2d(v, destination_1d, form, column, side):
+        for value in row:
+            yield v.add(value, bias)
+
+
+def _in_slots(v: Vectors, values: Iterator[Any]) -> list[Any]:
+    """Values in stack slots, as `finish` takes them."""
+    return [v.slots(1, value)[0] for value in values]

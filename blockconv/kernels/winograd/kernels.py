@@ -1,0 +1,312 @@
+"""Winograd convolution's kernels: products, pixels, what runs all stages block by block, and its weights.
+
+The stages (see `blockconv.kernels.winograd.rows`) are kernels of their own, called by their address: which layout is
+read does not multiply with which is written, nor with the microkernel's tile.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from blockconv import jit
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import call_kernel
+from blockconv.kernels.common.epilogue import Output
+from blockconv.kernels.common.microkernel import LINE
+from blockconv.kernels.winograd.arguments import HEADER_BYTES, ZEROS, Header, WinogradArgs, WinogradWeightsArgs
+from blockconv.kernels.winograd.codegen import (
+    ELEMENT,
+    Planes,
+    Products,
+    SharedProducts,
+    Taps,
+    destination_to_patch,
+    destination_transform,
+    finish_pixels,
+    gather_planes,
+    multiply_shared,
+    weight_transform,
+)
+from blockconv.kernels.winograd.source import tile_at
+from blockconv.kernels.winograd.transforms import TAPS, Form
+
+ITEMSIZE = ELEMENT.itemsize
+
+
+# ---------------------------------------------------------------- second stage: products
+
+
+@inline
+def _weights_at(a, header, position):
+    """The set's transformed weights of a position. With stride 2 all odd pixels meet one tap, the last of a side's."""
+    side, last = a.side, a.wei_side - 1
+    number = min(position // side, last) * (last + 1) + min(position % side, last)
+    set_weights = a.wei + header.set_index * a.set_ocbs * a.wei_ocb
+    return set_weights + number * a.wei_position
+
+
+@inline
+def _first_channel(a, ocb):
+    """The set's output channel that a block begins with."""
+    blocks = a.group_ocbs
+    return ocb // blocks * a.group_oc + ocb % blocks * a.width
+
+
+@jit.kernel
+def winograd_multiply():
+    """Multiply the scratch's transformed tiles with the weights of the set's output channel blocks first to last - 1.
+
+    The products go to the scratch. For each position a call of `tile_kernel` takes some tiles and one block.
+    """
+
+    def kernel(args, first, last, scratch):
+        a, header = WinogradArgs(args), Header(scratch)
+        before, start = header.set_index * a.set_oc, _first_channel(a, first)
+        tiles, products_tile, pixels = a.block_tiles, a.products_tile, a.tile_pixels
+        width, vector = a.width, a.vector
+        run = header.record
+        run.src_row = 0
+        run.full_steps = a.full_steps
+        run.tail_steps = a.tail_steps
+        run.tail_channels = a.tail_channels
+        run.bia = header.zeros.address
+        lines = a.prefetch_lines
+        run.prefetch_lines = lines
+        run.dst_row = 0
+        run.dst_pixel = products_tile
+        run.dst_block = a.out_vector
+        run.residual = 0
+        run.valid = width
+        run.written = width
+        for position in range(a.positions):
+            v = scratch + a.v + position * a.v_position
+            products = scratch + a.products + position * a.products_position
+            weights = _weights_at(a, header, position)
+            for ocb in range(first, last):
+                oc = _first_channel(a, ocb)
+                if before + oc >= a.oc:
+                    continue  # nothing but the destination's padding
+                group = ocb // a.group_ocbs
+                run.offsets = a.offsets + 8 * group * a.group_steps
+                run.wei = weights + ocb * a.wei_ocb
+                ahead = weights + (ocb + 1) * a.wei_ocb
+                if ocb + 1 == last:
+                    ahead = _weights_at(a, header, position + 1) + first * a.wei_ocb
+                for k in range((tiles + pixels - 1) // pixels):
+                    tile = min(k * pixels, tiles - pixels)
+                    run.prefetch = ahead
+                    ahead += lines * (a.full_steps * LINE)
+                    run.src = v + tile * vector
+                    run.dst = products + tile * products_tile + (oc - start) * ITEMSIZE
+                    call_kernel(a.tile_kernel, run.address, 0, 0, 0)
+
+    return kernel
+
+
+@jit.kernel
+def winograd_multiply_shared(lanes, part, fma, channels):
+    """The same, where a set is a vector of groups of so many channels, in and out: their weights stay in registers.
+
+    part: lanes that are multiplied together.
+    """
+    vector, multiply = lanes * ITEMSIZE, multiply_shared(part, fma, channels)
+
+    def kernel(args, first, last, scratch):
+        a, header = WinogradArgs(args), Header(scratch)
+        tiles, wei_group, products_tile = a.block_tiles, a.wei_ocb, a.products_tile
+        v, products = scratch + a.v, scratch + a.products
+        for position in range(a.positions):
+            weights = _weights_at(a, header, position)
+            for c in range(0, lanes, part):
+                src, dst, wei = v + ITEMSIZE * c, products + ITEMSIZE * c, weights + c // channels * wei_group
+                multiply(SharedProducts(tiles, src, vector, dst, products_tile, wei, wei_group))
+            v += a.v_position
+            products += a.products_position
+
+    return kernel
+
+
+# ---------------------------------------------------------------- third stage: pixels
+
+
+@inline
+def _even(a, oc):
+    """How far apart lies what stores of a vector write."""
+    return a.dst_block
+
+
+@functools.cache
+def _in_table(lanes, store_width):
+    """The same, as the address of a table."""
+    nbytes = 8 * (lanes // store_width)
+    return inline(lambda a, oc: a.offsets + a.dst_parts + oc // lanes * nbytes)
+
+
+@functools.cache
+def _output(dst_block):
+    """output: where pixels of a vector of channels go."""
+
+    @inline
+    def output(a, scratch, oc, dst):
+        """`oc` is the first channel, `dst` the first pixel's address."""
+        return Output(
+            dst=dst,
+            dst_row=a.dst_strides.row,
+            dst_pixel=a.dst_strides.col,
+            dst_block=dst_block(a, oc),
+            residual=a.res - a.dst,
+            valid=a.oc - oc,
+            written=a.oc_padded - oc,
+            activation=a.act,
+            scratch=scratch + HEADER_BYTES,
+        )
+
+    return output
+
+
+@functools.cache
+def _finish_tile(form, lanes, fma, store_width, act, has_parts):
+    """finish for a destination with so many contiguous channels: a tile at a time."""
+    transform = destination_transform(form, lanes, fma, store_width, act, bool(has_parts))
+    output = _output(_in_table(lanes, store_width) if has_parts else _even)
+
+    @inline
+    def finish(a, scratch, products, oc, dst, rows, cols):
+        bia = a.bia + oc * ITEMSIZE
+        transform(Products(products, a.products_position, bia), rows, cols, output(a, scratch, oc, dst))
+
+    return finish
+
+
+@functools.cache
+def _finish_planes(form, lanes, fma, act):
+    """finish for a destination of planes: up to as many tiles of a row as a vector of pixels covers.
+
+    Planes are stored from a patch with such tiles side by side, a vector of pixels at a time: of 16 planes, lines that
+    are written bit by bit may all want the same few places of the first-level cache.
+    """
+    m, pixel = form.m, lanes * ITEMSIZE
+    wide = max(1, lanes // m) * m
+    transform, output = destination_to_patch(form, lanes, fma), _output(_even)
+    finish_vector, finish_tile, finish_one = (finish_pixels(pixels, lanes, fma, act) for pixels in (wide, m, 1))
+
+    @inline
+    def finish(a, scratch, products, oc, dst, rows, cols):
+        patch, bia = scratch + a.patch, a.bia + oc * ITEMSIZE
+        for k in range((cols + m - 1) // m):
+            transform(Products(products, a.products_position, bia), patch + k * m * pixel, wide * pixel)
+            products += a.products_tile
+        for r in range(rows):
+            at, to, done = patch + r * wide * pixel, dst + r * a.dst_strides.row, 0
+            while done < cols:
+                if done + wide <= cols:
+                    finish_vector(at, output(a, scratch, oc, to))
+                    taken = wide
+                elif done + m <= cols:
+                    finish_tile(at, output(a, scratch, oc, to))
+                    taken = m
+                else:
+                    finish_one(at, output(a, scratch, oc, to))
+                    taken = 1
+                at, to, done = at + taken * pixel, to + taken * a.dst_strides.col, done + taken
+
+    return finish
+
+
+@jit.kernel
+def winograd_finish(m, stride, lanes, fma, store_width, act, has_parts):
+    """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels.
+
+    store_width: contiguous channels that a store takes; 1 is NCHW. act: an `ActivationKind`.
+    has_parts: as of the source.
+    """
+    form = Form(m, stride)
+    if store_width == 1:
+        finish, most = _finish_planes(form, lanes, fma, act), max(1, lanes // m)
+    else:
+        finish, most = _finish_tile(form, lanes, fma, store_width, act, has_parts), 1
+
+    def kernel(args, first, last, scratch):
+        a, header = WinogradArgs(args), Header(scratch)
+        dst_row, dst_col, length = a.dst_strides.row, a.dst_strides.col, a.dst_strides.length
+        number, last_ocb = header.set_index, header.last_ocb
+        before = number * a.set_oc
+        start, end = _first_channel(a, header.first_ocb), _first_channel(a, last_ocb)
+        if number + 1 == a.sets and last_ocb == a.set_ocbs:
+            end = a.oc_padded - before
+        for channel in range(start, end, lanes):
+            oc = before + channel
+            plane = a.dst + (oc // length) * a.dst_strides.block + (oc % length) * a.dst_strides.channel
+            products = scratch + a.products + (channel - start) * ITEMSIZE
+            tile = first
+            while tile < last:
+                row, col, n = tile_at(a, tile)
+                count = min(most, last - tile, a.tile_cols - col)
+                rows, cols = min(m, a.oh - row * m), min(count * m, a.ow - col * m)
+                dst = plane + n * a.dst_strides.n + row * m * dst_row + col * m * dst_col
+                finish(a, scratch, products, oc, dst, rows, cols)
+                products += count * a.products_tile
+                tile += count
+
+    return kernel
+
+
+# ---------------------------------------------------------------- all three
+
+
+@jit.kernel
+def winograd():
+    """A task is a block of tiles of a set and a share of its output channels; those of one block follow one another.
+
+    It reads source, weights, bias and residual, and writes the pixels of its tiles and channels in the destination.
+    """
+
+    def kernel(args, first, last, scratch):
+        a, header = WinogradArgs(args), Header(scratch)
+        for k in range(ZEROS):
+            header.zeros[k].value = 0
+        tiles, splits, ocbs = a.block_tiles, a.splits, a.set_ocbs
+        chunk, blocks, loaded = a.chunk, a.tile_blocks, -1
+        for task in range(first, last):
+            split, number = task % splits, task // splits
+            tile = min(number % blocks * tiles, a.tiles - tiles)
+            if number != loaded:
+                header.set_index = number // blocks
+                call_kernel(a.source_kernel, args, tile, tile + tiles, scratch)
+                loaded = number
+            ocb, end = ocbs * split // splits, ocbs * (split + 1) // splits
+            while ocb < end:
+                upto = min(ocb + chunk, end)
+                header.first_ocb = ocb
+                header.last_ocb = upto
+                call_kernel(a.multiply_kernel, args, ocb, upto, scratch)
+                call_kernel(a.finish_kernel, args, tile, tile + tiles, scratch)
+                ocb = upto
+
+    return kernel
+
+
+# ---------------------------------------------------------------- weights
+
+
+@jit.kernel
+def winograd_weights(m, stride, vectors, lanes):
+    """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels."""
+    pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
+    tap_bytes = taps * ITEMSIZE
+    gather, transform = gather_planes(taps, lanes), weight_transform(Form(m, stride), lanes)
+
+    def kernel(args, first, last, scratch):
+        a = WinogradWeightsArgs(args)
+        group_ic, group_oc = a.group_ic, a.group_oc
+        blocks = (group_oc + width - 1) // width
+        for task in range(first, last):
+            ocb, ic = task // group_ic, task % group_ic
+            for v in range(vectors):
+                oc = ocb % blocks * width + v * lanes
+                src = a.src + ((ocb // blocks * group_oc + oc) * group_ic + ic) * tap_bytes
+                gather(Planes(src, group_ic * tap_bytes, 0, taps, group_oc - oc, scratch))
+                dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
+                transform(Taps(scratch, dst, a.position))
+
+    return kernel

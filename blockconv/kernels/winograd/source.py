@@ -1,0 +1,135 @@
+"""Winograd convolution's first stage: tiles of the source, gathered where they lie apart, and transformed."""
+
+from __future__ import annotations
+
+import functools
+
+from blockconv import jit
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import load_i64, move, move_part, prefetch
+from blockconv.kernels.common.geometry import NO_BLOCK
+from blockconv.kernels.winograd.arguments import Header, WinogradArgs
+from blockconv.kernels.winograd.codegen import ELEMENT, Planes, SourceTile, gather_planes, source_transform
+from blockconv.kernels.winograd.transforms import Form
+
+ITEMSIZE = ELEMENT.itemsize
+
+
+@inline
+def _src_parts(a, c, lanes, load_width):
+    """The address of the table of channel c's vector; behind the last lies that of patches."""
+    return a.offsets + a.src_parts + c // lanes * (8 * (lanes // load_width))
+
+
+@functools.cache
+def _gather(side, cols, lanes, load_width, has_parts):
+    """gather for `side` rows of `cols` pixels of a source, of whose channels a load takes `load_width`."""
+    by_planes = load_width == 1
+    columns = lanes if by_planes else load_width
+    pixel = columns * ITEMSIZE
+    plane, planes = side * cols * pixel, gather_planes(cols, lanes)
+
+    @inline
+    def gather(a, patch, zeros, src, ih, iw, valid, c_first):
+        """The pixels from (ih, iw) on, `valid` channels each, zero out of bounds.
+
+        They become [part][row][column][channels of a part]; a part is what a load takes, or a vector where that is one.
+        """
+        height, width, rows = a.ih, a.iw, a.side
+        src_row, src_col, src_block = a.src_strides.row, a.src_strides.col, a.src_strides.block
+        left, right = min(cols, max(0, -iw)), max(0, min(cols, width - iw))
+        partly = valid < lanes and a.src_strides.length == NO_BLOCK  # else a block's padding may be read
+        for r in range(rows):
+            in_bounds = ih + r >= 0 and ih + r < height
+            here, out = src + (ih + r) * src_row + iw * src_col, patch + r * (cols * pixel)
+            if by_planes:
+                exist = valid if in_bounds else 0
+                planes(Planes(here, a.src_strides.channel, left, right, exist, out))
+                continue
+            for k in range((valid + columns - 1) // columns):
+                at = out + k * plane
+                for c in range(rows):
+                    # Not a branch: what is out of bounds changes from tile to tile.
+                    there = here + c * src_col + k * src_block if in_bounds and c >= left and c < right else zeros
+                    if has_parts and there != zeros:
+                        there += load_i64(_src_parts(a, c_first, lanes, load_width), k) - k * src_block
+                    if partly:
+                        move_part(at + c * pixel, there, columns, ITEMSIZE, valid)
+                    else:
+                        move(at + c * pixel, there, pixel, 0)
+
+    return gather
+
+
+@inline
+def tile_at(a, tile):
+    """(row, column, image) of a tile."""
+    above, cols, rows = tile // a.tile_cols, a.tile_cols, a.tile_rows
+    return above % rows, tile % cols, above // rows
+
+
+@inline
+def _prefetch_next(a, src):
+    """Fetch what the tile to the right adds to this one: too few lines in a row to be foreseen."""
+    for r in range(a.prefetch_rows):
+        for k in range(a.side, a.side + a.step):
+            prefetch(src + r * a.src_strides.row + k * a.src_strides.col)
+
+
+@jit.kernel
+def winograd_source(m, stride, lanes, part, fma, load_width, has_parts):
+    """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
+
+    lanes: of a vector. part: channels of it that are transformed together. load_width: contiguous channels that a load
+    takes; 1 is NCHW, whose planes are gathered for as many tiles of a row as a vector of their pixels covers.
+    has_parts: blocks end within vectors, so a table has where the parts of one lie; `part` is `lanes`.
+    """
+    form, by_planes, vector = Form(m, stride), load_width == 1, lanes * ITEMSIZE
+    columns, most = (lanes, form.tiles_per_vector(lanes)) if by_planes else (load_width, 1)
+    pixel, wide = columns * ITEMSIZE, (most - 1) * form.step + form.side
+    patch_row, patch_part = wide * pixel, form.side * wide * pixel
+    gather = _gather(form.side, wide, lanes, load_width, has_parts)
+    transform = source_transform(form, part, min(columns, part), fma, has_parts)
+
+    def kernel(args, first, last, scratch):
+        a, header = WinogradArgs(args), Header(scratch)
+        patch, v_position = scratch + a.patch, a.v_position
+        src_row, src_col, length = a.src_strides.row, a.src_strides.col, a.src_strides.length
+        side, step = a.side, a.step  # not the form's, which are known: no loop over pixels is unrolled
+        tile = first
+        while tile < last:
+            row, col, n = tile_at(a, tile)
+            count = min(most, last - tile, a.tile_cols - col)
+            ih, iw = row * step - a.ph, col * step - a.pw
+            image = a.src + n * a.src_strides.n
+            inside = ih >= 0 and iw >= 0 and ih + side <= a.ih and iw + side <= a.iw
+            out = scratch + a.v + (tile - first) * vector
+            # A pixel's last vector may take in what follows, which is not multiplied, to the end of the array.
+            room = a.src_end - image - (ih + side - 1) * src_row - (iw + side - 1) * src_col
+            for block in range(a.set_vectors):
+                c = header.set_index * a.set_ic + block * lanes
+                valid = min(lanes, a.ic - c)
+                if valid <= 0:
+                    break  # the last set has fewer groups
+                plane = image + (c // length) * a.src_strides.block + (c % length) * a.src_strides.channel
+                src, by_row = plane + ih * src_row + iw * src_col, src_row
+                by_col, by_part = src_col, a.src_strides.block
+                if has_parts:
+                    by_part = _src_parts(a, c, lanes, load_width)
+                whole = valid == lanes or (load_width == lanes and (length < NO_BLOCK or c * ITEMSIZE + vector <= room))
+                if by_planes or not inside or not whole:
+                    gather(a, patch, header.zeros.address, plane, ih, iw, valid, c)
+                    src, by_row, by_col, by_part = patch, patch_row, pixel, patch_part
+                    if has_parts:
+                        by_part = _src_parts(a, a.ic + lanes - 1, lanes, load_width)
+                else:
+                    _prefetch_next(a, src)
+                for k in range(count):
+                    for c in range(0, lanes, part):
+                        from_c = src + k * step * by_col + c // columns * by_part + c % columns * ITEMSIZE
+                        to_c = out + k * vector + c * ITEMSIZE
+                        transform(SourceTile(from_c, by_row, by_col, by_part, to_c, v_position))
+                out += a.block_tiles * vector
+            tile += count
+
+    return kernel

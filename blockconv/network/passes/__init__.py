@@ -1,0 +1,1 @@
+"""What changes a network before it is planned."""

@@ -1,0 +1,250 @@
+"""Fusion: passes that make of a network one that computes the same with fewer trips over memory.
+
+A pass is a function from a network to a network; `fuse` runs them all, in an order in which each finds what those
+before it leave. Their rules never merge a value that has other readers or that the network gives. Constants
+are folded in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from blockconv.kernels.common.activation import Activation, activation
+from blockconv.network import evaluate
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import (
+    Activate,
+    AdaptivePool2d,
+    Affine,
+    Binary,
+    Concat,
+    Conv2d,
+    Pad,
+    Pool2d,
+    Reshape,
+    Shuffle,
+    Slice,
+    Transpose,
+)
+from blockconv.network.passes import simplify
+from blockconv.network.passes.rewrite import Edit, rewritten
+
+__all__ = ["PASSES", "fuse"]
+
+
+def fuse(network: Network) -> Network:
+    """The network after all passes. For other input shapes it is made anew from the one given."""
+    fused = network
+    for step in PASSES:
+        fused = step(fused)
+    return replace(fused, remake=lambda shapes: fuse(network.with_input_shapes(shapes)))
+
+
+# ---------------------------------------------------------------- less of the same
+
+
+def drop_dead_code(network: Network) -> Network:
+    """Without nodes and constants that no output needs."""
+    needed = set(network.outputs)
+    for node in reversed(network.nodes):
+        if node.output in needed:
+            needed |= {*node.inputs, *node.parameters}
+    kept = [node for node in network.nodes if node.output in needed]
+    constants = {name: value for name, value in network.constants.items() if name in needed}
+    if len(kept) == len(network.nodes) and len(constants) == len(network.constants):
+        return network
+    return network.changed(kept, constants)
+
+
+def fold_constants(network: Network) -> Network:
+    """Nodes whose inputs are all constants become constants."""
+
+    def rule(edit: Edit, node: Node) -> bool:
+        if not all(name in edit.constants for name in node.inputs):
+            return False
+        inputs, parameters = ([edit.constants[name] for name in names] for names in (node.inputs, node.parameters))
+        value = evaluate.compute(node.attributes, inputs, parameters)
+        return edit.fold(node, value.astype(network.tensors[node.output].dtype))
+
+    return rewritten(network, rule)
+
+
+def unify(network: Network) -> Network:
+    """One spelling for each op: see `simplify`."""
+    return rewritten(network, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS)
+
+
+# ---------------------------------------------------------------- into convolutions and pools
+
+
+def fold_padding(network: Network) -> Network:
+    """Zeros written around the image are the convolution's padding, or are counted as an average's."""
+    return rewritten(network, _pad_into_conv, _pad_into_pool)
+
+
+def _pad_into_conv(edit: Edit, node: Node) -> bool:
+    a, pad = node.attributes, edit.private(node.inputs[0], Pad)
+    if not isinstance(a, Conv2d) or pad is None or pad[1].value != 0:
+        return False
+    pads = _joined(pad[1], a.pads)
+    return pads is not None and _take_pad(edit, pad[0], node, replace(a, pads=pads))
+
+
+def _pad_into_pool(edit: Edit, node: Node) -> bool:
+    a, pad = node.attributes, edit.private(node.inputs[0], Pad)
+    if not isinstance(a, Pool2d) or pad is None or a.kernel is None:
+        return False
+    pads = _joined(pad[1], a.pads)
+    if pads is None:
+        return False
+    if a.kind == "max":
+        return pad[1].value == -np.inf and _take_pad(edit, pad[0], node, replace(a, pads=pads))
+    # What was padded counts as pixels; what the pool itself pads may not.
+    if pad[1].value != 0 or a.pads != ((0, 0), (0, 0)) or a.ceil_mode:
+        return False
+    return _take_pad(edit, pad[0], node, replace(a, pads=pads, kind="avg_include_padding"))
+
+
+def _joined(pad: Pad, pads: Any) -> Any:
+    """The pads of an image and of what follows; None if the first pads more than H and W, or crops."""
+    if len(pad.pads) != 4 or any(map(any, pad.pads[:2])) or any(min(ends) < 0 for ends in pad.pads):
+        return None
+    return tuple((b + before, e + after) for (b, e), (before, after) in zip(pad.pads[2:], pads, strict=True))
+
+
+def _take_pad(edit: Edit, pad: Node, node: Node, attributes: Any) -> bool:
+    return edit.replace((pad, node), replace(node, attributes=attributes, inputs=(pad.inputs[0], *node.inputs[1:])))
+
+
+def flatten_into_conv(network: Network) -> Network:
+    """A fully connected layer over a flattened image is a convolution by a kernel as large as the image."""
+    return rewritten(network, _flat_conv)
+
+
+def _flat_conv(edit: Edit, node: Node) -> bool:
+    flat = edit.producer(node.inputs[0], Reshape)
+    if not isinstance(node.attributes, Conv2d) or flat is None or len(node.inputs) > 1:
+        return False
+    src, wide, wei = (edit.shape(name) for name in (*flat[0].inputs, node.inputs[0], node.parameters[0]))
+    if len(src) != 4 or wide != (src[0], src[1] * src[2] * src[3], 1, 1) or wei[1:] != wide[1:] or 0 in src:
+        return False
+    if replace(node.attributes, activation=activation(None)) != Conv2d():
+        return False
+    weight = edit.constants[node.parameters[0]].reshape(wei[0], *src[1:])
+    parameters = (edit.constant(f"{node.name}.weight", weight), *node.parameters[1:])
+    conv = replace(node, inputs=flat[0].inputs, parameters=parameters)
+    return edit.replace((flat[0], node) if edit.private(node.inputs[0], Reshape) else (node,), conv)
+
+
+def fuse_epilogues(network: Network) -> Network:
+    """Scales and shifts of channels, a residual and an activation into the convolution before them; an activation
+    into an affine or binary op."""
+    return rewritten(network, _affine_into_conv, _residual_into_conv, _activation_into, _activation_before_concat)
+
+
+def _affine_into_conv(edit: Edit, node: Node) -> bool:
+    conv = edit.private(node.inputs[0], Conv2d)
+    if not isinstance(node.attributes, Affine) or conv is None or not conv[1].activation.is_identity:
+        return False
+    scale, shift = (edit.constants[name].astype(np.float64) for name in node.parameters)
+    if len(conv[0].inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
+        return False
+    weight, *bias = (edit.constants[name] for name in conv[0].parameters)
+    parameters = conv[0].parameters[0]
+    if simplify.even(scale) != 1:
+        parameters = edit.constant(f"{conv[0].name}.weight", (weight * scale[:, None, None, None]).astype(weight.dtype))
+    total = (bias[0] * scale + shift if bias else shift).astype(weight.dtype)
+    fused = Node(
+        conv[0].name,
+        replace(conv[1], activation=node.attributes.activation),
+        conv[0].inputs,
+        node.output,
+        (parameters, edit.constant(f"{conv[0].name}.bias", total)),
+    )
+    return edit.replace((conv[0], node), fused)
+
+
+def _residual_into_conv(edit: Edit, node: Node) -> bool:
+    """Of two convolutions that are added, the later takes the other's result in its store."""
+    a = node.attributes
+    if not isinstance(a, Binary) or a.kind != "add" or node.inputs[0] == node.inputs[1]:
+        return False
+    found = []
+    for at in (0, 1):
+        conv, other = edit.private(node.inputs[at], Conv2d), node.inputs[1 - at]
+        if conv is None or len(conv[0].inputs) > 1 or not conv[1].activation.is_identity:
+            continue
+        if edit.shape(other) == edit.shape(node.output) == edit.shape(node.inputs[at]):
+            found.append((edit.position(conv[0]), conv[0], conv[1], other))
+    if not found or any(name in edit.constants for name in node.inputs):
+        return False
+    _, conv_node, attributes, other = max(found, key=lambda one: one[0])
+    fused = replace(
+        conv_node,
+        attributes=replace(attributes, activation=a.activation),
+        inputs=(*conv_node.inputs, other),
+        output=node.output,
+    )
+    return edit.replace((conv_node, node), fused)
+
+
+def _activation_into(edit: Edit, node: Node) -> bool:
+    if not isinstance(node.attributes, Activate):
+        return False
+    for kind in (Conv2d, Affine, Binary, Activate):
+        before = edit.private(node.inputs[0], kind)
+        joined = before and _after(before[1].activation, node.attributes.activation)  # type: ignore[attr-defined]
+        if before and joined:
+            attributes: Any = replace(before[1], activation=joined)  # type: ignore[call-arg]
+            return edit.replace((before[0], node), replace(before[0], attributes=attributes, output=node.output))
+    return False
+
+
+def _activation_before_concat(edit: Edit, node: Node) -> bool:
+    """An activation of a concatenation is one of each part, where each part can take it in, or needs none."""
+    concat = edit.private(node.inputs[0], Concat)
+    if not isinstance(node.attributes, Activate) or concat is None:
+        return False
+    act, parts = node.attributes.activation, list(concat[0].inputs)
+    at = [i for i, name in enumerate(parts) if not (act.name == "relu" and _is_nonnegative(edit, name))]
+    if not all(any(edit.private(parts[i], kind) for kind in (Conv2d, Affine, Binary)) for i in at):
+        return False
+    made = []
+    for i in at:
+        value = edit.value_name(f"{node.output}.{i}")
+        made.append(Node(f"{node.name}.{i}", node.attributes, (parts[i],), value))
+        parts[i] = value
+    return edit.replace((concat[0], node), *made, replace(concat[0], inputs=tuple(parts), output=node.output))
+
+
+def _is_nonnegative(edit: Edit, name: str) -> bool:
+    """Whether a value is known to hold no negative numbers: it comes from a ReLU by way of pools and the like."""
+    for kind in (Conv2d, Affine, Binary, Activate):
+        before = edit.producer(name, kind)
+        if before:
+            act = before[1].activation  # type: ignore[attr-defined]
+            return bool(act.name == "sigmoid" or (act.number == 0 and act.first >= 0))
+    pool = edit.producer(name, Pool2d)
+    if pool and (pool[1].divisor or 1) < 0:
+        return False
+    for through in (Pool2d, AdaptivePool2d, Concat, Shuffle, Slice, Reshape, Transpose):
+        passed = edit.producer(name, through)
+        if passed:
+            return all(_is_nonnegative(edit, source) for source in passed[0].inputs)
+    return False
+
+
+def _after(first: Activation, second: Activation) -> Activation | None:
+    """One activation that does both; None if there is none."""
+    if first.is_identity:
+        return second
+    if first.number != 0 or second.number != 0:
+        return None
+    low, high = (min(max(bound, second.first), second.second) for bound in (first.first, first.second))
+    return activation(("clip", low, high))
+
+
+PASSES = (drop_dead_code, fold_constants, unify, fold_padding, flatten_into_conv, fuse_epilogues, unify, drop_dead_code)

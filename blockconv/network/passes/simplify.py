@@ -1,0 +1,299 @@
+"""Rules that bring the many spellings of an op down to one, and drop what changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.kernels.common.activation import Activation, activation
+from blockconv.network.graph import Node
+from blockconv.network.ops import (
+    Activate,
+    Affine,
+    Binary,
+    Concat,
+    Pad,
+    Pool2d,
+    ReduceMean,
+    Reshape,
+    Shape,
+    Shuffle,
+    Transpose,
+)
+from blockconv.network.passes.rewrite import Edit
+
+__all__ = ["ACTIVATIONS", "CHANNELS", "SHAPES", "even", "put_affine"]
+
+Array = npt.NDArray[Any]
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def _idle(edit: Edit, node: Node) -> bool:
+    """What changes nothing vanishes."""
+    a, src = node.attributes, edit.shape(node.inputs[0])
+    idle = (
+        (isinstance(a, Activate) and a.activation.is_identity)
+        or (isinstance(a, Reshape) and edit.shape(node.output) == src)
+        or (isinstance(a, Transpose) and a.perm == tuple(range(len(src))))
+        or (isinstance(a, Pad) and not any(map(any, a.pads)))
+        or (isinstance(a, Concat) and len(node.inputs) == 1)
+    )
+    return idle and edit.bypass(node)
+
+
+def _reshape_of_reshape(edit: Edit, node: Node) -> bool:
+    """The second reads what the first does; the first goes if nothing else reads it."""
+    before = edit.producer(node.inputs[0], Reshape)
+    if not isinstance(node.attributes, Reshape) or before is None or 0 in edit.shape(node.output):
+        return False
+    merged = replace(node, attributes=Reshape(edit.shape(node.output)), inputs=before[0].inputs)
+    return edit.replace((before[0], node) if edit.private(node.inputs[0], Reshape) else (node,), merged)
+
+
+def _elementwise_after_reshape(edit: Edit, node: Node) -> bool:
+    """Elementwise ops go before a reshape, where what computes the values can take them in."""
+    before = edit.private(node.inputs[0], Reshape)
+    if not isinstance(node.attributes, (Activate, Affine)) or before is None:
+        return False
+    src, dst = edit.shape(before[0].inputs[0]), edit.shape(node.output)
+    if isinstance(node.attributes, Affine) and src[:2] != dst[:2]:
+        return False
+    value = edit.value_name(f"{node.output}.flat")
+    first = replace(node, inputs=before[0].inputs, output=value)
+    return edit.replace((before[0], node), first, replace(before[0], inputs=(value,), output=node.output))
+
+
+def _concat_of_concat(edit: Edit, node: Node) -> bool:
+    if not isinstance(node.attributes, Concat):
+        return False
+    for i, name in enumerate(node.inputs):
+        before = edit.private(name, Concat)
+        if before and before[1] == node.attributes:
+            inputs = (*node.inputs[:i], *before[0].inputs, *node.inputs[i + 1 :])
+            return edit.replace((before[0], node), replace(node, inputs=inputs))
+    return False
+
+
+def _concat_of_longest_prefix(edit: Edit, node: Node) -> bool:
+    """What an earlier concatenation holds already is taken from there: cat(a, b, c) is cat(cat(a, b), c).
+
+    DenseNet's blocks, as PyTorch exports them, concatenate all earlier features anew in every layer. As a chain, each
+    layer's features are written once, behind those of the layers before it, where the layout lets them lie in place.
+    """
+    if not isinstance(node.attributes, Concat):
+        return False
+    best: Node | None = None
+    for other in edit.nodes.values():
+        if other is node:
+            break
+        held = len(other.inputs)
+        longer = 1 < held < len(node.inputs) and (best is None or held > len(best.inputs))
+        # One that nothing reads would be merged back into this one, and so on without end.
+        if longer and other.attributes == node.attributes and edit.is_read(other.output):
+            best = other if other.inputs == node.inputs[:held] else best
+    if best is None:
+        return False
+    return edit.replace((node,), replace(node, inputs=(best.output, *node.inputs[len(best.inputs) :])))
+
+
+def _mean_is_pool(edit: Edit, node: Node) -> bool:
+    """A mean over H and W is a global pool."""
+    a = node.attributes
+    if not isinstance(a, ReduceMean) or len(edit.shape(node.inputs[0])) != 4 or a.axes != (2, 3):
+        return False
+    pool = replace(node, attributes=Pool2d("avg_exclude_padding"))
+    if a.keepdims:
+        return edit.replace((node,), pool)
+    value = edit.value_name(f"{node.output}.pooled")
+    flat = Node(f"{node.name}.flat", Reshape(edit.shape(node.output)), (value,), node.output)
+    return edit.replace((node,), replace(pool, output=value), flat)
+
+
+def _shuffle(edit: Edit, node: Node) -> bool:
+    """Reshape, transpose, reshape: how networks spell the shuffle of channels."""
+    middle = edit.private(node.inputs[0], Transpose)
+    if not isinstance(node.attributes, Reshape) or middle is None:
+        return False
+    first = edit.private(middle[0].inputs[0], Reshape)
+    if first is None:
+        return False
+    src, split = edit.shape(first[0].inputs[0]), edit.shape(first[0].output)
+    if len(src) != 4 or len(split) != 5 or middle[1].perm != (0, 2, 1, 3, 4) or edit.shape(node.output) != src:
+        return False
+    if (split[0], split[1] * split[2], *split[3:]) != src:
+        return False
+    shuffle = replace(node, attributes=Shuffle(split[1]), inputs=first[0].inputs)
+    return edit.replace((first[0], middle[0], node), shuffle)
+
+
+SHAPES = (
+    _shuffle,
+    _idle,
+    _reshape_of_reshape,
+    _elementwise_after_reshape,
+    _concat_of_concat,
+    _concat_of_longest_prefix,
+    _mean_is_pool,
+)
+
+
+# ---------------------------------------------------------------- constants along the channels
+
+
+def put_affine(edit: Edit, old: tuple[Node, ...], src: str, scale: Array, shift: Array, act: Activation) -> bool:
+    """`old` as one affine op of `src`, under the name of the last of them."""
+    last = old[-1]
+    parameters = (edit.constant(f"{last.name}.scale", scale), edit.constant(f"{last.name}.shift", shift))
+    return edit.replace(old, Node(last.name, Affine(act), (src,), last.output, parameters))
+
+
+def even(value: Array) -> float | None:
+    """The one number that an array holds; None if it holds several."""
+    return float(value.flat[0]) if value.size and (value == value.flat[0]).all() else None
+
+
+def _channels(value: Array, src: Shape) -> Array | None:
+    """A constant operand of a value of shape `src`, as (C,), if it has a number for each channel, or one for all."""
+    wide = (1,) * (len(src) - value.ndim) + value.shape
+    if value.dtype.kind != "f" or value.ndim > len(src) or len(src) < 2 or wide[1] != value.size:
+        return None
+    return np.broadcast_to(value.reshape(-1), (src[1],)) if value.size in (1, src[1]) else None
+
+
+def _binary_is_affine(edit: Edit, node: Node) -> bool:
+    """Adding, subtracting, multiplying by or dividing by a constant of each channel."""
+    a = node.attributes
+    if not isinstance(a, Binary) or a.kind not in ("add", "sub", "mul", "div"):
+        return False
+    for at in (1, 0):
+        src, constant = node.inputs[1 - at], edit.constants.get(node.inputs[at])
+        value = None if constant is None or src in edit.constants else _channels(constant, edit.shape(src))
+        if value is None or (a.kind == "div" and at == 0):
+            continue
+        one, zero = np.ones_like(value), np.zeros_like(value)
+        if a.kind == "add":
+            scale, shift = one, value
+        elif a.kind == "sub":
+            scale, shift = (one, -value) if at == 1 else (-one, value)
+        elif a.kind == "mul":
+            scale, shift = value, zero
+        else:
+            scale, shift = 1 / value, zero
+        return put_affine(edit, (node,), src, scale, shift, a.activation)
+    return False
+
+
+def _bound_is_clip(edit: Edit, node: Node) -> bool:
+    """The larger, or the smaller, of a value and one number."""
+    a = node.attributes
+    if not isinstance(a, Binary) or a.kind not in ("max", "min") or not a.activation.is_identity:
+        return False
+    for at in (1, 0):
+        src, constant = node.inputs[1 - at], edit.constants.get(node.inputs[at])
+        if constant is None or src in edit.constants or constant.dtype.kind != "f":
+            continue
+        if constant.size == 1 and constant.ndim <= len(edit.shape(src)):
+            bound = float(constant.item())
+            clip = activation(("clip", bound) if a.kind == "max" else ("clip", -np.inf, bound))
+            return edit.replace((node,), replace(node, attributes=Activate(clip), inputs=(src,)))
+    return False
+
+
+def _affine_of_affine(edit: Edit, node: Node) -> bool:
+    before = edit.private(node.inputs[0], Affine)
+    if not isinstance(node.attributes, Affine) or before is None or not before[1].activation.is_identity:
+        return False
+    (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (before[0], node))
+    dtype = edit.constants[node.parameters[0]].dtype
+    scale, shift = (s0 * s1).astype(dtype), (t0 * s1 + t1).astype(dtype)
+    return put_affine(edit, (before[0], node), before[0].inputs[0], scale, shift, node.attributes.activation)
+
+
+CHANNELS = (_binary_is_affine, _bound_is_clip, _affine_of_affine)
+
+
+# ---------------------------------------------------------------- activations spelled out
+
+
+def _gated(edit: Edit, node: Node) -> bool:
+    """x * sigmoid(x) is silu, x * hardsigmoid(x) with slope 1/6 and offset 1/2 hardswish."""
+    if not isinstance(node.attributes, Binary) or node.attributes.kind != "mul":
+        return False
+    for at in (0, 1):
+        x, gate = node.inputs[at], edit.private(node.inputs[1 - at], Activate)
+        if gate is None or gate[0].inputs[0] != x:
+            continue
+        name = {"sigmoid": "silu", "hardsigmoid": "hardswish"}.get(gate[1].activation.name)
+        found = activation(name)
+        if name is None or (name == "hardswish" and not _is_hard(gate[1].activation.first, gate[1].activation.second)):
+            continue
+        return _put_activation(edit, (gate[0], node), x, found, node.attributes.activation)
+    return False
+
+
+def _hard_sigmoid(edit: Edit, node: Node) -> bool:
+    """clip(a x + b, 0, h) / h is hardsigmoid(a / h, b / h)."""
+    last = _even_affine(edit, node)
+    clip = last and edit.private(node.inputs[0], Activate)
+    if not last or not clip or last[1] or not isinstance(node.attributes, Affine):
+        return False
+    found = _clipped_line(edit, clip[0], clip[1].activation, last[0])
+    if found is None:
+        return False
+    first, slope, offset = found
+    hard = activation(("hardsigmoid", slope, offset))
+    return _put_activation(edit, (first, clip[0], node), first.inputs[0], hard, node.attributes.activation)
+
+
+def _hard_swish(edit: Edit, node: Node) -> bool:
+    """x * clip(x + 3, 0, 6) / 6."""
+    last = _even_affine(edit, node)
+    product = last and edit.private(node.inputs[0], Binary)
+    if not last or not product or last[1] or product[1].kind != "mul" or not product[1].activation.is_identity:
+        return False
+    for at in (0, 1):
+        x, clip = product[0].inputs[at], edit.private(product[0].inputs[1 - at], Activate)
+        found = clip and _clipped_line(edit, clip[0], clip[1].activation, last[0])
+        if clip and found and found[0].inputs[0] == x and _is_hard(*found[1:]) and isinstance(node.attributes, Affine):
+            old = (found[0], clip[0], product[0], node)
+            return _put_activation(edit, old, x, activation("hardswish"), node.attributes.activation)
+    return False
+
+
+def _clipped_line(edit: Edit, clip: Node, bounds: Activation, scale: float) -> tuple[Node, float, float] | None:
+    """(affine node, slope, offset) if `clip` cuts one line of all channels to 0 ... 1, after scaling."""
+    before = edit.private(clip.inputs[0], Affine)
+    line = before and _even_affine(edit, before[0])
+    if not before or not line or not before[1].activation.is_identity:
+        return None
+    if bounds.number != 0 or bounds.first != 0 or not np.isclose(bounds.second * scale, 1, rtol=1e-6):
+        return None
+    return before[0], line[0] * scale, line[1] * scale
+
+
+def _even_affine(edit: Edit, node: Node) -> tuple[float, float] | None:
+    """Scale and shift of an affine op that does the same to all channels."""
+    if not isinstance(node.attributes, Affine):
+        return None
+    scale, shift = (even(edit.constants[name]) for name in node.parameters)
+    return None if scale is None or shift is None else (scale, shift)
+
+
+def _is_hard(slope: float, offset: float) -> bool:
+    return bool(np.isclose(slope, 1 / 6, rtol=1e-6) and np.isclose(offset, 0.5, rtol=1e-6))
+
+
+def _put_activation(edit: Edit, old: tuple[Node, ...], x: str, found: Activation, after: Activation) -> bool:
+    """`old` as one activation of `x`, if no other follows it in the same node."""
+    if not after.is_identity:
+        return False
+    last = old[-1]
+    return edit.replace(old, Node(last.name, Activate(found), (x,), last.output))
+
+
+ACTIVATIONS = (_gated, _hard_sigmoid, _hard_swish)

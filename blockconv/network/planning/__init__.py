@@ -1,0 +1,1 @@
+"""Which layout each op works in."""

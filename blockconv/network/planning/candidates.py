@@ -1,0 +1,130 @@
+"""How a node may run: its candidates from the kernel table, with layouts and costs; and a chosen one bound to ops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from blockconv import jit
+from blockconv.core.errors import UnsupportedError
+from blockconv.core.layout import Layout
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.jit.compile_processes import compile_together
+from blockconv.kernels import TABLE
+from blockconv.network.graph import Network, Node
+from blockconv.network.planning.parameters import Parameters, Unpacked, plain
+from blockconv.network.planning.rules import OUTPUT, RULES, Bound, Candidate, Pricing, Rule, Taken, element_types
+
+__all__ = [
+    "OUTPUT",
+    "Bound",
+    "Candidate",
+    "Parameters",
+    "Pricing",
+    "Taken",
+    "bind",
+    "candidates",
+    "check_held",
+    "compile_kernels",
+    "element_types",
+    "on_threads",
+    "plain",
+]
+
+
+def check_held(what: str, shape: tuple[int, ...]) -> None:
+    """Raise UnsupportedError for a shape that no plan can hold."""
+    if not shape or 0 in (shape[1:] if len(shape) == 4 else shape):  # but a batch of images may be empty
+        raise UnsupportedError(f"{what}: its value has shape {shape}: plans hold no scalars and no empty parts")
+
+
+def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
+    """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
+    check_held(str(node), network.shape(node.output))
+    rule = RULES[type(node.attributes)]
+    best: dict[Any, Candidate] = {}
+
+    def offer(candidate: Candidate) -> None:
+        name = candidate.row.name if pricing.every and candidate.row else ""
+        key = candidate.srcs, candidate.dst, name
+        if key not in best or candidate.cost < best[key].cost:
+            best[key] = candidate
+
+    for view in rule.views(network, node, pricing):
+        offer(view)
+    problem = rule.problem(network, node)
+    if problem is not None:
+        for candidate in _with_kernels(network, node, rule, problem, pricing):
+            offer(candidate)
+    if not best:
+        raise UnsupportedError(f"{node}: no kernel takes {problem}")
+    return list(best.values())
+
+
+def _with_kernels(network: Network, node: Node, rule: Rule, problem: Any, pricing: Pricing) -> Iterator[Candidate]:
+    """A candidate for each kernel and pair of layouts that it takes; of other than four dimensions row-major alone."""
+    src_rank, dst_rank = (len(network.shape(name)) for name in (rule.leading(network, node), node.output))
+    srcs = pricing.layouts if src_rank == 4 else (plain(len(problem.src_shape)),)
+    dsts = pricing.layouts if dst_rank == 4 else (plain(len(problem.dst_shape)),)
+    types = element_types(network, node)
+    for taken in accepted(node.op, problem, types, (srcs, dsts), pricing.accuracy, pricing.references):
+        src = taken.src if src_rank == 4 else plain(src_rank)
+        dst = taken.dst if dst_rank == 4 else plain(dst_rank)
+        layouts = rule.srcs(network, node, src, dst)
+        if layouts is not None:
+            yield Candidate(taken.row, problem, layouts, dst, pricing.price(taken, problem, node))
+
+
+@functools.lru_cache(maxsize=4096)
+def accepted(
+    op: str,
+    problem: Any,
+    types: Types,
+    layouts: tuple[tuple[Layout, ...], tuple[Layout, ...]],
+    accuracy: float,
+    references: bool = False,
+) -> tuple[Taken, ...]:
+    """Each row of the table that takes the problem, by its layouts; reference rows only if no other takes any.
+
+    Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
+    """
+    rows = [row for row in TABLE if row.op == op]
+    found = [
+        (row, src, dst)
+        for row in rows
+        for src in layouts[0]
+        for dst in layouts[1]
+        if selection.why_not(row, problem, src, dst, types, accuracy) is None
+    ]
+    if not references:
+        found = [item for item in found if not item[0].reference] or found
+    return tuple(Taken(row, src, dst, row.prepare(problem, src, dst, types).seconds) for row, src, dst in found)
+
+
+# ---------------------------------------------------------------- binding
+
+
+def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+    """The ops of a candidate that is no view."""
+    return RULES[type(node.attributes)].bind(network, node, candidate, held, threads)
+
+
+def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, threads: int) -> float:
+    """A candidate's cost on other threads than the `priced` ones that it is for: as its kernel's prediction changes."""
+    if candidate.row is None or priced == threads:
+        return candidate.cost
+    src, dst = RULES[type(node.attributes)].kernel_layouts(candidate)
+    types, row = element_types(network, node), candidate.row
+    before, after = (row.prepare(candidate.problem, src, dst, types, count).seconds for count in (priced, threads))
+    return candidate.cost * after / before if before else candidate.cost
+
+
+def compile_kernels(network: Network, chosen: Sequence[Candidate], threads: int) -> None:
+    """Compile what candidates, one for each node, need and the disk cache does not have, on all processors."""
+    with jit.collecting() as wanted:
+        for node, candidate in zip(network.nodes, chosen, strict=True):
+            if candidate.row is not None:
+                bind(network, node, candidate, Unpacked(network), threads)
+    compile_together(list(wanted))

@@ -1,0 +1,86 @@
+"""A network's constants as kernels read them: weights packed, operands in their layouts, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.layout import Layout
+from blockconv.dispatch.array import BlockedArray, to_layout
+from blockconv.dispatch.packing import pack_bias, pack_weights
+from blockconv.kernels import WeightForm
+from blockconv.network.graph import Network, Node
+
+__all__ = ["Parameters", "Unpacked", "plain"]
+
+Array = npt.NDArray[Any]
+
+
+def plain(rank: int) -> Layout:
+    """The layout of row-major arrays: NCHW where there are four dimensions."""
+    return Layout("abcdef"[:rank])
+
+
+class Parameters:
+    """Weights packed once for each form that kernels ask for: bytes are shared by all nodes and sizes that agree.
+
+    like: those of another plan of the same network; what both ask for is packed once, and lives as long as one does.
+    """
+
+    def __init__(self, network: Network, like: Parameters | None = None) -> None:
+        self._constants: Mapping[str, Array] = network.constants
+        self._packed: dict[Any, Array] = {}
+        self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary() if like is None else like._shared
+
+    def weights(self, node: Node, problem: Any, form: WeightForm) -> tuple[Array, Array]:
+        """Weights and bias of a convolution."""
+        names = node.parameters
+        weight = self._constants[names[0]]
+        dtype = str(weight.dtype)
+        bias = self._constants[names[1]] if len(names) > 1 else None
+        return (
+            self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)),
+            self._kept(
+                (names[1:], dtype, problem.g, form.sharing, form.bias), lambda: pack_bias(problem, bias, form, dtype)
+            ),
+        )
+
+    def constant(self, name: str, layout: Layout) -> Array:
+        """A constant operand in a layout; of fewer dimensions than that, with ones in front."""
+        value = np.ascontiguousarray(self._constants[name])
+        value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
+        return self._kept(
+            (name, layout), lambda: to_layout(BlockedArray(value, plain(layout.ndim), value.shape), layout).storage
+        )
+
+    def release(self) -> None:
+        """Forget the constants; what is packed remains."""
+        self._constants = {}
+
+    def _kept(self, key: Any, make: Callable[[], Array]) -> Array:
+        found = self._packed.get(key)
+        if found is None:
+            found = self._shared.get(key)
+            if found is None:
+                found = self._shared[key] = make()
+            self._packed[key] = found
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is packed."""
+        return sum(array.nbytes for array in self._packed.values())
+
+
+class Unpacked(Parameters):
+    """Stands for parameters where only the kernels of bound ops count."""
+
+    def weights(self, node: Node, problem: Any, form: WeightForm) -> tuple[Array, Array]:
+        return np.empty(0), np.empty(0)
+
+    def constant(self, name: str, layout: Layout) -> Array:
+        return np.empty(0)

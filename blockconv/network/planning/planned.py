@@ -1,0 +1,368 @@
+"""The choice of layouts of one network: its problem, by what was asked for, and its solution."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from blockconv.core import text
+from blockconv.core.errors import ArgumentError, LayoutError, NetworkError
+from blockconv.core.layout import NATIVE, Layout
+from blockconv.dispatch import selection, tuning
+from blockconv.network.graph import Network, Node
+from blockconv.network.memory import same_bytes
+from blockconv.network.planning import remembered
+from blockconv.network.planning.candidates import (
+    Candidate,
+    Parameters,
+    Pricing,
+    Taken,
+    bind,
+    candidates,
+    check_held,
+    element_types,
+    plain,
+)
+from blockconv.network.planning.elimination import STEPS
+from blockconv.network.planning.planner import (
+    Assignment,
+    Choice,
+    Solution,
+    Step,
+    evaluate,
+    fixed,
+    greedy,
+    optimal,
+    restrict,
+)
+from blockconv.runtime import Op
+
+__all__ = [
+    "Chooser",
+    "Layouts",
+    "Options",
+    "Planned",
+    "Planner",
+    "chosen_by",
+    "plan_layouts",
+    "read_layouts",
+    "reorder_key",
+]
+
+Layouts = str | Layout | Sequence[str | Layout] | Mapping[str, str | Layout]
+Planner = Literal["optimal", "greedy"]
+Chooser = Callable[[Network], Mapping[str, str | Layout]]  # a user's own planner
+MOST = 16  # candidates of a node that are timed
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `compile` was asked for."""
+
+    layouts: Layouts
+    planner: Planner
+    measure: bool
+    threads: int
+    accuracy: str
+    costs: Mapping[str, float] = field(default_factory=dict)  # a user's own, by `tuning.key`
+    chosen: Mapping[str, Any] | None = None  # of a plan that was saved: kernel, sources, destination of each node
+
+    @property
+    def asked(self) -> str:
+        """The layouts that were asked for, as text."""
+        if isinstance(self.layouts, Mapping):
+            return ", ".join(f"{name}: {layout}" for name, layout in self.layouts.items())
+        if isinstance(self.layouts, (str, Layout)):
+            return str(self.layouts)
+        return f"auto among {', '.join(map(str, self.layouts))}"
+
+
+def chosen_by(planner: Chooser, network: Network, layouts: Layouts) -> Layouts:
+    """What a user's planner says of a network, which it is to choose all layouts of."""
+    if layouts != "auto":
+        raise ArgumentError("compile", "layouts", layouts, "has to be 'auto' where a function is the planner")
+    found = planner(network)
+    if not isinstance(found, Mapping):
+        name = getattr(planner, "__qualname__", planner)
+        raise ArgumentError("compile", "planner", name, f"has to return {{node: layout}}, and returned {found!r:.60}")
+    return found
+
+
+def read_layouts(network: Network, layouts: Layouts) -> Layouts:
+    """By the nodes that run, where they are given by nodes."""
+    if isinstance(layouts, (list, tuple)):
+        if not layouts:
+            raise ArgumentError("compile", "layouts", layouts, "has to name a layout at least", "or take 'auto'")
+        return tuple(dict.fromkeys(_native(layout, layout) for layout in layouts))
+    if not isinstance(layouts, Mapping):
+        return layouts if layouts == "auto" else _native(layouts, layouts)  # type: ignore[arg-type]
+    read: dict[str, Layout] = {}
+    for name, layout in layouts.items():
+        holder, wanted = network.holder(name), _native(layout, {name: layout})
+        if holder is None:
+            rule = "is the name of no node that runs: of none, or of one whose value is a constant, an input or unused"
+            runs = ", ".join(node.name for node in network.nodes)
+            raise NetworkError(network.name, "layouts", name, rule, f"what runs is {runs:.200}")
+        if read.setdefault(holder, wanted) != wanted:
+            rule = f"is part of node {holder!r}, which is to write {read[holder]} already"
+            raise NetworkError(network.name, "layouts", {name: str(wanted)}, rule, "give a node one layout")
+    return read
+
+
+def _native(layout: str | Layout, asked: Any) -> Layout:
+    """The layout, if kernels run in it. asked: what it is a part of."""
+    try:
+        found = Layout(layout)
+    except LayoutError as error:
+        raise LayoutError("compile", "layouts", asked, error.rule, error.remedy) from None
+    if not found.is_native:
+        rule = "kernels run in layouts of four dimensions with at most one block, of up to 64 channels"
+        raise ArgumentError("compile", "layouts", asked, rule)
+    return found
+
+
+class Planned(NamedTuple):
+    """A network with the problem of its layouts, and a solution."""
+
+    network: Network
+    problem: Assignment
+    candidates: tuple[tuple[Candidate, ...], ...]  # of each node, as the steps of `problem` have them
+    solution: Solution
+    threads: int = 1  # that the costs of candidates are for
+
+    @property
+    def chosen(self) -> list[Candidate]:
+        """The candidate of each node."""
+        return [found[k] for found, k in zip(self.candidates, self.solution.chosen, strict=True)]
+
+    @property
+    def quality(self) -> str:
+        """How good the solution is known to be, in words."""
+        if self.solution.exact:
+            return "no plan costs less over the same table of costs"
+        if math.isfinite(self.solution.bound):
+            return f"no plan costs less than {text.duration(self.solution.bound)}"
+        return "not searched for the least"
+
+
+def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
+    """The layouts that are looked at: those that were asked for; or `NATIVE`, without CHWN4 where that is NCHW4."""
+    if isinstance(options.layouts, tuple):
+        return options.layouts
+    given = options.layouts.values() if isinstance(options.layouts, Mapping) else [options.layouts]
+    asked = [layout for layout in given if isinstance(layout, Layout)]
+    values = (tensor for name, tensor in network.tensors.items() if name not in network.constants)
+    single = all(tensor.shape[0] == 1 for tensor in values if len(tensor.shape) == 4)
+    usual = [layout for layout in NATIVE if layout.name != "CHWN4" or not single]
+    return tuple(dict.fromkeys([*usual, *asked]))
+
+
+def _formulate(
+    network: Network, found: tuple[tuple[Candidate, ...], ...], reorder: Callable[[str, Layout, Layout], float]
+) -> Assignment:
+    """The assignment of layouts of a network with these candidates."""
+    steps = []
+    for node, options in zip(network.nodes, found, strict=True):
+        flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
+        choices = tuple(Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c) for c in options)
+        steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
+    given = {tensor.name: plain(len(tensor.shape)) for tensor in network.inputs}
+    wanted = {name: plain(len(network.shape(name))) for name in network.outputs if name not in network.constants}
+    return Assignment(tuple(steps), given, wanted, reorder)
+
+
+def _solve(problem: Assignment, options: Options) -> Solution:
+    asked = options.layouts
+    if isinstance(asked, Layout):
+        return fixed(problem, asked)
+    solver = _optimal if options.planner == "optimal" else greedy
+    if asked == "auto" or isinstance(asked, tuple):
+        return solver(problem)
+    assert isinstance(asked, Mapping)
+    smaller, indices = restrict(problem, lambda step, choice: choice.dst == asked.get(step.name, choice.dst))
+    solved = solver(smaller)
+    chosen = [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)]
+    return replace(evaluate(problem, chosen), bound=solved.bound)
+
+
+def _optimal(problem: Assignment) -> Solution:
+    """`planner.optimal`, which remembers what took long, and shows on a terminal how far a long search is."""
+    columns = TextColumn("searching for the best layouts"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    shown = _progress(*columns)
+    task = shown.add_task("", total=STEPS)
+
+    def report(steps: int) -> None:
+        if steps > remembered.LEAST:  # shorter ones would only flicker
+            shown.start()
+            shown.update(task, completed=steps)
+
+    try:
+        return optimal(problem, report=report, solve=remembered.minimum)
+    finally:
+        shown.stop()
+
+
+def _progress(*columns: ProgressColumn) -> Progress:
+    """Progress on the terminal's error stream, gone when it is done; none where that is no terminal."""
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+def plan_layouts(network: Network, options: Options) -> Planned:
+    """A candidate for every node, as the options ask."""
+    accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
+    reorder = _reorder_costs(network, options.costs)
+    price = functools.partial(_predicted, network, options.costs)
+    every = options.measure or options.chosen is not None  # what was chosen need not be the cheapest here
+    pricing = Pricing(_universe(network, options), price, reorder, accuracy, every)
+    found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
+    for name in network.outputs:  # which may be constants or inputs
+        check_held(f"output {name!r}", network.shape(name))
+    if options.measure:
+        found = measured(network, found, options.threads, options.costs)
+    problem = _formulate(network, found, reorder)
+    known = None if options.chosen is None else _again(network, found, options.chosen)
+    if known is not None:
+        return Planned(network, problem, found, evaluate(problem, known))
+    return Planned(network, problem, found, _solve(problem, options), options.threads if options.measure else 1)
+
+
+def _again(network: Network, found: tuple[tuple[Candidate, ...], ...], chosen: Mapping[str, Any]) -> list[int] | None:
+    """The candidates that were chosen before, by number; None if some do not exist here."""
+    numbers = []
+    for node, options in zip(network.nodes, found, strict=True):
+        wanted = _choice(chosen.get(node.name))
+        ways = [(c.row.name if c.row else None, c.srcs, c.dst) for c in options]
+        if wanted not in ways:
+            return None
+        numbers.append(ways.index(wanted))
+    return numbers
+
+
+def _choice(saved: Any) -> tuple[Any, tuple[Layout, ...], Layout] | None:
+    """The kernel, the sources' layouts and the destination's, as a file has them; None for anything else."""
+    try:
+        kernel, srcs, dst = saved
+        return kernel, tuple(map(Layout, srcs)), Layout(dst)
+    except (TypeError, ValueError, LayoutError):
+        return None
+
+
+def _predicted(network: Network, costs: Mapping[str, float], taken: Taken, problem: Any, node: Node) -> float:
+    """A user's cost, or the row's.
+
+    For one thread whatever their number, so that the choice, and with it every bit, does not depend on it.
+    """
+    if costs:
+        types = element_types(network, node)
+        known = costs.get(tuning.key(taken.row, problem, taken.src, taken.dst, types, 1))
+        if known is not None:
+            return known
+    return taken.seconds * tuning.machine().scale(taken.row.op)
+
+
+def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[str, Layout, Layout], float]:
+    """Bytes at the speed of memory; nothing where the bytes are the same; a user's own by `reorder_key`."""
+    scale, tensors = tuning.machine().memory, network.tensors  # not the network, whose weights a plan may give up
+
+    @functools.cache
+    def cost(name: str, src: Layout, dst: Layout) -> float:
+        tensor = tensors[name]
+        if src != dst and same_bytes(tensor.shape, src, dst):
+            return 0.0
+        moved = tensor.dtype.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
+        return costs.get(reorder_key(tensor.shape, src, dst), (2e-6 + moved / 25e9) * scale)
+
+    return cost
+
+
+def reorder_key(shape: tuple[int, ...], src: Layout, dst: Layout) -> str:
+    """How a reorder is named in a user's table of costs."""
+    return f"reorder | {'x'.join(map(str, shape))} | {src} -> {dst}"
+
+
+# ---------------------------------------------------------------- measured costs
+
+
+def measured(
+    network: Network, found: tuple[tuple[Candidate, ...], ...], threads: int, costs: Mapping[str, float]
+) -> tuple[tuple[Candidate, ...], ...]:
+    """The candidates with times for costs: of each node the MOST that are predicted to cost least are timed.
+
+    The rest keep their predictions, in the proportion in which those that were timed differ from theirs. The
+    cheapest kernel for each pair of layouts stays. Times are kept on disk.
+    """
+    known = tuning.Costs()
+    columns = TextColumn("timing {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    done = []
+    with _progress(*columns) as shown:
+        task = shown.add_task("", total=len(found))
+        for node, options in zip(network.nodes, found, strict=True):
+            shown.update(task, description=node.name)
+            done.append(_timed(network, node, options, threads, costs, known))
+            known.save()
+            shown.advance(task)
+    return tuple(done)
+
+
+def _timed(
+    network: Network,
+    node: Node,
+    options: tuple[Candidate, ...],
+    threads: int,
+    costs: Mapping[str, float],
+    known: tuning.Costs,
+) -> tuple[Candidate, ...]:
+    kernels = sorted((c for c in options if c.row is not None), key=lambda c: c.cost)
+    types = element_types(network, node)
+    held = Parameters(network)
+    times: dict[Candidate, float] = {}
+    for candidate in kernels[:MOST]:
+        assert candidate.row is not None
+        name = tuning.key(candidate.row, candidate.problem, candidate.srcs[0], candidate.dst, types, threads)
+        seconds = costs.get(name, known.get(name))
+        if seconds is None:
+            seconds = tuning.seconds_of(*_alone(network, node, candidate, held, threads), threads)
+            known.put(name, seconds)
+        times[candidate] = seconds
+    ratios = sorted(seconds / candidate.cost for candidate, seconds in times.items() if candidate.cost)
+    ratio = ratios[len(ratios) // 2] if ratios else 1.0
+    best: dict[Any, Candidate] = {}
+    for candidate in options:
+        cost = candidate.cost if candidate.row is None else times.get(candidate, candidate.cost * ratio)
+        key = candidate.srcs, candidate.dst
+        if key not in best or cost < best[key].cost:
+            best[key] = candidate._replace(cost=cost)
+    return tuple(best.values())
+
+
+def _alone(
+    network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int
+) -> tuple[Sequence[Op], list[int]]:
+    """A candidate's ops, and the bytes of each of their buffers."""
+    bound = bind(network, node, candidate, held, threads)
+
+    def nbytes(operand: Any) -> int:
+        if isinstance(operand, np.ndarray):
+            return int(operand.nbytes)
+        name, layout = (node.output, candidate.dst) if operand < 0 else (node.inputs[operand], candidate.srcs[operand])
+        shape = network.shape(name)
+        shape = (1,) * (layout.ndim - len(shape)) + shape
+        return layout.size(shape) * network.tensors[name].dtype.itemsize
+
+    return bound.ops, [nbytes(operand) for operand in bound.operands]

@@ -1,0 +1,291 @@
+"""What each kind of node asks of the kernel table, and how a chosen kernel is bound to the node's buffers.
+
+A rule says what a node's problem is, which layouts its inputs have when its first has one, and what the buffers of its
+kernels are. The table says the rest. A node whose output is bytes that exist already (a reshape, a contiguous slice, a
+concatenation whose inputs are written where it has them) is a *view*: no kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from blockconv.core.eltwise_problem import (
+    ActivationProblem,
+    AffineProblem,
+    BinaryProblem,
+    ConcatProblem,
+    LrnProblem,
+    PadProblem,
+    ReduceMeanProblem,
+    ResizeProblem,
+    ShuffleProblem,
+    SliceProblem,
+    SoftmaxProblem,
+    TransposeProblem,
+)
+from blockconv.core.errors import UnsupportedError
+from blockconv.core.layout import Layout
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.packing import activation_block
+from blockconv.kernels import Row
+from blockconv.kernels.table import Epilogue
+from blockconv.network import ops
+from blockconv.network.graph import Network, Node
+from blockconv.network.memory import part
+from blockconv.network.planning.parameters import Parameters, plain
+from blockconv.runtime import Op
+
+__all__ = ["OUTPUT", "RULES", "Bound", "Candidate", "Pricing", "Rule", "Taken", "element_types", "offsets_in_concat"]
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+OUTPUT = -1  # among a bound node's operands: what it writes
+
+
+class Candidate(NamedTuple):
+    """A kernel for a node, or None for a view, and its layouts; seconds."""
+
+    row: Row | None
+    problem: Any
+    srcs: tuple[Layout, ...]
+    dst: Layout
+    cost: float
+
+
+class Bound(NamedTuple):
+    """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, or an array of constants."""
+
+    ops: tuple[Op, ...]
+    operands: tuple[int | Array, ...]
+
+
+class Taken(NamedTuple):
+    """A kernel that takes a problem from and to these layouts; the seconds that its row predicts for one thread."""
+
+    row: Row
+    src: Layout
+    dst: Layout
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What a candidate costs. layouts: those that are considered.
+
+    price(taken, problem, node): the seconds of a kernel that takes the problem. reorder(tensor, src, dst): those of a
+    reorder, or of a copy. accuracy: the largest error that a kernel may have; see `selection.ACCURACY`.
+    every: keep each kernel, not the cheapest for its layouts alone. references: take reference kernels too where there
+    are others.
+    """
+
+    layouts: tuple[Layout, ...]
+    price: Callable[[Taken, Any, Node], float]
+    reorder: Callable[[str, Layout, Layout], float]
+    accuracy: float = selection.ACCURACY
+    every: bool = False
+    references: bool = False
+
+
+class Rule:
+    """What is common: one input, kernels that the table has under the node's op, no views.
+
+    Of tensors that are not of four dimensions kernels see `problem`'s shapes in row-major order.
+    """
+
+    def __init__(self, problem: Callable[[Any, Shape, Shape], Any] | None = None) -> None:
+        self._problem = problem
+
+    def problem(self, network: Network, node: Node) -> Any:
+        """What the table's rows are asked; None if there are only views."""
+        if self._problem is None:
+            return network.problem(node)
+        return self._problem(node.attributes, network.shape(node.inputs[0]), network.shape(node.output))
+
+    def leading(self, network: Network, node: Node) -> str:
+        """The input whose layout is a kernel's source layout."""
+        return node.inputs[0]
+
+    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...] | None:
+        """The layout that each input has, if kernels go from `src` to `dst`; None if they cannot."""
+        return (src,) * len(node.inputs)
+
+    def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
+        """Candidates without a kernel."""
+        yield from ()
+
+    def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+        """The ops of a candidate that has a kernel."""
+        src, dst = self.kernel_layouts(candidate)
+        assert candidate.row is not None
+        types = element_types(network, node)
+        primitive = candidate.row.prepare(candidate.problem, src, dst, types, threads, **self._options(node))
+        return Bound(primitive.ops(), self._operands(network, node, held))
+
+    def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
+        """The layouts as the kernel is told them."""
+        shapes = candidate.problem.src_shape, candidate.problem.dst_shape
+        given = candidate.srcs[0], candidate.dst
+        src, dst = (
+            lay if lay.ndim == len(shape) else plain(len(shape)) for lay, shape in zip(given, shapes, strict=True)
+        )
+        return src, dst
+
+    def _options(self, node: Node) -> dict[str, Any]:
+        activation = getattr(node.attributes, "activation", None)
+        return {} if activation is None else {"activation": activation}
+
+    def _operands(self, network: Network, node: Node, held: Parameters) -> tuple[int | Array, ...]:
+        return (*range(len(node.inputs)), *(held.constant(name, plain(1)) for name in node.parameters), OUTPUT)
+
+
+def element_types(network: Network, node: Node) -> Types:
+    """The element types of a node's arrays: one for all."""
+    return Types.all(network.tensors[node.output].dtype)
+
+
+class _Conv2d(Rule):
+    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...]:
+        return (src, dst)[: len(node.inputs)]  # a residual lies as the destination does
+
+    def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+        row, problem, (src, *_), dst, _ = candidate
+        assert row is not None
+        act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
+        residual = len(node.inputs) > 1
+        epilogue = Epilogue(act, residual)
+        primitive = row.prepare(problem, src, dst, element_types(network, node), threads, epilogue=epilogue)
+        weight, bias = held.weights(node, problem, primitive.form)
+        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
+
+
+class _Binary(Rule):
+    """The operand of the result's shape lies as the result does; so does the other, unless it has fewer dimensions."""
+
+    def problem(self, network: Network, node: Node) -> Any:
+        a, b = (network.shape(name) for name in node.inputs)
+        return BinaryProblem(node.attributes.kind, a, b)  # type: ignore[attr-defined]
+
+    def leading(self, network: Network, node: Node) -> str:
+        shape = network.shape(node.output)
+        return next((name for name in node.inputs if network.shape(name) == shape), node.inputs[0])
+
+    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...] | None:
+        ranks = [len(network.shape(name)) for name in node.inputs]
+        constant = [name in network.constants for name in node.inputs]
+        found = tuple(
+            dst if known or rank == dst.ndim else plain(rank) for rank, known in zip(ranks, constant, strict=True)
+        )
+        # A row-major operand of fewer dimensions goes with a row-major result.
+        return found if src == dst and (dst == plain(dst.ndim) or all(lay == dst for lay in found)) else None
+
+    def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
+        return candidate.dst, candidate.dst
+
+
+class _Reshape(Rule):
+    def problem(self, network: Network, node: Node) -> Any:
+        return None
+
+    def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
+        ranks = len(network.shape(node.inputs[0])), len(network.shape(node.output))
+        yield Candidate(None, None, (plain(ranks[0]),), plain(ranks[1]), 0.0)
+
+
+class _Slice(Rule):
+    def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
+        a: Any = node.attributes
+        shape = network.shape(node.inputs[0])
+        for layout in pricing.layouts if len(shape) == 4 else (plain(len(shape)),):
+            if a.step == 1 and part(layout, shape, a.axis, a.begin, a.size) is not None:
+                yield Candidate(None, None, (layout,), layout, 0.0)
+
+
+class _Concat(Rule):
+    def problem(self, network: Network, node: Node) -> Any:
+        shapes = [network.shape(name) for name in node.inputs]
+        axis = node.attributes.axis  # type: ignore[attr-defined]
+        if len(shapes[0]) == 4:
+            return ConcatProblem(tuple(shapes), axis)
+        return ConcatProblem(tuple(_around(shape, axis) for shape in shapes), 1)
+
+    def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
+        shape = network.shape(node.output)
+        for layout in pricing.layouts if len(shape) == 4 else (plain(len(shape)),):
+            if offsets_in_concat(network, node, layout) is not None:
+                moved = [name for k, name in enumerate(node.inputs) if not _placeable(network, node, k)]
+                cost = sum(pricing.reorder(name, layout, layout) for name in moved)
+                yield Candidate(None, None, (layout,) * len(node.inputs), layout, cost)
+
+
+def _placeable(network: Network, node: Node, k: int) -> bool:
+    """Whether an input can be written where the concatenation has it: made by a node, and no earlier one has it."""
+    name = node.inputs[k]
+    first = next(reader for reader in network.readers[name] if isinstance(reader.attributes, ops.Concat))
+    return name in network.producers and first is node and name not in node.inputs[:k]
+
+
+def offsets_in_concat(network: Network, node: Node, layout: Layout) -> list[int] | None:
+    """Where the inputs of a concatenation lie in its output, in elements, if each is contiguous there."""
+    shape, axis = network.shape(node.output), node.attributes.axis  # type: ignore[attr-defined]
+    start, found = 0, []
+    for name in node.inputs:
+        size = network.shape(name)[axis]
+        offset = part(layout, shape, axis, start, size)
+        if offset is None:
+            return None
+        found.append(offset)
+        start += size
+    return found
+
+
+def _around(shape: Shape, axis: int) -> Shape:
+    """A row-major shape as four dimensions, the second of which is `axis`."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]), 1
+
+
+def _slice_problem(a: Any, src: Shape, dst: Shape) -> SliceProblem:
+    axis = a.axis
+    if len(src) != 4:
+        src, dst, axis = _around(src, axis), _around(dst, axis), 1
+    begins, steps = [0] * 4, [1] * 4
+    begins[axis], steps[axis] = a.begin, a.step
+    return SliceProblem(src, tuple(begins), dst, tuple(steps))
+
+
+def _pad_problem(a: Any, src: Shape, dst: Shape) -> PadProblem:
+    more = 4 - len(src)
+    if more < 0:
+        raise UnsupportedError(f"pad of {len(src)} dimensions: there are kernels for 4 at most")
+    begins, ends = zip(*a.pads, *[(0, 0)] * more, strict=True)
+    return PadProblem(src + (1,) * more, begins, ends, a.value)
+
+
+def _resize_problem(a: Any, src: Shape, dst: Shape) -> ResizeProblem:
+    (n, c, ih, iw), (_, _, oh, ow), (scale_h, scale_w) = src, dst, a.scales(src)
+    return ResizeProblem(n, c, ih, iw, oh, ow, a.mode, a.coordinates, a.nearest, scale_h, scale_w)
+
+
+RULES: dict[type, Rule] = {
+    ops.Conv2d: _Conv2d(),
+    ops.Pool2d: Rule(),
+    ops.AdaptivePool2d: Rule(),
+    ops.Activate: Rule(lambda a, src, dst: ActivationProblem(src)),
+    ops.Affine: Rule(lambda a, src, dst: AffineProblem(src)),
+    ops.Binary: _Binary(),
+    ops.Concat: _Concat(),
+    ops.Lrn: Rule(lambda a, src, dst: LrnProblem(src, a.size, a.alpha, a.beta, a.bias)),
+    ops.Softmax: Rule(lambda a, src, dst: SoftmaxProblem(src, a.axis)),
+    ops.Resize: Rule(_resize_problem),
+    ops.Pad: Rule(_pad_problem),
+    ops.Slice: _Slice(_slice_problem),
+    ops.Transpose: Rule(lambda a, src, dst: TransposeProblem(src, a.perm)),
+    ops.Reshape: _Reshape(),
+    ops.ReduceMean: Rule(lambda a, src, dst: ReduceMeanProblem(src, a.axes)),
+    ops.Shuffle: Rule(lambda a, src, dst: ShuffleProblem(src, a.groups)),
+}

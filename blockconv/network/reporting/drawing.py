@@ -1,0 +1,277 @@
+"""A plan drawn as HTML, a row for each input, kernel call and output, with the tensors between them as lines.
+
+The lines are drawn row by row, as long as each row is, so that a row may be opened, wrapped on a narrow screen, or
+put on another sheet of paper. A line is what lies in one piece of memory: a tensor, or several that are parts of one
+(a concatenation's inputs, a slice, a reshape); it goes from the row that writes it first to the one that reads it last.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from blockconv.core import text
+from blockconv.core.layout import Layout
+from blockconv.network import ops
+from blockconv.network.graph import Network
+from blockconv.network.planning.planned import Planned
+from blockconv.network.reporting.palette import FILLS, fill
+from blockconv.network.schedule import Action, Schedule, Value
+
+__all__ = ["Line", "Row", "drawing", "lines", "rows"]
+
+CENTRES = {"in": 13, "out": 23}  # pixels from a row's top at which a line enters and leaves its box
+BOX = 4, 32  # pixels from a row's top to its box's, and to the box's end
+STEM = 16  # pixels from a box's left end to the line that leads to the next row
+PITCH, WIDEST = 11.0, 88.0  # pixels from line to line, and of all lines together at most
+
+
+class Row(NamedTuple):
+    """What is drawn of an action, or of an input or output of the network, which have no kernel and take no time."""
+
+    name: str
+    kind: str  # "input", "output", or an action's
+    what: str
+    kernel: str
+    shape: str
+    src: Layout
+    dst: Layout
+    predicted: float | None
+    measured: float | None
+    reads: tuple[Value, ...]
+    writes: Value | None
+
+
+class Line(NamedTuple):
+    """Tensors in one piece of memory, by the rows that write and read them. lane: 0 is next to the boxes."""
+
+    writers: frozenset[int]
+    readers: frozenset[int]
+    lane: int
+
+    @property
+    def first(self) -> int:
+        return min(self.writers)
+
+    @property
+    def last(self) -> int:
+        return max(self.writers | self.readers)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def rows(planned: Planned, made: Schedule, predicted: Sequence[float], measured: Sequence[float] | None) -> list[Row]:
+    """Inputs, actions in their order, outputs."""
+    network, problem = planned.network, planned.problem
+
+    def end(kind: str, name: str, layout: Layout) -> Row:
+        value = name, layout
+        reads, writes = ((), value) if kind == "input" else ((value,), None)
+        shape = text.dims(network.shape(name))
+        return Row(name, kind, kind, "", shape, layout, layout, None, None, reads, writes)
+
+    found = [end("input", tensor.name, problem.given[tensor.name]) for tensor in network.inputs]
+    for k, action in enumerate(made.actions):
+        shape = text.dims(network.shape(action.writes[0]))
+        writes = action.writes if action.kind != "copy" else None  # others may read what is copied where it was
+        took = None if measured is None else measured[k]
+        what, src, dst = _what(network, action), action.reads[0][1], action.writes[1]
+        ends = action.reads, writes
+        found.append(Row(action.name, action.kind, what, action.kernel, shape, src, dst, predicted[k], took, *ends))
+    return [*found, *(end("output", name, layout) for name, layout in problem.wanted.items())]
+
+
+def _what(network: Network, action: Action) -> str:
+    """An op in a few words: conv2d 3x3, stride 2, relu."""
+    node = action.node
+    if node is None:
+        return action.kind
+    a, said = node.attributes, [node.op]
+    if isinstance(a, ops.Conv2d):
+        oc, _, kh, kw = network.shape(node.parameters[0])
+        residual = " + residual" if len(node.inputs) > 1 else ""
+        said = [f"{'depthwise' if a.groups == oc > 1 else 'conv'} {kh}x{kw}{residual}"]
+        said += [f"stride {_once(a.stride)}"] * (a.stride != (1, 1))
+        said += [f"dilation {_once(a.dilation)}"] * (a.dilation != (1, 1))
+        said += [f"{a.groups} groups"] * (1 < a.groups < oc)
+    elif isinstance(a, ops.Pool2d):
+        window = "global" if a.kernel is None else text.dims(a.kernel)
+        said = [f"{a.kind.partition('_')[0]} pool {window}"]
+        said += [f"stride {_once(a.stride)}"] * (a.stride != (1, 1))
+    elif isinstance(a, ops.Binary):
+        said = [a.kind]
+    activation = getattr(a, "activation", None)
+    if activation is not None and not activation.is_identity:
+        said.append(activation.name)
+    return ", ".join(said)
+
+
+def _once(pair: tuple[int, int]) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else text.dims(pair)
+
+
+# ---------------------------------------------------------------- lines
+
+
+def lines(found: Sequence[Row], made: Schedule) -> list[Line]:
+    """The lines beside the boxes. What only the next row reads needs none: it is drawn from box to box."""
+    makers = {row.writes: k for k, row in enumerate(found) if row.writes is not None}
+    root = _roots(made)
+
+    @functools.cache
+    def origins(value: Value) -> frozenset[int]:
+        """The rows that wrote a value; none for a constant."""
+        if value in makers:
+            return frozenset((makers[value],))
+        return frozenset().union(*(origins(other) for other in made.views.get(value, ())))
+
+    writers: dict[Value, set[int]] = {}
+    readers: dict[Value, set[int]] = {}
+    values = {k: value for value, k in makers.items()}
+    for k, row in enumerate(found):
+        for maker in frozenset().union(*map(origins, row.reads)):
+            if maker < k - 1:
+                group = root(values[maker])
+                writers.setdefault(group, set()).add(maker)
+                readers.setdefault(group, set()).add(k)
+    drawn = [Line(frozenset(writers[group]), frozenset(readers[group]), 0) for group in writers]
+    taken: list[list[Line]] = []
+    for line in sorted(drawn, key=lambda line: (line.last - line.first, line.first)):
+        lane = next((n for n, others in enumerate(taken) if all(_apart(line, other) for other in others)), len(taken))
+        if lane == len(taken):
+            taken.append([])
+        taken[lane].append(line._replace(lane=lane))
+    return sorted((line for others in taken for line in others), key=lambda line: line.first)
+
+
+def _apart(a: Line, b: Line) -> bool:
+    """Whether two lines can share a lane. One may end where another begins: it enters the box above."""
+    return a.last <= b.first or b.last <= a.first
+
+
+def _roots(made: Schedule) -> functools._lru_cache_wrapper[Value]:
+    """For each value one that stands for all that lie in the same piece of memory."""
+    above: dict[Value, Value] = {}
+
+    def root(value: Value) -> Value:
+        while value in above:
+            value = above[value]
+        return value
+
+    for view, sources in made.views.items():
+        for source in sources:
+            a, b = root(view), root(source)
+            if a != b:
+                above[b] = a
+    return functools.cache(root)
+
+
+def direct(found: Sequence[Row], made: Schedule) -> set[int]:
+    """The rows that read what the row before them wrote."""
+    return {
+        k
+        for k in range(1, len(found))
+        if (value := found[k - 1].writes) is not None and any(value in _within(made, read) for read in found[k].reads)
+    }
+
+
+def _within(made: Schedule, value: Value) -> Iterable[Value]:
+    """A value, and all that it is made of without a kernel."""
+    waiting, seen = [value], {value}
+    while waiting:
+        for other in made.views.get(waiting.pop(), ()):
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return seen
+
+
+# ---------------------------------------------------------------- HTML
+
+
+def drawing(found: Sequence[Row], made: Schedule, why: Sequence[str]) -> str:
+    """The rows as HTML. why: what is shown of each when it is opened, and of reorders and copies always."""
+    wires, next_to = lines(found, made), direct(found, made)
+    lanes = 1 + max((line.lane for line in wires), default=-1)
+    pitch = min(PITCH, WIDEST / max(lanes, 1))
+    left = 14 + pitch * lanes
+    most = max((t for row in found for t in (row.predicted, row.measured) if t is not None), default=0.0) or 1.0
+    parts = []
+    for k, row in enumerate(found):
+        drawn = _wires(k, wires, next_to, left, pitch)
+        parts.append(_row(row, drawn, why[k], most))
+    timed = any(row.measured is not None for row in found)
+    style = "plan" if timed else "plan untimed"
+    return f'<div class="{style}" style="--left:{left:.0f}px">{_head(timed)}{"".join(parts)}</div>'
+
+
+def _head(timed: bool) -> str:
+    """The names of the columns, where the screen is wide enough for columns."""
+    figures = "".join(f'<span class="n">{name}</span>' for name in ("predicted", "measured")[: 1 + timed])
+    return (
+        '<div class="head row"><span>call, and the shape that it writes</span><div class="told"><span>op</span>'
+        f'<span class="kernel">kernel</span><span>layouts</span>{figures}</div><span></span></div>'
+    )
+
+
+def _wires(k: int, wires: Sequence[Line], next_to: set[int], left: float, pitch: float) -> str:
+    """The lines in row k, from its top (0) to its end (100%)."""
+    parts = []
+    stem = left + STEM
+    if k in next_to:
+        parts.append(_segment(stem, 0, stem, BOX[0], arrow=True))
+    if k + 1 in next_to:
+        parts.append(_segment(stem, BOX[1], stem, "100%"))
+    for line in wires:
+        if not line.first <= k <= line.last:
+            continue
+        x = left - 12 - pitch * line.lane
+        ends = [CENTRES["in"]] * (k in line.readers) + [CENTRES["out"]] * (k in line.writers)
+        top, bottom = (0 if k > line.first else min(ends)), ("100%" if k < line.last else max(ends))
+        parts.append(_segment(x, top, x, bottom))
+        for y in ends:
+            parts.append(_segment(x, y, left, y, arrow=y == CENTRES["in"]))
+            if top == 0 and bottom == "100%":
+                parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="2.5"/>')
+    return f'<svg class="wires" aria-hidden="true" width="{left + STEM + 6:.0f}" height="100%">{"".join(parts)}</svg>'
+
+
+def _segment(x1: float, y1: float | str, x2: float, y2: float | str, arrow: bool = False) -> str:
+    end = ' marker-end="url(#arrow)"' if arrow else ""
+    return f'<line x1="{x1:.1f}" y1="{y1}" x2="{x2:.1f}" y2="{y2}"{end}/>'
+
+
+def _row(row: Row, wires: str, why: str, most: float) -> str:
+    name, shape = escape(text.shortened(row.name, 28)), escape(row.shape)
+    moved = row.kind in ("reorder", "copy")
+    ground = FILLS["reorder"] if moved else fill(row.dst)
+    box = (
+        f'<span class="box" title="{escape(row.name)}" style="--fill:{ground};--from:{fill(row.src)}">'
+        f"<b>{name}</b><span>{shape}</span></span>"
+    )
+    if row.predicted is None:
+        told = f'<span class="op">{row.what}</span><span class="kernel"></span><span>{escape(str(row.dst))}</span>'
+        return f'<div class="end row">{wires}{box}<div class="told">{told}</div></div>'
+    times = "".join(_time(label, seconds) for label, seconds in _times(row))
+    bars = "".join(f'<i class="{label}" style="width:{100 * t / most:.2f}%"></i>' for label, t in _times(row) if t)
+    line = (
+        f'{wires}{box}<div class="told"><span class="op">{escape(row.what)}</span><span class="kernel">'
+        f"{escape(row.kernel)}</span><span>{escape(text.arrow(row.src, row.dst))}</span>{times}</div>"
+        f'<span class="bars">{bars}</span>'
+    )
+    if moved:
+        return f'<div class="moved call"><div class="row">{line}</div><p class="why">{escape(why)}</p></div>'
+    told = f"<strong>{escape(row.name)}</strong> {escape(why)}"
+    return f'<details class="call"><summary class="row">{line}</summary><p class="why">{told}</p></details>'
+
+
+def _times(row: Row) -> tuple[tuple[str, float | None], ...]:
+    return ("predicted", row.predicted), ("measured", row.measured)
+
+
+def _time(label: str, seconds: float | None) -> str:
+    said = f'<span class="label">{label} </span>{text.microseconds(seconds)}<span class="label"> µs</span>'
+    return "" if seconds is None else f'<span class="n">{said}</span>'

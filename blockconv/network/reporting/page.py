@@ -1,0 +1,241 @@
+"""A plan as one self-contained page of HTML: what it is, other plans beside it, and every call of it, drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import NamedTuple
+
+from blockconv._version import __version__
+from blockconv.core import target, text
+from blockconv.core.layout import NATIVE
+from blockconv.network.planning.planned import Options, Planned
+from blockconv.network.planning.planner import Solution, fixed, greedy
+from blockconv.network.reporting import drawing, predict
+from blockconv.network.reporting.explain import Sizes, reasons, rejections
+from blockconv.network.reporting.palette import FILLS, fill, variables
+from blockconv.network.reporting.profile import Profile
+from blockconv.network.schedule import Schedule
+
+__all__ = ["Drawn", "Sizes", "page"]
+
+LEAST_SCALE = 0.01  # of the best plan's time: what the bars of the other plans cover at least
+SCALE = 80.0  # per cent of the column of bars that their axis takes; figures stand in the rest
+
+
+class Drawn(NamedTuple):
+    """What the page shows. profile: None if the plan was not timed."""
+
+    planned: Planned
+    schedule: Schedule
+    options: Options
+    profile: Profile | None
+    sizes: Sizes
+
+    @property
+    def threads(self) -> int:
+        """That run the plan."""
+        return self.options.threads
+
+
+def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
+    """The page. measured: seconds of whole plans that were timed, by the layouts that were asked for."""
+    planned, schedule = drawn.planned, drawn.schedule
+    style = (resources.files("blockconv") / "data" / "report.css").read_text(encoding="utf-8")
+    network, title = planned.network, escape(planned.network.name)
+    predicted = predict.actions_on(planned, schedule.actions, drawn.threads)
+    seconds = None if drawn.profile is None else drawn.profile.seconds
+    rows = drawing.rows(planned, schedule, predicted, seconds)
+    ends = " → ".join(
+        ", ".join(f"{name} {text.dims(network.shape(name))}" for name in names)
+        for names in ([tensor.name for tensor in network.inputs], network.outputs)
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}: plan</title><style>{variables()}{style}</style></head><body>{_MARKERS}"
+        f'<header><h1>{title}</h1><p class="muted">{escape(ends)}</p></header>'
+        f"<main>{_facts(drawn, measured)}"
+        f"<h2>Beside other plans</h2>{_beside(drawn, measured)}"
+        f"<h2>Every call</h2>{_legend(rows, drawn)}{drawing.drawing(rows, schedule, _why(drawn))}"
+        f"</main><footer>blockconv {__version__}, {escape(target.target_cpu())}, {target.isa().name}</footer>"
+        "</body></html>"
+    )
+
+
+_MARKERS = (
+    '<svg width="0" height="0" class="markers" aria-hidden="true"><defs><marker id="arrow" viewBox="0 0 6 6" refX="6" '
+    'refY="3" markerWidth="6" markerHeight="6" markerUnits="userSpaceOnUse" orient="auto">'
+    '<path d="M0 0L6 3L0 6Z"/></marker></defs></svg>'
+)
+
+
+# ---------------------------------------------------------------- the plan at a glance
+
+
+def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
+    planned, threads = drawn.planned, drawn.threads
+    kinds = [action.kind for action in drawn.schedule.actions]
+    alone, moved = planned.solution.cost, kinds.count("reorder") + kinds.count("copy")
+    took = _own_time(drawn, measured)
+    together = predict.plan_on(planned, planned.solution, threads)
+    facts = [(f"predicted, {text.threads(threads)}", text.duration(together))]
+    if threads != planned.threads:
+        facts.append((f"predicted, {text.threads(planned.threads)}", text.duration(alone)))
+    if took is not None:
+        facts.append((f"measured, {text.threads(threads)}", text.duration(took)))
+    facts += [
+        ("kernel calls", str(len(kinds))),
+        ("reorders and copies", str(moved)),
+        ("packed weights", text.megabytes(drawn.sizes.weights)),
+        ("memory of a call", text.megabytes(drawn.sizes.arena)),
+    ]
+    tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+    given = sum(planned.network.constants[name].nbytes for name in _parameters(drawn))
+    said = f"Layouts: {drawn.options.asked}; planner: {drawn.options.planner}. {_sentence(planned.quality)}"
+    if given:
+        said += (
+            f" The network's weights are {text.megabytes(given)}; packed they are as each kernel reads them: padded to "
+            "whole blocks, and transformed where the kernel is a Winograd one, which takes up to seven times the bytes."
+        )
+    return f'<dl class="facts">{tiles}</dl><p>{escape(said)}</p>'
+
+
+def _sentence(said: str) -> str:
+    return f"{said[:1].upper()}{said[1:]}."
+
+
+def _parameters(drawn: Drawn) -> list[str]:
+    return list(dict.fromkeys(name for node in drawn.planned.network.nodes for name in node.parameters))
+
+
+def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
+    """As it was measured in turns with the other plans, if it was; else as its profile has it."""
+    whole = None if drawn.profile is None else drawn.profile.whole
+    return measured.get(drawn.options.asked, whole)
+
+
+# ---------------------------------------------------------------- other plans
+
+
+class _Beside(NamedTuple):
+    """A plan beside the others. colour: of its bar."""
+
+    name: str
+    solution: Solution
+    predicted: float
+    measured: float | None
+    colour: str
+
+
+def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Beside]:
+    """The chosen plan, and what the same costs say of greedy and of every fixed layout."""
+    planned = drawn.planned
+    problem = planned.problem
+    known = {choice.dst for step in problem.steps for choice in step.choices}
+
+    def beside(name: str, solution: Solution, seconds: float | None, colour: str) -> _Beside:
+        return _Beside(name, solution, predict.plan_on(planned, solution, drawn.threads), seconds, colour)
+
+    own = _own_time(drawn, measured)
+    found = [beside("this plan", planned.solution, own, "var(--wire)")]
+    found.append(beside("greedy", greedy(problem), measured.get("greedy"), "var(--wire)"))
+    for layout in NATIVE:
+        if layout in known:
+            took = measured.get(layout.name)
+            found.append(beside(f"all {layout}", fixed(problem, layout), took, fill(layout)))
+    return found
+
+
+def _beside(drawn: Drawn, measured: Mapping[str, float]) -> str:
+    planned, threads = drawn.planned, drawn.threads
+    plans = _plans(drawn, measured)
+    best, worst = min(plan.predicted for plan in plans), max(plan.predicted for plan in plans)
+    step, count = _scale(worst / best - 1)
+    timed, both = any(plan.measured is not None for plan in plans), threads != planned.threads
+    unit, scale = ("ms", 1e3) if best >= 1e-3 else ("µs", 1e6)
+    rows = []
+    for plan in plans:
+        more = plan.predicted / best - 1
+        times = [plan.predicted] + [plan.solution.cost] * both + [plan.measured] * timed
+        figures = ["" if seconds is None else f"{seconds * scale:.2f}" for seconds in times]
+        reorders = [copy for copy in plan.solution.reorders if planned.problem.reorder(*copy) > 0]
+        cells = "".join(f"<td>{figure}</td>" for figure in (*figures, len(reorders)))
+        said = "best" if more == 0 else _per_cent(more, step / 10)
+        rows.append(
+            f'<tr{" class=this" if plan.name == "this plan" else ""}><th scope="row">{plan.name}</th>'
+            f'<td class="bar"><i style="width:{SCALE * more / (step * count):.2f}%;background:{plan.colour}"></i>'
+            f"<span>{said}</span></td>{cells}</tr>"
+        )
+    ticks = "".join(
+        f'<span style="left:{SCALE * k / count:.2f}%">{_per_cent(k * step, step)}</span>' for k in range(count + 1)
+    )
+    threads_of = [("predicted", threads)] + [("predicted", planned.threads)] * both + [("measured", threads)] * timed
+    heads = [f"{what},<br>{text.threads(number)}, {unit}" for what, number in threads_of]
+    columns = "".join(f'<th scope="col">{head}</th>' for head in (*heads, "reorders"))
+    style = f"--step:{100 / count:.3f}%;--figures:{1 + len(heads)}"
+    return (
+        f'<p>{_beside_text(drawn)}</p><table class="beside" style="{style}"><thead><tr>'
+        f'<th scope="col">plan</th><th scope="col" class="axis">slower than the best of these'
+        f'<div class="ticks">{ticks}</div></th>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    )
+
+
+def _per_cent(share: float, step: float) -> str:
+    """A share in per cent, with the decimals that tell steps apart."""
+    digits = max(0, math.ceil(-math.log10(100 * step) - 1e-9))
+    return "0" if share == 0 else f"{100 * share:+.{min(digits, 2)}f} %"
+
+
+def _beside_text(drawn: Drawn) -> str:
+    threads, priced = drawn.threads, drawn.planned.threads
+    said = f"Bars begin at the best of these plans, not at zero; they are what is predicted on {text.threads(threads)}."
+    if threads != priced:
+        said += (
+            f" A plan is chosen by the prediction for {text.threads(priced)}, so that it does not depend on the number "
+            "of threads: on more, another may be predicted to be faster."
+        )
+    return said
+
+
+def _scale(most: float) -> tuple[float, int]:
+    """(step, steps) of an axis from 0 that holds `most` in at most five steps of 1, 2 or 5 times a power of ten."""
+    most = max(most, LEAST_SCALE) if math.isfinite(most) else 1.0
+    power = 10.0 ** math.floor(math.log10(most / 5) + 1e-9)
+    step = next(power * k for k in (1, 2, 5, 10) if power * k * 5 >= most * (1 - 1e-9))
+    return step, math.ceil(most / step - 1e-9)
+
+
+# ---------------------------------------------------------------- every call
+
+
+def _legend(rows: Sequence[drawing.Row], drawn: Drawn) -> str:
+    used = {layout for row in rows for layout in (row.src, row.dst)}
+    keys = [(layout.name, fill(layout)) for layout in NATIVE if layout in used]
+    keys += [("another layout", FILLS["other"])] * any(fill(layout) == FILLS["other"] for layout in used)
+    keys += [("reorder or copy", FILLS["reorder"])] * any(row.kind in ("reorder", "copy") for row in rows)
+    chips = "".join(f'<li><i style="background:{colour}"></i>{escape(name)}</li>' for name, colour in keys)
+    times = [("predicted", f"predicted on {text.threads(drawn.threads)}")]
+    times += [("measured", "measured, each call by itself")] * (drawn.profile is not None)
+    bars = "".join(f'<li><i class="{name}"></i>{said}</li>' for name, said in times)
+    return (
+        f'<ul class="legend">{chips}{bars}</ul>'
+        "<p>A box is a kernel call, with the shape (N x C x H x W) of the tensor that it writes. Its colour is the "
+        "layout that is written, the stripe at its left the layout that is read; where they differ, the kernel changes "
+        "the layout on its way. Lines lead to what reads it; parts of one piece of memory, such as what a "
+        "concatenation is made of, share a line. Times are in µs, and their bars begin at zero. Open a row for what "
+        "else there was.</p>"
+    )
+
+
+def _why(drawn: Drawn) -> list[str]:
+    """For each row what else there was, or why it is reordered."""
+    planned, actions = drawn.planned, drawn.schedule.actions
+    moved = {id(action): said for action, said in reasons(planned, actions, drawn.options.asked)}
+    network = planned.network
+    every = zip(network.nodes, planned.candidates, planned.chosen, strict=True)
+    others = {node.name: "; ".join(rejections(network, node, found, taken, most=3)) for node, found, taken in every}
+    said = [moved[id(action)] if action.node is None else others[action.name] for action in actions]
+    return [*[""] * len(planned.network.inputs), *said, *[""] * len(planned.problem.wanted)]

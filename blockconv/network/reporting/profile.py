@@ -1,0 +1,57 @@
+"""What a plan takes when it runs: each of its calls by itself, and the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blockconv.core import text
+from blockconv.network.schedule import Action
+
+__all__ = ["Profile", "median_seconds"]
+
+
+class Profile(NamedTuple):
+    """Median seconds of each action of a plan by itself, and of the whole plan; `print` shows them as a table.
+
+    actions, seconds, predicted: of each kernel call, in the plan's order, on that many threads. whole: of the plan
+    in one native call, which has no launch of about 3 µs for each of them.
+    """
+
+    actions: tuple[Action, ...]
+    seconds: tuple[float, ...]
+    whole: float
+    predicted: tuple[float, ...]
+    threads: int
+
+    def __str__(self) -> str:
+        together = sum(self.seconds)
+        rows = [
+            (*call_cells(action), text.microseconds(guess), text.microseconds(seconds), f"{seconds / together:.1%}")
+            for action, guess, seconds in zip(self.actions, self.predicted, self.seconds, strict=True)
+        ]
+        total = text.microseconds(sum(self.predicted)), text.microseconds(together), "100%"
+        rows.append((f"{len(self.actions)} calls, one by one", "", "", *total))
+        heads = (*CALL_HEADS, "predicted,\nµs", "measured,\nµs", "share")
+        whole = f"The whole plan in one native call: {text.duration(self.whole)}"
+        shown = text.table(heads, rows, right=(3, 4, 5), rules=[len(self.actions)])
+        return f"{shown}\n\n{whole}, on {text.threads(self.threads)}."
+
+    def __repr__(self) -> str:
+        whole = f"whole={text.duration(self.whole)}"
+        return f"Profile({len(self.actions)} calls, {whole}, one by one={text.duration(sum(self.seconds))})"
+
+
+CALL_HEADS = "op", "kernel", "layouts"
+
+
+def call_cells(action: Action) -> tuple[str, str, str]:
+    """An action in the columns of CALL_HEADS; reorders and copies are named after the tensor that they move."""
+    name = action.name if action.node is not None else f"{action.kind} {action.name}"
+    kernel = text.shortened(action.kernel, 20)
+    return text.shortened(name, 26), kernel, text.arrow(action.reads[0][1], action.writes[1])
+
+
+def median_seconds(nanoseconds: Sequence[int]) -> float:
+    """The middle one of some times."""
+    return sorted(nanoseconds)[len(nanoseconds) // 2] / 1e9

@@ -1,0 +1,19 @@
+"""Programs of kernels, run on threads, and the memory that they work on."""
+
+from blockconv.runtime.launcher import OWN_TABLE, Block, Buffer, Op, Program
+from blockconv.runtime.memory import Scratch, address_of, aligned_empty
+from blockconv.runtime.threads import check_threads, get_num_threads, set_num_threads
+
+__all__ = [
+    "OWN_TABLE",
+    "Block",
+    "Buffer",
+    "Op",
+    "Program",
+    "Scratch",
+    "address_of",
+    "aligned_empty",
+    "check_threads",
+    "get_num_threads",
+    "set_num_threads",
+]

@@ -1,0 +1,262 @@
+"""The launcher: a program (a list of kernels with their arguments and tasks) run in one native call.
+
+A program's ops run one after the other; the tasks of one op run on all threads. Each worker has
+a range of the op's tasks of its own, so that what it read and wrote in the last run, or wrote in
+the op before, is still in its own caches; it takes chunks of them from the range's counter, and
+then chunks of the others' ranges. It waits until every task of the op is done before it goes on,
+so a worker that never starts holds nobody up: the others take its chunks.
+
+What a run needs (argument blocks, counters) is an *instance*, checked out for the call, so that
+any number of threads may run one program at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv import jit
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.ir import call_kernel, fetch_add, load_acquire, spin_pause, yield_processor
+from blockconv.runtime import threading_layer
+from blockconv.runtime.memory import Scratch, address_of, aligned_empty
+from blockconv.runtime.threads import get_num_threads
+
+__all__ = ["OWN_TABLE", "Block", "Buffer", "Op", "Program"]
+
+LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
+GRAIN = 12e-6  # seconds of work that a thread has to have: to wake it takes 6 µs, or 20 where its processor sleeps
+SPINS = 2000  # polls before a waiting worker yields its processor; about 50 µs
+
+Block = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An argument that is an address, known only when the program runs: buffer number `index`, plus bytes."""
+
+    index: int
+    offset: int = 0
+
+
+OWN_TABLE = Buffer(-1)  # in an op's arguments: the address of its own `Op.table`
+_NO_TABLE: Block = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One kernel over `tasks` independent tasks.
+
+    args: the kernel's argument block, int64s or `Buffer`s. chunk: tasks taken at a time.
+    scratch: bytes a worker needs. table: read-only int64s that `OWN_TABLE` points to, which all runs share; as long as
+    an image may be, so neither copied nor made of Python's numbers.
+    """
+
+    kernel: jit.Kernel
+    args: tuple[int | Buffer, ...]
+    tasks: int
+    chunk: int = 1
+    scratch: int = 0
+    table: Block = field(default_factory=lambda: _NO_TABLE)
+
+    def with_buffers(self, numbers: Mapping[int, int]) -> Op:
+        """The same on other buffers: those that `numbers` names get new numbers."""
+
+        def renamed(value: int | Buffer) -> int | Buffer:
+            if isinstance(value, Buffer) and value.index in numbers:
+                return Buffer(numbers[value.index], value.offset)
+            return value
+
+        return replace(self, args=tuple(map(renamed, self.args)))
+
+
+class Counter(Arguments):
+    """What workers count together."""
+
+    value = word("how many, so far")
+
+
+class RunRecord(Arguments):
+    """A run of a program, as its workers read it."""
+
+    ops = word("how many ops there are")
+    table = word("the op table: an `OpEntry` for each", "address")
+    entered = group(Counter, "workers that have begun")
+    scratch = word("the first worker's scratch", "address")
+    scratch_size = word("scratch of a worker", "bytes")
+    workers = word("how many may come")
+
+
+class OpEntry(Arguments):
+    """An op of a run."""
+
+    kernel = word("the kernel", "address of a kernel")
+    args = word("its argument block", "address")
+    tasks = word("how many tasks there are")
+    chunk = word("tasks that are taken at a time")
+    counters = word("`LINE` words apart: tasks done, then the tasks taken of each worker's range", "address")
+
+
+@jit.kernel
+def launch_worker():  # type: ignore[no-untyped-def]
+    """One worker of a run. Called by Numba's threading layer, so the fourth argument is the `RunRecord`'s address."""
+
+    def worker(unused_args, unused_dims, unused_steps, record):  # type: ignore[no-untyped-def]
+        run = RunRecord(record)
+        ops = run.ops
+        table = OpEntry(run.table)
+        workers = run.workers
+        me = fetch_add(run.entered.address, 1)
+        scratch = run.scratch + me * run.scratch_size
+        for i in range(ops):
+            op = table[i]
+            tasks = op.tasks
+            chunk = op.chunk
+            done = op.counters
+            for k in range(workers):
+                owner = me + k if me + k < workers else me + k - workers
+                taken = done + 8 * LINE * (1 + owner)
+                start = tasks * owner // workers
+                end = tasks * (owner + 1) // workers
+                first = start + fetch_add(taken, chunk)
+                while first < end:
+                    last = min(first + chunk, end)
+                    call_kernel(op.kernel, op.args, first, last, scratch)
+                    fetch_add(done, last - first)
+                    first = start + fetch_add(taken, chunk)
+            spins = 0
+            while load_acquire(done) < tasks:
+                spins += 1
+                if spins < SPINS:
+                    spin_pause()
+                else:
+                    yield_processor()
+
+    return worker
+
+
+@jit.kernel
+def launch_alone():  # type: ignore[no-untyped-def]
+    """The same run by the calling thread alone, without counters; called with the `RunRecord`'s address only."""
+
+    def alone(record, unused_first, unused_last, unused_scratch):  # type: ignore[no-untyped-def]
+        run = RunRecord(record)
+        table = OpEntry(run.table)
+        scratch = run.scratch
+        for i in range(run.ops):
+            op = table[i]
+            call_kernel(op.kernel, op.args, 0, op.tasks, scratch)
+
+    return alone
+
+
+# A kernel has three arguments more, which `launch_alone` leaves alone: to convert them takes as long as the call.
+_CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+_RECORD_WORDS, _ENTRY_WORDS = LINE, OpEntry.nbytes // 8
+# The words of a record that each run writes.
+_ENTERED, _SCRATCH, _SCRATCH_SIZE, _WORKERS = (
+    RunRecord.fields[name].first for name in ("entered", "scratch", "scratch_size", "workers")
+)
+
+
+class _Instance:
+    """The memory of one run: record, counters, op table, argument blocks, in one aligned block.
+
+    An op's counters: tasks done, then the tasks taken of each worker's range.
+    """
+
+    def __init__(self, program: Program, workers: int) -> None:
+        ops = program.ops
+        self.workers = workers
+        counters, lines = _RECORD_WORDS, (1 + workers if workers > 1 else 0)
+        table = counters + lines * LINE * len(ops)
+        block = aligned_empty(8 * (table + _ENTRY_WORDS * len(ops) + sum(len(op.args) for op in ops))).view(np.int64)
+        block[:] = 0
+        self.block: Block = block
+        self.words = block.data  # in which one word is written faster than in the array
+        self.address = base = address_of(block)
+        self.counters = block[counters:table:LINE]
+        record = RunRecord(
+            ops=len(ops), table=base + 8 * table, entered=Counter(value=0), scratch=0, scratch_size=0, workers=workers
+        )
+        block[: len(record)] = record
+        self.patches: list[tuple[int, int, int]] = []  # (a word's index, buffer, offset)
+        self.buffers: tuple[int, ...] | None = None  # that they were made for
+        at = table + _ENTRY_WORDS * len(ops)
+        for i, op in enumerate(ops):
+            entry = table + _ENTRY_WORDS * i
+            block[entry : entry + _ENTRY_WORDS] = OpEntry(
+                kernel=op.kernel.address,
+                args=base + 8 * at,
+                tasks=op.tasks,
+                chunk=op.chunk,
+                counters=base + 8 * (counters + lines * LINE * i),
+            )
+            for index, value in enumerate(op.args, start=at):
+                if value is OWN_TABLE:
+                    block[index] = address_of(op.table)
+                elif isinstance(value, Buffer):
+                    self.patches.append((index, value.index, value.offset))
+                else:
+                    block[index] = value
+            at += len(op.args)
+
+
+class Program:
+    """An immutable list of ops, ready to run on any buffers.
+
+    ``run(buffers)`` takes the addresses that the ops' `Buffer`s stand for. It is safe from any
+    number of threads at once, and releases the GIL.
+
+    seconds: about what a run takes on one thread; on how many it runs at most follows from that.
+    """
+
+    def __init__(self, ops: Sequence[Op], seconds: float = math.inf) -> None:
+        self.ops = tuple(op for op in ops if op.tasks > 0)
+        widest = max((-(-op.tasks // op.chunk) for op in self.ops), default=0)
+        self.width = widest if seconds == math.inf else min(widest, max(1, int(seconds / GRAIN)))
+        self.scratch = -(-max((op.scratch for op in self.ops), default=0) // 128) * 128  # of a worker
+        self._idle: list[_Instance] = []
+
+    def run(self, buffers: Sequence[int], threads: int | None = None) -> None:
+        if not self.ops:
+            return
+        if threads is None:
+            threads = get_num_threads()
+        if threads > self.width or threading_layer.stranded:
+            threads = 1 if threading_layer.stranded else self.width
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = None
+        if instance is None or instance.workers != threads:
+            instance = _Instance(self, threads)
+        block = instance.words
+        if (given := tuple(buffers)) != instance.buffers:
+            instance.buffers = given
+            for index, number, offset in instance.patches:
+                block[index] = buffers[number] + offset
+        if self.scratch:
+            block[_SCRATCH], block[_SCRATCH_SIZE] = _scratch.of(self.scratch * threads), self.scratch
+        if threads == 1:
+            _entry_alone()(instance.address)
+        else:
+            block[_ENTERED], block[_WORKERS] = 0, threads
+            instance.counters[:] = 0
+            threading_layer.parallel_for(launch_worker().address, instance.address, threads)
+        self._idle.append(instance)
+
+
+@functools.cache
+def _entry_alone() -> Callable[[int], object]:
+    return _CALL(launch_alone().address)
+
+
+_scratch = Scratch()

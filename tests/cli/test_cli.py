@@ -1,0 +1,307 @@
+"""The command line, and what the README says of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+from blockconv.__main__ import layouts_markdown, main
+from blockconv.cli import arguments
+from blockconv.cli import run as compare_plans
+from blockconv.core import target
+from blockconv.runtime import threading_layer
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    yield
+    bc.set_num_threads(None)
+
+
+def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layouts"]) == 0
+    said = capsys.readouterr().out
+    for row in bc.known_layouts():
+        assert row.name in said
+        assert row.tag in said
+
+
+def test_the_readmes_table_of_layouts_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layouts", "--markdown"]) == 0
+    said = capsys.readouterr().out
+    assert said == layouts_markdown()
+    tables = re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE)
+    assert said in tables
+    rows = [line.split("|") for line in said.splitlines()[2:]]
+    assert [row[1].strip(" `") for row in rows] == [row.name for row in bc.known_layouts()]
+    assert [row[5].strip() == "native" for row in rows] == [bc.Layout(row.name).is_native for row in bc.known_layouts()]
+    assert {layout.name for layout in bc.NATIVE} < {row[1].strip(" `") for row in rows if row[5].strip() == "native"}
+
+
+def test_the_readmes_table_of_onnx_ops_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    from blockconv.frontends.onnx.ops import OPS
+
+    assert main(["ops", "--markdown"]) == 0
+    said = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines()[2:]]
+    listed = sorted(name for row in rows for name in row[0].split(", "))
+    if onnx.defs.onnx_opset_version() >= 24:  # an older onnx does not know them all
+        assert said in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE)
+        assert listed == sorted(OPS)
+    assert main(["ops"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in listed)
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for word in ("numba", "llvmlite", "numpy", "python", "affinity", "quota", "threading layer", "registers of"):
+        assert word in said
+    for fact in (bc.__version__, sys.version.split()[0], threading_layer.threading_layer().name, target.target_cpu()):
+        assert fact in said
+    assert bc.jit.cache_directory().name in said.replace("\n", "").replace(" ", "")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> bc.Network:
+    """A small network in the place of the one that runs by default."""
+    builder = bc.NetworkBuilder("small")
+    weight = np.random.default_rng(0).standard_normal((16, 3, 3, 3)).astype(np.float32)
+    builder.output(builder.conv2d(builder.input("image", (1, 3, 12, 12)), weight, padding=1, activation="relu"))
+    network = builder.build()
+    monkeypatch.setattr(arguments, "resnet50", lambda: network)
+    return network
+
+
+def test_run_compares_fixed_layouts_with_the_plan(small: bc.Network, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--layouts", "NHWC", "NCHW16", "--threads", "1", "--batch", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "small, 2x3x12x12" in said
+    rows = {line.split("│")[1].strip(): line.split("│") for line in said.splitlines() if line.startswith("│")}
+    assert list(rows) == ["NHWC", "NCHW16", "the chosen plan"]
+    assert min(float(row[3]) for row in rows.values()) == 1
+    assert [row[4].strip() for row in rows.values()] != ["0"] * 3  # NHWC has to be left at the end
+
+
+def test_run_says_so_if_plans_differ(
+    small: bc.Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(bc.Plan):
+        def __call__(self, *inputs: Any, **named: Any) -> Any:
+            return super().__call__(*inputs, **named) * np.float32(1.001)
+
+    monkeypatch.setattr(bc.Plan, "with_layouts", lambda plan, layouts: Wrong(plan.network, plan.options))
+    assert main(["run", "--layouts", "NHWC"]) == 1
+    assert "1.0e-03" in capsys.readouterr().out
+
+
+def test_run_says_each_step_as_it_begins(
+    small: bc.Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def compiled(network: bc.Network, layouts: str) -> bc.Plan:
+        begun.append(capsys.readouterr().err.splitlines())
+        return bc.compile(network, layouts=layouts)
+
+    monkeypatch.setattr(compare_plans, "compile", compiled)
+    assert main(["run", "--layouts", "NHWC"]) == 0
+    said = capsys.readouterr()
+    assert "NHWC" in said.out
+    lines = [*begun[0], *said.err.splitlines()]
+    assert [re.sub(r"^ *\d+\.\d s  ", "", line) for line in lines] == [
+        "1 of 4: reading ResNet-50",
+        "2 of 4: planning NHWC, compiling its kernels, packing its weights",
+        "3 of 4: planning the chosen plan, compiling its kernels, packing its weights",
+        "4 of 4: timing 2 plans in turns",
+    ]
+    assert len(begun[0]) == 2
+
+
+def test_on_a_terminal_steps_are_one_line_that_goes_away(
+    small: bc.Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["run", "--layouts", "NHWC"]) == 0
+    said = capsys.readouterr().err
+    assert "timing 2 plans in turns" in said
+    assert "4 of 4" not in said
+
+
+def test_rounds_end_with_the_time_for_them(small: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_plans, "BUDGET", 0.0)
+    plan = bc.compile(small)
+    x = np.zeros((1, 3, 12, 12), np.float32)
+    found = [compare_plans.Contestant("auto", plan, 0.0, plan(x))]
+    assert [len(times) for times in compare_plans._timed(found, [x])] == [compare_plans.LEAST]
+
+
+def test_run_with_a_picture_of_ones_own(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "mine.png"
+    pixels = np.arange(24 * 36 * 3, dtype=np.uint8).reshape(24, 36, 3)
+    image.fromarray(pixels).save(path)
+    assert np.array_equal(compare_plans.read(path), pixels)
+    assert main(["run", "--input", str(path), "--layouts", "NHWC"]) == 0
+    given = compare_plans._entering(small.inputs[0], str(path))
+    assert given.shape == (1, 3, 12, 12)
+    wanted = (pixels[::2, ::3].transpose(2, 0, 1) / 255 - np.array(compare_plans.MEAN)[:, None, None]) / np.array(
+        compare_plans.SPREAD
+    )[:, None, None]
+    assert np.allclose(given[0], wanted, atol=1e-6)
+
+
+def test_a_model_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    h = onnx.helper
+    values = [h.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4, 5, 5]) for name in "xy"]
+    graph = h.make_graph([h.make_node("Relu", ["x"], ["y"])], "tiny", values[:1], values[1:])
+    onnx.save(h.make_model(graph), tmp_path / "tiny.onnx")
+    assert main(["run", str(tmp_path / "tiny.onnx"), "--input", "random", "--layouts", "NCHW"]) == 0
+    assert "tiny, 1x4x5x5" in capsys.readouterr().out
+    assert main(["run", str(tmp_path / "tiny.onnx"), "--input", "mine.png"]) == 2
+    assert "no picture" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.fixture
+def open_model(tmp_path: Path) -> str:
+    """A model whose image is of any size: a convolution, a residual and a ReLU, which fusion makes one node of."""
+    onnx = pytest.importorskip("onnx")
+    h = onnx.helper
+    weight = onnx.numpy_helper.from_array(np.ones((8, 8, 1, 1), np.float32), "w")
+    nodes = [
+        h.make_node("Conv", ["x", "w"], ["c"], "node_conv_1"),
+        h.make_node("Add", ["c", "x"], ["a"], "node_add_1"),
+        h.make_node("Relu", ["a"], ["y"], "node_relu_1"),
+    ]
+    values = [h.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 8, "h", "w"]) for name in "xy"]
+    graph = h.make_graph(nodes, "open", values[:1], values[1:], [weight])
+    path = tmp_path / "open.onnx"
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9), path)
+    return str(path)
+
+
+def test_a_shape_is_read_before_the_model(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", open_model, "--shape", "1x8x6x6"]) == 0
+    assert main(["plan", "--shape", "x=2x8x6x6", open_model]) == 0
+    assert "node_conv_1" in capsys.readouterr().out
+    assert main(["run", open_model, "--shape", "2x8x6x6", "--layouts", "NHWC"]) == 0
+    assert "open, 2x8x6x6" in capsys.readouterr().out
+    assert main(["run", open_model, "--shape", "1x8x6x6", "--batch", "3", "--layouts", "NHWC"]) == 0
+    assert "open, 3x8x6x6" in capsys.readouterr().out
+    for wrong, why in (
+        ([], "--shape=None: input 'x' has no fixed shape"),
+        (["--shape", "1x8xa"], "whole numbers"),
+        (["--shape", "z=1x8x6x6"], "no such input; there are x; give --shape INPUT=SIZES"),
+        (["--shape", "1x8x6x6", "--shape", "x=1x8x6x6"], "has to name an input"),
+        (["--shape", "x=1x8x6x6", "--shape", "x=1x8x7x7"], "another each time"),
+    ):
+        for command in ("plan", "run"):
+            assert main([command, open_model, *wrong]) == 2
+            said = capsys.readouterr().out.replace("\n", " ")
+            assert f"error: {command}: --shape" in said
+            assert why in said
+
+
+def test_layouts_of_nodes(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", open_model, "--shape", "1x8x6x6", "--layouts"]
+    assert main([*command, "node_add_1=NHWC", "--layouts", "node_relu_1=NHWC"]) == 0
+    assert "layouts node_conv_1: NHWC" in capsys.readouterr().out
+    assert main([*command, "node_add_1=NHWC", "--layouts", "NCHW"]) == 2
+    assert "NODE=LAYOUT" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_options_are_taken_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["run", "--rep", "plan.html"], ["plan", "--prof"], ["--vers"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+    assert "--rep" in capsys.readouterr().err
+
+
+def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("PIL.Image")
+    assert main(["run", "--input", str(tmp_path / "none.png")]) == 2
+    (tmp_path / "text.png").write_text("no picture")
+    assert main(["run", "--input", str(tmp_path / "text.png")]) == 2
+    assert main(["run", str(tmp_path / "text.png")]) == 2
+    assert main(["run", "--layouts", "bsv16_fsv16"]) == 2
+    assert main(["run", "--threads", "100000"]) == 2
+    assert "set_num_threads: n=100000" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["run", "--batch", "0"]) == 2
+    assert "--batch=0" in capsys.readouterr().out
+    for wrong in (["run", "--batch", "many"], ["walk"], []):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+
+
+def test_without_pillow_the_remedy_is_named(
+    small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert main(["run", "--input", str(tmp_path / "mine.png")]) == 2
+    assert "pip install pillow" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_as_a_module(run_python: Any) -> None:
+    assert run_python(["-m", "blockconv", "--version"]).stdout == f"blockconv {bc.__version__}\n"
+    run_python(["-m", "blockconv", "nonsense"], status=2)
+
+
+# ---------------------------------------------------------------- the README
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_the_readmes_examples_say_what_they_say(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block runs; a line that ends in a comment `# -> value` has that value."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(blocks("python")[number], f"README.md, block {number}", "exec"), names)
+    for line in blocks("python")[number].splitlines():
+        expression, arrow, wanted = line.partition("  # -> ")
+        if arrow:
+            assert repr(eval(expression.partition(" = ")[2] or expression, names)) == wanted, line
+
+
+def test_the_readmes_commands_exist() -> None:
+    ours = [shlex.split(line.split("&&")[-1]) for text in blocks("sh") for line in text.splitlines()]
+    commands = [words[1:] for words in ours if words and words[0].endswith("bin/blockconv")]
+    assert ["run", "--report", "plan.html"] in commands
+    assert ["doctor"] in commands
+    for words in commands:
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, "--help"])
+    assert (ROOT / ".ci/run").read_text().count("-m pytest") >= 1
+
+
+def test_plan_explains_draws_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = bc.NetworkBuilder("little")
+    network.output(network.conv2d(network.input("x", (1, 16, 6, 6)), np.ones((16, 16, 1, 1), np.float32), name="only"))
+    saved, page = tmp_path / "plan", tmp_path / "plan.html"
+    bc.compile(network.build()).save(saved)
+    assert bc.Plan.load(saved).network.name == "little"
+    with patch.object(arguments, "resnet50", network.build):
+        assert main(["plan", "--layouts", "NCHW16", "--profile", "--report", str(page), "--save", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "only" in said
+    assert "NCHW16" in said
+    assert "<svg" in page.read_text(encoding="utf-8")
+    assert main(["plan", "--shape", "1xa"]) == 2
+    assert "--shape" in capsys.readouterr().out

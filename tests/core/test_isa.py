@@ -1,0 +1,71 @@
+"""Code for other machines than this one: Numba's features decide, and registers are of their width."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockconv.core import target
+
+pytestmark = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="of x86-64")
+
+# What .ci/run sets too, to run the tests of reorders as another machine.
+TARGETS = {
+    "avx512": ("skylake-avx512", "+avx2,+fma,+avx512f,+avx512dq,+avx512vl,+avx512bw"),
+    "avx2": ("haswell", "+avx2,+fma"),
+    "sse": ("nehalem", "+sse4.2"),
+}
+VECTORS = {"avx512": (64, 32, True), "avx2": (32, 16, True), "sse": (16, 16, False)}
+
+CODE = """
+from blockconv.core import target
+from blockconv.jit import families
+from blockconv.kernels.reorder import rows as reorder
+from blockconv.kernels.common.loop_nest import nest
+from blockconv.core.layout import Layout
+found = target.isa()
+print(found.name, found.vector_bytes, found.registers, int(found.fma))
+texts, generate = [], families.generate
+def noted(name, body):
+    code = generate(name, body)
+    texts.append(code.asm())
+    return code
+families.generate = noted
+for src, dst in (("NCHW", "NCHW16"), ("NCHW16", "NCHW"), ("NCHW", "NHWC"), ("NCHW16", "NCHW64")):
+    loops = nest(Layout(src), Layout(dst), (1, 64, 32, 32))
+    reorder.transpose_op(loops, 4, 0)
+    reorder.copy_op(loops, 4, 0, True)
+assert len(texts) > 1
+print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm", "ymm", "xmm")])
+"""
+
+
+@pytest.mark.parametrize("isa", TARGETS)
+def test_registers_are_of_the_width_that_numba_targets(isa: str, run_python: Any, tmp_path: Path) -> None:
+    cpu, features = TARGETS[isa]
+    done = run_python(CODE, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, BLOCKCONV_CACHE_DIR=str(tmp_path))
+    facts, counts = done.stdout.splitlines()
+    assert facts == " ".join(map(str, (isa, *map(int, VECTORS[isa]))))
+    zmm, ymm, xmm = map(int, counts.split())
+    assert (zmm > 0) is (isa == "avx512")
+    assert (ymm == 0) if isa == "sse" else (isa != "avx2" or ymm > 0)
+    assert isa != "sse" or xmm > 0
+
+
+@pytest.mark.isa
+def test_this_run_is_for_the_machine_that_it_says() -> None:
+    """.ci/run says which it is; without that, a test of the above."""
+    wanted = os.environ.get("BLOCKCONV_TEST_ISA", target.isa().name)
+    assert target.isa().name == wanted
+
+
+def test_a_name_of_a_processor_alone_decides_nothing(run_python: Any) -> None:
+    """Numba then still has this machine's features, so tiles have to be this machine's too."""
+    found = run_python(
+        "from blockconv.core import target; print(target.isa().name)", NUMBA_CPU_NAME="haswell"
+    ).stdout.strip()
+    assert found == run_python("from blockconv.core import target; print(target.isa().name)").stdout.strip()

@@ -1,0 +1,229 @@
+"""The depthwise rows on problems of their own: all eight layouts, every way of cutting, against the oracle.
+
+The grid, the guard pages and the search of test_conv2d_*.py run them too, as they run every row of the table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import guarded
+import pytest
+from conv_lab import NAMES, Paged, check, data, rows
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import blockconv as bc
+from blockconv.core import target
+from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types, element
+from blockconv.dispatch import selection
+from blockconv.kernels.depthwise.blocking import Blocking, blocking
+
+SAME = tuple((name, name) for name in NAMES)
+CHANGED = (("NHWC", "NCHW16"), ("NCHW16", "NHWC"), ("NHWC", "NCHW"), ("NCHW32", "NCHW4"), ("NCHW64", "CHWN4"))
+
+PROBLEMS = {
+    "3x3": "g17mb2ic17ih9iw11oc17kh3kw3ph1pw1",
+    "3x3, one tile": "g20mb1ic20ih7iw7oc20kh3kw3ph1pw1",
+    "3x3 s2": "g24mb1ic24ih13iw31oc24kh3kw3sh2sw2ph1pw1",
+    "5x5, two outputs a channel": "g20mb3ic20ih18iw23oc40kh5kw5ph2pw2",
+    "3x3, three outputs a channel": "g35mb2ic35ih16iw5oc105kh3kw3ph1pw1",
+    "7x7": "g19mb1ic19ih20iw31oc19kh7kw7ph3pw3",
+    "dilated": "g18mb1ic18ih15iw17oc18kh3kw3ph2pw3dh1dw2",
+    "large": "g16mb1ic16ih20iw16oc16kh13kw13ph6pw6",
+    "even, strides that differ, five images": "g6mb5ic6ih14iw9oc6kh2kw4sh3sw2ph1pw1",
+    "a row": "g3mb2ic3ih1iw40oc3kh1kw4ph0pw2",
+    "more padding than image": "g9mb1ic9ih2iw3oc9kh5kw5ph4pw4",
+    "no padding": "g33mb1ic33ih12iw19oc33kh3kw3",
+}
+AS_OTHERS = ("3x3", "3x3 s2", "5x5, two outputs a channel", "dilated")
+
+
+def read(name: str) -> Conv2dProblem:
+    return Conv2dProblem.from_descriptor(PROBLEMS[name])
+
+
+def depthwise(problem, src, dst, dtype="float32"):
+    """The depthwise row, where it takes the problem."""
+    return [row for row in rows(problem, src, dst, dtype) if row.name == "conv_depthwise"]
+
+
+# ---------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.isa) if n in AS_OTHERS else n for n in PROBLEMS])
+def test_float32(name):
+    """Exact on small integers; NaN and infinities in source and weights go where the definition sends them."""
+    p = read(name)
+    integers, floats = data(p, residual=True), data(p, "floats", specials=True)
+    taken = 0
+    for k, (src, dst) in enumerate((*SAME, *CHANGED) if name == "3x3" else SAME):
+        for row in depthwise(p, src, dst):
+            check(row, p, src, dst, integers, exact=True, threads=1 + k % 4)
+            check(row, p, src, dst, floats, threads=1 + k % 3)
+            taken += 1
+    assert taken >= 8
+
+
+@pytest.mark.parametrize("name", ["3x3", "5x5, two outputs a channel", "dilated"])
+def test_float64(name):
+    p = read(name)
+    floats = data(p, "floats", "float64", residual=True, specials=True)
+    for src, dst in SAME:
+        for row in depthwise(p, src, dst, "float64"):
+            check(row, p, src, dst, floats)
+
+
+@pytest.mark.parametrize("act", ["relu6", "sigmoid", "hardsigmoid"])
+def test_activations(act):
+    """hardsigmoid(0) is not 0: what pads the channels has to be."""
+    p = read("3x3")
+    floats = data(p, "floats", act=act, residual=True)
+    for layout in ("NCHW", "NHWC", "NCHW4", "NCHW32"):
+        (row,) = depthwise(p, layout, layout)
+        check(row, p, layout, layout, floats, act)
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    p = read("7x7")
+    given = data(p, "floats")
+    x = {name: bc.to_layout(given.x, name) for name in ("NCHW", "NHWC", "NCHW16")}
+    conv = bc.Conv2d(given.w, given.bias, padding=3, groups=p.g)
+    before = bc.get_num_threads()
+    try:
+        for name, source in x.items():
+            found = []
+            for threads in (1, 2, 3):
+                bc.set_num_threads(threads)
+                found.append(conv(source).storage.tobytes())
+            assert len(set(found)) == 1, name
+    finally:
+        bc.set_num_threads(before)
+
+
+# ---------------------------------------------------------------- what is chosen
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_row_is_chosen_and_its_reasons_are_sentences(name):
+    p = read(name)
+    for src in NAMES:
+        for dst in NAMES:
+            found = selection.candidates("conv2d", p, Layout(src), Layout(dst), Types.all("float32"))
+            mine = next(c for c in found if c.row.name == "conv_depthwise" and "float32" in c.row.dtypes)
+            assert (mine.primitive is None) == bool(mine.why_not)
+            if mine.why_not is None:
+                assert selection.choose("conv2d", p, Layout(src), Layout(dst), Types.all("float32")) is mine.row
+
+
+@pytest.mark.parametrize("on_machine", ["avx512, 1 MiB", "avx2, 1 MiB"], indirect=True)
+def test_every_way_of_cutting_is_among_the_problems(on_machine):
+    """Else the tests above would pass on less than they say. (Vectors of 128 bits are no longer than any block.)"""
+    cuts = [
+        c
+        for name in PROBLEMS
+        for src in NAMES
+        if isinstance(c := blocking(read(name), Layout(src), Layout(src), element("float32")), Blocking)
+    ]
+    assert {c.edges for c in cuts} == {1, 3}
+    assert {0, 2, 3, 5, 7} <= {c.taps for c in cuts}
+    assert {0, 1, 2} <= {c.columns for c in cuts}
+    assert {c.loops > 1 for c in cuts} == {False, True}
+    assert {c.batched for c in cuts} == {False, True}
+    assert any(c.masked for c in cuts)
+
+
+def test_the_cost_ranks():
+    """Less work costs less, and the depthwise row less than the dense one."""
+    small, large = (Conv2dProblem.from_descriptor(f"g96mb1ic96ih{n}oc96kh3ph1") for n in (14, 56))
+    for layout in (Layout(name) for name in NAMES):
+        costs = {
+            (c.row.name, p.ih): c.primitive.seconds
+            for p in (small, large)
+            for c in selection.candidates("conv2d", p, layout, layout, Types.all("float32"))
+            if c.primitive
+        }
+        assert costs["conv_depthwise", 14] < costs["conv_depthwise", 56] < costs["conv_direct", 56]
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+def test_no_access_past_any_buffer(run_python):
+    done = run_python([__file__], status=None)
+    last = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, f"status {done.returncode} at {last}\n{done.stderr[-4000:]}"
+    assert last[0].startswith("clean: ")
+
+
+def run_guarded() -> None:
+    runs = 0
+    for name in PROBLEMS:
+        p = read(name)
+        given = data(p, residual=True)
+        for src, dst in SAME:
+            for row in depthwise(p, src, dst):
+                for where in ("end", "start"):
+                    print(name, src, dst, where, flush=True)
+                    check(row, p, src, dst, given, exact=True, threads=2, memory=Paged(where))
+                    runs += 1
+    print(f"clean: {runs} runs")
+
+
+# ---------------------------------------------------------------- search
+
+EXAMPLES = int(os.environ.get("BLOCKCONV_SEARCH", "12"))
+few = st.integers(1, 3)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Conv2dProblem:
+    """Few kernels, strides and dilations, since each is compiled; any channels, sizes and padding."""
+    g, m = draw(st.integers(2, 40)), draw(st.sampled_from((1, 1, 2, 3)))
+    kh, kw = draw(st.sampled_from(((3, 3), (3, 3), (5, 5), (1, 3))))
+    stride, dilation = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((1, 1, 1, 2)))
+    try:
+        return Conv2dProblem(
+            n=draw(few), ic=g, oc=g * m, g=g, ih=draw(st.integers(1, 17)), iw=draw(st.sampled_from((1, 7, 14, 23, 33))),
+            kh=kh, kw=kw, sh=stride, sw=stride, dh=dilation, dw=dilation,
+            **{pad: draw(st.integers(0, 3)) for pad in ("ph", "ph_r", "pw", "pw_r")},
+        )  # fmt: skip
+    except ArgumentError:
+        assume(False)
+        raise
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)  # fmt: skip
+@given(problem=problems(), pair=st.sampled_from((*SAME, *CHANGED)), threads=st.integers(1, 4))
+def test_random_problems(problem, pair, threads):
+    wanted = data(problem, residual=True)
+    for row in depthwise(problem, *pair):
+        check(row, problem, *pair, wanted, exact=True, threads=threads)
+
+
+# ---------------------------------------------------------------- other machines
+
+
+def test_no_kernel_takes_the_gil_and_vectors_are_whole():
+    p = read("3x3")
+    wide = {64: "zmm", 32: "ymm", 16: "xmm"}[target.isa().vector_bytes]
+    for layout in ("NHWC", "NCHW"):
+        (row,) = depthwise(p, layout, layout)
+        (op,) = row.prepare(p, Layout(layout), Layout(layout), Types.all("float32")).ops()
+        family, _, numbers = op.kernel.name.partition("__")
+        kernel = getattr(sys.modules["blockconv.kernels.depthwise.rows"], family).compile(*map(int, numbers.split("_")))
+        assembly = kernel.code.asm()  # compiling asserts that nothing takes the GIL
+        assert any(wide in line for line in assembly.splitlines() if "mul" in line or "fmadd" in line)
+
+
+if __name__ == "__main__":
+    run_guarded()

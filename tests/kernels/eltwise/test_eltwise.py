@@ -1,0 +1,197 @@
+"""Activations, two operands, scale and shift: every layout and broadcast, tails zero, only the result written."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import conv_oracle
+import numpy as np
+import pytest
+from eltwise_lab import LAYOUTS, available, check, isa_layouts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from storage_oracle import Array
+
+from blockconv import Layout
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
+from blockconv.core.errors import ArgumentError
+from blockconv.core.types import Types
+from blockconv.kernels import TABLE
+from blockconv.kernels.common.activation import activation
+
+pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
+
+# Ragged in every block, whole in every block, runs shorter and longer than vectors, images of one pixel, one channel.
+SHAPES = [(2, 20, 3, 5), (1, 64, 7, 7), (3, 3, 9, 4), (4, 33, 1, 1), (2, 1, 5, 5)]
+RELU, CLIP = activation("relu"), activation(("clip", 0.5, 2.0))  # the second makes no zero of zero
+
+
+def integers(shape: tuple[int, ...], dtype: str = "float32", least: int = -8) -> Array:
+    return np.random.default_rng([*shape, 7]).integers(least, 9, shape).astype(dtype)
+
+
+def clipped(x: Array, act: Any) -> Array:
+    return np.clip(x, act.first, act.second).astype(x.dtype)
+
+
+def broadcasts(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The shapes of operands that networks have, and some that none has."""
+    n, c, h, w = shape
+    return [shape, (1, c, 1, 1), (n, c, 1, 1), (n, 1, h, w), (1, 1, 1, 1), (1, 1, h, w), (n, 1, 1, w), (1, c, h, 1)]
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_activation(layout: str, shape: tuple[int, ...]) -> None:
+    x, p = integers(shape), ActivationProblem(shape)
+    for act, in_place in itertools.product((RELU, CLIP), (None, 0)):
+        check("activation", p, layout, [(x, layout)], clipped(x, act), activation=act, in_place=in_place)
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_binary(layout: str, shape: tuple[int, ...]) -> None:
+    x = integers(shape)
+    for other in broadcasts(shape):
+        y = integers(other)
+        for act, threads in ((CLIP, 1), (activation(None), 2)):
+            p = BinaryProblem("add", shape, other)
+            operands = [(x, layout), (y, layout)]
+            check("binary", p, layout, operands, clipped(x + y, act), activation=act, threads=threads)
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_affine(layout: str, shape: tuple[int, ...]) -> None:
+    x, (scale, shift) = integers(shape), integers((2, shape[1]))
+    wanted = clipped(x * scale[:, None, None] + shift[:, None, None], CLIP)
+    operands = [(x, layout), (scale, ""), (shift, "")]
+    for in_place in (None, 0):
+        check("affine", AffineProblem(shape), layout, operands, wanted, activation=CLIP, in_place=in_place)
+
+
+KINDS = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW8", marks=pytest.mark.isa)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_and_which_operand_is_broadcast(kind: str, layout: str) -> None:
+    shape, small = (2, 20, 3, 5), (2, 20, 1, 1)
+    big, little = integers(shape, least=1), integers(small, least=1)
+    for x, y in ((big, little), (little, big)):
+        wanted = KINDS[kind](x, y)
+        check("binary", BinaryProblem(kind, x.shape, y.shape), layout, [(x, layout), (y, layout)], wanted)
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_nan_of_either_operand_stays(kind: str) -> None:
+    values = np.array([1, np.nan, -np.inf, np.inf, 0], np.float32)
+    x, y = (a.reshape(1, 1, 5, 5).copy() for a in np.meshgrid(values, values))
+    p = BinaryProblem(kind, x.shape, y.shape)
+    check("binary", p, "NCHW", [(x, "NCHW"), (y, "NCHW")], KINDS[kind](x, y))
+
+
+def test_the_result_may_be_written_over_either_operand() -> None:
+    shape = (2, 20, 3, 5)
+    x, y = integers(shape), integers(shape)[::-1].copy()
+    for in_place, layout in itertools.product((0, 1), ("NCHW", "NCHW16")):
+        p = BinaryProblem("add", shape, shape)
+        check("binary", p, layout, [(x, layout), (y, layout)], x + y, in_place=in_place)
+    check("binary", BinaryProblem("add", (2, 20, 1, 1), shape), "NCHW16", [(x[:, :, :1, :1], "NCHW16"), (y, "NCHW16")],
+          x[:, :, :1, :1] + y, in_place=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_operand_of_channels_may_lie_densely(layout: str) -> None:
+    """A constant of (1, C, 1, 1), or a pooled (N, C, 1, 1), in NCHW beside blocks: no byte past it is read."""
+    for shape in SHAPES:
+        x = integers(shape)
+        for other in ((1, shape[1], 1, 1), (*shape[:2], 1, 1)):
+            y = integers(other)
+            p = BinaryProblem("add", shape, other)
+            check("binary", p, layout, [(x, layout), (y, "NCHW")], x + y, other=Layout("NCHW"))
+
+
+def test_an_operand_that_cannot_be_walked_is_refused() -> None:
+    (row,) = [row for row in TABLE if row.op == "binary"]
+    p, layout = BinaryProblem("add", (1, 32, 4, 4), (1, 32, 4, 4)), Layout("NCHW16")
+    said = row.why_not(p, layout, layout, Layout("NCHW"))  # type: ignore[call-arg]
+    assert said == "an operand in NCHW does not lie as NCHW16 does"
+    assert "does not change" in str(row.why_not(p, layout, Layout("NHWC")))
+    assert "of 4 dimensions" in str(row.why_not(BinaryProblem("add", (3, 4), (4,)), layout, layout))
+
+
+@pytest.mark.parametrize("name", conv_oracle.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_activation(name: str, dtype: str) -> None:
+    shape = (2, 20, 6, 7)
+    x = np.random.default_rng(3).standard_normal(shape).astype(dtype) * 8
+    x.reshape(-1)[:4] = np.nan, np.inf, -np.inf, 0
+    with np.errstate(all="ignore"):
+        wanted = conv_oracle.activate(x.astype("f8"), name).astype(dtype)
+    for layout in ("NCHW16", "NHWC"):
+        p = ActivationProblem(shape)
+        check("activation", p, layout, [(x, layout)], wanted, exact=False, activation=activation(name))
+
+
+def test_float64() -> None:
+    for shape, layout in itertools.product(SHAPES[:3], ("NCHW", "NCHW16", "NHWC", "NCHW64")):
+        x, (scale, shift) = integers(shape, "float64"), integers((2, shape[1]), "float64")
+        wanted = x * scale[:, None, None] + shift[:, None, None]
+        check("affine", AffineProblem(shape), layout, [(x, layout), (scale, ""), (shift, "")], wanted)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 10), (4, 5, 6), (2, 3, 4, 5, 6), (2, 3, 2, 3, 2, 4)], ids=str)
+def test_row_major_arrays_of_any_rank(shape: tuple[int, ...]) -> None:
+    rank = "abcdef"[: len(shape)]
+    x = integers(shape)
+    for small in ((1,) * len(shape), shape[-1:], (*shape[:-1], 1)):
+        y = integers(small)
+        check("binary", BinaryProblem("add", shape, small), rank, [(x, rank), (y, rank)], x + y)
+    if len(shape) > 1:
+        scale, shift = integers((2, shape[1]))
+        wide = (shape[1], *[1] * (len(shape) - 2))
+        wanted = x * scale.reshape(wide) + shift.reshape(wide)
+        check("affine", AffineProblem(shape), rank, [(x, rank), (scale, ""), (shift, "")], wanted)
+
+
+def test_empty_arrays_are_no_work() -> None:
+    for row in TABLE:
+        if row.op == "activation":
+            empty, layout = ActivationProblem((0, 3, 4, 4)), Layout("NHWC")
+            assert row.prepare(empty, layout, layout, Types.all("float32")).ops() == ()
+
+
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 70), st.integers(1, 9), st.integers(1, 20))
+
+
+@given(sizes, st.tuples(*[st.booleans()] * 4), st.sampled_from(LAYOUTS), st.sampled_from((1, 2)), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_any_broadcast(
+    shape: tuple[int, ...], kept: tuple[bool, ...], layout: str, threads: int, swapped: bool
+) -> None:
+    other = tuple(size if keep else 1 for size, keep in zip(shape, kept, strict=True))
+    x, y = integers(shape), integers(other)
+    a, b = (y, x) if swapped else (x, y)
+    p = BinaryProblem("add", a.shape, b.shape)
+    check("binary", p, layout, [(a, layout), (b, layout)], clipped(x + y, CLIP), threads=threads, activation=CLIP)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: BinaryProblem("add", (1, 3, 4, 4), (1, 2, 4, 4)), "binary: other="),
+        (lambda: BinaryProblem("add", (1, 3, 1, 1), (1, 1, 4, 4)), "binary: other="),
+        (lambda: BinaryProblem("pow", (1,), (1,)), "binary: kind='pow'"),  # type: ignore[arg-type]
+        (lambda: ActivationProblem((1, -1)), "activation: shape="),
+        (lambda: ActivationProblem((1.5, 2)), "activation: shape="),  # type: ignore[arg-type]
+        (lambda: ActivationProblem((1,) * 7), "activation: shape="),
+        (lambda: AffineProblem((3,)), "affine: shape="),
+    ],
+)
+def test_what_is_no_problem(make: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        make()

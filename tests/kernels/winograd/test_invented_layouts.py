@@ -1,0 +1,86 @@
+"""Layouts that no kernel was written for: Winograd convolution is native in them, by their geometry."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from conv_lab import check, data
+
+import blockconv as bc
+from blockconv.core import target
+from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+
+BLOCKED = {
+    "NCHW24": "aBcd24b",
+    "NCHW2": "aBcd2b",
+    "NCHW12": "aBcd12b",
+    "NCHW40": "aBcd40b",
+    "NCHW48": "aBcd48b",
+    "CHWN8": "Bcda8b",
+    "NHCW4": "acBd4b",
+    "fs_b_yx_fsv32": "Bacd32b",
+    "HCWN16": "cBda16b",
+    "a user's own": "caBd24b",
+}
+bc.register_layout("a user's own", "caBd24b")
+PLAIN = {"NWHC": "adcb", "NCWH": "abdc", "NHCW": "acbd"}
+LEFT_OUT = {"NCHW5": "aBcd5b", "CHWN": "bcda", "HWCN": "cdba"}
+TAKEN = (*BLOCKED.values(), *PLAIN.values())
+# Ragged channels, several images; channels that end with no block; groups that share vectors, and many vectors.
+PROBLEMS = [
+    Conv2dProblem.from_descriptor(text)
+    for text in (
+        "mb2ic27oc43ih9iw10kh3kw3ph1pw1",
+        "mb1ic64oc72ih5iw12kh3kw3ph1pw1",
+        "g3mb2ic36oc36ih6iw7kh3kw3ph1pw1",
+        "mb3ic20oc20ih6iw1kh3kw3ph1pw1",
+    )
+]
+FLOATS = Types.all("float32")
+ROWS = {m: selection.named("conv2d", f"conv_winograd_f{m}") for m in (2, 4)}
+
+
+def run(problem: Conv2dProblem, src: str, dst: str, m: int = 2) -> None:
+    """Results as exact as the row states, from sources with NaN in their tails to destinations compared whole."""
+    (op,) = ROWS[m].prepare(problem, Layout(src), Layout(dst), FLOATS, 2).ops()
+    assert op.scratch <= max(target.second_level_cache(), 1 << 20)
+    check(ROWS[m], problem, src, dst, data(problem, residual=problem.n == 2), threads=2)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
+def test_each_layout_to_itself(problem):
+    for layout in TAKEN:
+        assert ROWS[2].rejects(problem, Layout(layout), Layout(layout)) is None, layout
+        run(problem, layout, layout)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
+def test_pairs(problem):
+    others = [str(layout) for layout in NATIVE]
+    pairs = [*itertools.permutations(TAKEN, 2), *itertools.product(TAKEN, others), *itertools.product(others, TAKEN)]
+    taken = [pair for pair in pairs if ROWS[2].rejects(problem, *map(Layout, pair)) is None]
+    assert len(taken) > 0.8 * len(pairs)
+    for src, dst in random.Random(problem.ic).sample(taken, 8):
+        run(problem, src, dst)
+
+
+def test_larger_tiles():
+    for src, dst in (("aBcd24b", "aBcd40b"), ("aBcd12b", "aBcd24b")):
+        run(PROBLEMS[0], src, dst, 4)
+
+
+def test_what_is_left_to_direct_convolution():
+    """No vector of these is contiguous; a sentence says so."""
+    for layout in LEFT_OUT.values():
+        for src, dst in ((layout, "NHWC"), ("NHWC", layout)):
+            reason = ROWS[4].rejects(PROBLEMS[0], Layout(src), Layout(dst))
+            assert reason is not None
+            assert str(Layout(layout)) in reason
+    # Of one image, CHWN is NCHW, and HWCN is NHWC.
+    for layout in ("bcda", "cdba"):
+        run(PROBLEMS[1], layout, layout)

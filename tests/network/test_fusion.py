@@ -1,0 +1,397 @@
+"""Fusion: what each pattern becomes, what is left alone, and the same results, on patterns and on random graphs."""
+
+from __future__ import annotations
+
+import conv_oracle
+import numpy as np
+import pytest
+
+from blockconv.kernels.common.activation import activation
+from blockconv.network import ops
+from blockconv.network.builder import NetworkBuilder
+from blockconv.network.graph import Network
+from blockconv.network.passes import fuse as fusion
+
+RELU = ops.Activate(activation("relu"))
+SHAPE = (2, 4, 6, 5)
+
+
+def values(net: Network, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return net.evaluate({t.name: rng.standard_normal(t.shape).astype(np.float32) for t in net.inputs})
+
+
+def same(net: Network, fused: Network, tolerance: float = 2e-6) -> None:
+    assert fused.outputs == net.outputs
+    assert fused.inputs == net.inputs
+    found, wanted = values(fused), values(net)
+    for name in net.outputs:
+        assert found[name].shape == wanted[name].shape
+        assert conv_oracle.error(found[name], wanted[name].astype(np.float64)) < tolerance, name
+
+
+class Lab(NetworkBuilder):
+    """A builder with an input `x` of SHAPE, and random weights."""
+
+    def __init__(self, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(seed)
+        self.x = self.input("x", shape)
+
+    def random(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def conv(self, x: str, oc: int = 4, ic: int = 4, k: int = 3, bias: bool = False, **options: object) -> str:
+        return self.conv2d(
+            x, self.random(oc, ic, k, k), self.random(oc) if bias else None, padding=k // 2, **options
+        )  # fmt: skip
+
+    def scaled(self, x: str, c: int = 4) -> str:
+        return self.affine(x, self.random(c), self.random(c))
+
+    def fused(self, *outputs: str) -> list[str]:
+        """The ops that are left, in order; results are checked."""
+        self.output(*outputs)
+        net = self.build()
+        self.net = fusion.fuse(net)
+        same(net, self.net)
+        return [node.op for node in self.net.nodes]
+
+
+# ---------------------------------------------------------------- what is fused
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_batch_norm_and_activation_into_conv(bias):
+    b = Lab()
+    y = b.conv(b.x, bias=bias)
+    assert b.fused(b.add(RELU, b.scaled(b.scaled(y)))) == ["conv2d"]
+    assert b.net.nodes[0].name == y
+    assert b.net.nodes[0].attributes.activation == RELU.activation
+    assert len(b.net.constants) == 2
+
+
+def test_constants_by_channel_into_conv():
+    """As Caffe2's networks spell a batch norm."""
+    b = Lab()
+    y = b.binary("mul", b.conv(b.x), b.constant(b.random(4, 1, 1)))
+    y = b.binary("sub", b.constant(b.random(1, 4, 1, 1)), y)
+    y = b.binary("div", b.binary("add", y, b.constant(np.float32(2))), b.constant(b.random(4, 1, 1)))
+    assert b.fused(y) == ["conv2d"]
+
+
+def test_affine_before_an_activation_stays_with_it():
+    b = Lab()
+    assert b.fused(b.conv(b.add(RELU, b.scaled(b.x)))) == ["affine", "conv2d"]
+    assert b.net.nodes[0].attributes.activation == RELU.activation
+
+
+def test_the_later_conv_takes_the_residual():
+    b = Lab()
+    short, long = b.conv(b.x, k=1), b.conv(b.conv(b.x, activation="relu"))
+    assert b.fused(b.add(RELU, b.binary("add", short, long))) == ["conv2d", "conv2d", "conv2d"]
+    assert b.net.nodes[-1].name == long
+    assert b.net.nodes[-1].inputs[1] == short
+    assert b.net.nodes[-1].attributes.activation == RELU.activation
+
+
+def test_a_residual_made_later_moves_the_conv():
+    b = Lab()
+    y = b.conv(b.x)
+    other = b.max_pool2d(b.x, 3, 1, 1)
+    assert b.fused(b.binary("add", y, other)) == ["pool2d", "conv2d"]
+
+
+def test_shift_after_a_residual_is_bias_but_a_scale_is_not():
+    b = Lab()
+    y = b.conv2d(b.x, b.random(4, 4, 1, 1), residual=b.x)
+    assert b.fused(b.affine(y, np.ones(4, np.float32), b.random(4))) == ["conv2d"]
+    b = Lab()
+    y = b.conv2d(b.x, b.random(4, 4, 1, 1), residual=b.x)
+    assert b.fused(b.scaled(y)) == ["conv2d", "affine"]
+
+
+def test_a_residual_that_would_broadcast_is_not_taken():
+    b = Lab()
+    assert b.fused(b.binary("add", b.conv(b.x), b.global_avg_pool2d(b.x))) == ["conv2d", "pool2d", "binary"]
+    b = Lab()
+    assert b.fused(b.binary("add", b.conv(b.global_avg_pool2d(b.x), k=1), b.x))[-1] == "binary"
+
+
+def test_activations_follow_one_another_only_if_one_says_both():
+    b = Lab()
+    y = b.activation(b.conv(b.x, activation="relu"), ("clip", -1, 0.5))
+    assert b.fused(y) == ["conv2d"]
+    b = Lab()
+    assert b.fused(b.activation(b.conv(b.x, activation="tanh"), "relu")) == ["conv2d", "activation"]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_gates(swap):
+    b = Lab()
+    y = b.conv(b.x)
+    gate = b.activation(y, "sigmoid")
+    assert b.fused(b.binary("mul", *((gate, y) if swap else (y, gate)))) == ["conv2d"]
+    assert b.net.nodes[0].attributes.activation.name == "silu"
+    b = Lab()
+    y = b.conv(b.x)
+    gate = b.activation(y, ("hardsigmoid", 1 / 6, 0.5))
+    b.fused(b.binary("mul", *((gate, y) if swap else (y, gate))))
+    assert b.net.nodes[0].attributes.activation.name == "hardswish"
+    b = Lab()
+    gate = b.activation(b.x, ("hardsigmoid", 0.2, 0.5))
+    assert b.fused(b.binary("mul", b.x, gate)) == ["activation", "binary"]
+
+
+@pytest.mark.parametrize("division_first", [False, True])
+def test_hardswish_spelled_out(division_first):
+    b = Lab()
+    y, six = b.conv(b.x), b.constant(np.float32(6))
+    gate = b.activation(b.binary("add", y, b.constant(np.float32(3))), ("clip", 0, 6))
+    if division_first:
+        out = b.binary("mul", y, b.binary("div", gate, six))
+    else:
+        out = b.binary("div", b.binary("mul", y, gate), six)
+    assert b.fused(out) == ["conv2d"]
+    assert b.net.nodes[0].attributes.activation.name == "hardswish"
+
+
+def test_bounds_are_a_clip():
+    b = Lab()
+    y = b.binary("min", b.binary("max", b.constant(np.float32(0)), b.conv(b.x)), b.constant(np.float32(6)))
+    assert b.fused(y) == ["conv2d"]
+
+
+def test_padding():
+    b = Lab()
+    y = b.conv(b.add(ops.Pad(((0, 0), (0, 0), (1, 2), (0, 1))), b.x))
+    assert b.fused(y) == ["conv2d"]
+    assert b.net.nodes[0].attributes.pads == ((2, 3), (1, 2))
+    for pad, left in (
+        (ops.Pad(((0, 0), (0, 0), (1, 2), (0, 1)), 1.0), ["pad", "conv2d"]),
+        (ops.Pad(((0, 0), (0, 0), (-3, 2), (0, 1))), ["pad", "conv2d"]),
+        (ops.Pad(((1, 0), (0, 0), (1, 2), (0, 1))), ["pad", "conv2d"]),
+        (ops.Pad(((0, 0), (0, 0), (1, -2), (0, 0))), ["pad", "conv2d"]),
+    ):
+        b = Lab()
+        assert b.fused(b.conv(b.add(pad, b.x))) == left
+
+
+def test_padding_of_pools():
+    zeros, low = ops.Pad(((0, 0), (0, 0), (1, 2), (0, 1))), ops.Pad(((0, 0), (0, 0), (1, 2), (0, 1)), -np.inf)
+    for kind, pad, options, left in (
+        ("max", low, {}, ["pool2d"]),
+        ("max", zeros, {}, ["pad", "pool2d"]),
+        ("avg_include_padding", zeros, {}, ["pool2d"]),
+        ("avg_exclude_padding", zeros, {}, ["pool2d"]),
+        ("avg_exclude_padding", zeros, {"pads": ((1, 1), (1, 1))}, ["pad", "pool2d"]),
+        ("avg_include_padding", zeros, {"ceil_mode": True}, ["pad", "pool2d"]),
+    ):
+        b = Lab()
+        assert b.fused(b.add(ops.Pool2d(kind, (3, 3), (2, 2), **options), b.add(pad, b.x))) == left
+
+
+def test_shuffle_spelled_out():
+    b = Lab((2, 6, 3, 4))
+    y = b.add(ops.Reshape((2, 3, 2, 3, 4)), b.x)
+    y = b.add(ops.Reshape((2, 6, 3, 4)), b.add(ops.Transpose((0, 2, 1, 3, 4)), y))
+    assert b.fused(y) == ["shuffle"]
+    assert b.net.nodes[0].attributes == ops.Shuffle(3)
+    b = Lab((2, 6, 3, 3))
+    y = b.add(ops.Transpose((0, 2, 1, 4, 3)), b.add(ops.Reshape((2, 3, 2, 3, 3)), b.x))
+    assert b.fused(b.add(ops.Reshape((2, 6, 3, 3)), y)) == ["reshape", "transpose", "reshape"]
+
+
+def test_fully_connected_layers():
+    """Flatten, product, bias, ReLU, product: the first is a convolution by a kernel of the image's size."""
+    b = Lab()
+    y = b.add(ops.Reshape((2, -1, 1, 1)), b.add(ops.Reshape((0, -1)), b.x))
+    y = b.add(ops.Reshape((0, 7)), b.conv2d(y, b.random(7, 120, 1, 1)))
+    y = b.add(RELU, b.binary("add", y, b.constant(b.random(7))))
+    y = b.conv2d(b.add(ops.Reshape((0, 7, 1, 1)), y), b.random(3, 7, 1, 1))
+    assert b.fused(b.add(ops.Reshape((0, 3)), y)) == ["conv2d", "conv2d", "reshape"]
+    assert b.net.problem(b.net.nodes[0]).wei_shape == (7, 4, 6, 5)
+
+
+def test_mean_is_a_pool():
+    b = Lab()
+    assert b.fused(b.add(ops.ReduceMean((2, 3)), b.x)) == ["pool2d"]
+    b = Lab()
+    y = b.add(ops.ReduceMean((2, 3), False), b.x)
+    assert b.fused(b.conv2d(b.add(ops.Reshape((2, 4, 1, 1)), y), b.random(3, 4, 1, 1))) == ["pool2d", "conv2d"]
+    b = Lab()
+    assert b.fused(b.add(ops.ReduceMean((1, 3)), b.x)) == ["reduce_mean"]
+
+
+def test_activation_of_a_concatenation():
+    """As ShuffleNet has it: one part is a pool of what a ReLU gave."""
+    b = Lab()
+    x = b.add(RELU, b.x)
+    y = b.concat(b.avg_pool2d(x, 3, 1, 1), b.conv(x))
+    assert b.fused(b.add(RELU, y)) == ["activation", "pool2d", "conv2d", "concat"]
+    b = Lab()
+    y = b.concat(b.avg_pool2d(b.x, 3, 1, 1), b.conv(b.x))
+    assert b.fused(b.add(RELU, y)) == ["pool2d", "conv2d", "concat", "activation"]
+
+
+def test_a_concatenation_takes_what_an_earlier_one_holds():
+    """DenseNet's blocks, as they are exported: each layer concatenates all earlier features anew."""
+    b = Lab()
+    features = [b.x]
+    for k in range(3):
+        seen = features[0] if k == 0 else b.concat(*features, name=f"cat{k}")
+        features.append(b.conv(seen, ic=4 * (k + 1)))
+    first = b.concat(*features, name="cat3")
+    other = b.concat(*features[::-1], name="backwards")
+    b.fused(b.conv(first, ic=16), b.conv(other, ic=16))
+    inputs = {node.name: node.inputs for node in b.net.nodes if node.op == "concat"}
+    assert inputs["cat1"] == tuple(features[:2])
+    assert inputs["cat2"] == ("cat1", features[2])
+    assert inputs["cat3"] == ("cat2", features[3])
+    assert inputs["backwards"] == tuple(features[::-1])
+
+
+def test_a_concatenation_takes_nothing_from_one_that_comes_later_or_that_nothing_reads():
+    b = Lab()
+    y, z = b.conv(b.x), b.max_pool2d(b.x, 3, 1, 1)
+    early = b.concat(y, z, b.x, name="early")
+    b.concat(y, z, name="unread")
+    late = b.concat(y, z, name="late")
+    b.fused(b.conv(early, ic=12), b.conv(late, ic=8))
+    assert {node.name: len(node.inputs) for node in b.net.nodes if node.op == "concat"}["early"] == 3
+
+
+def test_concatenations_of_concatenations():
+    b = Lab()
+    y = b.concat(b.x, b.concat(b.x, b.max_pool2d(b.x, 3, 1, 1)))
+    assert b.fused(y) == ["pool2d", "concat"]
+    assert b.net.nodes[1].inputs == ("x", "x", "pool2d_0")
+
+
+def test_constants_fold():
+    b = Lab()
+    y = b.binary("add", b.constant(b.random(4, 1, 1)), b.constant(b.random(4, 1, 1)))
+    assert b.fused(b.binary("mul", b.conv(b.x), y)) == ["conv2d"]
+    b = Lab()
+    assert b.fused(b.binary("add", b.constant(b.random(2)), b.constant(b.random(2)))) == []
+
+
+def test_dead_code_is_dropped():
+    b = Lab()
+    b.conv(b.x)
+    assert b.fused(b.add(RELU, b.x)) == ["activation"]
+    assert not b.net.constants
+
+
+# ---------------------------------------------------------------- what is not
+
+
+def _after_conv(b: Lab, y: str) -> list[str]:
+    """Everything that might be fused into the conv that made y."""
+    return [b.add(RELU, y), b.scaled(y), b.binary("add", y, b.x), b.activation(y, "silu")]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_value_with_another_reader_is_kept(which):
+    b = Lab()
+    y = b.conv(b.x)
+    out = _after_conv(b, y)[which]
+    ops_left = b.fused(out, b.max_pool2d(y, 2))
+    assert ops_left[0] == "conv2d"
+    assert len(ops_left) == 3
+    assert b.net.nodes[0].output == y
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_an_output_is_kept(which):
+    b = Lab()
+    y = b.conv(b.x)
+    assert b.fused(_after_conv(b, y)[which], y)[0] == "conv2d"
+    assert len(b.net.nodes) == 2
+
+
+def test_an_output_that_is_an_input_stays():
+    b = Lab()
+    y = b.add(ops.Reshape(SHAPE), b.x)
+    assert b.fused(y) == ["reshape"]
+
+
+def test_twice_the_same_value():
+    b = Lab()
+    y = b.conv(b.x)
+    assert b.fused(b.binary("add", y, y)) == ["conv2d", "binary"]
+
+
+def test_other_shapes_fuse_anew():
+    b = Lab()
+    y = b.conv(b.add(ops.Reshape((0, 0, 5, -1)), b.x))
+    b.fused(b.add(RELU, y))
+    other = b.net.with_input_shapes((1, 4, 10, 7))
+    assert [node.op for node in other.nodes] == ["reshape", "conv2d"]
+    assert other.shape(other.outputs[0]) == (1, 4, 5, 14)
+
+
+# ---------------------------------------------------------------- random graphs
+
+
+def grown(seed: int) -> Network:
+    """A graph of a dozen random ops over values of one shape, with one output or several."""
+    b = Lab(seed=seed)
+    rng = np.random.default_rng(seed)
+    values = [b.x]
+
+    def pick() -> str:
+        return values[-1 - min(int(rng.exponential(1.2)), len(values) - 1)]
+
+    def shuffled(y: str) -> str:
+        y = b.add(ops.Transpose((0, 2, 1, 3, 4)), b.add(ops.Reshape((2, 2, 2, 6, 5)), y))
+        return b.add(ops.Reshape(SHAPE), y)
+
+    def joined(y: str, z: str) -> str:
+        return b.conv(b.add(RELU, b.concat(y, z)), ic=8, k=1)
+
+    def padded(y: str) -> str:
+        pads = ((0, 0), (0, 0), (1, 1), (1, 1))
+        return b.conv2d(b.add(ops.Pad(pads), y), b.random(4, 4, 3, 3))
+
+    def gated(y: str) -> str:
+        return b.binary("mul", y, b.activation(y, "sigmoid"))
+
+    def squeezed(y: str) -> str:
+        return b.binary("mul", y, b.activation(b.conv(b.global_avg_pool2d(y), k=1), "sigmoid"))
+
+    names = ["relu", ("clip", -0.5, 2.0), "hardswish", "tanh", ("leaky_relu", 0.1)]
+    moves = [
+        lambda: b.conv(pick(), bias=bool(rng.integers(2))),
+        lambda: b.conv(pick(), k=1),
+        lambda: b.scaled(pick()),
+        lambda: b.activation(pick(), names[rng.integers(len(names))]),
+        lambda: b.binary("add", pick(), pick()),
+        lambda: b.binary("mul", pick(), b.constant(b.random(4, 1, 1))),
+        lambda: b.max_pool2d(pick(), 3, 1, 1),
+        lambda: shuffled(pick()),
+        lambda: joined(pick(), pick()),
+        lambda: padded(pick()),
+        lambda: gated(pick()),
+        lambda: squeezed(pick()),
+        lambda: b.add(ops.Reshape(SHAPE), b.add(ops.Reshape((2, 8, 15)), pick())),
+    ]
+    for _ in range(14):
+        values.append(moves[rng.integers(len(moves))]())
+    b.output(values[-1], *{values[i] for i in rng.integers(1, 14, rng.integers(3))} - {values[-1]})
+    return b.build()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graphs(seed):
+    net = grown(seed)
+    fused = fusion.fuse(net)
+    same(net, fused, 1e-5)
+    assert len(fused.nodes) <= len(net.nodes)
+
+
+@pytest.mark.parametrize("step", fusion.PASSES[:-2], ids=lambda step: step.__name__)
+def test_each_pass_alone(step):
+    for seed in range(100, 110):
+        net = grown(seed)
+        same(net, step(net), 1e-5)

@@ -1,0 +1,497 @@
+"""Plans against the plain NumPy evaluator: every layout, views, memory, sizes and threads."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import json
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_networks import inception_network, residual_network, values
+
+import blockconv as bc
+from blockconv.core.text import microseconds
+from blockconv.core.types import Types
+from blockconv.dispatch import selection, tuning
+from blockconv.kernels import TABLE
+from blockconv.network import archive, ops
+from blockconv.network.memory import Interval, packed, part, same_bytes
+from blockconv.network.planning import candidates, parameters, planned
+
+FLOATS = Types.all("float32")
+LAYOUTS = ("auto", "NHWC", "NCHW16", "CHWN4")  # few, as each has kernels of its own; bench runs networks in all
+
+
+def ops_network(n: int = 2) -> bc.Network:
+    """Every op but convolution, in four dimensions and fewer."""
+    b = bc.NetworkBuilder("ops")
+    x = b.input("x", (n, 12, 6, 6))
+    y = b.affine(x, values((12,), 1), values((12,), 2), name="scaled")
+    y = b.activation(y, ("leaky_relu", 0.1), name="leaky")
+    gate = b.activation(b.global_avg_pool2d(y, name="squeeze"), "sigmoid", name="gate")
+    y = b.binary("mul", y, gate, name="gated")
+    y = b.binary("sub", b.constant(values((12, 1, 1), 3)), y, name="shifted")
+    y = b.add(ops.Shuffle(3), y, name="shuffled")
+    low = b.add(ops.Slice(1, 0, 4), y, name="low")
+    high = b.add(ops.Slice(1, 3, 5), y, name="high")
+    y = b.add(ops.Concat(), low, high, low, x, name="beside")
+    y = b.add(ops.Lrn(3), y, name="lrn")
+    y = b.add(ops.Pad(((0, 0), (0, 0), (1, 0), (0, 2)), 0.5), y, name="padded")
+    y = b.add(ops.Resize("linear", size=(5, 4)), y, name="resized")
+    y = b.add(ops.Transpose((0, 2, 3, 1)), y, name="turned")
+    y = b.add(ops.ReduceMean((1,), keepdims=False), y, name="mean")
+    y = b.add(ops.Reshape((0, -1)), y, name="flat")
+    y = b.add(ops.Concat(1), y, y, name="twice")
+    b.output(b.add(ops.Softmax(1), b.add(ops.Slice(1, 1, 150), y, name="cut"), name="softmax"))
+    return b.build()
+
+
+def check(plan: bc.Plan, network: bc.Network, x: np.ndarray[Any, Any]) -> None:
+    wanted = network.evaluate(x)
+    found = plan(x)
+    found = found if isinstance(found, dict) else {network.outputs[0]: found}
+    assert found.keys() == wanted.keys()
+    for name, reference in wanted.items():
+        assert found[name].shape == reference.shape
+        assert np.abs(found[name] - reference).max() <= 1e-5 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_a_residual_network_in_every_layout(layouts: str) -> None:
+    network = residual_network()
+    plan = bc.compile(network, layouts)
+    check(plan, network, values((1, 3, 12, 12)))
+    if layouts == "auto":
+        assert not plan.reorders
+
+
+@pytest.mark.parametrize(("n", "layouts"), [(1, "auto"), (1, "NHWC"), (3, "NCHW16"), (3, "CHWN4")])
+def test_concatenations_are_written_in_place_or_copied(n: int, layouts: str) -> None:
+    network = inception_network(n)
+    check(bc.compile(network, layouts), network, values((n, 16, 6, 6)))
+
+
+@pytest.mark.parametrize("layouts", ["auto", "NCHW16"])
+def test_every_op_in_every_layout(layouts: str) -> None:
+    network = ops_network()
+    check(bc.compile(network, layouts), network, values((2, 12, 6, 6)))
+
+
+def test_what_a_concatenation_takes_in_place_is_not_copied() -> None:
+    plan = bc.compile(inception_network(), "NCHW16")
+    # The outer one owns the inner one, which is an output too: that is the only copy, beside the boundary's reorders.
+    assert sorted((action.kind, action.name) for action in plan.reorders) == [
+        ("reorder", "inner"), ("reorder", "pooled"), ("reorder", "x"),
+    ]  # fmt: skip
+
+
+def test_greedy_and_overrides_give_the_same_output() -> None:
+    network, x = residual_network(), values((1, 3, 12, 12))
+    check(bc.compile(network, planner="greedy"), network, x)
+    plan = bc.compile(network, {"a": "NHWC", "join": "NCHW16"})
+    check(plan, network, x)
+    made = {action.name: action.writes[1].name for action in plan.actions if action.kind == "conv2d"}
+    assert (made["a"], made["join"]) == ("NHWC", "NCHW16")
+
+
+def conv_network() -> bc.Network:
+    """A convolution, scaled, padded and with a residual, as front ends leave it; a name for each of its parts."""
+    b = bc.NetworkBuilder("parts")
+    x = b.input("x", (1, 16, 6, 6))
+    y = b.add(ops.Pad(((0, 0), (0, 0), (1, 1), (1, 1))), x, name="pad")
+    y = b.conv2d(y, values((16, 16, 3, 3), 1), name="conv")
+    y = b.affine(y, values((16,), 2), values((16,), 3), name="norm")
+    y = b.activation(b.binary("add", y, x, name="sum"), "relu", name="relu")
+    y = b.activation(y, None, name="same")
+    b.activation(b.constant(values((1, 16, 6, 6), 4)), "relu", name="known")
+    b.output(b.max_pool2d(y, 2, name="pool"))
+    return b.build()
+
+
+def written(plan: bc.Plan) -> dict[str, str]:
+    return {action.name: action.writes[1].name for action in plan.actions if action.node is not None}
+
+
+@pytest.mark.parametrize("name", ["pad", "conv", "norm", "sum", "relu", "same"])
+def test_a_node_that_fusion_merged_stands_for_the_one_that_holds_it(name: str) -> None:
+    network = conv_network()
+    plan = bc.compile(network, {name: "NHWC"})
+    assert written(plan)["conv"] == "NHWC"
+    assert written(plan.with_layouts({name: "NCHW8"}))["conv"] == "NCHW8"
+
+
+def test_what_is_no_node_that_runs_has_no_layout() -> None:
+    network = conv_network()
+    for name in ("known", "nowhere"):
+        with pytest.raises(bc.NetworkError, match=f"{name}.*no node that runs.*conv, pool"):
+            bc.compile(network, {name: "NHWC"})
+    with pytest.raises(bc.NetworkError, match="part of node 'conv', which is to write NHWC"):
+        bc.compile(network, {"norm": "NHWC", "relu": "NCHW8"})
+    assert written(bc.compile(network, {"norm": "NHWC", "relu": "nhwc"}))["conv"] == "NHWC"
+    with pytest.raises(bc.LayoutError, match=r"compile: layouts=\{'norm': 'NHWX'\}"):
+        bc.compile(network, {"norm": "NHWX"})
+
+
+def test_a_planner_of_ones_own() -> None:
+    network, seen = conv_network(), []
+
+    def planner(given: bc.Network) -> dict[str, str]:
+        seen.append([node.name for node in given.nodes])
+        return {node.name: "NCHW8" for node in given.nodes if given.problem(node).ic == 16}
+
+    plan = bc.compile(network, planner=planner)
+    check(plan, network, values((1, 16, 6, 6)))
+    assert seen == [["conv", "pool"]]  # as they run, and once
+    assert written(plan) == {"conv": "NCHW8", "pool": "NCHW8"}
+    assert written(bc.compile(network, planner=lambda given: {"pool": bc.Layout("NHWC")}))["pool"] == "NHWC"
+    plan(values((2, 16, 6, 6)))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(None, "has to return {node: layout}, and returned None"), ("NHWC", "has to return"), ({"x": "NHWC"}, "no node"),
+     ({"conv": "NHWX"}, "NHWX"), ({"conv": 5}, "not int"), ({"conv": "bsv16_fsv16"}, "kernels run in")],
+)  # fmt: skip
+def test_what_a_planner_may_not_return(answer: Any, why: str) -> None:
+    with pytest.raises(bc.ArgumentError, match=f"(?s)compile.*{why}|parts.*{why}"):
+        bc.compile(conv_network(), planner=lambda network: answer)
+
+
+def test_a_planner_of_ones_own_is_alone() -> None:
+    with pytest.raises(bc.ArgumentError, match="layouts='NHWC': has to be 'auto'"):
+        bc.compile(conv_network(), "NHWC", planner=lambda network: {})
+    with pytest.raises(ZeroDivisionError):
+        bc.compile(conv_network(), planner=lambda network: {"conv": str(1 / 0)})
+
+
+def test_what_compile_says_of_planners() -> None:
+    (found,) = doctest.DocTestFinder(recurse=False).find(bc.compile, "compile")
+    assert found.examples
+    assert doctest.DocTestRunner().run(found).failed == 0
+
+
+def test_kernels_that_share_parameters_have_those_of_their_own_form() -> None:
+    """Of a problem with small groups, rows disagree on how many groups lie together, and so on where a bias is."""
+    b = bc.NetworkBuilder("grouped")
+    x = b.input("x", (1, 32, 6, 6))
+    b.output(b.conv2d(x, values((32, 4, 3, 3), 1), values((32,), 2), padding=1, groups=8))
+    network = b.build()
+    node, shared = network.nodes[0], candidates.Parameters(network)
+    problem, seen = network.problem(node), 0
+    for row in TABLE:
+        for name in ("NCHW", "NHWC", "NCHW16"):
+            layout = bc.Layout(name)
+            if row.op == "conv2d" and selection.why_not(row, problem, layout, layout, FLOATS) is None:
+                form = row.prepare(problem, layout, layout, FLOATS).form
+                alone = candidates.Parameters(network).weights(node, problem, form)
+                together = shared.weights(node, problem, form)
+                assert all(map(np.array_equal, alone, together)), (row.name, name)
+                seen += 1
+    assert seen >= 6
+
+
+def test_plans_of_one_network_share_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x = residual_network(), values((1, 3, 12, 12))
+    first, other = bc.compile(network, "NCHW16"), bc.compile(network, "NHWC")
+    again = first.with_layouts("NHWC")
+    assert np.array_equal(again(x), other(x))
+    assert again.weights_nbytes == other.weights_nbytes
+    assert again.options.asked == "NHWC"
+    with monkeypatch.context() as patched:
+        patched.setattr(parameters, "pack_weights", lambda *_: 1 / 0)  # all is there
+        assert np.array_equal(again.with_layouts("NCHW16")(x), first(x))
+        with pytest.raises(ZeroDivisionError):
+            bc.compile(network, "NCHW16")
+    kept = weakref.ref(next(iter(first._parameters._packed.values())))
+    del first
+    gc.collect()
+    assert kept() is None or any(kept() is value for value in again._parameters._packed.values())
+    again.release()
+    with pytest.raises(bc.NetworkError, match="released"):
+        again.with_layouts("NCHW")
+
+
+def test_a_problem_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def counting(row: Any) -> Any:
+        def make(problem: Any, src: bc.Layout, dst: bc.Layout, *given: Any, **options: Any) -> Any:
+            primitive = row.prepare(problem, src, dst, *given, **options)
+
+            def cost() -> float:
+                asked.append((row.name, problem, src, dst))
+                return float(primitive.seconds)
+
+            return replace(primitive, cost=cost)
+
+        return replace(row, make=make)
+
+    monkeypatch.setattr(candidates, "TABLE", tuple(map(counting, TABLE)))
+    candidates.accepted.cache_clear()
+    b = bc.NetworkBuilder("alike")
+    x = b.input("x", (1, 16, 5, 7))
+    for k in range(3):
+        x = b.conv2d(x, values((16, 16, 1, 1), k), activation="relu")
+    b.output(x)
+    bc.compile(b.build()).with_layouts("NHWC")
+    candidates.accepted.cache_clear()  # of rows that count
+    assert asked
+    assert len(asked) == len(set(asked))
+
+
+def test_other_sizes_are_planned_when_they_come() -> None:
+    plan = bc.compile(residual_network(), "NCHW16")
+    for n, size in ((2, 12), (1, 11), (2, 12), (1, 12)):
+        network = residual_network(n, size)
+        check(plan, network, values((n, 3, size, size), n))
+
+
+def test_explain_says_why_in_a_hundred_columns() -> None:
+    chosen, everywhere = bc.compile(residual_network()), bc.compile(residual_network(), "NCHW16")
+    chosen.profile(values((1, 3, 12, 12)), runs=2)
+    text = chosen.explain()
+    assert "no plan costs less" in text
+    assert "0 of them reorders" in text
+    assert all(action.name in text for action in chosen.actions)
+    assert "measured" in text
+    assert "stem (conv2d) reads NCHW16; layouts: NCHW16" in everywhere.explain()
+    some = bc.compile(residual_network(), {node.name: "NCHW16" for node in chosen.network.nodes if node.name != "flat"})
+    lines = [line for said in (text, everywhere.explain(), some.summary()) for line in said.splitlines()]
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_profile_is_a_table_with_totals() -> None:
+    plan = bc.compile(residual_network(), "NCHW16", threads=2)
+    profile = plan.profile(values((1, 3, 12, 12)), runs=2)
+    text = str(profile)
+    assert max(map(len, text.splitlines())) <= 100
+    assert all(name in text for name in ("stem", "reorder x", "predicted", "measured", "one by one", "2 threads"))
+    total = next(line for line in text.splitlines() if line.startswith(f" {len(plan.actions)} calls, one by one"))
+    assert total.split()[-2:] == [microseconds(sum(profile.seconds)), "100%"]
+    assert len(repr(profile)) <= 100
+
+
+def test_what_is_printed_holds_no_addresses() -> None:
+    plan = bc.compile(residual_network(), threads=2)
+    assert repr(plan) == f"Plan(residual, x=(1, 3, 12, 12), layouts=auto, {len(plan.actions)} kernel calls, threads=2)"
+    for shown in (plan, plan.actions[0], plan.profile(values((1, 3, 12, 12)), runs=1), plan.network):
+        assert " at 0x" not in repr(shown)
+        assert "address" not in repr(shown)
+        assert len(repr(shown)) < 200
+
+
+def test_predictions_for_the_threads_that_run_choose_nothing() -> None:
+    alone, together = (bc.compile(residual_network(), threads=n) for n in (1, 2))
+    assert [action.writes for action in alone.actions] == [action.writes for action in together.actions]
+    assert alone.cost == together.cost
+    x = values((1, 3, 12, 12))
+    predicted = together.profile(x, runs=1).predicted
+    by_rows = 0.0
+    bound = together._first.planned
+    for node, candidate in zip(bound.network.nodes, bound.chosen, strict=True):
+        if candidate.row is not None and node.op == "conv2d":
+            by_rows += candidate.row.prepare(candidate.problem, candidate.srcs[0], candidate.dst, FLOATS, 2).seconds
+    scale = tuning.machine().scale("conv2d")
+    found = [t for action, t in zip(together.actions, predicted, strict=True) if action.kind == "conv2d"]
+    assert sum(found) == pytest.approx(by_rows * scale)
+    assert sum(alone.profile(x, runs=1).predicted) == pytest.approx(alone.cost)
+
+
+def test_a_tensor_in_gives_tensors_out() -> None:
+    torch = pytest.importorskip("torch")
+    plan, x = bc.compile(inception_network()), values((1, 16, 6, 6))
+    wanted, found = plan(x), plan(torch.from_numpy(x))
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert type(array) is np.ndarray
+        assert isinstance(found[name], torch.Tensor)
+        assert np.array_equal(found[name].numpy(), array)
+    assert type(plan(bc.to_layout(x, "NCHW16"))["pooled"]) is np.ndarray
+    b = bc.NetworkBuilder("sum")
+    b.output(b.binary("add", b.input("a", (1, 16, 6, 6)), b.input("b", (1, 16, 6, 6))))
+    plan = bc.compile(b.build())
+    for mixed in (plan(x, torch.from_numpy(x)), plan(torch.from_numpy(x), x), plan(x, b=torch.from_numpy(x))):
+        assert isinstance(mixed, torch.Tensor)
+    assert type(plan(x, b=x)) is np.ndarray
+
+
+def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
+    x = values((1, 3, 12, 12))
+    for layouts in ("auto", {"a": "NHWC"}):
+        plan = bc.compile(residual_network(), layouts)
+        plan.save(tmp_path / "plan")
+        again = bc.Plan.load(tmp_path / "plan")
+        assert np.array_equal(again(x), plan(x))
+        assert [a.writes for a in again.actions] == [a.writes for a in plan.actions]
+        assert again(values((2, 3, 12, 12))).shape == (2, 10)
+    (tmp_path / "other").write_text("something else")
+    with pytest.raises(bc.ArgumentError, match=r"no file of Plan\.save"):
+        bc.Plan.load(tmp_path / "other")
+
+
+def test_a_released_plan_runs_on_without_its_weights(tmp_path: Path) -> None:
+    x = values((1, 3, 12, 12))
+    plan = bc.compile(residual_network())
+    wanted = plan(x)
+    weight = weakref.ref(plan.network.constants[plan.network.nodes[0].parameters[0]].base)
+    plan.release()
+    gc.collect()
+    assert weight() is None
+    assert np.array_equal(plan(x), wanted)
+    assert "conv_direct" in plan.explain()
+    with pytest.raises(bc.NetworkError, match="released"):
+        plan(values((2, 3, 12, 12)))
+    with pytest.raises(bc.NetworkError, match="released"):
+        plan.save(tmp_path / "plan")
+
+
+def test_every_op_is_saved_and_loaded(tmp_path: Path) -> None:
+    network = ops_network()
+    archive.write(tmp_path / "ops", network, {"more": 1})
+    again, extra = archive.read(tmp_path / "ops")
+    assert [(n.attributes, n.inputs, n.parameters) for n in again.nodes] == [
+        (n.attributes, n.inputs, n.parameters) for n in network.nodes
+    ]
+    assert extra == {"more": 1}
+
+
+def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
+    network = residual_network()
+    problem = network.problem(next(node for node in network.nodes if node.name == "a"))
+    row = next(row for row in TABLE if row.name == "conv_direct")
+    lay = bc.Layout("NCHW32")
+    dear = {planned.reorder_key(network.shape(node.output), a, b): 1e-9 for node in network.nodes
+            for a in bc.NATIVE for b in bc.NATIVE if len(network.shape(node.output)) == 4}  # fmt: skip
+    costs = {tuning.key(row, problem, lay, lay, FLOATS, 1): 0.0, **dear}
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    plan = bc.compile(network, costs=tmp_path / "costs.json")
+    assert next(action for action in plan.actions if action.name == "a").writes[1] == lay
+    with pytest.raises(bc.ArgumentError, match="seconds"):
+        bc.compile(network, costs={"x": -1.0})
+
+
+def test_measured_costs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(planned, "MOST", 2)
+    network = residual_network()
+    plan = bc.compile(network, measure=True)
+    check(plan, network, values((1, 3, 12, 12)))
+    count = len(tuning.Costs())
+    assert count >= 5
+    monkeypatch.setattr(tuning, "seconds_of", lambda *_: 1 / 0)  # all is known
+    again = bc.compile(network, measure=True)
+    assert [a.writes for a in again.actions] == [a.writes for a in plan.actions]
+
+
+def test_strict_accuracy_takes_no_winograd() -> None:
+    b = bc.NetworkBuilder("wide")
+    b.output(b.conv2d(b.input("x", (1, 64, 28, 28)), values((64, 64, 3, 3)), padding=1))
+    kernels = {a: bc.compile(b.build(), "NCHW16", accuracy=a).actions[1].kernel for a in ("default", "strict")}
+    assert "winograd" in kernels["default"]
+    assert kernels["strict"] == "conv_direct"
+
+
+def test_threads_share_a_plan() -> None:
+    network = residual_network()
+    plan = bc.compile(network)
+    inputs = [values((1, 3, 12, 12), seed) for seed in range(4)]
+    wanted = [plan(x) for x in inputs]
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for _ in range(50):
+            if not np.array_equal(plan(inputs[k]), wanted[k]):
+                wrong.append(k)
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_bits_do_not_depend_on_the_threads() -> None:
+    x = values((1, 3, 12, 12))
+    results = [bc.compile(residual_network(), threads=n)(x) for n in (1, 2, 4)]
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+def test_inputs_of_any_kind() -> None:
+    network = residual_network()
+    plan = bc.compile(network)
+    x = values((1, 3, 12, 12))
+    wanted = plan(x)
+    backwards = np.ascontiguousarray(x[..., ::-1])[..., ::-1]
+    for other in (backwards, np.asfortranarray(x), bc.to_layout(x, "NCHW16")):
+        assert np.array_equal(plan(other), wanted)
+    assert np.array_equal(plan(x=x), wanted)
+
+
+def test_what_is_refused() -> None:
+    network = residual_network()
+    plan = bc.compile(network)
+    with pytest.raises(bc.NetworkError, match="there are 1: x"):
+        plan()
+    with pytest.raises(bc.NetworkError, match="they are x"):
+        plan(y=values((1, 3, 12, 12)))
+    with pytest.raises(bc.NetworkError, match="dtype float32"):
+        plan(values((1, 3, 12, 12)).astype(np.float64))
+    with pytest.raises(bc.NetworkError, match=r"residual: x=\(1, 4, 12, 12\): .*compiled for x of \(1, 3, 12, 12\)"):
+        plan(values((1, 4, 12, 12)))
+    with pytest.raises(bc.ArgumentError, match="a mapping of seconds"):
+        bc.compile(network, costs=lambda *_: 1.0)  # type: ignore[arg-type]
+    with pytest.raises(bc.ArgumentError, match="'default' or 'strict'"):
+        bc.compile(network, accuracy=np.array(["default", "strict"]))  # type: ignore[arg-type]
+    with pytest.raises(bc.ArgumentError, match="'optimal' or 'greedy'"):
+        bc.compile(network, planner="best")  # type: ignore[arg-type]
+    with pytest.raises(bc.ArgumentError, match="kernels run in"):
+        bc.compile(network, "bsv16_fsv16")
+    with pytest.raises(bc.NetworkError, match="no node"):
+        bc.compile(network, {"nowhere": "NCHW"})
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_which_layouts_have_the_same_bytes() -> None:
+    lay = bc.Layout
+    assert same_bytes((1, 32, 1, 1), lay("NCHW"), lay("NCHW16"))
+    assert same_bytes((1, 20, 5, 5), lay("NCHW4"), lay("CHWN4"))
+    assert same_bytes((4, 20, 1, 1), lay("NCHW"), lay("NHWC"))
+    assert not same_bytes((1, 20, 1, 1), lay("NCHW"), lay("NCHW16"))
+    assert not same_bytes((1, 32, 2, 1), lay("NCHW"), lay("NCHW16"))
+    assert not same_bytes((2, 20, 5, 5), lay("NCHW4"), lay("CHWN4"))
+
+
+def test_which_parts_lie_in_one_piece() -> None:
+    lay = bc.Layout
+    assert part(lay("NCHW16"), (1, 40, 5, 5), 1, 16, 24) == 16 * 25
+    assert part(lay("NCHW16"), (1, 40, 5, 5), 1, 0, 24) is None  # would cut a block
+    assert part(lay("NCHW16"), (2, 40, 5, 5), 1, 16, 24) is None  # a piece in each image
+    assert part(lay("CHWN4"), (2, 40, 5, 5), 1, 16, 24) == 16 * 50
+    assert part(lay("NHWC"), (1, 40, 5, 5), 1, 16, 24) is None
+    assert part(lay("NHWC"), (1, 40, 1, 1), 1, 7, 3) == 7
+    assert part(lay("NCHW"), (1, 40, 5, 5), 1, 7, 3) == 7 * 25
+    assert part(lay("NCHW"), (4, 40, 5, 5), 0, 1, 2) == 1000
+
+
+def test_an_arena_is_packed_without_overlap() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        firsts = rng.integers(0, 20, 15)
+        intervals = [Interval(int(rng.integers(1, 5000)), int(f), int(f + rng.integers(0, 6))) for f in firsts]
+        offsets, total = packed(intervals)
+        for a in range(15):
+            assert offsets[a] % 128 == 0
+            assert offsets[a] + intervals[a].nbytes <= total
+            for b in range(a):
+                x, y = intervals[a], intervals[b]
+                apart = offsets[a] + x.nbytes <= offsets[b] or offsets[b] + y.nbytes <= offsets[a]
+                assert apart or x.last < y.first or y.last < x.first

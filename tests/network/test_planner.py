@@ -1,0 +1,205 @@
+"""The planner against exhaustive search, on small random networks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from blockconv.core.errors import ArgumentError
+from blockconv.jit import kept
+from blockconv.network.planning import elimination, remembered
+from blockconv.network.planning.planner import (
+    Assignment,
+    Choice,
+    Solution,
+    Step,
+    evaluate,
+    fixed,
+    greedy,
+    optimal,
+    restrict,
+)
+
+LAYOUTS = ("A", "B", "C")
+
+
+def network(seed: int, steps: int, most_choices: int, most_inputs: int = 3, impossible: float = 0.1) -> Assignment:
+    """A random network with random costs, some reorders of which are impossible. Integers, so that sums are exact."""
+    rng = random.Random(seed)
+    tensors = ["in"]
+    made = []
+    for k in range(steps):
+        inputs = tuple(rng.choice(tensors[-5:]) for _ in range(rng.randint(1, most_inputs)))
+        candidates = [
+            Choice(tuple(rng.choice(LAYOUTS) for _ in inputs), rng.choice(LAYOUTS), float(rng.randint(1, 20)))
+            for _ in range(rng.randint(1, most_choices))
+        ]
+        made.append(Step(f"s{k}", inputs, f"t{k}", tuple(candidates)))
+        tensors.append(f"t{k}")
+    read = {name for step in made for name in step.inputs}
+    wanted = {name: rng.choice(LAYOUTS) for name in tensors if name not in read or rng.random() < 0.15}
+    prices: dict[Any, float] = {
+        (name, a, b): math.inf if rng.random() < impossible else float(rng.randint(0, 10))
+        for name in tensors
+        for a, b in itertools.permutations(LAYOUTS, 2)
+    }
+    return Assignment(tuple(made), {"in": "A"}, wanted, lambda *key: prices[key])
+
+
+def exhaustive(problem: Assignment) -> float:
+    return min(evaluate(problem, c).cost for c in itertools.product(*(range(len(s.choices)) for s in problem.steps)))
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.integers(0, 10**9), st.integers(1, 6), st.integers(1, 4), st.integers(1, 3))
+def test_optimal_is_what_exhaustive_search_finds(seed: int, steps: int, choices: int, inputs: int) -> None:
+    problem = network(seed, steps, choices, inputs)
+    least = exhaustive(problem)
+    if math.isinf(least):
+        with pytest.raises(ArgumentError, match="no choice of layouts"):
+            optimal(problem)
+        return
+    found = optimal(problem)
+    assert found.exact
+    assert found.cost == pytest.approx(least)
+    assert evaluate(problem, found.chosen).cost == found.cost
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9), st.integers(3, 7), st.sampled_from([0, 200, 2000]), st.sampled_from([8, 30, 100]))
+def test_a_bound_holds_where_the_budget_ends(seed: int, count: int, steps: int, table: int) -> None:
+    problem = network(seed, count, 3, impossible=0.0)
+    found, least = optimal(problem, steps, table), exhaustive(problem)
+    assert found.bound <= least + 1e-6 <= found.cost + 2e-6
+    assert not found.exact or found.cost == pytest.approx(least)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.integers(3, 7), st.sampled_from([0.0, 0.1]))
+def test_branching_ends_at_the_least(seed: int, count: int, impossible: float) -> None:
+    """With tables so small that they have to be split, and as many steps as it takes."""
+    problem = network(seed, count, 3, impossible=impossible)
+    least = exhaustive(problem)
+    assume(math.isfinite(least))
+    found = optimal(problem, table=8)
+    assert found.exact
+    assert found.cost == pytest.approx(least)
+
+
+def test_some_random_networks_need_tables_to_be_split_and_the_steps_that_are_left_are_told() -> None:
+    """Else the tests above would not see that part."""
+    told: list[int] = []
+    stopped = [optimal(network(seed, 7, 3, impossible=0.0), 0, 8, told.append) for seed in range(60)]
+    assert any(not solution.exact for solution in stopped)
+    optimal(network(3, 7, 3, impossible=0.0), report=told.append)
+    assert told[-1] > 0
+
+
+def test_one_copy_serves_all_its_readers() -> None:
+    reads = [Step(f"r{k}", ("x",), f"y{k}", (Choice(("B",), "B", 1.0), Choice(("A",), "A", 5.0))) for k in range(3)]
+    problem = Assignment(tuple(reads), {"x": "A"}, {f"y{k}": reads[k].choices[0].dst for k in range(3)}, lambda *_: 7.0)
+    solution = optimal(problem)
+    # Three conversions would cost more than reading A thrice.
+    assert solution.reorders == (("x", "A", "B"),)
+    assert solution.cost == 7.0 + 3.0
+
+
+def test_an_op_that_changes_the_layout_replaces_a_reorder() -> None:
+    first = Step("first", ("x",), "y", (Choice(("A",), "A", 3.0), Choice(("A",), "B", 4.0), Choice(("B",), "B", 3.0)))
+    second = Step("second", ("y",), "z", (Choice(("B",), "B", 1.0), Choice(("B",), "A", 1.5), Choice(("A",), "A", 9.0)))
+    problem = Assignment((first, second), {"x": "A"}, {"z": "A"}, lambda *_: 2.0)
+    solution = optimal(problem)
+    assert solution.chosen == (1, 1)
+    assert not solution.reorders
+    assert greedy(problem).cost > solution.cost
+    everything_in_b = fixed(problem, "B")
+    assert everything_in_b.reorders == (("x", "A", "B"), ("z", "B", "A"))
+    assert everything_in_b.cost == 2.0 + 3.0 + 1.0 + 2.0
+
+
+def test_a_restriction_that_would_leave_nothing_leaves_all() -> None:
+    problem = network(7, 4, 4)
+    smaller, indices = restrict(problem, lambda step, choice: step.name == "s1" and choice.dst == "nowhere")
+    assert [len(step.choices) for step in smaller.steps] == [len(step.choices) for step in problem.steps]
+    assert indices == [list(range(len(step.choices))) for step in problem.steps]
+
+
+def inception(blocks: int, branches: int = 4, layouts: int = 8, seed: int = 1) -> Assignment:
+    """Branches of two ops beside one another, then an op that joins them."""
+    rng = random.Random(seed)
+    names = [f"L{k}" for k in range(layouts)]
+    steps: list[Step] = []
+
+    def any_to_any() -> tuple[Choice, ...]:
+        return tuple(Choice((a,), b, rng.uniform(50, 70)) for a in names for b in names)
+
+    x = "in"
+    for b in range(blocks):
+        ends = []
+        for k in range(branches):
+            steps.append(Step(f"{b}.{k}.0", (x,), f"{b}.{k}.0", any_to_any()))
+            steps.append(Step(f"{b}.{k}.1", (f"{b}.{k}.0",), f"{b}.{k}.1", any_to_any()))
+            ends.append(f"{b}.{k}.1")
+        joins = tuple(Choice((lay,) * branches, lay, rng.uniform(5, 9)) for lay in names)
+        steps.append(Step(f"{b}.join", tuple(ends), f"{b}.join", joins))
+        x = f"{b}.join"
+    return Assignment(tuple(steps), {"in": "L0"}, {x: "L0"}, lambda *_: 8.0)
+
+
+def test_networks_of_blocks_are_solved_exactly_without_branching() -> None:
+    problem = inception(4)
+    solution: Solution = optimal(problem, steps=0)
+    assert solution.exact
+    for other in (greedy(problem), *(fixed(problem, f"L{k}") for k in range(8))):
+        assert solution.cost <= other.cost
+
+
+def dense(layers: int, layouts: int = 8, seed: int = 1) -> Assignment:
+    """A block in which every layer joins all values before it anew: not series-parallel at all."""
+    rng = random.Random(seed)
+    names = [f"L{k}" for k in range(layouts)]
+    values, steps = ["in"], []
+    for k in range(layers):
+        joins = tuple(Choice((lay,) * len(values), lay, rng.uniform(5, 9)) for lay in names)
+        steps.append(Step(f"join{k}", tuple(values), f"join{k}", joins))
+        layer = tuple(Choice((a,), b, rng.uniform(50, 70)) for a in names for b in names)
+        steps.append(Step(f"layer{k}", (f"join{k}",), f"layer{k}", layer))
+        values.append(f"layer{k}")
+    return Assignment(tuple(steps), {"in": "L0"}, {values[-1]: "L0"}, lambda *_: 8.0)
+
+
+def test_a_dense_block_is_solved_within_the_budget_or_gives_a_bound() -> None:
+    problem = dense(6)
+    solution = optimal(problem)
+    assert solution.exact
+    assert solution.cost <= greedy(problem).cost
+    short = optimal(problem, steps=0, table=1 << 12)
+    assert short.bound <= solution.cost <= short.cost
+
+
+def test_a_long_search_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: dict[str, dict[str, Any]] = {}
+    monkeypatch.setattr(kept, "read", lambda name: tables.get(name, {}))
+    monkeypatch.setattr(kept, "write", tables.__setitem__)
+    problem, other = dense(3), dense(3, seed=2)
+    found = optimal(problem)
+    monkeypatch.setattr(remembered, "LEAST", elimination.STEPS)
+    optimal(problem, solve=remembered.minimum)
+    assert not tables, "a search this short is not worth an entry"
+    monkeypatch.setattr(remembered, "LEAST", 0)
+    assert optimal(problem, solve=remembered.minimum) == found
+    ((name, table),) = tables.items()
+    with monkeypatch.context() as patched:
+        patched.delattr(elimination, "minimum")
+        assert optimal(problem, solve=remembered.minimum) == found
+        with pytest.raises(AttributeError):
+            optimal(other, solve=remembered.minimum)
+    for damaged in ({}, {"values": 3}, {**table, "values": [9999] * len(table["values"])}, {**table, "bound": []}):
+        tables[name] = damaged
+        assert optimal(problem, solve=remembered.minimum) == found

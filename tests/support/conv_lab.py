@@ -1,0 +1,227 @@
+"""Runs any row of the kernel table on memory that tells: canaries or guard pages round every buffer.
+
+Sources go in with NaN in their channel tails, weights, bias and residual beside NaN, destinations and scratch
+full of NaN. What comes out is read by the storage oracle's formulas, so that blockconv's own layouts and
+reorders take no part.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import conv_oracle
+import numpy as np
+import numpy.typing as npt
+from guarded import Guarded
+from storage_oracle import places, stored
+
+from blockconv import runtime
+from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.packing import activation_block, pack_bias, pack_weights
+from blockconv.kernels import TABLE, Row
+from blockconv.kernels.common.activation import activation
+from blockconv.kernels.table import Epilogue
+
+Array = npt.NDArray[Any]
+
+ROWS = tuple(row for row in TABLE if row.op == "conv2d")
+NAMES = tuple(str(layout) for layout in NATIVE)
+PAIRS = tuple((src, dst) for src in NAMES for dst in NAMES)
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+CANARY = 0xFF  # as a float of any size, NaN
+MARGIN = 4096
+
+
+# ---------------------------------------------------------------- memory
+
+
+class Canaried:
+    """Buffers with canaries on both sides, at the least alignment that an element has."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[str, Array, Array]] = []
+
+    def take(self, what: str, nbytes: int, itemsize: int) -> Array:
+        whole = runtime.aligned_empty(nbytes + 2 * MARGIN + 128)
+        whole[:] = CANARY
+        first = MARGIN + itemsize * (1 + zlib.crc32(what.encode()) % 3)
+        self._taken.append((what, whole[:first], whole[first + nbytes :]))
+        return whole[first : first + nbytes]
+
+    def touched(self) -> list[str]:
+        """Buffers that were written past."""
+        return [what for what, *around in self._taken if not all((side == CANARY).all() for side in around)]
+
+
+class Paged:
+    """Buffers that end (or start) at a page that no one may touch."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._taken: list[tuple[str, Guarded]] = []
+
+    def take(self, what: str, nbytes: int, itemsize: int) -> Array:
+        guarded = Guarded(max(nbytes, 1))
+        self._taken.append((what, guarded))
+        return guarded.take(nbytes, self.where)
+
+    def touched(self) -> list[str]:
+        return [what for what, guarded in self._taken if not guarded.intact()]
+
+
+Memory = Canaried | Paged
+
+
+# ---------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Data:
+    """The arrays of a problem, and what has to come out."""
+
+    x: Array
+    w: Array
+    bias: Array
+    residual: Array | None
+    sums: Array  # before the activation
+    wanted: Array
+
+
+def data(
+    problem: Conv2dProblem,
+    kind: str = "integers",
+    dtype: str = "float32",
+    act: Any = None,
+    residual: bool = False,
+    specials: bool = False,
+) -> Data:
+    """kind: "integers", small enough for exact sums, or "floats". specials: a NaN and infinities, in x and w."""
+    rng = np.random.default_rng(zlib.crc32(problem.descriptor().encode()))
+
+    def some(shape: tuple[int, ...], most: int) -> Array:
+        if kind == "integers":
+            return rng.integers(-most, most, shape, endpoint=True).astype(dtype)
+        return rng.standard_normal(shape).astype(dtype)
+
+    x, w, bias = some(problem.src_shape, 4), some(grouped_shape(problem), 3), some((problem.oc,), 8)
+    added = some(problem.dst_shape, 8) if residual else None
+    if specials:
+        for array, value in ((x, np.nan), (x, np.inf), (x, -np.inf), (w, np.inf), (w, np.nan)):
+            if array is x or array.size > 8:  # in a small kernel they would be all there is to see
+                array.reshape(-1)[rng.integers(array.size)] = value
+    sums = conv_oracle.conv2d(
+        x, w, bias, stride=(problem.sh, problem.sw),
+        pads=((problem.ph, problem.ph_r), (problem.pw, problem.pw_r)), dilation=(problem.dh, problem.dw),
+        groups=problem.g, residual=added,
+    )  # fmt: skip
+    return Data(x, w, bias, added, sums, conv_oracle.activate(sums, act))
+
+
+def grouped_shape(problem: Conv2dProblem) -> tuple[int, int, int, int]:
+    """(O, I/G, KH, KW)."""
+    return problem.oc, problem.ic // problem.g, problem.kh, problem.kw
+
+
+# ---------------------------------------------------------------- running
+
+
+def rows(problem: Conv2dProblem, src: str, dst: str, dtype: str = "float32") -> list[Row]:
+    """Every row of the table that takes a problem, not only the one that would be chosen."""
+    found = selection.candidates("conv2d", problem, Layout(src), Layout(dst), Types.all(dtype), math.inf)
+    return [c.row for c in found if c.why_not is None]
+
+
+def run(
+    row: Row,
+    problem: Conv2dProblem,
+    src: str,
+    dst: str,
+    given: Data,
+    act: Any = None,
+    threads: int = 2,
+    memory: Memory | None = None,
+) -> Array:
+    """The raw storage that a row writes. Asserts that nothing round its buffers was written."""
+    memory = Canaried() if memory is None else memory
+    dtype = str(given.x.dtype)
+    act_kind, act_block = activation_block(activation(act))
+    epilogue = Epilogue(act_kind, given.residual is not None)
+    primitive = row.prepare(problem, Layout(src), Layout(dst), Types.all(dtype), threads, epilogue=epilogue)
+    form = primitive.form
+    here = functools.partial(_placed, memory)
+    source = here("source", stored(given.x, src, np.nan))
+    weights = here("weights", pack_weights(problem, given.w, form))
+    bias = here("bias", pack_bias(problem, given.bias, form, dtype))
+    _, size = places(dst, problem.dst_shape)
+    out = here("destination", np.full(size, np.nan, dtype))
+    added = None if given.residual is None else here("residual", stored(given.residual, dst, np.nan))
+    program = runtime.Program(primitive.ops())
+    scratch = _scratch_in(memory, program, threads)
+    at = runtime.address_of
+    try:
+        program.run(
+            (at(source), at(weights), at(bias), at(out), at(out if added is None else added), at(act_block)), threads
+        )
+        assert scratch is None or runtime.launcher._scratch.memory is scratch, (
+            "the launcher's scratch was not the lab's"
+        )
+    finally:
+        runtime.launcher._scratch.keep(np.empty(0, np.uint8))
+    assert not memory.touched(), f"{row.name} {src} -> {dst} {problem.descriptor()}: wrote past {memory.touched()}"
+    return out
+
+
+def _placed(memory: Memory, what: str, array: Array) -> Array:
+    bytes_ = memory.take(what, array.nbytes, array.itemsize)
+    placed = bytes_.view(array.dtype)
+    placed[:] = array.reshape(-1)
+    return placed
+
+
+def _scratch_in(memory: Memory, program: runtime.Program, threads: int) -> Array | None:
+    """Give the launcher a scratch of exactly what the kernels declare, full of NaN."""
+    if not program.scratch:
+        return None
+    threads = min(threads, program.width)
+    scratch = memory.take("scratch", program.scratch * threads, 128)
+    scratch[:] = CANARY
+    runtime.launcher._scratch.keep(scratch)
+    return scratch
+
+
+def check(
+    row: Row, problem: Conv2dProblem, src: str, dst: str, given: Data, act: Any = None, exact: bool = False,
+    threads: int = 2, memory: Memory | None = None,
+) -> None:  # fmt: skip
+    """Run a row and hold its result against the oracle: values, and a tail that is zero bit for bit.
+
+    A kernel that does not compute by the definition has the error that its row states, and no say on what is not
+    finite: test_winograd.py has that.
+    """
+    if row.error is not None and not np.isfinite(given.sums).all():
+        return
+    out = run(row, problem, src, dst, given, act, threads, memory)
+    offsets, _ = places(dst, problem.dst_shape)
+    where = f"{row.name} {src} -> {dst} {problem.descriptor()} act={act} {given.x.dtype} threads={threads}"
+    found = out[offsets]
+    if row.error is not None:
+        error = float(np.abs(found - given.wanted).max()) / float(np.abs(given.sums).max())
+        bound = max(2 * row.error(problem), TOLERANCE["float32"])
+        assert error <= bound, f"{where}: error {error:.3g}, stated {row.error(problem):.3g}"
+    elif exact:
+        wrong = found != given.wanted
+        assert not wrong.any(), f"{where}: {wrong.sum()} of {wrong.size} differ, first at {np.argwhere(wrong)[0]}"
+    else:
+        error = conv_oracle.error(found, given.wanted)
+        assert error <= TOLERANCE[str(given.x.dtype)], f"{where}: error {error:.3g}"
+    tail = np.ones(out.shape, bool)
+    tail[offsets] = False
+    bits = out.view(f"u{out.itemsize}")[tail]
+    assert not bits.any(), f"{where}: {np.count_nonzero(bits)} of {bits.size} tail elements are not zero"

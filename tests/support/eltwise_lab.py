@@ -1,0 +1,91 @@
+"""Runs rows of the table on logical arrays: dirty tails, guard pages, the destination compared whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from guarded import Guarded, available
+from storage_oracle import Array, stored
+
+from blockconv import NATIVE, Layout
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.kernels import TABLE, Row
+from blockconv.runtime import Program, address_of
+
+LAYOUTS = [str(layout) for layout in NATIVE]
+ISA_LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW32", "CHWN4")
+
+
+def isa_layouts() -> list[Any]:
+    """All native layouts, as parameters; some run again with narrower vectors."""
+    return [pytest.param(name, marks=[pytest.mark.isa] if name in ISA_LAYOUTS else []) for name in LAYOUTS]
+
+
+_ARENAS = [Guarded(1 << 21) for _ in range(7)] if available() else []
+
+
+def rows(op: str, problem: Any, src: str, dst: str | None = None, dtype: str = "float32") -> Iterator[Row]:
+    """Every row that says that it can solve the problem."""
+    for row in TABLE:
+        if row.op == op and not selection.why_not(row, problem, Layout(src), Layout(dst or src), Types.all(dtype)):
+            yield row
+
+
+def place(logical: Array, layout: str, dirt: object) -> Array:
+    """The storage of a logical array of any rank: native layouts are for (N, C, H, W), others row-major."""
+    if logical.ndim != 4 or layout == "abcd":
+        return np.ascontiguousarray(logical).reshape(-1)
+    return stored(logical, layout, dirt)
+
+
+def check(
+    op: str, problem: Any, layout: str, operands: Sequence[tuple[Array, str]], wanted: Array, *,
+    dst: str | None = None, exact: bool = True, tolerance: float = 1e-6, threads: int = 1, in_place: int | None = None,
+    scale: float | None = None, **options: Any,
+) -> set[str]:  # fmt: skip
+    """Run every kernel for it at both ends of guarded memory. operands: logical arrays, and their layouts ("": dense).
+
+    in_place: the destination is this operand's memory.
+    """
+    dtype = wanted.dtype
+    names = set()
+    after = place(wanted, dst or layout, 0)
+    before = [np.ravel(x) if lay == "" else place(x, lay, np.nan) for x, lay in operands]
+    found = list(rows(op, problem, layout, dst, str(dtype)))
+    assert found, f"no kernel for {problem} from {layout} to {dst or layout}"
+    for row, where in itertools.product(found, ("end", "start")):
+        layouts = Layout(layout), Layout(dst or layout)
+        program = Program(row.prepare(problem, *layouts, Types.all(dtype), threads, **options).ops())
+        what = f"{row.name}, {problem}, {layout} to {dst or layout}, {dtype}, {options}, against the {where}"
+        sources = []
+        for arena, storage in zip(_ARENAS, before, strict=False):
+            source = arena.take(storage.nbytes, where)
+            source[:] = storage.view(np.uint8)
+            sources.append(source)
+        arena = _ARENAS[len(before)] if in_place is None else _ARENAS[in_place]
+        target = arena.take(after.nbytes, where) if in_place is None else sources[in_place]
+        if in_place is None:
+            target[:] = 0xC3
+        program.run([*map(address_of, sources), address_of(target)], threads)
+        compare(target.view(dtype), after, exact, tolerance, what, scale)
+        assert arena.intact(), f"{what}: wrote outside"
+        for k, storage in enumerate(before):
+            assert k == in_place or np.array_equal(sources[k], storage.view(np.uint8)), f"{what}: wrote to a source"
+        names.add(row.name)
+    return names
+
+
+def compare(found: Array, wanted: Array, exact: bool, tolerance: float, what: str, scale: float | None) -> None:
+    if exact:
+        assert np.array_equal(found, wanted, equal_nan=True), what
+        return
+    finite = np.isfinite(wanted)
+    assert np.array_equal(found[~finite], wanted[~finite], equal_nan=True), what
+    assert np.all(found[wanted == 0] == 0), what
+    largest = np.abs(wanted[finite]).max(initial=1e-30) if scale is None else scale
+    assert np.abs(found[finite] - wanted[finite]).max(initial=0) <= tolerance * largest, what

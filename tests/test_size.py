@@ -1,0 +1,58 @@
+"""Files that are read in one sitting, functions that fit a screen, arguments that have names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import blockconv as bc
+
+PACKAGE = Path(bc.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 400, 60, 8, 10
+
+# What PyTorch's functions take, their callers may give; those that pass it on take it too.
+PUBLIC = {"conv1d", "conv2d", "max_pool2d", "avg_pool2d", "Conv2d.__init__", "NetworkBuilder.conv2d"}
+# Bodies of kernels whose machine code gets worse in pieces.
+LONG = {"depthwise_channels", "depthwise_pixels"}
+
+
+def functions(path: Path) -> Iterator[tuple[str, Function]]:
+    """Every function with its name, a method's with its class before it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    owners = {child: node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body}
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield f"{owners[node]}.{node.name}" if node in owners else node.name, node
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_is_read_in_one_sitting(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES_OF_A_FILE
+    for name, node in functions(path):
+        assert node.end_lineno is not None
+        assert node.end_lineno - node.lineno < LINES_OF_A_FUNCTION or name in LONG, name
+        given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        assert len([a for a in given if a not in ("self", "cls")]) <= PARAMETERS or name in PUBLIC, name
+
+
+def test_no_exception_is_out_of_date() -> None:
+    found = {name for path in FILES for name, _ in functions(path)}
+    assert found >= PUBLIC | LONG
+
+
+def test_the_formatter_lays_the_code_out() -> None:
+    assert sum(path.read_text(encoding="utf-8").count("# fmt: skip") for path in FILES) <= AS_WRITTEN
+
+
+def test_no_kernel_reads_its_arguments_by_position() -> None:
+    """`load_i64` reads arrays whose length is known at run time alone, and is what named words are made of."""
+    for path in (PACKAGE / "kernels").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "load_i64(args" not in text, path
+        assert text.count("load_i64(") <= 4, path
