@@ -195,6 +195,7 @@ def _over_channels(
         halves = _runs(p, s.length, padded, lanes // 2, halved)
         if len(halves) < 2 * len(runs):
             runs, store_width, cut, lanes = halves, width, halved, lanes // 2
+            ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
     if not ragged:
         masked, wei_block = int(s.length == NO_BLOCK and p.ic % lanes > 0), lanes
     else:

@@ -92,6 +92,7 @@ FEW = (
 )
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize(("text", "src", "dst"), FEW)
 def test_from_and_to_them(text: str, src: str, dst: str) -> None:
     check_all(text, [(src, dst)])

@@ -59,6 +59,7 @@ def why_not(problem: Conv2dProblem, src: str, dst: str) -> str | None:
     return ROW.rejects(problem, Layout(src), Layout(dst))
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 def test_each_layout_to_itself(problem):
     for layout in INVENTED:
@@ -72,6 +73,7 @@ def test_each_layout_to_itself(problem):
         assert why_not(dataclasses.replace(problem, sw=1), layout, layout) is None
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 def test_pairs(problem):
     """A sample of those that are taken: blocks that do not divide each other, planes and channels."""
@@ -95,6 +97,7 @@ def test_every_source_of_blocks_goes_to_every_destination(on_machine):
             continue
         at = ROW.prepare(problem, Layout(src), Layout(dst), FLOATS).blocking
         assert at.loops * at.unrolled * at.lanes * 4 < target.second_level_cache()
+        assert at.wei_block <= max(at.lanes, 40)  # the longest block here; more would be weights of padding alone
         covered = [channel for first, count, _ in at.runs for channel in range(first, first + count)]
         padded = Layout(dst).padded_shape(problem.dst_shape)[1]
         assert covered[:padded] == list(range(padded))  # stores end there

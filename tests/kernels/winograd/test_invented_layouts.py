@@ -52,6 +52,7 @@ def run(problem: Conv2dProblem, src: str, dst: str, m: int = 2) -> None:
     check(ROWS[m], problem, src, dst, data(problem, residual=problem.n == 2), threads=2)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 def test_each_layout_to_itself(problem):
     for layout in TAKEN:
@@ -59,6 +60,7 @@ def test_each_layout_to_itself(problem):
         run(problem, layout, layout)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 def test_pairs(problem):
     others = [str(layout) for layout in NATIVE]
