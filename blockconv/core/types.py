@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ElementType", "Types", "element"]
+__all__ = ["INT8", "ElementType", "Types", "element"]
 
 FLOAT, SIGNED, UNSIGNED, BITS = "float", "signed", "unsigned", "bits"
 _KINDS = (FLOAT, SIGNED, UNSIGNED)
@@ -79,9 +79,25 @@ class Types(NamedTuple):
         """Of an op that moves elements of so many bytes, whatever they are."""
         return Types(*[ElementType(f"{itemsize} bytes", BITS, itemsize)] * 4)
 
+    @staticmethod
+    def quantized(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:
+        """Of int8 weights, whose products with a source of 8 bits are added as int32."""
+        return Types(element(src), element("int8"), element("int32"), element(dst))
+
     @property
     def is_uniform(self) -> bool:
         return len(set(self)) == 1
 
+    @property
+    def is_requantized(self) -> bool:
+        """Whether integer accumulators become something else on their way out."""
+        return not self.acc.is_float and self.dst != self.acc
+
     def __str__(self) -> str:
         return self.src.name if self.is_uniform else "/".join(one.name for one in self)
+
+
+# What convolutions of 8-bit sources are computed with.
+INT8 = frozenset(
+    Types.quantized(src, dst) for src in ("uint8", "int8") for dst in ("uint8", "int8", "int32", "float32")
+)
