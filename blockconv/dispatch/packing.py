@@ -15,7 +15,16 @@ from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation
 from blockconv.runtime import Program, Scratch, address_of, aligned_empty
 
-__all__ = ["Packing", "activation_block", "pack_bias", "pack_weights", "packing", "room_for", "weights_as_read"]
+__all__ = [
+    "Packing",
+    "activation_block",
+    "pack_bias",
+    "pack_weights",
+    "packing",
+    "room_for",
+    "weights_as_read",
+    "widened",
+]
 
 _PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
@@ -50,9 +59,15 @@ def weights_as_read(problem: Conv2dProblem, weight: npt.NDArray[Any]) -> tuple[n
     return np.ascontiguousarray(weight), _PLAIN
 
 
+def widened(weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[Any]:
+    """Weights of the type that a kernel reads: what multiplies int8 weights may take them as int16."""
+    itemsize = form.dot.itemsize
+    return weight if itemsize in (0, weight.itemsize) else weight.astype(f"i{itemsize}")
+
+
 def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[np.uint8]:
     """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them."""
-    weight, source = weights_as_read(problem, weight)
+    weight, source = weights_as_read(problem, widened(weight, form))
     how = packing(problem, source, form, weight.itemsize)
     packed, between = aligned_empty(how.nbytes), aligned_empty(how.between)
     how.program.run((address_of(weight), address_of(packed), address_of(between)))

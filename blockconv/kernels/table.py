@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import Types
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
 from blockconv.kernels.transposed import (
     has_h_inside_w,
     transposed_layout,
@@ -36,23 +37,27 @@ class WeightForm(NamedTuple):
 
     layout: of the weights, over (G, O/G, I/G, H, W). bias: elements a group, the end zero-padded; `sharing` groups,
     where they share a vector, count as one.
-    transform: how what the kernel reads is computed from weights in this layout; None where it reads these.
+    transform: how what the kernel reads is computed from weights in this layout; None where it reads these. dot: the
+    multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the bias.
     """
 
     layout: Layout
     bias: int
     sharing: int = 1
     transform: Transform | None = None
+    dot: Dot = MULTIPLY_ADD
 
 
 class Epilogue(NamedTuple):
     """What a convolution does with a finished accumulator: adds a residual, and activates.
 
     activation: the kind of activation that the kernel is compiled for; which one, and its parameters, is a buffer.
+    away: whether a half is rounded away from zero, where integers are stored, and not to the even neighbour.
     """
 
     activation: int = 0
     residual: bool = False
+    away: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ class Primitive:
 class Row:
     """One kernel, as tests, benchmarks, the dispatcher and `explain` see it.
 
-    op: "reorder", "conv2d", "pool2d", ... dtypes: the element types that it is for; None is any.
+    op: "reorder", "conv2d", "pool2d", ... dtypes: the element types that it is for, as `str(Types)` names them; None is
+    any.
     why_not(problem, src, dst): None if the kernel solves the problem from and to these layouts, else a sentence.
     make(problem, src, dst, types, threads, **options): the `Primitive`; options belong to the op, and stand in its
     family's rows.
@@ -116,7 +122,7 @@ class Row:
 
     def takes(self, types: Types) -> bool:
         """Whether the kernel is for these element types."""
-        return self.dtypes is None or (types.is_uniform and types.src.name in self.dtypes)
+        return self.dtypes is None or str(types) in self.dtypes
 
     def prepare(
         self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, **options: Any

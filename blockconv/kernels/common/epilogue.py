@@ -4,10 +4,12 @@ A tile is `rows` x `pixels` x `vectors` accumulators in vector registers. Where 
 of a pixel, and of the channels that one store writes), and the width of a store: a whole vector, part of one (NCHW4),
 or one element (NCHW: the tile is transposed in registers, and a store writes pixels of a plane). Where vectors end
 inside a destination's blocks (those of 24 channels), the parts of a tile lie at uneven distances, which a table has.
+Integer accumulators come as float32 (`requantize.py`), and are stored as such, or as integers of 8 bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from numba.extending import intrinsic
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
+from blockconv.kernels.common.requantize import EpilogueArguments, dequantized_residual, quantized
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 __all__ = [
@@ -37,7 +40,8 @@ class Tile(NamedTuple):
     """A tile of `rows` x `pixels` pixels by `vectors` vectors of `lanes` output channels.
 
     element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
-    vector's channels repeat; 0 where they don't.
+    vector's channels repeat; 0 where they don't. dst: the code of an integer type of 8 bits that floats are stored as;
+    0: elements are stored as they are. away: whether a half is then rounded away from zero.
     """
 
     element: int
@@ -47,10 +51,13 @@ class Tile(NamedTuple):
     vectors: int
     lanes: int
     period: int = 0
+    dst: int = 0
+    away: int = 0
 
     @property
     def itemsize(self) -> int:
-        return ElementType.of(self.element).itemsize
+        """Bytes of an element of the destination."""
+        return ElementType.of(self.dst or self.element).itemsize
 
     @property
     def width(self) -> int:
@@ -59,6 +66,10 @@ class Tile(NamedTuple):
 
     def code(self, builder: Any) -> Vectors:
         return Vectors(builder, ElementType.of(self.element), self.lanes, bool(self.fma))
+
+    def stored(self, builder: Any) -> Vectors:
+        """Code over what is stored."""
+        return Vectors(builder, ElementType.of(self.dst), self.lanes) if self.dst else self.code(builder)
 
 
 class Output(NamedTuple):
@@ -134,13 +145,13 @@ class _Epilogue:
     ) -> None:
         self.b, self.v, self.tile, self.out = builder, tile.code(builder), tile, out
         self.store_width, self.act, self.masked = store_width, act, masked
-        self.has_parts = has_parts
+        self.has_parts, self.stored = has_parts, tile.stored(builder)
+        self.args = EpilogueArguments.load(builder, out.activation) if tile.dst else None
 
     def finish(self, accs: list[Any]) -> None:
         """Of accumulators in the order [row][pixel][vector]."""
         planes, count = self.store_width == 1, self.tile.pixels * self.tile.vectors
-        if not planes or self.act == ActivationKind.OTHER:
-            # Else planes are finished as such: a residual need not be transposed first.
+        if not self.finishes_planes:
             self.add_residual(accs)
             if self.act == ActivationKind.CLIP:
                 self.clip(accs)
@@ -148,11 +159,20 @@ class _Epilogue:
                 self.activate_in_scratch(accs)
         for row in range(self.tile.rows):
             base = self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
-            values = [self.b.load(slot) for slot in accs[row * count : (row + 1) * count]]
+            values = [self.converted(self.b.load(slot)) for slot in accs[row * count : (row + 1) * count]]
             if planes:
                 self.each_plane(values, base, self.finish_planes)
             else:
                 self.store_channels(values, base)
+
+    @property
+    def finishes_planes(self) -> bool:
+        """Whether planes are finished as such: a residual need not be transposed first."""
+        return self.store_width == 1 and self.act != ActivationKind.OTHER and not self.args and self.v.type.is_float
+
+    def converted(self, value: Any) -> Any:
+        """A finished vector as it is stored."""
+        return quantized(self.v, self.args, value, bool(self.tile.away)) if self.args else value
 
     # ------------------------------------------------------------ activation
 
@@ -199,18 +219,26 @@ class _Epilogue:
                 part = value
                 if self.store_width < self.tile.lanes:
                     part = shuffle(self.b, value, value, list(range(k, k + self.store_width)))
-                self.v.store(part, *locate())
+                self.stored.store(part, *locate())
 
     def with_zero_tail(self, value: Any, vector: int) -> Any:
         """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
         before = 0 if self.tile.period else vector * self.tile.lanes
         mask = self.v.below(self.b.sub(self.out.valid, const(before)), self.tile.period)
-        return self.b.select(mask, value, self.v.zero)
+        zero = self.v.zero
+        if self.args:
+            zero = self.stored.splat(self.b.trunc(self.args.dst_fill, self.stored.element))
+        return self.b.select(mask, value, zero)
 
     # ------------------------------------------------------------ the residual
 
     def add_residual(self, accs: list[Any]) -> None:
-        """Add the residual, which lies in memory as the destination does, `residual` bytes away."""
+        """Add the residual, which lies in memory as the destination does, `residual` bytes away.
+
+        Integers that stay what they are take none.
+        """
+        if not self.v.type.is_float:
+            return
         with self.b.if_then(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
             count = self.tile.pixels * self.tile.vectors
             for row in range(self.tile.rows):
@@ -218,14 +246,15 @@ class _Epilogue:
                 base = self.b.add(base, self.b.mul(const(row), self.out.dst_row))
                 slots = accs[row * count : (row + 1) * count]
                 for slot, value in zip(slots, self.load_row(base), strict=True):
-                    self.b.store(self.b.fadd(self.b.load(slot), value), slot)
+                    added = dequantized_residual(self.v, self.args, value) if self.args else value
+                    self.b.store(self.b.fadd(self.b.load(slot), added), slot)
 
     def load_row(self, base: Any) -> list[Any]:
         count = self.tile.pixels * self.tile.vectors
         if self.store_width == 1:
             return self.each_plane([None] * count, base, self.load_planes)
         return [
-            join(self.b, [self.v.load(*locate(), lanes=self.store_width) for _, locate in self.stores(i, base)])
+            join(self.b, [self.stored.load(*locate(), lanes=self.store_width) for _, locate in self.stores(i, base)])
             for i in range(count)
         ]
 
@@ -245,38 +274,55 @@ class _Epilogue:
                     out[p * tile.vectors + v] = value
         return out
 
-    def planes(self, pixels: int, base: Any, limit: Any | None) -> Iterator[tuple[Any, Any]]:
-        """(address, mask of the pixels that exist) of each channel's plane; of those past `limit`, none does."""
+    def planes(self, base: Any, limit: Any | None) -> Iterator[tuple[Any, Any | None]]:
+        """(address, whether it is in bounds; None: it is) of each channel's plane; those past `limit` are not."""
+        for c in range(self.tile.lanes):
+            address = self.b.add(base, self.b.mul(const(c), self.out.dst_block))
+            yield address, None if limit is None else self.b.icmp_signed("<", const(c), limit)
+
+    def plane_mask(self, pixels: int, in_bounds: Any | None) -> Any:
+        """The mask of a plane's pixels that exist."""
         bools = ir.VectorType(ir.IntType(1), self.tile.lanes)
         exist = ir.Constant(bools, [int(p < pixels) for p in range(self.tile.lanes)])
-        for c in range(self.tile.lanes):
-            address, mask = self.b.add(base, self.b.mul(const(c), self.out.dst_block)), exist
-            if limit is not None:
-                in_bounds = self.b.icmp_signed("<", const(c), limit)
-                mask = self.b.select(in_bounds, exist, ir.Constant(bools, None))
-            yield address, mask
+        return exist if in_bounds is None else self.b.select(in_bounds, exist, ir.Constant(bools, None))
 
     def finish_planes(self, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
-        """Transpose pixels into planes, add those of the residual, clip and store; other activations are done."""
-        b, v, lanes = self.b, self.v, self.tile.lanes
+        """Transpose pixels into planes and store them; add a residual and clip before, unless that is done."""
+        b, v, lanes = self.b, self.stored, self.tile.lanes
         padded = pixels + [ir.Constant(v.kind, ir.Undefined)] * (lanes - len(pixels))
         slots = [cgutils.alloca_once(b, v.kind) for _ in range(lanes)]
         for slot, plane in zip(slots, transpose(b, padded, lanes, lanes), strict=True):
             b.store(plane, slot)
-        if self.act != ActivationKind.OTHER:
+        if self.finishes_planes:
             with b.if_then(b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
-                residual = self.planes(len(pixels), b.add(base, self.out.residual), limit)
-                for slot, (at, mask) in zip(slots, residual, strict=True):
-                    b.store(b.fadd(b.load(slot), v.load(at, mask)), slot)
-        if self.act == ActivationKind.CLIP:
-            self.clip(slots)
-        for slot, (at, mask) in zip(slots, self.planes(len(pixels), base, limit), strict=True):
-            v.store(b.load(slot), at, mask)
+                residual = self.planes(b.add(base, self.out.residual), limit)
+                for slot, (at, in_bounds) in zip(slots, residual, strict=True):
+                    b.store(b.fadd(b.load(slot), v.load(at, self.plane_mask(len(pixels), in_bounds))), slot)
+            if self.act == ActivationKind.CLIP:
+                self.clip(slots)
+        for slot, (at, in_bounds) in zip(slots, self.planes(base, limit), strict=True):
+            if v.itemsize > 1:
+                v.store(b.load(slot), at, self.plane_mask(len(pixels), in_bounds))
+            else:  # stores of bytes by a mask are slow, or none, before AVX-512
+                with self.where(in_bounds):
+                    v.store_first(b.load(slot), at, len(pixels))
         return pixels
 
     def load_planes(self, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
-        planes = [self.v.load(at, mask) for at, mask in self.planes(len(pixels), base, limit)]
+        v, slots = self.stored, []
+        for at, in_bounds in self.planes(base, limit):
+            slots += v.slots(1, v.zero)
+            if v.itemsize > 1:
+                self.b.store(v.load(at, self.plane_mask(len(pixels), in_bounds)), slots[-1])
+            else:
+                with self.where(in_bounds):
+                    self.b.store(v.load_first(at, len(pixels)), slots[-1])
+        planes = [self.b.load(slot) for slot in slots]
         return transpose(self.b, planes, self.tile.lanes, self.tile.lanes)[: len(pixels)]
+
+    def where(self, condition: Any | None) -> Any:
+        """Code that runs where the condition holds; always, without one."""
+        return contextlib.nullcontext() if condition is None else self.b.if_then(condition)
 
 
 def _parameters(v: Vectors, act: Any) -> Iterator[Any]:

@@ -20,8 +20,10 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, ask, const, emitted, pointer
+from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
+from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["LINE", "TileRecord", "TileSpec", "conv_tile", "lines_ahead"]
@@ -55,6 +57,7 @@ class TileRecord(Arguments):
     written = word("output channels that are written, as zero where they do not exist", "channels")
     activation = word("the activation's `ActivationArguments`", "address")
     scratch = word("memory for the accumulators of a tile", "address")
+    scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
 
 
 class TileSpec(NamedTuple):
@@ -64,7 +67,9 @@ class TileSpec(NamedTuple):
     row. step: channels of a block of the source, which each full step takes. store_width: contiguous destination
     channels, which one store writes; 1 is NCHW. act: an `ActivationKind`. From `groups` on: those of `Shared`, where
     more than one group shares a vector; a step may then be several taps, and the channels are unrolled. has_parts:
-    whether what stores write lies at uneven distances.
+    whether what stores write lies at uneven distances. dot: the number of the multiply-accumulate (`Dot`); what `step`
+    counts are elements that it takes at once, of one channel or several. dst: the code of the destination's type where
+    it is none of the accumulators'; of 8 bits it is uint8 for int8 too. away: as in `Tile`.
     """
 
     element: int
@@ -84,10 +89,22 @@ class TileSpec(NamedTuple):
     taps: int
     tap_step: int
     has_parts: int = 0
+    dot: int = 0
+    dst: int = 0
+    away: int = 0
 
     @property
     def tile(self) -> Tile:
+        """The tile as it is reduced."""
         return Tile(*self[:6])
+
+    @property
+    def finished(self) -> Tile:
+        """The tile as it is stored: integers that become real numbers on the way are float32 before."""
+        if not self.dst:
+            return self.tile
+        quantized = self.dst if self.dst != FLOAT32.code else 0
+        return self.tile._replace(element=FLOAT32.code, dst=quantized, away=self.away)
 
     @property
     def shared(self) -> Shared:
@@ -124,13 +141,15 @@ def _tile(spec: TileSpec) -> Any:
     def tile(builder, record):
         run = TileRecord.load(builder, record)
         out = Output(**{name: getattr(run, name) for name in Output._fields})
-        prefetch_residual(builder, spec.tile, spec.store_width, out, bool(spec.has_parts))
+        prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
         if spec.shared.dense:
             accs = _reduce(builder, spec, run)
         else:
             v = spec.tile.code(builder)
             accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), run)
-        finish(builder, spec.tile, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
+        if spec.dst:
+            accs = dequantized(spec.tile.code(builder), accs, run.scales, spec.vectors)
+        finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
 
     return tile
 
@@ -190,4 +209,4 @@ class _Reduction(NamedTuple):
                 scalar = v.broadcast(b.add(base, const(p * self.spec.src_pixel)))
                 for weight in weights:
                     slot = next(slots)
-                    b.store(v.multiply_add(scalar, weight, b.load(slot)), slot)
+                    b.store(multiply_accumulate(v, self.spec.dot, scalar, weight, b.load(slot)), slot)

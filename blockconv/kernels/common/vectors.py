@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -25,6 +25,15 @@ def lanes_below(builder: Any, lanes: int, limit: Any, period: int = 0) -> Any:
     """A mask: lane, or lane modulo `period`, < limit (i64)."""
     iota = ir.Constant(ir.VectorType(I32, lanes), [k % (period or lanes) for k in range(lanes)])
     return builder.icmp_signed("<", iota, splat(builder, builder.trunc(limit, I32), lanes))
+
+
+def _powers(count: int) -> Iterator[tuple[int, int]]:
+    """`count` lanes as stretches of powers of two, the largest first: (first lane, lanes)."""
+    first = 0
+    for bit in reversed(range(count.bit_length())):
+        if count >> bit & 1:
+            yield first, 1 << bit
+            first += 1 << bit
 
 
 class Vectors:
@@ -71,6 +80,23 @@ class Vectors:
         else:
             given = [value, at, ir.Constant(I32, self.itemsize), mask]
             call_llvm(self.b, f"llvm.masked.store.{self.suffix(value.type.count)}.p0", ir.VoidType(), given)
+
+    def load_first(self, address: Any, count: int) -> Any:
+        """The first `count` lanes from `address`, and nothing beyond; the others are undefined."""
+        made = ir.Constant(self.kind, ir.Undefined)
+        for first, size in _powers(count):
+            part = self.load(self.b.add(address, const(first * self.itemsize)), lanes=size)
+            wide = shuffle(self.b, part, part, [lane % size for lane in range(self.lanes)])
+            chosen = [lane + self.lanes * (first <= lane < first + size) for lane in range(self.lanes)]
+            wide = shuffle(self.b, wide, wide, [(lane - first) % self.lanes for lane in range(self.lanes)])
+            made = shuffle(self.b, made, wide, chosen)
+        return made
+
+    def store_first(self, value: Any, address: Any, count: int) -> None:
+        """Store the first `count` lanes, without a mask."""
+        for first, size in _powers(count):
+            part = shuffle(self.b, value, value, list(range(first, first + size)))
+            self.store(part, self.b.add(address, const(first * self.itemsize)))
 
     def broadcast(self, address: Any) -> Any:
         """The element at `address` in every lane."""

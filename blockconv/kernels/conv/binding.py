@@ -10,7 +10,11 @@ image's end are moved back to be whole, as are tiles at a task's end: they recom
 to the same bits, and no tail code exists.
 
 Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
-destination, residual (or the destination), activation parameters.
+destination, residual (or the destination), activation parameters. Where integer accumulators become real numbers, the
+scales of the output channels follow all biases, likewise; the activation's parameters are `EpilogueArguments`.
+
+A source of bytes is packed byte by byte, and what tiles read is then made of the whole panel: signed bytes become
+unsigned, or bytes 16 bits wide. Tiles reduce elements of several channels (`Dot`).
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ElementType
+from blockconv.core.types import SIGNED, Types, element
 from blockconv.kernels.common.geometry import NO_BLOCK, geometry
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import kernels, packing
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
-from blockconv.kernels.conv.blocking import Blocking, has_parts
+from blockconv.kernels.conv.blocking import Blocking, has_parts, is_converted
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Op
@@ -38,13 +42,14 @@ __all__ = ["bind_tiles"]
 
 Words = dict[str, Any]
 WORD = 8  # bytes of one in a table
+REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
 
 
 def bind_tiles(
-    problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, blocking: Blocking, epilogue: Epilogue
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: Blocking, epilogue: Epilogue
 ) -> list[Op]:
     """The op. The residual lies in memory as the destination does."""
-    bound = _Binding(problem, src, dst, element, blocking)
+    bound = _Binding(problem, src, dst, types, blocking)
     offsets, parts = bound.offsets(), bound.parts()
     args = TilesArguments(
         src=SRC,
@@ -61,7 +66,7 @@ def bind_tiles(
         **bound.reduction(len(offsets)),
         **bound.window(),
         **bound.tasks(),
-        **bound.kernels(epilogue.activation),
+        **bound.kernels(epilogue),
     )
     at = bound.at
     tasks = at.images * bound.groups * args.row_tasks * args.col_tasks * blocking.splits
@@ -71,14 +76,14 @@ def bind_tiles(
 class _Binding:
     """The words of a convolution's arguments. Where groups share a vector, as many of them as do are one."""
 
-    def __init__(
-        self, problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, blocking: Blocking
-    ) -> None:
+    def __init__(self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: Blocking) -> None:
         self.p, self.at, self.blocking = problem, space(problem, src, dst), blocking
-        self.element = element
-        self.itemsize = self.element.itemsize
-        self.src = geometry(src, problem.src_shape, self.itemsize)
-        self.dst = geometry(dst, problem.dst_shape, self.itemsize)
+        self.types, self.dot = types, blocking.dot
+        # Of a channel in a window and of a weight; in a source and where windows are packed; and in a destination.
+        self.itemsize, self.src_itemsize = self.dot.itemsize or types.src.itemsize, types.src.itemsize
+        self.dst_itemsize = types.dst.itemsize
+        self.src = geometry(src, problem.src_shape, self.src_itemsize)
+        self.dst = geometry(dst, problem.dst_shape, self.dst_itemsize)
         shared, self.is_shared = blocking.shared, not blocking.shared.dense
         self.groups = -(-problem.g // shared.groups)
         self.ic, self.oc = (shared.groups * (channels // problem.g) for channels in (problem.ic, problem.oc))
@@ -127,7 +132,7 @@ class _Binding:
         return {
             "source": src._replace(n=0) if by_h else src,
             "destination": dst,
-            "dst_block": dst.block if dst.length <= stored else stored * self.itemsize,
+            "dst_block": dst.block if dst.length <= stored else stored * self.dst_itemsize,
             "depth": at.depth,
             "depth_step": p.dh if by_h else 1,
             "depth_size": p.ih if by_h else NO_BLOCK,
@@ -141,7 +146,11 @@ class _Binding:
         """Steps and weights: `steps` of whole blocks of channels, and of what is left over."""
         blocking, shared = self.blocking, self.blocking.shared
         tail = blocking.step if self.is_shared else (self.ic - 1) % blocking.step + 1
-        full = steps if tail == blocking.step else steps - steps // -(-self.ic // blocking.step)
+        full = (
+            steps
+            if -(-tail // self.dot.channels) * self.dot.channels == blocking.step
+            else steps - steps // -(-self.ic // blocking.step)
+        )
         depth, width = steps * blocking.step, blocking.width
         if self.is_shared:
             depth, width = shared.ic * self.p.kh * self.p.kw, self.oc
@@ -156,14 +165,15 @@ class _Binding:
             "group_oc": self.oc,
             "full_steps": full,
             "tail_steps": steps - full,
-            "tail_channels": tail,
+            "tail_channels": -(-tail // self.dot.channels),
             "wei_block": wei_block,
             "wei_blocks": -(-self.oc // blocking.width),
             "prefetch_lines": lines_ahead(wei_block, blocking.ocbs, tiles, steps),
         }
 
     def window(self) -> Words:
-        blocking = self.blocking
+        blocking, panel_bytes = self.blocking, self.ic_blocks * self.at.depth * self.plane
+        shrunk = self.itemsize // self.src_itemsize  # how much less a panel is as it is packed
         return {
             "in_place": blocking.in_place,
             "ic_blocks": self.ic_blocks,
@@ -173,15 +183,18 @@ class _Binding:
             "window_rows": blocking.window_rows,
             "window_cols": blocking.window_cols,
             "window_row": self.row,
-            "window_block": self.plane,
+            "packed_row": self.row // shrunk,
+            "packed_block": self.plane // shrunk,
+            "packed_at": panel_bytes - panel_bytes // shrunk,
             "panel": blocking.panel,
-            "panel_bytes": self.ic_blocks * self.at.depth * self.plane,
+            "panel_bytes": panel_bytes,
             "src_pixel": self.window_sw * self.pixel,
         }
 
     def tasks(self) -> Words:
         blocking = self.blocking
-        tile_bytes = blocking.rows * blocking.pixels * blocking.width * self.itemsize
+        acc_itemsize = self.types.acc.itemsize
+        tile_bytes = blocking.rows * blocking.pixels * blocking.width * acc_itemsize
         return {
             "groups": self.groups,
             "task_rows": blocking.task_rows,
@@ -195,23 +208,39 @@ class _Binding:
             "tile_pixels": blocking.pixels,
             "tile_width": blocking.width,
             "lanes": blocking.lanes,
-            "itemsize": self.itemsize,
+            "itemsize": self.dst_itemsize,
+            "acc_itemsize": acc_itemsize,
+            "scales": self.groups * blocking.ocbs * blocking.width * acc_itemsize,
         }
 
-    def kernels(self, act: int) -> Words:
-        """The kernels that compute a tile, pack a window and scatter a tile."""
-        blocking, shared = self.blocking, self.blocking.shared
+    def kernels(self, epilogue: Epilogue) -> Words:
+        """The kernels that compute a tile, pack a window, convert it and scatter a tile."""
+        blocking = self.blocking
+        scatters = blocking.store_width == 0 or self.p.g > 1
+        return {
+            "tile": self.tile(epilogue).address,
+            "pack": self.packer().address,
+            "convert": self.converter(),
+            "scatter": kernels.scatter_tile(self.dst_itemsize).address if scatters else 0,
+            "scatters": blocking.store_width == 0,
+        }
+
+    def tile(self, epilogue: Epilogue) -> jit.Kernel:
+        """The kernel that computes a tile."""
+        blocking, shared, dst = self.blocking, self.blocking.shared, self.types.dst
+        if dst.itemsize == 1:
+            dst = element("uint8")  # which of the two is a matter of bounds, which are arguments
         spec = TileSpec(
-            element=self.element.code,
-            fma=int(target.isa().fma),
+            element=self.types.acc.code,
+            fma=int(target.isa().fma and self.types.acc.is_float),
             rows=blocking.rows,
             pixels=blocking.pixels,
             vectors=blocking.vectors,
             lanes=blocking.lanes,
             src_pixel=self.window_sw * self.pixel,
-            step=blocking.step,
+            step=blocking.step // self.dot.channels,
             store_width=blocking.store_width or blocking.lanes,
-            act=act,
+            act=epilogue.activation,
             groups=shared.groups,
             group_ic=shared.ic,
             group_oc=shared.oc,
@@ -219,22 +248,28 @@ class _Binding:
             taps=shared.taps,
             tap_step=shared.tap_step,
             has_parts=int(self.has_parts),
+            dot=self.dot.number,
+            dst=dst.code if dst != self.types.acc else 0,
+            away=int(epilogue.away and dst.itemsize == 1),
         )
-        tile, pack = conv_tile(*(spec if spec.has_parts else spec[:-1])), self.packer()
-        scatters = blocking.store_width == 0 or self.p.g > 1
-        scatter = kernels.scatter_tile(self.itemsize).address if scatters else 0
-        return {
-            "tile": tile.address,
-            "pack": pack.address,
-            "scatter": scatter,
-            "scatters": blocking.store_width == 0,
-        }
+        # What a tile of floats does not have is left out: it is no other kernel for what others have.
+        given = max(k for k, value in enumerate(spec) if value or k < REQUIRED)
+        return conv_tile(*spec[: given + 1])
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""
-        cb, itemsize = self.blocking.cb, self.itemsize
+        cb, itemsize = self.blocking.cb, self.src_itemsize
+        if self.blocking.interleaved:
+            return packing.pack_interleaved()
         if self.is_shared:
             return packing.pack_pixels(self.ic, cb, self.pitch, self.blocking.lanes, itemsize)
         if self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb:
             return packing.pack_cut_window(cb, itemsize)
         return packing.pack_window(cb, itemsize)
+
+    def converter(self) -> int:
+        """The address of the kernel that converts a packed window; 0 where there is nothing to convert."""
+        signed = self.types.src.kind == SIGNED
+        if self.blocking.in_place or not is_converted(self.types, self.dot):
+            return 0
+        return packing.convert_window(self.itemsize, int(signed), target.isa().vector_bytes).address

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ElementType
+from blockconv.core.types import SIGNED, Types
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.space import Space, space
@@ -23,6 +24,7 @@ __all__ = [
     "blocking",
     "geometry",
     "has_parts",
+    "is_converted",
     "pixels_of_task",
     "space",
     "store_width",
@@ -36,12 +38,15 @@ __all__ = [
 class Blocking:
     """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
 
-    cb: channels packed together. step: channels of a step of the reduction: cb, or 1 where a loop over so few costs
-    more than it saves. store_width: contiguous destination channels that one store writes; 0 where tiles are scattered.
-    task_rows, task_cols: pixels of a task. splits: tasks that share a group's output channels, in `ocbs` blocks.
+    cb: channels packed together. step: channels of a step of the reduction: cb, or those of one element (`Dot`) where a
+    loop over so few costs more than it saves. store_width: contiguous destination channels that one store writes; 0
+    where tiles are scattered. task_rows, task_cols: pixels of a task. splits: tasks that share a group's output
+    channels, in `ocbs` blocks.
     in_place: tiles read the source where it is (`_is_read_in_place`). panel: output columns of a window, a tile's where
     windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
-    needs. shared: how groups share a vector; a "group" above is then as many of them as do.
+    needs. shared: how groups share a vector; a "group" above is then as many of them as do. dot: the
+    multiply-accumulate. interleaved: channels that do not lie in fours in the source are brought together as they are
+    packed.
     """
 
     rows: int
@@ -61,6 +66,8 @@ class Blocking:
     scratch: int
     step: int = 1
     shared: Shared = DENSE
+    dot: Dot = MULTIPLY_ADD
+    interleaved: bool = False
 
     @property
     def width(self) -> int:
@@ -70,37 +77,42 @@ class Blocking:
 
 def weight_layout(blocking: Blocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
-    inner = f"{blocking.step}c{blocking.width}b" if blocking.step > 1 else f"{blocking.width}b"
-    return Layout(f"aB{'C' if blocking.step > 1 else 'c'}de{inner}")
+    each = blocking.dot.channels
+    blocks = f"{blocking.step // each}c" * (blocking.step > each) + f"{blocking.width}b" + f"{each}c" * (each > 1)
+    return Layout(f"aB{'C' if blocking.step > 1 else 'c'}de{blocks}")
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
     """The blocking of a problem on this machine. Tile and block sizes do not depend on the threads."""
-    isa, itemsize, p, at = target.isa(), element.itemsize, problem, space(problem, src, dst)
+    isa, p, at, dot = target.isa(), problem, space(problem, src, dst), dot_for(types)
+    itemsize, packed = types.acc.itemsize, dot.itemsize or types.src.itemsize
     lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
     if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
-    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
-    cb, stored = _source_block(p, s), store_width(d, at, itemsize, lanes, groups_of=oc if p.g > 1 else 0)
-    rows, pixels, vectors = _tile(oc, p.g, at, d, stored, lanes, itemsize)
+    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    interleaved = not types.acc.is_float and not _lies_in_fours(p, s)
+    cb = 4 if interleaved else _source_block(p, s, 1 if types.acc.is_float else 4)
+    stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
+    rows, pixels, vectors = _tile(oc, p.g, at, d, stored, lanes, itemsize, dot)
     width = vectors * lanes
     ocbs = -(-(oc if stored == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
-    weights = channels * at.kh * at.kw * itemsize  # of an output channel
+    weights = channels * at.kh * at.kw * packed  # of an output channel
     # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once. (More
     # threads than there are blocks of output channels share both.)
-    by_pixels = weights * oc <= channels * itemsize * at.ih * at.iw
-    whole = channels * itemsize * math.prod(at.window(at.oh, at.ow))
+    by_pixels = weights * oc <= channels * packed * at.ih * at.iw
+    whole = channels * packed * math.prod(at.window(at.oh, at.ow))
     room = target.second_level_cache() // 4 if by_pixels else _room_for_window(weights * width, whole)
     sharing = threads if by_pixels else -(-threads // ocbs)
-    task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, sharing, room)
+    task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     splits = min(ocbs, -(-tasks_wanted(threads) // tasks))
-    in_place = _is_read_in_place(p, at, s, pixels)
+    as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, dot))
+    in_place = as_it_is and _is_read_in_place(p, at, s, pixels)
     panel = task_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
-    windows = 0 if in_place else -(-task_cols // panel) * channels * itemsize * w_rows * w_cols
+    windows = 0 if in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
     scratch = -(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize
     return Blocking(
         rows=rows,
@@ -118,19 +130,41 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
         window_rows=w_rows,
         window_cols=w_cols,
         scratch=scratch,
-        step=cb if cb > 4 else 1,
+        step=cb if cb > 4 * dot.channels else dot.channels,
+        dot=dot,
+        interleaved=interleaved,
     )
 
 
-def _source_block(problem: Conv2dProblem, src: Geometry) -> int:
+def _lies_in_fours(problem: Conv2dProblem, src: Geometry) -> bool:
+    """Whether four channels of a group, from a multiple of four on, are neighbours in a source of bytes."""
+    ic = problem.ic // problem.g
+    return src.channel == 1 and src.length % 4 == 0 and (problem.g == 1 or ic % 4 == 0)
+
+
+def _ends_inside(problem: Conv2dProblem, src: Geometry, dot: Dot) -> bool:
+    """Whether the last element of a pixel's channels, and of an array, would reach past it."""
+    return src.length == NO_BLOCK and problem.ic // problem.g % dot.channels > 0
+
+
+def is_converted(types: Types, dot: Dot) -> bool:
+    """Whether a packed window is another than the source's bytes."""
+    return dot.itemsize not in (0, types.src.itemsize) or (dot.is_unsigned and types.src.kind == SIGNED)
+
+
+def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
     """Channels that are packed together: contiguous in the source, but where a group begins within its blocks.
 
-    Of blocks, a power of two that divides them: a vector of 16 of 24 channels would lie in two blocks.
+    Of blocks, a power of two that divides them: a vector of 16 of 24 channels would lie in two blocks. unit: channels
+    that are packed as one, of a source that has its channels in such units.
     """
-    ic = problem.ic // problem.g
-    if ic <= 4 and src.length == NO_BLOCK:
-        return ic  # few channels are packed without padding, but for a source that has the padding in the same order
-    return math.gcd(src.length, 4 if ic <= 4 else 16)
+    units = -(-(problem.ic // problem.g) // unit)
+    if units <= 4 and src.length == NO_BLOCK:
+        return units * unit  # few channels are packed without padding, but for a source that has it in the same order
+    block = math.gcd(src.length // unit, 4 if units <= 4 else 16)
+    if unit > 1 and problem.g > 1:
+        block = math.gcd(block, units)  # no block of bytes lies in two of the source's
+    return block * unit
 
 
 L1_SETS, L1_WAYS = 64, 8  # of first-level caches of 32 KiB; larger ones have more ways
@@ -199,14 +233,15 @@ def why_not_window(blocking: Blocking) -> str | None:
 
 
 def _tile(
-    oc: int, groups: int, at: Space, dst: Geometry, stored: int, lanes: int, itemsize: int
+    oc: int, groups: int, at: Space, dst: Geometry, stored: int, lanes: int, itemsize: int, dot: Dot
 ) -> tuple[int, int, int]:
     """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
     isa = target.isa()
     # A whole vector may be issued as two halves, one after the other.
     fma = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
     best: tuple[float, int, tuple[int, int, int]] | None = None
-    for vectors, most in _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA:
+    fused = isa.fma if dot == MULTIPLY_ADD else dot.channels == 4  # one instruction multiplies and adds
+    for vectors, most in _TILES[32] if isa.registers == 32 else _TILES[16] if fused else _TILES_WITHOUT_FMA:
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
         # power of two. Groups that are no whole tiles begin inside a block, where one would.

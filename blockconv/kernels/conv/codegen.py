@@ -1,25 +1,28 @@
-"""Zeros, and lines of a source packed pixel by pixel: the channels that a vector's groups need of each, contiguous."""
+"""What windows are packed with: padding, lines of pixels with the channels that a vector's groups need, and bytes."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from blockconv.core.types import element
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import const, emitted, move, pointer, store_bits, transpose
+from blockconv.jit.ir import const, emitted, load_bits, move, pointer, store_bits, transpose
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["line_packer", "zero_bytes", "zero_pixels"]
+__all__ = ["Planes", "byte_converter", "fill_bytes", "interleave_four", "line_packer", "zero_pixels"]
 
 
 @inline
-def zero_bytes(dst, size):
-    """Zero `size` bytes, a multiple of 4."""
-    for at in range(0, size, 4):
-        store_bits(dst + at, 0, 4)
+def fill_bytes(dst, size, fill):
+    """Write `size` bytes, each as the low byte of `fill`, whose four low bytes are equal."""
+    whole = size & ~3
+    for at in range(0, whole, 4):
+        store_bits(dst + at, fill, 4)
+    for at in range(whole, size):
+        store_bits(dst + at, fill, 1)
 
 
 @functools.cache
@@ -86,3 +89,76 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -
                 src, out = src + step, out + pixel
 
     return pack_line
+
+
+# ---------------------------------------------------------------- bytes
+
+
+@functools.cache
+def byte_converter(itemsize: int, signed: int, lanes: int) -> Any:
+    """convert(dst, src): see `convert_window`, of one vector."""
+
+    @emitted
+    def convert(builder, dst, src):
+        v = Vectors(builder, element("int8"), lanes)
+        value = v.load(src)
+        if itemsize == 1:
+            value = builder.xor(value, v.c(-128))
+        else:
+            wide = ir.VectorType(ir.IntType(8 * itemsize), lanes)
+            value = builder.sext(value, wide) if signed else builder.zext(value, wide)
+        v.store(value, dst)
+
+    return convert
+
+
+class Planes(NamedTuple):
+    """The addresses of four channels of a pixel."""
+
+    first: int
+    second: int
+    third: int
+    fourth: int
+
+
+def _interleaver(lanes: int) -> Any:
+    """interleave(planes, dst): of neighbouring pixels the four channels, [pixel][channel]."""
+
+    @emitted
+    def interleave(builder, planes, dst):
+        v = Vectors(builder, element("int8"), lanes)
+        given = [v.load(plane) for plane in planes]
+        for k, vector in enumerate(transpose(builder, given, 4, lanes)):
+            v.store(vector, builder.add(dst, const(k * lanes)))
+
+    return interleave
+
+
+_interleave_16, _interleave_4 = _interleaver(16), _interleaver(4)
+
+
+@inline
+def interleave_four(planes, dst, count, step):
+    """`count` pixels, `step` bytes apart, to [pixel][channel]."""
+    if step == 1 and count >= 4:
+        done = 0
+        while done < count:  # the last ones end with the last pixel, and do some once more
+            if count >= 16:
+                done = min(done, count - 16)
+                _interleave_16(_moved(planes, done), dst + 4 * done)
+                done += 16
+            else:
+                done = min(done, count - 4)
+                _interleave_4(_moved(planes, done), dst + 4 * done)
+                done += 4
+    else:
+        for p in range(count):
+            at = p * step
+            low = load_bits(planes.first + at, 1) | load_bits(planes.second + at, 1) << 8
+            high = load_bits(planes.third + at, 1) | load_bits(planes.fourth + at, 1) << 8
+            store_bits(dst + 4 * p, low | high << 16, 4)
+
+
+@inline
+def _moved(planes, by):
+    return Planes(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by)

@@ -14,8 +14,9 @@ from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel, copy_memory
 from blockconv.kernels.common.microkernel import LINE, TileRecord
+from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import zero_bytes
+from blockconv.kernels.conv.codegen import fill_bytes
 from blockconv.kernels.conv.packing import source_offset
 
 __all__ = ["conv_tiles", "scatter_tile"]
@@ -36,6 +37,7 @@ def scatter_tile(itemsize):
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), ScatterRecord(record)
+        fill = EpilogueArguments(a.activation).dst_fill if itemsize == 1 else 0
         tile, base, first = wanted.tile, wanted.dst, wanted.channel
         valid, written, gather = wanted.valid, wanted.written, wanted.gather
         rows, pixels, width = a.tile_rows, a.tile_pixels, a.tile_width
@@ -52,7 +54,7 @@ def scatter_tile(itemsize):
                     elif exists:
                         copy_memory(dst, of_tile, count * itemsize)
                     else:
-                        zero_bytes(dst, count * itemsize)
+                        fill_bytes(dst, count * itemsize, fill)
             c += count
 
     return kernel
@@ -77,7 +79,7 @@ def _write_common(a, run, scattered):
     """Write what the records of all tiles have in common: scattered ones are stored as `_Scattered.tile` first."""
     itemsize, lanes_bytes = a.itemsize, a.lanes * a.itemsize
     width_bytes = a.tile_width * itemsize
-    tile_bytes = a.tile_rows * a.tile_pixels * width_bytes
+    tile_bytes = a.tile_rows * a.tile_pixels * a.tile_width * a.acc_itemsize
     residual = a.residual - a.dst
     run.src_row = a.window_sh * a.window_row
     run.offsets = a.offsets
@@ -111,13 +113,15 @@ def _pack_panels(a, run, window, image, n, group, oh, ow):
         at = window + k * a.panel_bytes
         channel = group * a.group_ic
         pack = a.pack
-        wanted.window = at
+        wanted.window = at + a.packed_at
         wanted.image = image
         wanted.channel = channel
         wanted.depth = depth
         wanted.ih = ih
         wanted.iw = col
         call_kernel(pack, a.address, wanted.address, 0, 0)
+        if a.convert:
+            call_kernel(a.convert, at, at + a.packed_at, a.panel_bytes - a.packed_at, 0)
 
 
 @inline
@@ -178,7 +182,8 @@ def _write_block(a, run, group, ocb, valid):
     """Write what the records of a block of output channels have in common; where the next one's weights begin."""
     wei = (group * a.wei_blocks + ocb) * a.wei_block
     run.wei = a.wei + wei
-    run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.itemsize)
+    run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.acc_itemsize)
+    run.scales = run.bia + a.scales
     if a.parts_step:
         run.dst_block = a.offsets + a.parts + (group * a.ocbs + ocb) * a.parts_step
     # Blocks of the destination's padding alone are zero: nothing is reduced for them.
@@ -195,7 +200,7 @@ def conv_tiles():
         a = TilesArguments(args)
         window, tiles = scratch, scratch + a.tiles_at
         rows, pixels, width = a.tile_rows, a.tile_pixels, a.tile_width
-        tile_bytes = rows * pixels * width * a.itemsize
+        tile_bytes = rows * pixels * width * a.acc_itemsize
         run = TileRecord(tiles + 3 * tile_bytes)
         stored, gathered = tiles + tile_bytes, tiles + 2 * tile_bytes
         scattered = _Scattered(a.scatters, a.scatter, stored, gathered, a.residual - a.dst)

@@ -7,10 +7,18 @@ from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, move, move_part
 from blockconv.kernels.common.geometry import NO_BLOCK
+from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import line_packer, zero_bytes, zero_pixels
+from blockconv.kernels.conv.codegen import (
+    Planes,
+    byte_converter,
+    fill_bytes,
+    interleave_four,
+    line_packer,
+    zero_pixels,
+)
 
-__all__ = ["pack_cut_window", "pack_pixels", "pack_window", "source_offset"]
+__all__ = ["convert_window", "pack_cut_window", "pack_interleaved", "pack_pixels", "pack_window", "source_offset"]
 
 
 @inline
@@ -38,14 +46,19 @@ def _is_padding(a, h, z):
 
 @jit.kernel
 def pack_window(cb, itemsize):
-    """Pack a window, all its blocks of `cb` channels, as [block][level][row][column][channel]; padding is zeros."""
+    """Pack a window, all its blocks of `cb` channels, as [block][level][row][column][channel].
+
+    Padding is zeros; of integers, which channels of a byte are, it is the zero point. What is packed in place of
+    channels that do not exist is of no account there: their weights are zero.
+    """
     chunk = cb * itemsize
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
+        fill = EpilogueArguments(a.activation).src_fill if itemsize == 1 else 0
         window, image, channel = wanted.window, wanted.image, wanted.channel
         depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
-        cols, row_bytes, w_block = a.window_cols, a.window_row, a.window_block
+        cols, row_bytes, w_block = a.window_cols, a.packed_row, a.packed_block
         col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
         step, blocks, rows = col_step * s_col, a.ic_blocks, a.window_rows
         left, right = _columns_in_bounds(a, iw)
@@ -71,11 +84,11 @@ def pack_window(cb, itemsize):
                     h = ih + r * a.row_step
                     if _is_padding(a, h, z):
                         for k in range(count):
-                            zero_bytes(out + k * w_block, row_bytes)
+                            fill_bytes(out + k * w_block, row_bytes, fill)
                         continue
                     for k in range(count):
-                        zero_bytes(out + k * w_block, left * chunk)
-                        zero_bytes(out + k * w_block + right * chunk, (cols - right) * chunk)
+                        fill_bytes(out + k * w_block, left * chunk, fill)
+                        fill_bytes(out + k * w_block + right * chunk, (cols - right) * chunk, fill)
                     src, dst = plane + h * a.source.row, out + left * chunk
                     if step == chunk and count == 1 and padded:
                         copy_memory(dst, src, (right - left) * chunk)
@@ -99,7 +112,7 @@ def pack_cut_window(cb, itemsize):
         a, wanted = TilesArguments(args), WindowRecord(record)
         window, image, channel = wanted.window, wanted.image, wanted.channel
         depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
-        cols, row_bytes, w_block = a.window_cols, a.window_row, a.window_block
+        cols, row_bytes, w_block = a.window_cols, a.packed_row, a.packed_block
         col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
         step, levels, rows = col_step * s_col, a.depth, a.window_rows
         left, right = _columns_in_bounds(a, iw)
@@ -112,9 +125,9 @@ def pack_cut_window(cb, itemsize):
             for r in range(rows):
                 out, h = window + plane * w_block + r * row_bytes, ih + r * a.row_step
                 if _is_padding(a, h, z):
-                    zero_bytes(out, row_bytes)
+                    fill_bytes(out, row_bytes, 0)
                     continue
-                zero_bytes(out, left * chunk)
+                fill_bytes(out, left * chunk, 0)
                 src = image + z * a.depth_bytes + h * a.source.row
                 src += (iw + left * col_step) * s_col
                 dst = out + left * chunk
@@ -123,7 +136,7 @@ def pack_cut_window(cb, itemsize):
                     if head < count:
                         move_part(dst + head * itemsize, src + second, cb, itemsize, count - head)
                     src, dst = src + step, dst + chunk
-                zero_bytes(dst, (cols - right) * chunk)
+                fill_bytes(dst, (cols - right) * chunk, 0)
 
     return kernel
 
@@ -150,7 +163,7 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize):
         for line in range(a.depth * rows):
             level, r = line // rows, line % rows
             z, h = depth + level * a.depth_step, ih + r * a.row_step
-            out = window + line * a.window_row
+            out = window + line * a.packed_row
             if _is_padding(a, h, z):
                 zero(out, cols)
                 continue
@@ -174,5 +187,56 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize):
                         c, block = c + size, block + src_block
                         at, size = block, min(s_len, exist - c)
             zero(out + right * pixel, cols - right)
+
+    return kernel
+
+
+@jit.kernel
+def pack_interleaved():
+    """Pack a window of a source of bytes whose channels do not lie in fours, as [four][level][row][column][channel].
+
+    Where the source's pixels are neighbours, planes are interleaved in registers.
+    """
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        fill = EpilogueArguments(a.activation).src_fill
+        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
+        cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
+        left, right = _columns_in_bounds(a, iw)
+        for part in range(a.ic_blocks):
+            c, last = wanted.channel + 4 * part, wanted.channel + a.group_ic - 1
+            # Of channels past the last, whose weights are zero, the last one is packed.
+            start = wanted.image + (iw + left * a.col_step) * a.source.col
+            c0, c1 = start + source_offset(a, c), start + source_offset(a, min(c + 1, last))
+            c2, c3 = start + source_offset(a, min(c + 2, last)), start + source_offset(a, min(c + 3, last))
+            for line in range(a.depth * a.window_rows):
+                level, r = line // a.window_rows, line % a.window_rows
+                z, h = depth + level * a.depth_step, ih + r * a.row_step
+                out = wanted.window + (part * a.depth + level) * a.packed_block + r * row_bytes
+                if _is_padding(a, h, z):
+                    fill_bytes(out, row_bytes, fill)
+                    continue
+                fill_bytes(out, left * 4, fill)
+                fill_bytes(out + right * 4, (cols - right) * 4, fill)
+                at = z * a.depth_bytes + h * a.source.row
+                interleave_four(Planes(c0 + at, c1 + at, c2 + at, c3 + at), out + left * 4, right - left, step)
+
+    return kernel
+
+
+@jit.kernel
+def convert_window(itemsize, signed, lanes):
+    """Convert packed bytes to what tiles read; the arguments are where to, where from, how many bytes, and nothing.
+
+    itemsize: of a channel there: 1 flips the highest bit (a signed byte becomes 128 more, unsigned), 2 widens. lanes:
+    of a vector; up to so many bytes past the last are read, and as many channels written. Both may be one memory,
+    whose second half is widened to the whole of it.
+    """
+    convert = byte_converter(itemsize, signed, lanes)
+
+    def kernel(dst, src, size, unused_scratch):
+        for at in range(0, size, lanes):
+            convert(dst + at * itemsize, src + at)
 
     return kernel

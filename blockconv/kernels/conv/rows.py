@@ -13,7 +13,7 @@ from __future__ import annotations
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types, element
+from blockconv.core.types import INT8, Types, element
 from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import grouped_blocking
@@ -38,11 +38,11 @@ _FLOAT32 = element("float32")
 def _make_direct(
     problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
 ) -> Primitive:
-    found = blocking(problem, src, dst, types.src, threads)
+    found = blocking(problem, src, dst, types, threads)
     return Primitive(
         cost=lambda: _cost_direct(problem, src, dst, types, found) / threads + _OVERHEAD,
-        make=lambda: bind_tiles(problem, src, dst, types.src, found, epilogue),
-        weights=WeightForm(weight_layout(found), found.ocbs * found.width),
+        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
+        weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
         blocking=found,
     )
 
@@ -58,34 +58,42 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     The constants were fitted to 23 layers of ResNet-50 in 36 pairs of layouts each (one thread, AVX-512): 90 % of
     the predictions are within 7 %, and the layouts predicted to be the best cost 2 % more than the best.
     """
-    p, at, itemsize = problem, space(problem, src, dst), types.src.itemsize
-    ic, oc = p.ic // p.g, p.oc // p.g
+    p, at, itemsize, dot = problem, space(problem, src, dst), types.acc.itemsize, found.dot
+    # Elements that a multiply-accumulate takes, and of those that are packed, which are of as many bytes.
+    ic, oc, packed = -(-p.ic // p.g // dot.channels), p.oc // p.g, itemsize // types.src.itemsize
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     vectors = found.rows * found.pixels * found.vectors
     # Half vectors are taken where they run twice as fast.
     at_once = 2 * target.isa().vector_bytes // (itemsize * found.lanes)
-    steps = -(-ic // found.step) * p.kh * p.kw
+    steps = -(-p.ic // p.g // found.step) * p.kh * p.kw
     store = store_cycles(dst, found.store_width)
     cycles = tiles * (max(vectors / at_once, 4) * ic * p.kh * p.kw + 0.7 * steps + store * vectors)
     if not found.in_place:
         groups = at.images * p.g * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
         pixels = groups * -(-found.task_cols // found.panel) * found.window_rows * found.window_cols * at.depth
-        cycles += pixels * (_PACK.get(found.cb, 2.7) * -(-ic // found.cb) + 0.5 * ic / found.lanes)
-    return max(cycles * CYCLE, _bytes_moved(p, src, dst, itemsize) / BANDWIDTH)
+        cb = found.cb // packed
+        cycles += pixels * (_PACK.get(cb, 2.7) * -(-ic // cb) + 0.5 * ic / found.lanes)
+    return max(cycles * CYCLE, _bytes_moved(p, src, dst, types) / BANDWIDTH)
 
 
-def _bytes_moved(problem: Conv2dProblem, src: Layout, dst: Layout, itemsize: int) -> int:
+def _bytes_moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> int:
     """Of source, weights and destination."""
     p = problem
-    weights = p.oc * (p.ic // p.g) * p.kh * p.kw
-    return itemsize * (src.size(p.src_shape) + dst.size(p.dst_shape) + weights)
+    weights = p.oc * (p.ic // p.g) * p.kh * p.kw * types.wei.itemsize
+    return src.size(p.src_shape) * types.src.itemsize + dst.size(p.dst_shape) * types.dst.itemsize + weights
 
 
 def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
-    return why_not_window(blocking(problem, src, dst, _FLOAT32, 1))
+    return why_not_window(blocking(problem, src, dst, Types.all(_FLOAT32.name), 1))
 
 
-DIRECT = Row(name="conv_direct", op="conv2d", dtypes=_DTYPES, why_not=_why_not_direct, make=_make_direct)
+DIRECT = Row(
+    name="conv_direct",
+    op="conv2d",
+    dtypes=_DTYPES | {str(types) for types in INT8},
+    why_not=_why_not_direct,
+    make=_make_direct,
+)
 
 
 # ---------------------------------------------------------------- grouped
@@ -114,7 +122,7 @@ def _make_grouped(
     found = grouped_blocking.blocking(problem, src, dst, types.src, threads)
     return Primitive(
         cost=lambda: _cost_grouped(problem, src, dst, types, found) / threads + _OVERHEAD,
-        make=lambda: bind_tiles(problem, src, dst, types.src, found, epilogue),
+        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
         weights=_weights_grouped(found),
         blocking=found,
     )
@@ -136,7 +144,7 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
     stored = store_cycles(dst, found.store_width) * CYCLE * tiles * found.rows * found.pixels
     # Of half vectors too: they are taken where they run twice as fast.
     rate = 7e9 * target.isa().vector_bytes / itemsize
-    return max(flops / rate + stored, _bytes_moved(p, src, dst, itemsize) / BANDWIDTH)
+    return max(flops / rate + stored, _bytes_moved(p, src, dst, types) / BANDWIDTH)
 
 
 GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES, why_not=_why_not_grouped, make=_make_grouped)

@@ -10,12 +10,12 @@ from machines import MACHINES
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import element
+from blockconv.core.types import Types
 from blockconv.kernels.conv.blocking import blocking
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.winograd.blocking import blocking as winograd_blocking
 
-NHWC, NCHW16, FLOAT32 = Layout("NHWC"), Layout("NCHW16"), element("float32")
+NHWC, NCHW16, FLOAT32 = Layout("NHWC"), Layout("NCHW16"), Types.all("float32")
 DIRECT = (
     "mb1ic3ih224oc64oh112kh7sh2ph3", "mb1ic64ih56oc64kh1", "mb1ic64ih56oc256kh1", "mb1ic256ih56oc64kh1",
     "mb1ic128ih56oc128oh28kh3sh2ph1", "mb1ic128ih28oc512kh1", "mb1ic256ih56oc512oh28kh1sh2", "mb1ic512ih28oc256kh1",

@@ -1,0 +1,95 @@
+"""What integer convolutions need beside weights: biases with zero points in them, scales, an epilogue's numbers.
+
+The sum of (x - zero_point) * w is that of x * w, less zero_point times the sum of w, which is part of the bias; so zero
+points cost nothing where products are added. (A window's border holds the zero point, and adds nothing.)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import SIGNED, ElementType, Types
+from blockconv.dispatch.packing import pack_bias
+from blockconv.kernels import WeightForm
+from blockconv.kernels.common.activation import Activation
+from blockconv.kernels.common.requantize import EpilogueArguments
+
+__all__ = ["MOST_PRODUCTS", "PLAIN", "Quantizations", "check_sums", "epilogue_block", "quantized_bias"]
+
+Array = npt.NDArray[Any]
+
+LARGEST = 255 * 128  # of a product of a byte less its zero point with a weight
+MOST_PRODUCTS = (2**31 - 1) // LARGEST  # whose sum is sure to be an int32: 65,793
+PLAIN = Quantization(1.0)
+
+
+class Quantizations(NamedTuple):
+    """What the integers of a convolution's arrays stand for."""
+
+    src: Quantization = PLAIN
+    wei: Quantization = PLAIN
+    dst: Quantization = PLAIN
+    residual: Quantization = PLAIN
+
+
+def check_sums(op: str, weight: Array, bias: Array | None) -> None:
+    """Raise unless every sum of products, and with its bias, is sure to be an int32, whatever the source holds."""
+    products = int(np.prod(weight.shape[1:], dtype=object))
+    if products > MOST_PRODUCTS:
+        rule = f"an output sums {products} products of 8 bits, which may be more than an int32 holds"
+        remedy = f"convolve at most {MOST_PRODUCTS} at a time, or in float32"
+        raise ArgumentError(op, "weight", weight, rule, remedy)
+    most = int(np.abs(bias.astype(np.int64)).max(initial=0)) if bias is not None else 0
+    if most + LARGEST * products > 2**31 - 1:
+        rule = f"one of {most}, with the {products} products that are added to it, may be more than an int32 holds"
+        raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - LARGEST * products}")
+
+
+def quantized_bias(
+    problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types, given: Quantizations
+) -> Array:
+    """Biases, int32, with the source's zero point folded in; where the destination needs them, scales after them."""
+    zero_point = given.src.zero_point + (128 if form.dot.is_unsigned and types.src.kind == SIGNED else 0)
+    folded = -zero_point * weight.reshape(problem.oc, -1).sum(axis=1, dtype=np.int64)
+    if bias is not None:
+        folded = folded + bias
+    packed = pack_bias(problem, folded, form, np.int32)
+    if not types.is_requantized:
+        return packed
+    scale = np.broadcast_to(given.src.scale * given.wei.scale, (problem.oc,))
+    return np.concatenate([packed.reshape(-1), pack_bias(problem, scale, form, np.float32).reshape(-1).view(np.int32)])
+
+
+def epilogue_block(act: Activation, types: Types, given: Quantizations, residual: ElementType | None) -> Array:
+    """The `EpilogueArguments` of integers. residual: its type, where there is one."""
+    dst, zero_point = given.dst, given.dst.zero_point if types.dst.itemsize == 1 else 0
+    bounds = np.iinfo(types.dst.name) if types.dst.itemsize == 1 else np.iinfo(np.int8)
+    flip = 128 if residual is not None and residual.kind == SIGNED else 0
+    arguments = EpilogueArguments(
+        **act.arguments._asdict(),
+        src_fill=_four_times(given.src.zero_point),
+        dst_fill=_four_times(zero_point),
+        inverse=_bits(np.float32(1) / dst.scale),
+        low=_bits(bounds.min - zero_point),
+        high=_bits(bounds.max - zero_point),
+        zero_point=zero_point,
+        residual_scale=_bits(given.residual.scale),
+        residual_flip=flip,
+        residual_zero=given.residual.zero_point + flip,
+    )
+    return np.array(arguments, np.int64)
+
+
+def _four_times(value: int) -> int:
+    return (value & 255) * 0x01010101
+
+
+def _bits(value: Any) -> int:
+    return int(struct.unpack("q", struct.pack("d", float(value)))[0])

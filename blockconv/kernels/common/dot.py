@@ -1,0 +1,103 @@
+"""The multiply-accumulate of a reduction: floats one by one, or 8-bit integers as dot products.
+
+A dot product is a multiply-add on wider elements. Neighbouring channels of a pixel that fill 32 bits are one element,
+which is broadcast as one float32 is; a lane of the weights has as many, of an output channel; and their products are
+added to the lane's int32. So a tile, its addresses and its loop nest are the same for floats and integers.
+
+Each dot product is an instruction, or the same emulated in plain IR, which runs everywhere.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from blockconv.core import target
+from blockconv.core.types import Types
+from blockconv.jit.ir import call_llvm
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["DOTS", "MULTIPLY_ADD", "Dot", "dot_for", "multiply_accumulate"]
+
+
+class Dot(NamedTuple):
+    """A multiply-accumulate.
+
+    number: how kernel families are told. channels: of an element that is broadcast. itemsize: bytes of a channel in a
+    packed window and in packed weights; 0 where these hold what the arrays do. is_unsigned: a source of int8 is packed
+    with 128 more in each channel, as uint8.
+    """
+
+    number: int
+    channels: int
+    itemsize: int = 0
+    is_unsigned: bool = False
+
+
+MULTIPLY_ADD = Dot(0, 1)
+# u8 times s8, four at a time: VNNI. Or both widened to 16 bits while they are packed, two at a time: exact too.
+DOTS = {
+    "vpdpbusd": Dot(1, 4, 1, True),
+    "vpmaddwd": Dot(2, 2, 2),
+    "vpdpbusd, emulated": Dot(3, 4, 1, True),
+    "vpmaddwd, emulated": Dot(4, 2, 2),
+}
+
+
+def dot_for(types: Types) -> Dot:
+    """The fastest multiply-accumulate of this machine for these types."""
+    if types.acc.is_float:
+        return MULTIPLY_ADD
+    if target.isa().vnni:
+        return DOTS["vpdpbusd"]
+    return DOTS["vpmaddwd" if platform.machine().lower() in ("x86_64", "amd64") else "vpmaddwd, emulated"]
+
+
+def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> Any:
+    """acc + x * w: the products of all channels of each lane's element are added. number: a `Dot`'s.
+
+    The instruction of a `Dot` has to be one of the target's: LLVM ends the process where it is not.
+    """
+    return v.multiply_add(x, w, acc) if number == MULTIPLY_ADD.number else _DOTS[number](v, x, w, acc)
+
+
+def _vpdpbusd(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    name = f"llvm.x86.avx512.vpdpbusd.{8 * v.bytes}"  # AVX-VNNI's too
+    return call_llvm(v.b, name, v.kind, [acc, x, w])
+
+
+_PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def _vpmaddwd(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    pairs = ir.VectorType(ir.IntType(16), 2 * v.lanes)
+    products = call_llvm(v.b, _PAIRS[v.bytes], v.kind, [v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
+    return v.b.add(acc, products)
+
+
+def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
+    bits = 32 // channels
+
+    def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+        b = v.b
+
+        def channel(value: Any, k: int, unsigned: bool) -> Any:
+            above = b.shl(value, v.c(32 - bits * (k + 1)))
+            return (b.lshr if unsigned else b.ashr)(above, v.c(32 - bits))
+
+        for k in range(channels):
+            acc = b.add(acc, b.mul(channel(x, k, is_unsigned), channel(w, k, False)))
+        return acc
+
+    return emit
+
+
+_DOTS: dict[int, Callable[..., Any]] = {
+    1: _vpdpbusd,
+    2: _vpmaddwd,
+    3: _emulated(4, True),
+    4: _emulated(2, False),
+}

@@ -1,0 +1,198 @@
+"""Convolution of 8-bit integers, every kernel and every multiply-accumulate of this target, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import platform
+
+import guarded
+import numpy as np
+import pytest
+from conv_lab import PAIRS, Paged
+from conv_problems import AS_OTHERS, BATCHES, GRID, SAMPLED, WHOLE, pairs
+from quantized_lab import case, check, finished, run
+from quantized_oracle import Steps
+
+from blockconv.core import target
+from blockconv.core.types import INT8
+from blockconv.kernels.common.dot import DOTS
+from blockconv.kernels.conv import blocking as direct
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+HERE = tuple(
+    name for name in DOTS if "emulated" in name or (target.isa().vnni if name == "vpdpbusd" else X86)
+)  # what this target has
+MARKED = [pytest.param(d, marks=pytest.mark.isa) if d in AS_OTHERS else d for d in GRID]
+# Source, destination, and what comes between.
+KINDS = (
+    {"src": "uint8", "dst": "uint8", "act": "relu"},
+    {"src": "int8", "dst": "int8", "residual": "int8"},
+    {"src": "uint8", "dst": "int32"},
+    {"src": "int8", "dst": "float32", "residual": "float32", "act": ("clip", -1.0, 0.75)},
+    {"src": "int8", "dst": "uint8", "residual": "uint8", "act": "relu", "away": True},
+    {"src": "uint8", "dst": "int8", "residual": "uint8", "act": ("leaky_relu", 0.25)},
+    {"src": "uint8", "dst": "float32"},
+    {"src": "int8", "dst": "int32"},
+    {"src": "int8", "dst": "int8", "act": ("clip", -0.5, 2.0), "away": True},
+    {"src": "uint8", "dst": "uint8", "residual": "int8"},
+)
+assert {(kind["src"], kind["dst"]) for kind in KINDS} == {(types.src.name, types.dst.name) for types in INT8}
+
+
+@functools.lru_cache(maxsize=len(KINDS))
+def kind_of(descriptor: str, number: int, **options):
+    return case(descriptor, **{**KINDS[number], **options})
+
+
+@pytest.fixture
+def dot(request, monkeypatch):
+    """The multiply-accumulate of this name, whatever the target would choose."""
+    monkeypatch.setattr(direct, "dot_for", lambda types: DOTS[request.param])
+    direct.blocking.cache_clear()
+    yield DOTS[request.param]
+    direct.blocking.cache_clear()
+
+
+@pytest.fixture
+def small_cache(monkeypatch):
+    """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
+    monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
+    direct.blocking.cache_clear()
+    yield
+    direct.blocking.cache_clear()
+
+
+# ---------------------------------------------------------------- the grid
+
+
+@pytest.mark.parametrize("descriptor", MARKED)
+def test_on_the_grid(descriptor):
+    """Each problem on its pairs of layouts, by the multiply-accumulate that this target takes; kinds go round."""
+    shift = GRID.index(descriptor)
+    for k, (src, dst) in enumerate(pairs(descriptor)):
+        check(kind_of(descriptor, (3 * k + shift) % len(KINDS)), src, dst, threads=1 + k % 4)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("dot", HERE, indirect=True)
+def test_every_multiply_accumulate(dot):
+    """The instructions of this target and the emulated ones, all kinds, to and from each class of layouts."""
+    number = 0
+    for descriptor in (WHOLE[1], SAMPLED[0], SAMPLED[11]):
+        for src, dst in (("NCHW", "NHWC"), ("NHWC", "NCHW4"), ("NCHW4", "NCHW32"), ("NCHW64", "NCHW")):
+            check(kind_of(descriptor, number % len(KINDS)), src, dst)
+            number += 1
+    assert number > len(KINDS)
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_every_pair_of_layouts(number):
+    for k, (src, dst) in enumerate(PAIRS):
+        check(kind_of(BATCHES[3], number), src, dst, threads=1 + k % 3)
+
+
+@pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES[::2], *SAMPLED[::4]])
+def test_cut_into_many_windows(descriptor, small_cache):
+    shift = GRID.index(descriptor)
+    for k, (src, dst) in enumerate(pairs(descriptor)):
+        check(kind_of(descriptor, (k + shift) % len(KINDS)), src, dst, threads=1 + k % 4)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 63, 64, 65, 100, 128, 255, 1000])
+def test_channels(channels):
+    for k, (src, dst) in enumerate((("NHWC", "NHWC"), ("NCHW", "NCHW16"), ("NCHW32", "NCHW"), ("CHWN4", "NCHW64"))):
+        check(kind_of(f"mb2ic{channels}ih3iw5oc17kh1kw1", k), src, dst)
+        check(kind_of(f"mb1ic9ih3iw4oc{channels}kh3kw3ph1pw1", k + 4), src, dst)
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mprotect")
+@pytest.mark.isa
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_nothing_is_touched_beyond_the_arrays(where):
+    """Arrays and scratch beside pages that cannot be read or written; channels that are no multiple of four."""
+    for k, descriptor in enumerate((WHOLE[0], WHOLE[2], SAMPLED[0], SAMPLED[9], WHOLE[1], "mb1ic6ih4oc9kh3sh2")):
+        for j, (src, dst) in enumerate(
+            (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "CHWN4"), ("NCHW32", "NCHW16"), ("CHWN4", "NCHW8"))
+        ):
+            for number in (0, 1):  # of a uint8 source, and of an int8 one
+                check(kind_of(descriptor, (2 * (k + j) + number) % 4), src, dst, memory=Paged(where))
+
+
+# ---------------------------------------------------------------- the ends of ranges
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("dot", HERE, indirect=True)
+@pytest.mark.parametrize("src", ["uint8", "int8"])
+def test_zero_points_and_values_at_the_ends(dot, src):
+    """Sources and weights of nothing but the ends of their ranges, -128 on -128 among them."""
+    for zero_point in (np.iinfo(src).min, np.iinfo(src).max, 0):
+        for dst in ("int32", "int8"):
+            made = case("mb1ic20ih5oc18kh3ph1", src, dst, zero_point=int(zero_point), ends=True)
+            for pair in (("NHWC", "NHWC"), ("NCHW", "NCHW4"), ("NCHW16", "NCHW")):
+                check(made, *pair)
+    assert made.w.min() == -128
+    assert made.x.min() == np.iinfo(src).min
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("dst", ["uint8", "int8"])
+def test_ties_and_saturation(away, dst):
+    """Sums from -300 to 300 in halves, so that half of all results are ties, to odd and even zero points."""
+    limits = np.iinfo(dst)
+    for zero_point in (limits.min, limits.max, 0, 1, 2):
+        made = case("mb1ic1ih1iw256oc5kh1kw1", "uint8", dst, zero_point=0)
+        made.x[:] = np.arange(256, dtype=np.uint8)
+        made.w[:] = np.array([1, -1, 3, -3, 2], np.int8).reshape(made.w.shape)
+        made.bias[:] = [0, 0, -301, 300, -255]
+        steps = Steps(dst, 0.25, 2.0, 1.0, dst_zero_point=zero_point, away=away)
+        for layouts in (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "NCHW4")):
+            check(finished(type(made)(**{**vars(made), "steps": steps})), *layouts)
+
+
+@pytest.mark.isa
+def test_results_of_every_size():
+    """Scales from the smallest to the largest that are taken: what overflows float32 saturates, as infinity does."""
+    for scale in (2.0**-126, 1e-20, 1e-3, 1e10, 1e38):
+        for dst_scale in (2.0**-126, 1e-3, 1e38):
+            made = case("mb1ic9ih3oc20kh1", "int8", "int8", src_scale=scale, dst_scale=dst_scale, wei_scale=1.0)
+            for layouts in (("NHWC", "NHWC"), ("NCHW", "NCHW")):
+                check(made, *layouts)
+
+
+@pytest.mark.isa
+def test_a_residual_that_is_not_a_number_is_the_least():
+    made = case("mb1ic9ih3oc20kh1", "uint8", "float32", "float32")
+    made.steps.residual[0, :, 1] = np.nan
+    made = finished(made)
+    assert np.isnan(made.wanted).any()
+    check(made, "NHWC", "NCHW16")
+
+
+def test_the_largest_sums():
+    """65,793 products of 255 and -128 are still an int32."""
+    made = case("mb1ic65793ih1oc17kh1", "uint8", "int32", zero_point=0)
+    made.x[:], made.w[:], made.bias[:] = 255, -128, 0
+    made.w[3] = 127
+    made = finished(made)
+    assert made.wanted.min() == -255 * 128 * 65793
+    check(made, "NHWC", "NHWC")
+    check(made, "NCHW", "NCHW")
+
+
+@pytest.mark.isa
+def test_activations_with_code_of_their_own():
+    """Within a unit: exponentials are polynomials here, and NumPy's there."""
+    for act in ("sigmoid", "tanh", "silu", "hardswish", "gelu", "hardsigmoid"):
+        made = case("mb1ic17ih5oc20kh3ph1", "uint8", "uint8", "uint8", act)
+        for src, dst in (("NHWC", "NHWC"), ("NCHW4", "NCHW")):
+            found = run(made, src, dst)
+            wanted = made.wanted if dst == "NCHW" else made.wanted.transpose(0, 2, 3, 1)
+            assert np.abs(found.astype(int) - wanted.reshape(-1)).max() <= 1
+
+
+def test_any_number_of_threads_gives_the_same():
+    made = case(WHOLE[0], "int8", "uint8", "uint8")
+    for threads in (1, 2, 3, 4):
+        check(made, "NHWC", "NCHW16", threads=threads)

@@ -1,0 +1,153 @@
+"""Runs the integer rows of the table on memory that tells, as conv_lab does for floats."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import quantized_oracle
+from conv_lab import Canaried, Memory, _placed, _scratch_in, grouped_shape
+from quantized_oracle import Steps
+from storage_oracle import places, stored
+
+from blockconv import runtime
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import Types, element
+from blockconv.dispatch import selection
+from blockconv.dispatch.packing import pack_weights
+from blockconv.dispatch.quantizing import Quantizations, epilogue_block, quantized_bias
+from blockconv.kernels.common.activation import activation
+from blockconv.kernels.table import Epilogue
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A quantised convolution: its problem, arrays and steps, and what has to come out."""
+
+    problem: Conv2dProblem
+    x: Array
+    w: Array
+    bias: Array | None
+    zero_point: int
+    steps: Steps
+    wanted: Array
+
+    @property
+    def types(self) -> Types:
+        return Types.quantized(self.x.dtype, self.steps.dst)
+
+
+def case(
+    descriptor: str,
+    src: str = "uint8",
+    dst: str = "uint8",
+    residual: str | None = None,
+    act: Any = None,
+    zero_point: int | None = None,
+    ends: bool = False,
+    **steps: Any,
+) -> Case:
+    """Random integers over the whole range of their types; scales so that results are of the range of bytes.
+
+    ends: only the ends of these ranges. zero_point: of the source; by default a random one. steps: others of `Steps`.
+    """
+    p = Conv2dProblem.from_descriptor(descriptor)
+    rng = np.random.default_rng(zlib.crc32(f"{descriptor} {src} {dst} {residual}".encode()))
+
+    def some(shape: tuple[int, ...], dtype: str) -> Array:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if ends:
+            return rng.choice(np.array([low, high], dtype), shape)
+        return rng.integers(low, high, shape, dtype, endpoint=True)
+
+    x, w = some(p.src_shape, src), some(grouped_shape(p), "int8")
+    bias = rng.integers(-(1 << 16), 1 << 16, p.oc).astype(np.int32)
+    if zero_point is None:
+        zero_point = int(some((1,), src)[0])
+    spread = 5000.0 * np.sqrt(np.prod(w.shape[1:]))  # of the sums
+    given = Steps(
+        dst,
+        src_scale=0.013,
+        wei_scale=(rng.uniform(0.5, 2, p.oc) / spread / 0.013 * 4).astype(np.float32),
+        dst_scale=0.047,
+        dst_zero_point=int(rng.integers(np.iinfo(dst).min, np.iinfo(dst).max)) if dst.endswith("int8") else 0,
+        activation=act,
+    )._replace(**steps)
+    if residual is not None:
+        added = rng.standard_normal(p.dst_shape).astype("f4") if residual == "float32" else some(p.dst_shape, residual)
+        zero = 0 if residual == "float32" else int(some((1,), residual)[0])
+        given = given._replace(residual=added, residual_scale=0.021, residual_zero_point=zero)
+    return finished(Case(p, x, w, bias, zero_point, given, x))
+
+
+def finished(made: Case) -> Case:
+    """The case with what has to come out of it."""
+    p = made.problem
+    total = quantized_oracle.sums(
+        made.x, made.w, made.bias, made.zero_point, stride=(p.sh, p.sw),
+        pads=((p.ph, p.ph_r), (p.pw, p.pw_r)), dilation=(p.dh, p.dw), groups=p.g,
+    )  # fmt: skip
+    return replace(made, wanted=quantized_oracle.requantize(total, made.steps))
+
+
+def run(made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None = None) -> Array:
+    """The raw storage that the integer row writes. Asserts that nothing round its buffers was written."""
+    memory = Canaried() if memory is None else memory
+    p, steps, types = made.problem, made.steps, made.types
+    act, residual = activation(steps.activation), steps.residual
+    epilogue = Epilogue(act.kind, residual is not None, steps.away)
+    row = selection.choose("conv2d", p, Layout(src), Layout(dst), types)
+    primitive = row.prepare(p, Layout(src), Layout(dst), types, threads, epilogue=epilogue)
+    form = primitive.form
+    given = Quantizations(
+        Quantization(steps.src_scale, made.zero_point),
+        Quantization(steps.wei_scale),
+        Quantization(steps.dst_scale, steps.dst_zero_point),
+        Quantization(steps.residual_scale, steps.residual_zero_point),
+    )
+    here = functools.partial(_placed, memory)
+    rng = np.random.default_rng(5)
+    _, src_size = places(src, p.src_shape)
+    dirt = rng.integers(0, 255, src_size, np.uint8).view(made.x.dtype)
+    source = here("source", stored(made.x, src, dirt))
+    weights = here("weights", pack_weights(p, made.w, form))
+    bias = here("bias", quantized_bias(p, made.w, made.bias, form, types, given))
+    _, size = places(dst, p.dst_shape)
+    out = here("destination", np.full(size, 0x55, np.uint8).astype(steps.dst))
+    added = out if residual is None else here("residual", stored(residual, dst, 99))
+    block = epilogue_block(act, types, given, None if residual is None else element(residual.dtype))
+    program = runtime.Program(primitive.ops())
+    scratch = _scratch_in(memory, program, threads)
+    addresses = [runtime.address_of(array) for array in (source, weights, bias, out, added, block)]
+    try:
+        program.run(tuple(addresses), threads)
+        assert scratch is None or runtime.launcher._scratch.memory is scratch
+    finally:
+        runtime.launcher._scratch.keep(np.empty(0, np.uint8))
+    assert not memory.touched(), f"{src} -> {dst} {p.descriptor()}: wrote past {memory.touched()}"
+    return out
+
+
+def check(made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None = None) -> None:
+    """Run and hold the result against the oracle, bit for bit; the padding holds the zero point."""
+    out = run(made, src, dst, threads, memory)
+    offsets, _ = places(dst, made.problem.dst_shape)
+    steps = made.steps._replace(residual=None, wei_scale=0.0)
+    where = f"{src} -> {dst} {made.problem.descriptor()} {made.types} {steps}"
+    wrong = out[offsets].view(f"u{out.itemsize}") != made.wanted.view(f"u{out.itemsize}")
+    assert not wrong.any(), (
+        f"{where}: {wrong.sum()} of {wrong.size} differ, first at {np.argwhere(wrong)[0]}: "
+        f"{out[offsets][wrong][0]} for {made.wanted[wrong][0]}"
+    )
+    tail = np.ones(out.shape, bool)
+    tail[offsets] = False
+    padding = made.steps.dst_zero_point if out.itemsize == 1 else 0
+    assert (out[tail] == padding).all(), f"{where}: the padding does not hold the zero point"

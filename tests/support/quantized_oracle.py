@@ -1,0 +1,69 @@
+"""Quantised convolution by ONNX's definition of QLinearConv, in plain NumPy: what integer kernels are compared with.
+
+Nothing here knows of blockconv. The sum of (x - x_zero_point) * w over the window and the bias is exact, in int64;
+padding stands for zero, so nothing is added there. What follows is float32, each step rounded by itself, in the order
+that `requantize` writes down.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import conv_oracle
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Steps(NamedTuple):
+    """What becomes of a sum. Scales are of float32; those of the weights one, or one an output channel.
+
+    dst: the destination's dtype. scale: of the source times that of the weights. act: the activation's function in
+    float32. residual: integers with a scale and a zero point, or float32. away: ties are rounded away from zero.
+    """
+
+    dst: str
+    src_scale: float = 1.0
+    wei_scale: Any = 1.0
+    dst_scale: float = 1.0
+    dst_zero_point: int = 0
+    activation: Any = None
+    residual: Array | None = None
+    residual_scale: float = 1.0
+    residual_zero_point: int = 0
+    away: bool = False
+
+
+def sums(x: Array, w: Array, bias: Array | None, zero_point: int, **window: Any) -> Array:
+    """The exact sums, (N, O, OH, OW), of int64. window: as `conv_oracle.conv2d` has it."""
+    assert x.dtype in (np.uint8, np.int8)
+    assert w.dtype == np.int8
+    return conv_oracle.conv2d(x.astype(np.int64) - zero_point, w.astype(np.int64), bias, **window)
+
+
+def requantize(total: Array, steps: Steps) -> Array:
+    """The destination of exact sums, which have to be of the range of int32."""
+    assert total.dtype == np.int64
+    assert np.abs(total).max(initial=0) < 2**31
+    if steps.dst == "int32":
+        return total.astype(np.int32)
+    scale = np.float32(steps.src_scale) * np.asarray(steps.wei_scale, np.float32)
+    assert scale.dtype == np.float32
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = total.astype(np.int32).astype(np.float32) * scale.reshape(-1, 1, 1)
+        if steps.residual is not None and steps.residual.dtype == np.float32:
+            value = value + steps.residual
+        elif steps.residual is not None:
+            away_from_zero = steps.residual.astype(np.int32) - steps.residual_zero_point
+            value = value + away_from_zero.astype(np.float32) * np.float32(steps.residual_scale)
+        value = np.asarray(conv_oracle.activate(value, steps.activation), np.float32)
+        if steps.dst == "float32":
+            return value
+        value = value * (np.float32(1) / np.float32(steps.dst_scale))
+    assert value.dtype == np.float32
+    # From here on in float64, in which nothing is rounded but to a whole number.
+    wide = value.astype(np.float64)
+    whole = np.where(wide < 0, np.ceil(wide - 0.5), np.floor(wide + 0.5)) if steps.away else np.rint(wide)
+    limits = np.iinfo(steps.dst)
+    return np.clip(whole + steps.dst_zero_point, limits.min, limits.max).astype(steps.dst)
