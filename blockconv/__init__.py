@@ -26,6 +26,7 @@ from blockconv.core.layout import NATIVE, Axis, Layout, known_layouts, register_
 from blockconv.core.layout_names import KnownLayout
 from blockconv.core.layout_weights import ConvolutionMode, convolution_mode, weights_for
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.core.quantization import Quantization
 from blockconv.dispatch.array import BlockedArray, empty, is_channels_last, to_layout
 from blockconv.frontends.onnx import load_onnx
 from blockconv.network.builder import NetworkBuilder
@@ -52,6 +53,7 @@ __all__ = [
     "NetworkError",
     "Plan",
     "Pool2dProblem",
+    "Quantization",
     "ReorderProblem",
     "SlowPathWarning",
     "UnsupportedError",

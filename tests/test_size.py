@@ -36,7 +36,9 @@ def test_a_file_is_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES_OF_A_FILE
     for name, node in functions(path):
         assert node.end_lineno is not None
-        assert node.end_lineno - node.lineno < LINES_OF_A_FUNCTION or name in LONG, name
+        # What `help` says of a public function is as long as it has to be.
+        first = node.body[1].lineno if name in PUBLIC and ast.get_docstring(node) else node.lineno
+        assert node.end_lineno - first < LINES_OF_A_FUNCTION or name in LONG, name
         given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         assert len([a for a in given if a not in ("self", "cls")]) <= PARAMETERS or name in PUBLIC, name
 

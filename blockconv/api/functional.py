@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
+from blockconv.api.arithmetic import QuantizedOptions
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.boundary import (
@@ -43,6 +46,12 @@ def conv2d(
     out_layout: Layout | str | None = None,
     algorithm: str = "auto",
     accuracy: str | float = "default",
+    input_quantization: Quantization | None = None,
+    weight_quantization: Quantization | None = None,
+    out_quantization: Quantization | None = None,
+    residual_quantization: Quantization | None = None,
+    out_dtype: npt.DTypeLike | None = None,
+    rounding: str = "half_even",
 ) -> ActivationsT:
     """torch.nn.functional.conv2d on arrays, torch CPU tensors and BlockedArrays, with a fused residual and activation.
 
@@ -50,11 +59,11 @@ def conv2d(
     OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Weights are packed at every call;
     `Conv2d` packs them once, and is what to use in a loop.
 
-    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32 or float64: an array or a torch CPU tensor
-        without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
-        BlockedArray of 4 dimensions.
-    weight: (O, C / groups, KH, KW), of the input's dtype; an array or a tensor.
-    bias: (O,), of the input's dtype, or None.
+    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32, float64, uint8 or int8: an array or a torch
+        CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order),
+        or a BlockedArray of 4 dimensions.
+    weight: (O, C / groups, KH, KW), of the input's dtype, or int8 for one of 8 bits; an array or a tensor.
+    bias: (O,), of the input's dtype, or int32 of the scale of input times weight; or None.
     stride, dilation: an int of at least 1, or a pair of them: (height, width).
     padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
         "same" (the output is of the input's size; only with a stride of 1).
@@ -71,6 +80,21 @@ def conv2d(
         of up to 6x6 output pixels.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
+    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 bits stand for,
+        each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for each
+        output channel, and has the zero point 0.
+    out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
+        scales of input and weight), "uint8" or "int8" (with out_quantization). By default the input's where there is
+        an out_quantization, else "float32" where there is one of input or weight, else "int32".
+    rounding: to integers of 8 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+
+    Integers: an input of uint8 or int8 with int8 weights is summed exactly. Real numbers of these sums take float32
+    steps in this order: times the scales of input and weight (one float32 product), plus the residual, activation,
+    times 1 / scale of the output; then they are rounded, the output's zero point is added, and what does not fit is
+    bounded.
+    Padding stands for zero, so it is the input's zero point. The residual of an 8-bit output is of 8 bits, that of a
+    float32 output float32; int32 outputs take neither residual nor activation. An output that sums more than 65,793
+    products is refused, as it may be more than an int32 holds.
 
     Calls are safe from any number of threads at once and give the same bits for any number of threads.
     Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
@@ -81,22 +105,31 @@ def conv2d(
     array([12., 18., 18., 18., 12.], dtype=float32)
     >>> bc.conv2d(bc.to_layout(x, "NCHW8"), weight, stride=2)
     BlockedArray(NCHW8, shape=(1, 8, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 8))
+    >>> bytes_ = bc.conv2d(
+    ...     np.full((1, 4, 2, 2), 130, np.uint8), np.ones((8, 4, 1, 1), np.int8),
+    ...     input_quantization=bc.Quantization(0.5, 128), out_quantization=bc.Quantization(0.25, 10),
+    ... )  # each of the four channels is (130 - 128) * 0.5
+    >>> bytes_.dtype, int(bytes_[0, 0, 0, 0])
+    (dtype('uint8'), 26)
     >>> bc.conv2d(x, weight, stride=0)
     Traceback (most recent call last):
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
     w, b = as_numpy(weight, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
-    return _conv2d_like(w, b, options)(input, residual=residual, out=out)
+    quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
+    quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
+    return _conv2d_like(w, b, options, quantized)(input, residual=residual, out=out)
 
 
-def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
+def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...], quantized: QuantizedOptions) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
     stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
-    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), cache_key(options))
+    kind = (None if b is None else (b.shape, b.dtype)), *quantized.kind
+    key = (w.shape, w.strides, w.dtype, kind, cache_key(options))
     known = _called.get(key)
     if known is not None:
-        return known._with(w, b)
+        return known._with(w, b, quantized)
     conv = Conv2d(
         w,
         b,
@@ -109,11 +142,12 @@ def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...]) -> Conv2d:
         algorithm=algorithm,
         accuracy=accuracy,
         op="conv2d",
+        **quantized._asdict(),
     )
     if len(_called) >= KEPT:
         _called.clear()
     # Kept without its weights, but with their shape.
-    _called[key] = conv._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None)
+    _called[key] = conv._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None, quantized)
     return conv
 
 

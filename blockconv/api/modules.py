@@ -6,14 +6,18 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, Padding, Sizes
-from blockconv.api.prepared import ALGORITHMS, Prepared, by_algorithm, prepared
+from blockconv.api.arithmetic import Arithmetic, QuantizedOptions
+from blockconv.api.bound import Bound, Packed
+from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
 from blockconv.core.checks import whole
-from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.errors import ArgumentError, LayoutError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
@@ -22,7 +26,6 @@ from blockconv.dispatch.boundary import (
     NHWC,
     Array,
     check_out,
-    checked_alias,
     dense_layout,
     native_layout,
     pads,
@@ -31,16 +34,15 @@ from blockconv.dispatch.boundary import (
     storage_of,
 )
 from blockconv.dispatch.packing import (
-    activation_block,
-    pack_bias,
     pack_weights,
     room_for,
     weights_as_read,
+    widened,
 )
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.kernels.table import Epilogue
-from blockconv.runtime import address_of, get_num_threads
+from blockconv.runtime import get_num_threads
 
 __all__ = ["KEPT", "Conv2d"]
 
@@ -50,17 +52,14 @@ KEPT = 256  # problems that a Conv2d keeps bound
 ACCURACIES = {"default": selection.ACCURACY, "strict": selection.STRICT}
 
 
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-
-
 class Conv2d:
     """`conv2d` with its weights packed once, for each layout that it meets: what to use in a loop.
 
     ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
 
-    weight: (O, C / groups, KH, KW), float32 or float64; an array or a torch CPU tensor, kept by reference and not to
-        be changed, as what was packed of it stays.
-    bias: (O,), of the weight's dtype, or None.
+    weight: (O, C / groups, KH, KW), float32, float64, or int8 for inputs of 8 bits; an array or a torch CPU tensor,
+        kept by reference and not to be changed, as what was packed of it stays.
+    bias: (O,), of the weight's dtype, or int32 of the scale of input times weight; or None.
     stride, dilation: an int of at least 1, or a pair of them: (height, width).
     padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
         "same" (the output is of the input's size; only with a stride of 1).
@@ -79,6 +78,13 @@ class Conv2d:
         1.3e36; by tile size, see README's limits.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
+    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 bits stand for,
+        each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for each
+        output channel, and has the zero point 0.
+    out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
+        scales of input and weight), "uint8" or "int8" (with out_quantization). By default the input's where there is
+        an out_quantization, else "float32" where there is one of input or weight, else "int32".
+    rounding: to integers of 8 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
     op: the name of the operation in the texts of its errors.
 
     An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
@@ -107,6 +113,12 @@ class Conv2d:
         activation: ActivationLike = None,
         algorithm: str = "auto",
         accuracy: str | float = "default",
+        input_quantization: Quantization | None = None,
+        weight_quantization: Quantization | None = None,
+        out_quantization: Quantization | None = None,
+        residual_quantization: Quantization | None = None,
+        out_dtype: npt.DTypeLike | None = None,
+        rounding: str = "half_even",
         op: str = "Conv2d",
     ) -> None:
         self._op = op
@@ -123,10 +135,12 @@ class Conv2d:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
         self.algorithm, self.accuracy = algorithm, _accuracy(op, accuracy)
-        self._act, self._params = activation_block(self.activation)
+        quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
+        self._options = QuantizedOptions(*quantizations, out_dtype, rounding)
+        self._arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, self._options)
         self._weight_is_channels_last = is_channels_last(self.weight)
-        self._packed: dict[WeightForm, _Packed] = {}
-        self._bound: dict[Any, _Bound] = {}
+        self._packed: dict[tuple[WeightForm, Types, Any], Packed] = {}
+        self._bound: dict[Any, Bound] = {}
 
     def __repr__(self) -> str:
         oc, per_group, kh, kw = self.weight.shape
@@ -177,13 +191,18 @@ class Conv2d:
         # A layout that no kernel gives is reordered to at the end.
         dst_layout = self.out_layout or (out.layout if isinstance(out, BlockedArray) else layout)
         native = dst_layout if dst_layout.is_native else NCHW
-        bound = self._bind(src.shape, src.layout, native, src.storage.dtype, residual is not None)
+        self._arithmetic.check_zero_point("input", x.zero_point, self._options.input_quantization)
+        bound = self._bind(src.shape, src.layout, native, src.dtype, residual is not None)
+        zero_point = self._arithmetic.dst_zero_point
         if out is not None:
-            check_out(self._op, out, BlockedArray, bound.shape, src.storage.dtype, dst_layout)
-        res = None if residual is None else self._residual(residual, bound)
+            check_out(self._op, out, BlockedArray, bound.shape, bound.dtype, dst_layout)
+            if out.zero_point != zero_point:
+                raise ArgumentError(self._op, "out", out, f"has to have the output's zero point, {zero_point}")
+        added = self._residual(residual, bound)
+        packed = self._pack(bound, added)
         made = out is None or native is not dst_layout
-        dst: BlockedArray = allocate(bound.shape, native, src.storage.dtype) if made else out
-        bound.run(self._op, src.storage, dst.storage, res, self._pack(bound))
+        dst: BlockedArray = allocate(bound.shape, native, bound.dtype, zero_point) if made else out
+        bound.run(self._op, src.storage, dst.storage, added, packed)
         if native is not dst_layout:
             return to_layout(dst, dst_layout, out=out)
         return dst
@@ -205,14 +224,13 @@ class Conv2d:
             written = written[None]
         dst = self._array_layout(written, src_last)
         bound = self._bind(x.shape, layout, dst, x.dtype, residual is not None)
-        shape = bound.shape
         if written is None:
-            target = allocate(shape, dst, x.dtype).storage
+            target = allocate(bound.shape, dst, bound.dtype).storage
         else:
-            check_out(self._op, written, np.ndarray, shape, x.dtype, None)
+            check_out(self._op, written, np.ndarray, bound.shape, bound.dtype, None)
             target = written.transpose(dst.outer)
-        res = None if residual is None else self._residual(residual, bound)
-        bound.run(self._op, storage, target, res, self._pack(bound))
+        added = self._residual(residual, bound)
+        bound.run(self._op, storage, target, added, self._pack(bound, added))
         if out is not None:
             return out
         result = target.transpose(dst.logical)
@@ -228,8 +246,11 @@ class Conv2d:
             return self.out_layout
         return NHWC if src_last or self._weight_is_channels_last else NCHW
 
-    def _residual(self, residual: Any, bound: _Bound) -> Array:
-        shape, dst = bound.shape, bound.dst
+    def _residual(self, residual: Any, bound: Bound) -> BlockedArray | None:
+        """A residual as a bound problem takes it."""
+        if residual is None:
+            return None
+        shape = bound.shape
         if not isinstance(residual, BlockedArray):
             x = as_numpy(residual, self._op, "residual")
             x = x[None] if x.ndim == 3 else x
@@ -238,13 +259,13 @@ class Conv2d:
             residual = BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
         if residual.shape != shape:
             raise ArgumentError(self._op, "residual", residual, f"has to be of the output's shape, {shape}")
-        if residual.storage.dtype != self.weight.dtype:
-            raise DtypeError(self._op, "residual", str(residual.dtype), f"has to be {self.weight.dtype}")
-        return to_layout(residual, dst).storage
+        self._arithmetic.check_residual(residual.dtype, bound.dtype)
+        self._arithmetic.check_zero_point("residual", residual.zero_point, self._options.residual_quantization)
+        return to_layout(residual, bound.dst)
 
     # -- binding
 
-    def _bind(self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: np.dtype[Any], residual: bool) -> _Bound:
+    def _bind(self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool) -> Bound:
         threads = get_num_threads()
         key = (shape, src, dst, dtype, residual, threads)
         bound = self._bound.get(key)
@@ -255,50 +276,56 @@ class Conv2d:
         return bound
 
     def _make(
-        self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: np.dtype[Any], residual: bool, threads: int
-    ) -> _Bound:
-        problem = self._problem(shape, dtype)
+        self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool, threads: int
+    ) -> Bound:
+        types, problem = self._arithmetic.types(dtype), self._problem(shape)
         if shape[1] == 0:
-            return _Bound(problem, (problem.n, 0, problem.oh, problem.ow), dst, None, threads)
+            return Bound(problem, types, (problem.n, 0, problem.oh, problem.ow), dst, None)
         if problem.n == 0:
-            return _Bound(problem, problem.dst_shape, dst, None, threads)
+            return Bound(problem, types, problem.dst_shape, dst, None)
         weights = weights_as_read(problem, self.weight)[1] if self._once else None
-        types = Types.all(dtype)
         if self.algorithm == "auto":
             row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=self._once)
         else:
             row = by_algorithm(self._op, self.algorithm, problem, src, dst, types, self.accuracy)
-        plan = prepared(row, problem, src, dst, types, threads, Epilogue(self._act, residual), weights)
-        return _Bound(problem, problem.dst_shape, dst, plan, threads)
+        epilogue = Epilogue(self.activation.kind, residual, self._arithmetic.away)
+        plan = prepared(row, problem, src, dst, types, threads, epilogue, weights)
+        return Bound(problem, types, problem.dst_shape, dst, plan)
 
-    def _pack(self, bound: _Bound) -> _Packed | None:
+    def _pack(self, bound: Bound, residual: BlockedArray | None) -> Packed | None:
         """The parameters in the form that a bound problem needs, or as its program packs them; None if it is empty."""
         if bound.plan is None:
             return None
         form, how = bound.plan.form, bound.plan.packing
         if how is not None:
-            weight, bias = weights_as_read(bound.problem, self.weight)[0], self._packed_bias(bound, form)
+            weight = weights_as_read(bound.problem, widened(self.weight, form))[0]
             packed, between = room_for(how)
-            return _Packed(packed, bias, self._params, weight, between)
-        held = self._packed.get(form)
+            return Packed(packed, *self._beside(bound, residual), weight, between)
+        key = form, bound.types, None if residual is None else residual.dtype
+        held = self._packed.get(key)
         if held is None:
             weight = pack_weights(bound.problem, self.weight, form)
-            held = self._packed[form] = _Packed(weight, self._packed_bias(bound, form), self._params)
+            held = self._packed[key] = Packed(weight, *self._beside(bound, residual))
         return held
 
-    def _packed_bias(self, bound: _Bound, form: WeightForm) -> Array:
-        return pack_bias(bound.problem, self.bias, form, self.weight.dtype)
+    def _beside(self, bound: Bound, residual: BlockedArray | None) -> tuple[Array, Array]:
+        """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
+        assert bound.plan is not None
+        bias = self._arithmetic.packed_bias(bound.problem, self.weight, self.bias, bound.plan.form, bound.types)
+        dtype = None if residual is None else residual.storage.dtype
+        return bias, self._arithmetic.parameters(bound.types, dtype)
 
-    def _with(self, weight: Array, bias: Array | None) -> Conv2d:
+    def _with(self, weight: Array, bias: Array | None, options: QuantizedOptions) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
         other = object.__new__(Conv2d)
         other.__dict__.update(self.__dict__)
         other.weight, other.bias, other._packed = weight, bias, {}
+        if not self._arithmetic.is_float:
+            other._options = options
+            other._arithmetic = Arithmetic(self._op, weight, bias, self.activation, options)
         return other
 
-    def _problem(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Conv2dProblem:
-        if dtype != self.weight.dtype:
-            raise DtypeError(self._op, "input", str(dtype), f"has to be of the weight's dtype, {self.weight.dtype}")
+    def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape
         if len(shape) != 4 or shape[1] != per_group * self.groups:
             rule = f"has to be (N, C, H, W) with C = {per_group * self.groups}, as weight and groups say"
@@ -327,46 +354,13 @@ class Conv2d:
         weight, bias = self.weight, self.bias
         if weight.ndim != 4:
             raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)")
-        if weight.dtype not in _FLOATS:
-            raise DtypeError(self._op, "weight", str(weight.dtype), "has to be float32 or float64")
         number = whole(groups)
         if number is None or number < 1 or weight.shape[0] % number:
             rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"
             raise ArgumentError(self._op, "groups", groups, rule)
         if bias is not None and bias.shape != (weight.shape[0],):
             raise ArgumentError(self._op, "bias", bias, f"has to be of shape ({weight.shape[0]},)")
-        if bias is not None and bias.dtype != weight.dtype:
-            raise DtypeError(self._op, "bias", str(bias.dtype), f"has to be of the weight's dtype, {weight.dtype}")
         return number
-
-
-class _Packed:
-    """Packed parameters, and their addresses."""
-
-    __slots__ = ("addresses", "arrays")
-
-    def __init__(self, *arrays: Array) -> None:
-        self.arrays = arrays
-        self.addresses = tuple(map(address_of, arrays))
-
-
-class _Bound:
-    """A problem with its destination's shape and layout and its plan, ready for the addresses of a call."""
-
-    __slots__ = ("dst", "plan", "problem", "shape", "threads")
-
-    def __init__(
-        self, problem: Conv2dProblem, shape: tuple[int, ...], dst: Layout, plan: Prepared | None, threads: int
-    ) -> None:
-        self.problem, self.shape, self.dst, self.plan, self.threads = problem, shape, dst, plan, threads
-
-    def run(self, op: str, src: Array, dst: Array, residual: Array | None, packed: _Packed | None) -> None:
-        start, to = checked_alias(op, src, dst)
-        added = to if residual is None else checked_alias(op, residual, dst, "residual")[0]
-        if self.plan is None or packed is None:
-            return
-        wei, bias, params, *given = packed.addresses
-        self.plan.program.run((start, wei, bias, to, added, params, *given), self.threads)
 
 
 def _accuracy(op: str, value: Any) -> float:

@@ -50,7 +50,7 @@ def prepared(
     if weights is None:
         return Prepared(primitive.form, Program(primitive.ops(), alone.seconds), None)
     # One program, so that threads are woken once. The weights' buffers come after those of the convolution.
-    how = packing(problem, weights, primitive.form, types.wei.itemsize)
+    how = packing(problem, weights, primitive.form, primitive.form.dot.itemsize or types.wei.itemsize)
     first = [op.with_buffers({0: 6, 2: 7}) for op in how.program.ops]
     seconds = alone.seconds + selection.packing_seconds(alone, problem, types)
     return Prepared(primitive.form, Program([*first, *primitive.ops()], seconds), how)

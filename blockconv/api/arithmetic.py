@@ -1,0 +1,197 @@
+"""What a convolution computes with: the types of its arrays, and what integers among them stand for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import Types, element
+from blockconv.dispatch.boundary import Array
+from blockconv.dispatch.packing import activation_block, pack_bias
+from blockconv.dispatch.quantizing import PLAIN, Quantizations, check_sums, epilogue_block, quantized_bias
+from blockconv.kernels import WeightForm
+from blockconv.kernels.common.activation import Activation
+
+__all__ = ["Arithmetic", "QuantizedOptions"]
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+_ROUNDING = {"half_even": False, "half_away": True}
+
+
+class QuantizedOptions(NamedTuple):
+    """The arguments of `conv2d` that are for integers, as they are given."""
+
+    input_quantization: Quantization | None = None
+    weight_quantization: Quantization | None = None
+    out_quantization: Quantization | None = None
+    residual_quantization: Quantization | None = None
+    out_dtype: npt.DTypeLike | None = None
+    rounding: str = "half_even"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the types depend on, whatever the scales and zero points are."""
+        dtype = self.out_dtype if self.out_dtype is None else str(self.out_dtype)
+        return *(given is None for given in self[:4]), dtype, str(self.rounding)
+
+
+class Arithmetic:
+    """The arithmetic of convolutions with weights and a bias, which are checked here. away: of rounding."""
+
+    def __init__(
+        self, op: str, weight: Array, bias: Array | None, activation: Activation, options: QuantizedOptions
+    ) -> None:
+        self.op, self.options, self.activation = op, options, activation
+        self.wei, self.is_float = weight.dtype, weight.dtype in _FLOATS
+        if not self.is_float and weight.dtype != np.int8:
+            raise DtypeError(op, "weight", str(weight.dtype), "has to be float32 or float64, or int8 for integers")
+        dtype = weight.dtype if self.is_float else _INT32
+        if bias is not None and bias.dtype != dtype:
+            rule = (
+                f"has to be of the weight's dtype, {dtype}" if self.is_float else "has to be int32, as weights are int8"
+            )
+            raise DtypeError(op, "bias", str(bias.dtype), rule)
+        self.away = self._rounding()
+        self.out_dtype = self._out_dtype()
+        if self.is_float:
+            self._check_that_nothing_is_quantized()
+        else:
+            self._check_quantizations(weight)
+            check_sums(op, weight, bias)
+
+    # -- what is given
+
+    def _rounding(self) -> bool:
+        rounding = self.options.rounding
+        if not isinstance(rounding, str) or rounding not in _ROUNDING:
+            raise ArgumentError(self.op, "rounding", rounding, f"has to be one of {', '.join(_ROUNDING)}")
+        return _ROUNDING[rounding]
+
+    def _out_dtype(self) -> np.dtype[Any] | None:
+        """The one that is asked for."""
+        if self.options.out_dtype is None:
+            return None
+        try:
+            dtype = np.dtype(self.options.out_dtype)
+        except TypeError:
+            dtype = None
+        if dtype not in (*_BYTES, _INT32, _FLOAT32):
+            raise DtypeError(self.op, "out_dtype", self.options.out_dtype, "has to be uint8, int8, int32 or float32")
+        return dtype
+
+    def _check_that_nothing_is_quantized(self) -> None:
+        default = QuantizedOptions()._asdict()
+        for name, value in self.options._asdict().items():
+            if value is not default[name] and name != "rounding":
+                rule = f"is for integers, and the weight is {self.wei}"
+                raise ArgumentError(self.op, name, value, rule, "give int8 weights, or leave it out")
+
+    def _check_quantizations(self, weight: Array) -> None:
+        options, op, out = self.options, self.op, self.out_dtype
+        for name, value in list(options._asdict().items())[:4]:
+            if value is not None and not isinstance(value, Quantization):
+                raise ArgumentError(op, name, value, "has to be a Quantization, or None")
+        if (given := options.weight_quantization) is not None:
+            given.check(op, "weight_quantization", weight.dtype, int(weight.shape[0]))
+            if given.zero_point:
+                raise ArgumentError(op, "weight_quantization", given, "has to have the zero point 0")
+        if (given := options.out_quantization) is not None and out is not None and out not in _BYTES:
+            raise ArgumentError(op, "out_quantization", given, f"is for an output of 8 bits, and out_dtype is {out}")
+        if options.out_quantization is None and out in _BYTES:
+            rule = "needs out_quantization, the scale and zero point that its integers have"
+            raise ArgumentError(op, "out_dtype", str(out), rule)
+        if self.dst(_BYTES[0]) == _INT32 and not self.activation.is_identity:
+            rule = "int32 sums are given as they are"
+            remedy = "give Quantizations, or out_dtype='float32'"
+            raise ArgumentError(op, "activation", self.activation.name, rule, remedy)
+
+    # -- types
+
+    def dst(self, src: np.dtype[Any]) -> np.dtype[Any]:
+        """The output's dtype, of a source of this dtype."""
+        options = self.options
+        if self.is_float:
+            return src
+        if self.out_dtype is not None:
+            return self.out_dtype
+        if options.out_quantization is not None:
+            return src
+        quantized = options.input_quantization is not None or options.weight_quantization is not None
+        return _FLOAT32 if quantized else _INT32
+
+    def types(self, src: Any) -> Types:
+        """The types of a call with a source of this dtype. Raises ArgumentError, or DtypeError."""
+        if self.is_float:
+            if src != self.wei:
+                raise DtypeError(self.op, "input", str(src), f"has to be of the weight's dtype, {self.wei}")
+            return Types.all(src)
+        if src not in _BYTES:
+            raise DtypeError(self.op, "input", str(src), "has to be uint8 or int8, as the weight is int8")
+        dst = self.dst(src)
+        if (given := self.options.input_quantization) is not None:
+            given.check(self.op, "input_quantization", src)
+        if (given := self.options.out_quantization) is not None:
+            given.check(self.op, "out_quantization", dst)
+        return Types.quantized(src, dst)
+
+    def check_residual(self, dtype: Any, dst: np.dtype[Any]) -> None:
+        """Raise unless a residual of this dtype can be added to an output of that one."""
+        given = self.options.residual_quantization
+        if dst not in _BYTES:
+            if dst == _INT32:
+                rule = "int32 sums are given as they are, and nothing is added to them"
+                raise ArgumentError(self.op, "residual", str(dtype), rule, "give Quantizations, or out_dtype='float32'")
+            if dtype != dst:
+                raise DtypeError(self.op, "residual", str(dtype), f"has to be {dst}")
+            if given is not None:
+                raise ArgumentError(self.op, "residual_quantization", given, f"is for integers, and it is {dtype}")
+            return
+        if dtype not in _BYTES:
+            raise DtypeError(self.op, "residual", str(dtype), "has to be uint8 or int8, as the output is of 8 bits")
+        if given is None:
+            rule = "has to be given, as the residual is of 8 bits"
+            raise ArgumentError(self.op, "residual_quantization", None, rule)
+        given.check(self.op, "residual_quantization", dtype)
+
+    def check_zero_point(self, argument: str, found: int, given: Quantization | None) -> None:
+        """Raise if a BlockedArray says another zero point than its Quantization; 0 says nothing."""
+        wanted = 0 if given is None else given.zero_point
+        if found not in (0, wanted):
+            rule = f"is the zero point of the array, and that of {argument}_quantization is {wanted}"
+            raise ArgumentError(
+                self.op, argument, found, rule, f"give {argument}_quantization=Quantization(scale, {found})"
+            )
+
+    # -- what kernels read
+
+    @property
+    def quantizations(self) -> Quantizations:
+        return Quantizations(*(PLAIN if given is None else given for given in self.options[:4]))
+
+    @property
+    def dst_zero_point(self) -> int:
+        given = self.options.out_quantization
+        return 0 if given is None else given.zero_point
+
+    def packed_bias(
+        self, problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types
+    ) -> Array:
+        """Biases, and what follows them, as kernels read them."""
+        if self.is_float:
+            return pack_bias(problem, bias, form, self.wei)
+        return quantized_bias(problem, weight, bias, form, types, self.quantizations)
+
+    def parameters(self, types: Types, residual: np.dtype[Any] | None) -> Array:
+        """The activation's parameters and those of quantization. residual: its dtype; None: there is none."""
+        if self.is_float:
+            return activation_block(self.activation)[1]
+        return epilogue_block(
+            self.activation, types, self.quantizations, None if residual is None else element(residual)
+        )

@@ -1,0 +1,45 @@
+"""What calls of a convolution keep: packed parameters, and problems that are bound to kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blockconv.api.prepared import Prepared
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch.array import BlockedArray
+from blockconv.dispatch.boundary import Array, checked_alias
+from blockconv.runtime import address_of, get_num_threads
+
+__all__ = ["Bound", "Packed"]
+
+
+class Packed:
+    """Packed parameters, and their addresses."""
+
+    __slots__ = ("addresses", "arrays")
+
+    def __init__(self, *arrays: Array) -> None:
+        self.arrays = arrays
+        self.addresses = tuple(map(address_of, arrays))
+
+
+class Bound:
+    """A problem with its types, its destination's shape and layout and its plan, ready for the addresses of a call."""
+
+    __slots__ = ("dst", "dtype", "plan", "problem", "shape", "threads", "types")
+
+    def __init__(
+        self, problem: Conv2dProblem, types: Types, shape: tuple[int, ...], dst: Layout, plan: Prepared | None
+    ) -> None:
+        self.problem, self.types, self.shape, self.dst, self.plan = problem, types, shape, dst, plan
+        self.dtype, self.threads = np.dtype(types.dst.name), get_num_threads()
+
+    def run(self, op: str, src: Array, dst: Array, residual: BlockedArray | None, packed: Packed | None) -> None:
+        start, to = checked_alias(op, src, dst)
+        added = to if residual is None else checked_alias(op, residual.storage, dst, "residual")[0]
+        if self.plan is None or packed is None:
+            return
+        wei, bias, params, *given = packed.addresses
+        self.plan.program.run((start, wei, bias, to, added, params, *given), self.threads)
