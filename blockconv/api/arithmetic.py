@@ -17,7 +17,7 @@ from blockconv.dispatch.quantizing import PLAIN, Quantizations, check_sums, epil
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation
 
-__all__ = ["Arithmetic", "QuantizedOptions"]
+__all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions"]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
@@ -38,8 +38,13 @@ class QuantizedOptions(NamedTuple):
     @property
     def kind(self) -> tuple[Any, ...]:
         """What the types depend on, whatever the scales and zero points are."""
+        if self is NOTHING_QUANTIZED:
+            return ()
         dtype = self.out_dtype if self.out_dtype is None else str(self.out_dtype)
         return *(given is None for given in self[:4]), dtype, str(self.rounding)
+
+
+NOTHING_QUANTIZED = QuantizedOptions()
 
 
 class Arithmetic:
@@ -58,10 +63,13 @@ class Arithmetic:
                 f"has to be of the weight's dtype, {dtype}" if self.is_float else "has to be int32, as weights are int8"
             )
             raise DtypeError(op, "bias", str(bias.dtype), rule)
+        given = options.out_quantization
+        self.dst_zero_point = 0 if given is None else given.zero_point
         self.away = self._rounding()
         self.out_dtype = self._out_dtype()
         if self.is_float:
             self._check_that_nothing_is_quantized()
+            self._activation = activation_block(activation)[1]
         else:
             self._check_quantizations(weight)
             check_sums(op, weight, bias)
@@ -87,7 +95,7 @@ class Arithmetic:
         return dtype
 
     def _check_that_nothing_is_quantized(self) -> None:
-        default = QuantizedOptions()._asdict()
+        default = NOTHING_QUANTIZED._asdict()
         for name, value in self.options._asdict().items():
             if value is not default[name] and name != "rounding":
                 rule = f"is for integers, and the weight is {self.wei}"
@@ -175,11 +183,6 @@ class Arithmetic:
     def quantizations(self) -> Quantizations:
         return Quantizations(*(PLAIN if given is None else given for given in self.options[:4]))
 
-    @property
-    def dst_zero_point(self) -> int:
-        given = self.options.out_quantization
-        return 0 if given is None else given.zero_point
-
     def packed_bias(
         self, problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types
     ) -> Array:
@@ -191,7 +194,7 @@ class Arithmetic:
     def parameters(self, types: Types, residual: np.dtype[Any] | None) -> Array:
         """The activation's parameters and those of quantization. residual: its dtype; None: there is none."""
         if self.is_float:
-            return activation_block(self.activation)[1]
+            return self._activation
         return epilogue_block(
             self.activation, types, self.quantizations, None if residual is None else element(residual)
         )

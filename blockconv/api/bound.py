@@ -28,13 +28,14 @@ class Packed:
 class Bound:
     """A problem with its types, its destination's shape and layout and its plan, ready for the addresses of a call."""
 
-    __slots__ = ("dst", "dtype", "plan", "problem", "shape", "threads", "types")
+    __slots__ = ("dst", "dtype", "key", "plan", "problem", "shape", "threads", "types")
 
     def __init__(
         self, problem: Conv2dProblem, types: Types, shape: tuple[int, ...], dst: Layout, plan: Prepared | None
     ) -> None:
         self.problem, self.types, self.shape, self.dst, self.plan = problem, types, shape, dst, plan
         self.dtype, self.threads = np.dtype(types.dst.name), get_num_threads()
+        self.key = "" if plan is None else repr((plan.form, types))  # of packed parameters; a string knows its hash
 
     def run(self, op: str, src: Array, dst: Array, residual: BlockedArray | None, packed: Packed | None) -> None:
         start, to = checked_alias(op, src, dst)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
-from blockconv.api.arithmetic import QuantizedOptions
+from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy, like
@@ -119,14 +119,15 @@ def conv2d(
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
     quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
     quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
+    if quantized == NOTHING_QUANTIZED:
+        quantized = NOTHING_QUANTIZED
     return _conv2d_like(w, b, options, quantized)(input, residual=residual, out=out)
 
 
 def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...], quantized: QuantizedOptions) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
     stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
-    kind = (None if b is None else (b.shape, b.dtype)), *quantized.kind
-    key = (w.shape, w.strides, w.dtype, kind, cache_key(options))
+    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), cache_key(options), quantized.kind)
     known = _called.get(key)
     if known is not None:
         return known._with(w, b, quantized)

@@ -18,7 +18,6 @@ from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
 from blockconv.dispatch.boundary import (
@@ -39,7 +38,6 @@ from blockconv.dispatch.packing import (
     weights_as_read,
     widened,
 )
-from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import get_num_threads
@@ -139,7 +137,7 @@ class Conv2d:
         self._options = QuantizedOptions(*quantizations, out_dtype, rounding)
         self._arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, self._options)
         self._weight_is_channels_last = is_channels_last(self.weight)
-        self._packed: dict[tuple[WeightForm, Types, Any], Packed] = {}
+        self._packed: dict[str, Packed] = {}
         self._bound: dict[Any, Bound] = {}
 
     def __repr__(self) -> str:
@@ -191,7 +189,8 @@ class Conv2d:
         # A layout that no kernel gives is reordered to at the end.
         dst_layout = self.out_layout or (out.layout if isinstance(out, BlockedArray) else layout)
         native = dst_layout if dst_layout.is_native else NCHW
-        self._arithmetic.check_zero_point("input", x.zero_point, self._options.input_quantization)
+        if x.zero_point:
+            self._arithmetic.check_zero_point("input", x.zero_point, self._options.input_quantization)
         bound = self._bind(src.shape, src.layout, native, src.dtype, residual is not None)
         zero_point = self._arithmetic.dst_zero_point
         if out is not None:
@@ -301,7 +300,7 @@ class Conv2d:
             weight = weights_as_read(bound.problem, widened(self.weight, form))[0]
             packed, between = room_for(how)
             return Packed(packed, *self._beside(bound, residual), weight, between)
-        key = form, bound.types, None if residual is None else residual.dtype
+        key = bound.key if residual is None else f"{bound.key}{residual.dtype}"
         held = self._packed.get(key)
         if held is None:
             weight = pack_weights(bound.problem, self.weight, form)

@@ -57,7 +57,9 @@ def quantized_bias(
 ) -> Array:
     """Biases, int32, with the source's zero point folded in; where the destination needs them, scales after them."""
     zero_point = given.src.zero_point + (128 if form.dot.is_unsigned and types.src.kind == SIGNED else 0)
-    folded = -zero_point * weight.reshape(problem.oc, -1).sum(axis=1, dtype=np.int64)
+    folded = np.zeros(problem.oc, np.int64)
+    if zero_point:  # a sum of as many weights as `check_sums` takes is an int32
+        folded -= zero_point * weight.reshape(problem.oc, -1).sum(axis=1, dtype=np.int32).astype(np.int64)
     if bias is not None:
         folded = folded + bias
     packed = pack_bias(problem, folded, form, np.int32)

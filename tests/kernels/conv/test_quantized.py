@@ -8,7 +8,7 @@ import platform
 import guarded
 import numpy as np
 import pytest
-from conv_lab import PAIRS, Paged
+from conv_lab import NAMES, PAIRS, Paged
 from conv_problems import AS_OTHERS, BATCHES, GRID, SAMPLED, WHOLE, pairs
 from quantized_lab import case, check, finished, run
 from quantized_oracle import Steps
@@ -196,3 +196,28 @@ def test_any_number_of_threads_gives_the_same():
     made = case(WHOLE[0], "int8", "uint8", "uint8")
     for threads in (1, 2, 3, 4):
         check(made, "NHWC", "NCHW16", threads=threads)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_problems(seed):
+    """Any sizes, strides, paddings, dilations and groups, from a random layout to a random one."""
+    rng = np.random.default_rng(seed)
+    groups = int(rng.choice([1, 1, 1, 2, 3]))
+    n, ic, oc = (int(k) for k in (rng.integers(1, 4), groups * rng.integers(1, 40), groups * rng.integers(1, 50)))
+    kh, kw, sh, sw, dh, dw = (int(rng.integers(1, most)) for most in (5, 5, 4, 4, 3, 3))
+    ph, pw = int(rng.integers(0, kh + 1)), int(rng.integers(0, kw + 1))
+    ih, iw = (int(d * (k - 1) + rng.integers(1, 20)) for d, k in ((dh, kh), (dw, kw)))
+    sizes = f"ic{ic}ih{ih}iw{iw}oc{oc}kh{kh}kw{kw}sh{sh}sw{sw}ph{ph}pw{pw}dh{dh - 1}dw{dw - 1}"
+    src, dst = (str(name) for name in rng.choice(NAMES, 2))
+    check(kind_of(f"g{groups}mb{n}{sizes}", seed % len(KINDS)), src, dst, threads=1 + seed % 4)
+
+
+INVENTED = ("aBcd24b", "aBcd2b", "aBcd12b", "aBcd6b", "Bcda8b", "cdba", "bcda", "acBd4b", "abdc", "adcb", "aBdc16b")
+
+
+@pytest.mark.parametrize("layout", INVENTED)
+def test_layouts_that_have_no_name(layout):
+    """Blocks of no power of two, of less than four channels, batches inside pixels, rows inside columns."""
+    for k, descriptor in enumerate((WHOLE[0], WHOLE[2], WHOLE[1], BATCHES[1], SAMPLED[14])):
+        for j, (src, dst) in enumerate(((layout, layout), (layout, "NHWC"), ("NCHW16", layout), ("NCHW", layout))):
+            check(kind_of(descriptor, (k + 3 * j) % len(KINDS)), src, dst)
