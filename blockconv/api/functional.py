@@ -19,7 +19,7 @@ from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types
+from blockconv.core.types import INT8, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.boundary import (
     Array,
@@ -220,7 +220,8 @@ def explain(
     problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
     src, dst: the layouts of source and destination, or their names; dst is by default src's, and without src each of
         the eight native layouts to itself is told.
-    dtype: the name of the element type.
+    dtype: the name of the element type; of convolutions "uint8" and "int8" are those of source and destination, with
+        int8 weights.
 
     Times are those predicted for as many threads as `get_num_threads` says.
     Raises ArgumentError for anything else than a problem, LayoutError for what is no layout.
@@ -238,14 +239,16 @@ def explain(
         rule = "has to be a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem"
         raise ArgumentError("explain", "problem", problem, rule)
     pairs = [(lay, lay) for lay in NATIVE] if src is None else [(Layout(src), Layout(dst or src))]
-    return selection.explain(op, problem, pairs, _types("explain", dtype), get_num_threads())
+    return selection.explain(op, problem, pairs, _types("explain", op, dtype), get_num_threads())
 
 
 # ---------------------------------------------------------------- options
 
 
-def _types(op: str, dtype: Any) -> Types:
+def _types(function: str, op: str, dtype: Any) -> Types:
     try:
-        return Types.all(dtype)
+        found = Types.all(dtype)
     except TypeError:
-        raise ArgumentError(op, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
+        raise ArgumentError(function, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
+    quantized = Types.quantized(dtype, dtype)
+    return quantized if op == "conv2d" and quantized in INT8 else found

@@ -24,6 +24,7 @@ __all__ = ["TABLE", "Row", "WeightForm"]
 TABLE: tuple[Row, ...] = (
     *depthwise.ROWS,
     conv.GROUPED,
+    conv.GROUPED_INT8,
     conv.DIRECT,
     *winograd.ROWS,
     conv.REFERENCE,

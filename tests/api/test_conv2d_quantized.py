@@ -247,3 +247,12 @@ def test_zero_points_that_arrays_carry():
     four = bc.BlockedArray.from_numpy(X >> 4, "NCHW16", dtype="uint4")
     with pytest.raises(bc.DtypeError, match="uint4"):
         bc.conv2d(four, W)
+
+
+def test_explain_tells_of_integers():
+    problem = bc.Conv2dProblem(1, 64, 7, 7, 64, 3, 3, ph=1, pw=1)
+    for dtype in ("uint8", np.int8):
+        (line,) = (line for line in bc.explain(problem, "NHWC", dtype=dtype).splitlines() if "conv_direct" in line)
+        assert "taken" in line
+        assert "conv_grouped_int8" in bc.explain(problem, "NHWC", dtype=dtype)
+    assert "conv_winograd_f4" in bc.explain(problem, "NHWC")

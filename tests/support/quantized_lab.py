@@ -23,7 +23,7 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
 from blockconv.dispatch.quantizing import Quantizations, epilogue_block, quantized_bias
 from blockconv.kernels.common.activation import activation
-from blockconv.kernels.table import Epilogue
+from blockconv.kernels.table import Epilogue, Row
 
 Array = npt.NDArray[Any]
 
@@ -98,13 +98,18 @@ def finished(made: Case) -> Case:
     return replace(made, wanted=quantized_oracle.requantize(total, made.steps))
 
 
-def run(made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None = None) -> Array:
-    """The raw storage that the integer row writes. Asserts that nothing round its buffers was written."""
+def rows(made: Case, src: str, dst: str) -> list[Row]:
+    """Every row of the table that takes a case."""
+    found = selection.candidates("conv2d", made.problem, Layout(src), Layout(dst), made.types)
+    return [c.row for c in found if c.why_not is None]
+
+
+def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None = None) -> Array:
+    """The raw storage that a row writes. Asserts that nothing round its buffers was written."""
     memory = Canaried() if memory is None else memory
     p, steps, types = made.problem, made.steps, made.types
     act, residual = activation(steps.activation), steps.residual
     epilogue = Epilogue(act.kind, residual is not None, steps.away)
-    row = selection.choose("conv2d", p, Layout(src), Layout(dst), types)
     primitive = row.prepare(p, Layout(src), Layout(dst), types, threads, epilogue=epilogue)
     form = primitive.form
     given = Quantizations(
@@ -137,11 +142,18 @@ def run(made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None 
 
 
 def check(made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None = None) -> None:
-    """Run and hold the result against the oracle, bit for bit; the padding holds the zero point."""
-    out = run(made, src, dst, threads, memory)
+    """Run every row and hold its result against the oracle, bit for bit; the padding holds the zero point."""
+    taken = rows(made, src, dst)
+    assert taken
+    for row in taken:
+        _check(row, made, src, dst, threads, memory)
+
+
+def _check(row: Row, made: Case, src: str, dst: str, threads: int, memory: Memory | None) -> None:
+    out = run(row, made, src, dst, threads, memory)
     offsets, _ = places(dst, made.problem.dst_shape)
     steps = made.steps._replace(residual=None, wei_scale=0.0)
-    where = f"{src} -> {dst} {made.problem.descriptor()} {made.types} {steps}"
+    where = f"{row.name} {src} -> {dst} {made.problem.descriptor()} {made.types} {steps}"
     wrong = out[offsets].view(f"u{out.itemsize}") != made.wanted.view(f"u{out.itemsize}")
     assert not wrong.any(), (
         f"{where}: {wrong.sum()} of {wrong.size} differ, first at {np.argwhere(wrong)[0]}: "

@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.jit.ir import I64, const, pointer, shuffle
+from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import Tile
 from blockconv.kernels.common.vectors import Vectors
 
@@ -50,11 +51,12 @@ class Shared(NamedTuple):
 DENSE = Shared(groups=1, ic=0, oc=0, pitch=0, taps=1, tap_step=0)
 
 
-def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, run: Any) -> list[Any]:
+def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int, run: Any) -> list[Any]:
     """The accumulators of a tile of one vector, in the order [row][pixel].
 
     The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. px_step:
-    source pixels from one pixel of the tile to the next. The channels of a group are unrolled, each a loop of its own
+    source pixels from one pixel of the tile to the next. dot: the number of the multiply-accumulate, of whose elements
+    channels here are one each. The channels of a group are unrolled, each a loop of its own
     over the steps: in one loop, LLVM would keep all pixels of all channels in registers.
     """
     b = v.b
@@ -65,7 +67,7 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, run: Any
         with cgutils.for_range(b, run.full_steps) as loop:
             offset = b.load(b.gep(pointer(b, run.offsets, I64), [loop.index]))
             weights = b.add(wei, b.mul(loop.index, const(step_bytes)))
-            step = _Step(v, tile, shared, px_step, channel)
+            step = _Step(v, tile, shared, px_step, channel, dot)
             step.reduce(b.add(run.src, offset), run.src_row, weights, accs)
         wei = b.add(wei, b.mul(run.full_steps, const(step_bytes)))
     return accs
@@ -79,6 +81,7 @@ class _Step(NamedTuple):
     shared: Shared
     px_step: int
     channel: int
+    dot: int
 
     def reduce(self, src: Any, src_row: Any, wei: Any, accs: list[Any]) -> None:
         v, b, shared = self.v, self.v.b, self.shared
@@ -94,7 +97,7 @@ class _Step(NamedTuple):
                 x = self.spread(b.add(base, const(column * shared.pitch * v.itemsize)))
                 for p, t in users[column]:
                     slot = accs[row * self.tile.pixels + p]
-                    b.store(v.multiply_add(x, weights[t], b.load(slot)), slot)
+                    b.store(multiply_accumulate(v, self.dot, x, weights[t], b.load(slot)), slot)
 
     def weights(self, address: Any) -> Any:
         """A vector of weights; lanes past the last group's are not read."""

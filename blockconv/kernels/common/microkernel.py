@@ -146,7 +146,7 @@ def _tile(spec: TileSpec) -> Any:
             accs = _reduce(builder, spec, run)
         else:
             v = spec.tile.code(builder)
-            accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), run)
+            accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
         if spec.dst:
             accs = dequantized(spec.tile.code(builder), accs, run.scales, spec.vectors)
         finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))

@@ -25,6 +25,7 @@ __all__ = [
     "geometry",
     "has_parts",
     "is_converted",
+    "lies_in_fours",
     "pixels_of_task",
     "space",
     "store_width",
@@ -91,7 +92,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thr
     if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
-    interleaved = not types.acc.is_float and not _lies_in_fours(p, s)
+    interleaved = not types.acc.is_float and not lies_in_fours(p, s)
     cb = 4 if interleaved else _source_block(p, s, 1 if types.acc.is_float else 4)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     rows, pixels, vectors = _tile(oc, p.g, at, d, stored, lanes, itemsize, dot)
@@ -136,7 +137,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thr
     )
 
 
-def _lies_in_fours(problem: Conv2dProblem, src: Geometry) -> bool:
+def lies_in_fours(problem: Conv2dProblem, src: Geometry) -> bool:
     """Whether four channels of a group, from a multiple of four on, are neighbours in a source of bytes."""
     ic = problem.ic // problem.g
     return src.channel == 1 and src.length % 4 == 0 and (problem.g == 1 or ic % 4 == 0)

@@ -12,7 +12,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, load_bits, move, pointer, store_bits, transpose
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Planes", "byte_converter", "fill_bytes", "interleave_four", "line_packer", "zero_pixels"]
+__all__ = ["Planes", "byte_converter", "fill_bytes", "interleave_four", "line_packer", "pixel_filler"]
 
 
 @inline
@@ -26,8 +26,8 @@ def fill_bytes(dst, size, fill):
 
 
 @functools.cache
-def zero_pixels(pixel: int) -> Any:
-    """zero(dst, count) for pixels of so many bytes."""
+def pixel_filler(pixel: int, filled: bool) -> Any:
+    """fill(dst, count, word) for pixels of so many bytes: with the four bytes of `word`, or, unless `filled`, zeros."""
 
     @emitted
     def zero_pixel(builder, dst):
@@ -35,11 +35,15 @@ def zero_pixels(pixel: int) -> Any:
         builder.store(ir.Constant(kind, None), pointer(builder, dst, kind), align=1)
 
     @inline
-    def zero(dst, count):
+    def zero(dst, count, unused_word):
         for k in range(count):
             zero_pixel(dst + k * pixel)
 
-    return zero
+    @inline
+    def fill(dst, count, word):
+        fill_bytes(dst, count * pixel, word)
+
+    return fill if filled else zero
 
 
 def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int) -> Any:

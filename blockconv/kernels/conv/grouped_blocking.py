@@ -1,7 +1,8 @@
 """The blocking of grouped convolution with few channels a group: several groups to a vector of output channels.
 
 Where a group's output channels fill half a vector or less, dense tiles would leave most lanes idle. Here as many
-whole groups as a vector holds are one group of the tiles: ResNeXt's 4 channels a group, RegNet's 8.
+whole groups as a vector holds are one group of the tiles: ResNeXt's 4 channels a group, RegNet's 8. Of bytes, whose
+channels have to lie in fours, an element of the source is as many channels as a multiply-accumulate takes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ElementType
+from blockconv.core.types import Types
+from blockconv.kernels.common.dot import dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, geometry
 from blockconv.kernels.common.interleaved import Shared
 from blockconv.kernels.conv.blocking import Blocking, pixels_of_task, store_width
@@ -36,17 +38,20 @@ def _lanes(problem: Conv2dProblem, lanes: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
     """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
-    isa, itemsize, p, at = target.isa(), element.itemsize, problem, space(problem, src, dst)
-    lanes, registers = _lanes(p, isa.vector_bytes // itemsize), 32 if isa.registers == 32 else 16
+    isa, itemsize, p, at = target.isa(), types.acc.itemsize, problem, space(problem, src, dst)
+    lanes, registers, dot = _lanes(p, isa.vector_bytes // itemsize), 32 if isa.registers == 32 else 16, dot_for(types)
     count = groups_per_vector(p, lanes)
-    ic, oc = p.ic // p.g, p.oc // p.g
-    channels = count * ic
+    ic, oc = p.ic // p.g // dot.channels, p.oc // p.g
+    # Of elements, and of what is packed as one: four bytes, which may be several elements.
+    unit = itemsize // types.src.itemsize
+    channels = count * (p.ic // p.g) // unit
     pitch = 1 << (channels - 1).bit_length() if channels < lanes else -(-channels // lanes) * lanes
+    pitch *= unit // dot.channels
     taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1
     shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
-    rows, pixels = _tile(at, registers - taps - 2)
+    rows, pixels = _tile(at, registers - taps - 2 - (dot.channels == 2))
     groups = -(-p.g // count)
     task_rows, task_cols = pixels_of_task(
         at, groups, rows, pixels, at.depth * pitch * itemsize, threads, target.second_level_cache() // 4
@@ -55,9 +60,10 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
     window = at.depth * pitch * itemsize * w_rows * w_cols
     window += (lanes - 1) * pitch * itemsize  # planes are transposed in whole vectors of pixels
     scratch = -(-window // 128) * 128 + 256 + 3 * rows * pixels * lanes * itemsize
-    d = geometry(dst, p.dst_shape, itemsize)
-    width = store_width(d, at, itemsize, lanes, groups_of=count * oc if groups > 1 else 0)
-    cb = _source_block(channels, geometry(src, p.src_shape, itemsize).length, lanes)
+    d = geometry(dst, p.dst_shape, types.dst.itemsize)
+    width = store_width(d, at, types.dst.itemsize, lanes, groups_of=count * oc if groups > 1 else 0)
+    length = geometry(src, p.src_shape, 1).length
+    cb = _source_block(channels, length if length == NO_BLOCK else length // unit, lanes)
     return Blocking(
         rows=rows,
         pixels=pixels,
@@ -74,7 +80,9 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
         window_rows=w_rows,
         window_cols=w_cols,
         scratch=scratch,
+        step=dot.channels,
         shared=shared,
+        dot=dot,
     )
 
 

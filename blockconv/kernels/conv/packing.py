@@ -15,7 +15,7 @@ from blockconv.kernels.conv.codegen import (
     fill_bytes,
     interleave_four,
     line_packer,
-    zero_pixels,
+    pixel_filler,
 )
 
 __all__ = ["convert_window", "pack_cut_window", "pack_interleaved", "pack_pixels", "pack_window", "source_offset"]
@@ -142,16 +142,18 @@ def pack_cut_window(cb, itemsize):
 
 
 @jit.kernel
-def pack_pixels(channels, cb, pitch, lanes, itemsize):
+def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
     """Pack a window of groups that share a vector, as [level][row][column][pitch].
 
-    channels: of these groups; the source has `cb` at a time contiguous. pitch: channels and padding of a pixel.
+    channels: of these groups; the source has `cb` at a time contiguous. pitch: channels and padding of a pixel. filled:
+    padding is the zero point, of elements of four bytes, and not zeros.
     """
     pixel = pitch * itemsize
-    pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), zero_pixels(pixel)
+    pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), pixel_filler(pixel, bool(filled))
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
+        fill = EpilogueArguments(a.activation).src_fill if filled else 0
         window, image, channel = wanted.window, wanted.image, wanted.channel
         depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
         cols, s_col, s_len = a.window_cols, a.source.col, a.source.length
@@ -165,10 +167,10 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize):
             z, h = depth + level * a.depth_step, ih + r * a.row_step
             out = window + line * a.packed_row
             if _is_padding(a, h, z):
-                zero(out, cols)
+                zero(out, cols, fill)
                 continue
             src = image + z * a.depth_bytes + h * a.source.row + (iw + left * col_step) * s_col
-            zero(out, left)
+            zero(out, left, fill)
             dst, count, step = out + left * pixel, right - left, col_step * s_col
             if at_once:
                 first, last = src + source_offset(a, channel), (exist - 1) // cb
@@ -186,7 +188,7 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize):
                             move_part(to, at + k * itemsize, lanes, itemsize, size - k)
                         c, block = c + size, block + src_block
                         at, size = block, min(s_len, exist - c)
-            zero(out + right * pixel, cols - right)
+            zero(out + right * pixel, cols - right, fill)
 
     return kernel
 

@@ -3,7 +3,7 @@
 Direct: every problem, from any layout to any other, as dense tiles (`binding`) of one group. Grouped: where a group's
 output channels fill half a vector or less, dense tiles would leave most lanes idle; there as many whole groups as a
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
-at a time, for every problem; slow, and simple enough to trust.
+at a time, for every problem of floats; slow, and simple enough to trust.
 
 Options of `make`: epilogue, the `Epilogue`.
 """
@@ -18,14 +18,14 @@ from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import grouped_blocking
 from blockconv.kernels.conv.binding import bind_tiles
-from blockconv.kernels.conv.blocking import Blocking, blocking, weight_layout, why_not_window
+from blockconv.kernels.conv.blocking import Blocking, blocking, lies_in_fours, weight_layout, why_not_window
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.costs import BANDWIDTH, CYCLE, store_cycles
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "GROUPED_INT8", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -113,13 +113,13 @@ def _why_not_grouped(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
     most = WIDEST * lanes // grouped_blocking.groups_per_vector(p, lanes)
     if ic > most:
         return f"is for groups of at most {most} input channels, not {ic}"
-    return why_not_window(grouped_blocking.blocking(problem, src, dst, _FLOAT32, 1))
+    return why_not_window(grouped_blocking.blocking(problem, src, dst, Types.all(_FLOAT32.name), 1))
 
 
 def _make_grouped(
     problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
 ) -> Primitive:
-    found = grouped_blocking.blocking(problem, src, dst, types.src, threads)
+    found = grouped_blocking.blocking(problem, src, dst, types, threads)
     return Primitive(
         cost=lambda: _cost_grouped(problem, src, dst, types, found) / threads + _OVERHEAD,
         make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
@@ -132,15 +132,16 @@ def _weights_grouped(found: Blocking) -> WeightForm:
     """[vector][channel][row][tap][groups of the vector][channels of a group]."""
     count, oc = found.shared.groups, found.shared.oc
     outer = ("A" if count > 1 else "a") + ("B" if oc > 1 else "b")
-    inner = f"{count}a" * (count > 1) + f"{oc}b" * (oc > 1)
-    return WeightForm(Layout(f"{outer}cde{inner}"), found.lanes, count)
+    each = found.dot.channels
+    inner = f"{count}a" * (count > 1) + f"{oc}b" * (oc > 1) + f"{each}c" * (each > 1)
+    return WeightForm(Layout(f"{outer}{'C' if each > 1 else 'c'}de{inner}"), found.lanes, count, dot=found.dot)
 
 
 def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: arithmetic in whole tiles at the rate of vectors, or the bytes moved, the larger."""
-    p, at, itemsize = problem, space(problem, src, dst), types.src.itemsize
+    p, at, itemsize = problem, space(problem, src, dst), types.acc.itemsize
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
-    flops = 2 * tiles * found.rows * found.pixels * found.lanes * (p.ic // p.g) * p.kh * p.kw
+    flops = 2 * tiles * found.rows * found.pixels * found.lanes * found.shared.ic * p.kh * p.kw
     stored = store_cycles(dst, found.store_width) * CYCLE * tiles * found.rows * found.pixels
     # Of half vectors too: they are taken where they run twice as fast.
     rate = 7e9 * target.isa().vector_bytes / itemsize
@@ -148,6 +149,21 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
 
 
 GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES, why_not=_why_not_grouped, make=_make_grouped)
+
+
+def _why_not_fours(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+    if problem.ic // problem.g % 4 or not lies_in_fours(problem, geometry(src, problem.src_shape, 1)):
+        return "is for groups whose channels lie in fours"
+    return _why_not_grouped(problem, src, dst)
+
+
+GROUPED_INT8 = Row(
+    name="conv_grouped_int8",
+    op="conv2d",
+    dtypes=frozenset(str(types) for types in INT8),
+    why_not=_why_not_fours,
+    make=_make_grouped,
+)
 
 
 # ---------------------------------------------------------------- the reference

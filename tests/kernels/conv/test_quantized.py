@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from conv_lab import NAMES, PAIRS, Paged
 from conv_problems import AS_OTHERS, BATCHES, GRID, SAMPLED, WHOLE, pairs
-from quantized_lab import case, check, finished, run
+from quantized_lab import case, check, finished, rows, run
 from quantized_oracle import Steps
 
 from blockconv.core import target
 from blockconv.core.types import INT8
-from blockconv.kernels.common.dot import DOTS
+from blockconv.kernels.common.dot import DOTS, MULTIPLY_ADD
 from blockconv.kernels.conv import blocking as direct
+from blockconv.kernels.conv import grouped_blocking
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 HERE = tuple(
@@ -39,6 +40,19 @@ KINDS = (
 assert {(kind["src"], kind["dst"]) for kind in KINDS} == {(types.src.name, types.dst.name) for types in INT8}
 
 
+# Groups that share a vector, of channels that lie in fours: as many as fill it, and as do not.
+SHARED = (
+    "g5mb2ic20oc20ih6iw9kh3kw3ph1pw1",
+    "g3mb1ic24oc24ih9kh3sh2ph1",
+    "g6mb1ic48oc24ih5iw7kh1kw3ph0pw1",
+    "g18mb1ic72oc18ih5kh3ph1",
+    "g33mb2ic132oc132ih5iw6kh3kw3ph1pw1",
+    "g9mb1ic72oc36ih6kh1",
+    "g6mb1ic24oc24ih4iw19kh1kw9ph0pw4",
+    "g4mb17ic16oc16ih5kh3ph2dh1",
+)
+
+
 @functools.lru_cache(maxsize=len(KINDS))
 def kind_of(descriptor: str, number: int, **options):
     return case(descriptor, **{**KINDS[number], **options})
@@ -47,19 +61,25 @@ def kind_of(descriptor: str, number: int, **options):
 @pytest.fixture
 def dot(request, monkeypatch):
     """The multiply-accumulate of this name, whatever the target would choose."""
-    monkeypatch.setattr(direct, "dot_for", lambda types: DOTS[request.param])
-    direct.blocking.cache_clear()
+    for package in (direct, grouped_blocking):
+        monkeypatch.setattr(
+            package, "dot_for", lambda types: MULTIPLY_ADD if types.acc.is_float else DOTS[request.param]
+        )
+        package.blocking.cache_clear()
     yield DOTS[request.param]
-    direct.blocking.cache_clear()
+    for package in (direct, grouped_blocking):
+        package.blocking.cache_clear()
 
 
 @pytest.fixture
 def small_cache(monkeypatch):
     """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
-    direct.blocking.cache_clear()
+    for package in (direct, grouped_blocking):
+        package.blocking.cache_clear()
     yield
-    direct.blocking.cache_clear()
+    for package in (direct, grouped_blocking):
+        package.blocking.cache_clear()
 
 
 # ---------------------------------------------------------------- the grid
@@ -110,7 +130,8 @@ def test_channels(channels):
 @pytest.mark.parametrize("where", ["start", "end"])
 def test_nothing_is_touched_beyond_the_arrays(where):
     """Arrays and scratch beside pages that cannot be read or written; channels that are no multiple of four."""
-    for k, descriptor in enumerate((WHOLE[0], WHOLE[2], SAMPLED[0], SAMPLED[9], WHOLE[1], "mb1ic6ih4oc9kh3sh2")):
+    some = (WHOLE[0], WHOLE[2], SAMPLED[0], SAMPLED[9], WHOLE[1], "mb1ic6ih4oc9kh3sh2", SHARED[0], SHARED[2])
+    for k, descriptor in enumerate(some):
         for j, (src, dst) in enumerate(
             (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "CHWN4"), ("NCHW32", "NCHW16"), ("CHWN4", "NCHW8"))
         ):
@@ -187,9 +208,26 @@ def test_activations_with_code_of_their_own():
     for act in ("sigmoid", "tanh", "silu", "hardswish", "gelu", "hardsigmoid"):
         made = case("mb1ic17ih5oc20kh3ph1", "uint8", "uint8", "uint8", act)
         for src, dst in (("NHWC", "NHWC"), ("NCHW4", "NCHW")):
-            found = run(made, src, dst)
+            found = run(rows(made, src, dst)[0], made, src, dst)
             wanted = made.wanted if dst == "NCHW" else made.wanted.transpose(0, 2, 3, 1)
             assert np.abs(found.astype(int) - wanted.reshape(-1)).max() <= 1
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("dot", HERE, indirect=True)
+def test_groups_that_share_a_vector(dot):
+    for k, descriptor in enumerate(SHARED):
+        for j, (src, dst) in enumerate(
+            (("NHWC", "NHWC"), ("NCHW4", "NCHW16"), ("NCHW16", "NCHW"), ("CHWN4", "NCHW4"), ("NCHW32", "CHWN4"))
+        ):
+            made = kind_of(descriptor, (k + 3 * j) % len(KINDS))
+            assert "conv_grouped_int8" in [row.name for row in rows(made, src, dst)]
+            check(made, src, dst, threads=1 + k % 3)
+
+
+def test_groups_whose_channels_do_not_lie_in_fours_are_no_vectors():
+    for descriptor, src in (("g4mb1ic24oc16ih5kh3", "NHWC"), (SHARED[0], "NCHW"), (SHARED[0], "aBcd2b")):
+        assert [row.name for row in rows(kind_of(descriptor, 0), src, "NHWC")] == ["conv_direct"]
 
 
 def test_any_number_of_threads_gives_the_same():
