@@ -93,10 +93,14 @@ def pack_window(cb, itemsize):
                     if step == chunk and count == 1 and padded:
                         copy_memory(dst, src, (right - left) * chunk)
                         continue
-                    for _ in range(right - left):
+                    # Of bytes, what follows a pixel's last channels may be packed with them, up to the row's end.
+                    followed = right - left - (chunk - tail + step - 1) // step if itemsize == 1 else 0
+                    for p in range(right - left):
                         for k in range(full):
                             move(dst + k * w_block, src + k * chunk, chunk, 0)
-                        if full < count:
+                        if full < count and p < followed:
+                            move(dst + full * w_block, src + full * chunk, chunk, 0)
+                        elif full < count:
                             copy_memory(dst + full * w_block, src + full * chunk, tail * itemsize)
                         src, dst = src + step, dst + chunk
 
