@@ -25,10 +25,8 @@ import llvmlite.binding as llvm
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from blockconv.kernels import TABLE
-
 from . import machine, manifest_compare
-from .manifest_cases import BATCH, MOST_MACS, Node, Plan, Reorder, cases, left_out
+from .manifest_cases import BATCH, MOST_MACS, Node, Plan, Reorder, cases, left_out, rows_in_reach
 from .manifest_worker import THREADS, Job
 
 __all__ = ["FORMAT", "TARGETS", "Target", "add_arguments", "command", "load", "make"]
@@ -133,7 +131,7 @@ def make(
         bar = shown.add_task("cases", total=sum(len(job.cases()) for job in jobs))
         found = list(pool.map(lambda job: _run(job, cache, lambda: shown.advance(bar)), jobs))
     records = _merged(record for part in found for record in part)
-    untaken = {row.name for row in TABLE} - {record.get("row") for record in records}
+    untaken = rows_in_reach() - {record.get("row") for record in records}
     here = machine.record()
     header = {
         "manifest": FORMAT,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.kernels import TABLE
 from blockconv.kernels.common.activation import IDENTITY, activation
 from blockconv.network import ops
 
@@ -81,6 +82,11 @@ def cases(quick: bool) -> Iterator[Case]:
     yield from _pools(quick)
     for network in QUICK_NETWORKS if quick else _networks():
         yield Plan(f"plan {network}", network)
+
+
+def rows_in_reach() -> set[str]:
+    """The names of the rows that cases can take: a network's nodes have one type for all, so none of quantised ones."""
+    return {row.name for row in TABLE if row.dtypes is None or not all("/" in types for types in row.dtypes)}
 
 
 def left_out(found: Iterable[Case]) -> list[str]:
