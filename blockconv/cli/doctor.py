@@ -12,6 +12,7 @@ from numba.core import config
 from blockconv import jit
 from blockconv._version import __version__
 from blockconv.core import target
+from blockconv.machine.profile import profile
 from blockconv.runtime import get_num_threads, threading_layer
 
 __all__ = ["findings"]
@@ -66,8 +67,16 @@ def _processor() -> dict[str, str]:
         "Numba targets": target.target_cpu(),
         "vectors": f"{isa.name}: {isa.registers} registers of {8 * isa.vector_bytes} bits, {multiply}",
         "features": " ".join(sorted(target.target_features())) or "none beyond the architecture's own",
+        "costs and tiles": _profile(),
         "second-level cache": f"{target.second_level_cache() / 2**20:g} MiB a core",
     }
+
+
+def _profile() -> str:
+    """Which machine profile counts, and whether it is this processor's."""
+    known, isa = profile(), target.isa()
+    same = (known.cpu, known.isa) == (target.target_cpu(), isa.name)
+    return f"as measured on {known.record['cpu']}" + ("" if same else ": the nearest; blockconv tune --profile FILE")
 
 
 def _kernels() -> dict[str, str]:

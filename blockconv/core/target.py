@@ -18,6 +18,7 @@ __all__ = [
     "affinity",
     "container_quota",
     "default_threads",
+    "first_level_cache",
     "isa",
     "last_level_cache",
     "second_level_cache",
@@ -130,6 +131,12 @@ def default_threads() -> int:
 
 
 @functools.cache
+def first_level_cache() -> int:
+    """Bytes of a core's first-level data cache; 32 KiB where the system does not tell."""
+    return _cache_size(1) or 32 << 10
+
+
+@functools.cache
 def second_level_cache() -> int:
     """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
     return _cache_size(2) or 1 << 20
@@ -143,7 +150,8 @@ def last_level_cache() -> int:
 
 def _cache_size(level: int) -> int | None:
     try:
-        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").read_text().strip()
+        index = 0 if level == 1 else level  # 1 is the first level's, of instructions
+        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size").read_text().strip()
         units = {"K": 1 << 10, "M": 1 << 20}
         return int(text[:-1]) * units[text[-1]]
     except (OSError, ValueError, KeyError, IndexError):

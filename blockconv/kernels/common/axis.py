@@ -13,7 +13,7 @@ from typing import Any
 from blockconv.core.layout import Layout
 from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
 from blockconv.kernels.common.loop_nest import Loop, fused
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
 from blockconv.runtime import Buffer
 
 __all__ = ["contiguous_axis", "cost", "positions", "strided_axis"]
@@ -75,8 +75,9 @@ def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: in
     )
 
 
-def cost(cycles: float, problem: Any, dst: Layout, threads: int) -> float:
-    """Bytes at the speed of a copy, or `cycles` for each vector, or part of one, of a block."""
+def cost(multiply_adds: float, problem: Any, dst: Layout, threads: int) -> float:
+    """Seconds to move source and destination, or for so much work on each vector, or part of one, of a block."""
     size = dst.size(problem.shape)
     part = min(16, dst.blocks[1]) if dst.is_blocked else 16
-    return 1e-6 + max(8 * size / BANDWIDTH, size / part * cycles / 3e9) / threads
+    computed = size / part * multiply_adds * fma_seconds(16, 4)
+    return launch_seconds() + max(move_seconds(4 * size, 4 * size), computed) / threads

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
@@ -14,12 +15,14 @@ from blockconv.core.types import ElementType
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.space import Space, space
+from blockconv.machine.profile import profile
 
 __all__ = [
     "NO_BLOCK",
     "Blocking",
     "Geometry",
     "Space",
+    "TileShape",
     "blocking",
     "geometry",
     "has_parts",
@@ -27,9 +30,18 @@ __all__ = [
     "space",
     "store_width",
     "tasks_wanted",
+    "tiles",
     "weight_layout",
     "why_not_window",
 ]
+
+
+class TileShape(NamedTuple):
+    """Output pixels, in rows, and vectors of output channels that are held in registers."""
+
+    rows: int
+    pixels: int
+    vectors: int
 
 
 @dataclass(frozen=True)
@@ -75,15 +87,20 @@ def weight_layout(blocking: Blocking) -> Layout:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
-    """The blocking of a problem on this machine. Tile and block sizes do not depend on the threads."""
+def blocking(
+    problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int, tile: TileShape | None = None
+) -> Blocking:
+    """The blocking of a problem on this machine. Tile and block sizes do not depend on the threads.
+
+    tile: of a shape that is asked for, instead of the one of least predicted time.
+    """
     isa, itemsize, p, at = target.isa(), element.itemsize, problem, space(problem, src, dst)
     lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
     if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
     cb, stored = _source_block(p, s), store_width(d, at, itemsize, lanes, groups_of=oc if p.g > 1 else 0)
-    rows, pixels, vectors = _tile(oc, p.g, at, d, stored, lanes, itemsize)
+    rows, pixels, vectors = tile or _tile(p, at, d, stored, lanes)
     width = vectors * lanes
     ocbs = -(-(oc if stored == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
@@ -177,12 +194,15 @@ def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
     return bool(dst.length % width or groups_of % width)
 
 
-# Cycles to stream a vector of weights from the second-level cache, by the vector's bytes: a cache line, or parts of one
-# that the lines before it have already brought.
-_WEIGHT_CYCLES = {64: 5.5, 32: 1.5, 16: 1.5}
 # (vectors of output channels, the most pixels) of a tile that is held in so many registers.
 _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
+
+
+def tiles() -> tuple[tuple[int, int], ...]:
+    """(vectors of output channels, the most pixels) of the tiles that the registers hold."""
+    isa = target.isa()
+    return _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA
 
 
 def is_power_of_two(size: int) -> bool:
@@ -198,15 +218,12 @@ def why_not_window(blocking: Blocking) -> str | None:
     return None if fits else f"a tile's window, with what is between its taps, would take {blocking.scratch:.1e} bytes"
 
 
-def _tile(
-    oc: int, groups: int, at: Space, dst: Geometry, stored: int, lanes: int, itemsize: int
-) -> tuple[int, int, int]:
-    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
-    isa = target.isa()
-    # A whole vector may be issued as two halves, one after the other.
-    fma = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
-    best: tuple[float, int, tuple[int, int, int]] | None = None
-    for vectors, most in _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA:
+def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: int) -> TileShape:
+    """The tile of least predicted time, by the machine's profile."""
+    known, groups, oc = profile(), problem.g, problem.oc // problem.g
+    steps = problem.ic // groups * problem.kh * problem.kw
+    best: tuple[float, int, TileShape] | None = None
+    for vectors, most in tiles():
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
         # power of two. Groups that are no whole tiles begin inside a block, where one would.
@@ -216,10 +233,9 @@ def _tile(
         for count in range(-(-at.ow // most), -(-at.ow // most) + 3):
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
-                tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                loads = (r * pixels + vectors) / 2
-                cycles = max(r * pixels * vectors * fma, loads, 4.0, vectors * _WEIGHT_CYCLES[isa.vector_bytes]) + 0.25
-                score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
+                count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
+                seconds = steps * known.step(r * pixels, vectors) + r * pixels * vectors * known.tile
+                score = count_of_tiles * seconds, abs(vectors - 2), TileShape(r, pixels, vectors)
                 if best is None or score < best:
                     best = score
     assert best is not None

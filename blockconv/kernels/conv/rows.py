@@ -5,7 +5,7 @@ output channels fill half a vector or less, dense tiles would leave most lanes i
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem; slow, and simple enough to trust.
 
-Options of `make`: epilogue, the `Epilogue`.
+Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `TileShape` in place of the chosen one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import grouped_blocking
 from blockconv.kernels.conv.binding import bind_tiles
-from blockconv.kernels.conv.blocking import Blocking, blocking, weight_layout, why_not_window
+from blockconv.kernels.conv.blocking import Blocking, TileShape, blocking, weight_layout, why_not_window
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import BANDWIDTH, CYCLE, store_cycles
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import Op
 
 __all__ = ["DIRECT", "GROUPED", "REFERENCE"]
@@ -36,49 +37,53 @@ _FLOAT32 = element("float32")
 
 
 def _make_direct(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    epilogue: Epilogue = _NO_EPILOGUE,
+    tile: TileShape | None = None,
 ) -> Primitive:
-    found = blocking(problem, src, dst, types.src, threads)
+    found = blocking(problem, src, dst, types.src, threads, tile)
     return Primitive(
-        cost=lambda: _cost_direct(problem, src, dst, types, found) / threads + _OVERHEAD,
+        cost=lambda: _cost_direct(problem, src, dst, types, found) / threads + launch_seconds(),
         make=lambda: bind_tiles(problem, src, dst, types.src, found, epilogue),
         weights=WeightForm(weight_layout(found), found.ocbs * found.width),
         blocking=found,
     )
 
 
-_OVERHEAD = 1e-6  # seconds that an op takes beside its tasks
-# Cycles of a pixel's channels packed together, by how many.
-_PACK = {1: 0.2, 2: 8.0, 3: 12.0, 4: 1.2, 8: 1.8}
+# Of a pixel's channels packed together, by how many, in multiply-adds of vectors.
+_PACK = {1: 0.4, 2: 16.0, 3: 24.0, 4: 2.4, 8: 3.6}
+_STEP = 1.4  # of a step's address, in multiply-adds
 
 
 def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
-    """Seconds on one thread: tiles, packing of windows and stores, or the bytes of a first touch, whichever are more.
-
-    The constants were fitted to 23 layers of ResNet-50 in 36 pairs of layouts each (one thread, AVX-512): 90 % of
-    the predictions are within 7 %, and the layouts predicted to be the best cost 2 % more than the best.
-    """
-    p, at, itemsize = problem, space(problem, src, dst), types.src.itemsize
-    ic, oc = p.ic // p.g, p.oc // p.g
+    """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
+    p, at, itemsize, known = problem, space(problem, src, dst), types.src.itemsize, profile()
+    ic, oc, fma = p.ic // p.g, p.oc // p.g, fma_seconds(found.lanes, itemsize)
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
-    vectors = found.rows * found.pixels * found.vectors
-    # Half vectors are taken where they run twice as fast.
-    at_once = 2 * target.isa().vector_bytes // (itemsize * found.lanes)
-    steps = -(-ic // found.step) * p.kh * p.kw
-    store = store_cycles(dst, found.store_width)
-    cycles = tiles * (max(vectors / at_once, 4) * ic * p.kh * p.kw + 0.7 * steps + store * vectors)
+    pixels = found.rows * found.pixels
+    reduced = ic * p.kh * p.kw * known.step(pixels, found.vectors) * fma / known.fma
+    steps = -(-ic // found.step) * p.kh * p.kw * _STEP * fma
+    # Scattered channels are moved one by one, and only those that exist.
+    existing = oc / (-(-oc // found.width) * found.width) if found.store_width == SCATTERED else 1.0
+    stored = pixels * found.vectors * (known.tile + existing * store_seconds(dst, found.store_width, found.lanes))
+    packed = 0.0
     if not found.in_place:
         groups = at.images * p.g * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
         pixels = groups * -(-found.task_cols // found.panel) * found.window_rows * found.window_cols * at.depth
-        cycles += pixels * (_PACK.get(found.cb, 2.7) * -(-ic // found.cb) + 0.5 * ic / found.lanes)
-    return max(cycles * CYCLE, _bytes_moved(p, src, dst, itemsize) / BANDWIDTH)
+        packed = pixels * (_PACK.get(found.cb, 5.4) * -(-ic // found.cb) + ic / found.lanes) * known.fma
+    computed = tiles * (reduced + steps + stored) + packed
+    return max(computed, _moved(p, src, dst, itemsize))
 
 
-def _bytes_moved(problem: Conv2dProblem, src: Layout, dst: Layout, itemsize: int) -> int:
-    """Of source, weights and destination."""
+def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, itemsize: int) -> float:
+    """Seconds that source, weights and destination take on their way."""
     p = problem
-    weights = p.oc * (p.ic // p.g) * p.kh * p.kw
-    return itemsize * (src.size(p.src_shape) + dst.size(p.dst_shape) + weights)
+    read = src.size(p.src_shape) + p.oc * (p.ic // p.g) * p.kh * p.kw
+    return move_seconds(itemsize * read, itemsize * dst.size(p.dst_shape))
 
 
 def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
@@ -113,7 +118,7 @@ def _make_grouped(
 ) -> Primitive:
     found = grouped_blocking.blocking(problem, src, dst, types.src, threads)
     return Primitive(
-        cost=lambda: _cost_grouped(problem, src, dst, types, found) / threads + _OVERHEAD,
+        cost=lambda: _cost_grouped(problem, src, dst, types, found) / threads + launch_seconds(),
         make=lambda: bind_tiles(problem, src, dst, types.src, found, epilogue),
         weights=_weights_grouped(found),
         blocking=found,
@@ -128,15 +133,17 @@ def _weights_grouped(found: Blocking) -> WeightForm:
     return WeightForm(Layout(f"{outer}cde{inner}"), found.lanes, count)
 
 
+_SHARED = 1.4  # multiply-adds that one takes whose source is spread over the channels of its groups
+
+
 def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: arithmetic in whole tiles at the rate of vectors, or the bytes moved, the larger."""
     p, at, itemsize = problem, space(problem, src, dst), types.src.itemsize
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     flops = 2 * tiles * found.rows * found.pixels * found.lanes * (p.ic // p.g) * p.kh * p.kw
-    stored = store_cycles(dst, found.store_width) * CYCLE * tiles * found.rows * found.pixels
-    # Of half vectors too: they are taken where they run twice as fast.
-    rate = 7e9 * target.isa().vector_bytes / itemsize
-    return max(flops / rate + stored, _bytes_moved(p, src, dst, itemsize) / BANDWIDTH)
+    stored = store_seconds(dst, found.store_width, found.lanes) * tiles * found.rows * found.pixels
+    computed = flops / (2 * found.lanes) * _SHARED * fma_seconds(found.lanes, itemsize)
+    return max(computed + stored, _moved(p, src, dst, itemsize))
 
 
 GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES, why_not=_why_not_grouped, make=_make_grouped)

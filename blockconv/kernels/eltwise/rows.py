@@ -33,7 +33,7 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.eltwise.codegen import UNROLL, Operand, OpKind
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -259,9 +259,10 @@ def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout) -> str | N
 
 
 def _cost(problem: Any, dst: Layout, threads: int) -> float:
-    """The arrays that are as large as the result, at the speed of a copy."""
-    arrays = 3 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 2
-    return 1e-6 + 4 * arrays * dst.size(problem.dst_shape) / (BANDWIDTH * threads)
+    """The result, and the operands that are as large, at the speed of memory."""
+    result = 4 * dst.size(problem.dst_shape)
+    arrays = 2 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 1
+    return launch_seconds() + move_seconds(arrays * result, result) / threads
 
 
 def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]]) -> Row:

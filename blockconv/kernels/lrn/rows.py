@@ -50,7 +50,7 @@ def _why_not(problem: LrnProblem, src: Layout, dst: Layout) -> str | None:
 
 
 def _make(problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    return Primitive(lambda: cost(30.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+    return Primitive(lambda: cost(60.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
 
 
 ROWS = (Row("lrn", "lrn", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

@@ -51,7 +51,7 @@ from blockconv.kernels.pool.blocking import (
 )
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Block, Op
 
 __all__ = ["ROWS"]
@@ -325,13 +325,33 @@ def _reference(b: Blocking, indices: int) -> Op:
 # ---------------------------------------------------------------- rows of the table
 
 
-def _cost(b: Blocking, cycles: float, vectors: bool) -> float:
-    """Bytes moved at the speed of a copy, or `cycles` for each vector (or else element) loaded, whichever is more."""
+Loads = Callable[[Blocking], float]
+_PLANE = 20.0  # multiply-adds that a plane takes beside its loads
+
+
+def _window_loads(b: Blocking) -> float:
+    """Vectors loaded where every window reads all that it covers."""
+    return float(b.problem.n * b.problem.ic * all_taps(b.problem, "h") * all_taps(b.problem, "w") / b.lanes)
+
+
+def _element_loads(b: Blocking) -> float:
+    """The same, an element at a time."""
+    return _window_loads(b) * b.lanes
+
+
+def _line_loads(b: Blocking) -> float:
+    """Where windows' rows are reduced into a line first, and then the line's columns."""
     p = b.problem
-    moved = b.itemsize * (b.src.size(p.src_shape) + b.dst.size(p.dst_shape))
-    elements = p.n * p.ic * all_taps(p, "h") * all_taps(p, "w")
-    loads = elements / (b.lanes if vectors else 1)
-    return 2e-6 + max(moved / BANDWIDTH, loads * cycles / 3e9) / b.threads
+    image, output = (-(-columns * b.view.inner // b.lanes) for columns in (p.iw, p.ow))
+    return float(b.view.planes * (all_taps(p, "h") * image + p.oh * all_taps(p, "w") / p.ow * output))
+
+
+def _cost(b: Blocking, loads: Loads, each: float) -> float:
+    """Seconds to move source and destination, or for loads that take `each` multiply-adds, whichever is more."""
+    p = b.problem
+    moved = move_seconds(b.itemsize * b.src.size(p.src_shape), b.itemsize * b.dst.size(p.dst_shape))
+    computed = (loads(b) * each + b.view.planes * _PLANE) * fma_seconds(b.lanes, b.itemsize)
+    return launch_seconds() + max(moved, computed) / b.threads
 
 
 def _row(
@@ -339,7 +359,7 @@ def _row(
     dtypes: tuple[str, ...],
     why_not: Callable[[Blocking], Reason] | None,
     op_of: Callable[[Blocking], Op],
-    cycles: float,
+    loads: tuple[Loads, float],
     op: str,
 ) -> Row:
     """A row of the table; one for elements of any size is the reference."""
@@ -355,7 +375,7 @@ def _row(
 
     def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
         b = Blocking(problem, src, dst, types.src, threads)
-        return Primitive(lambda: _cost(b, cycles, not reference), lambda: [op_of(b)], blocking=b)
+        return Primitive(lambda: _cost(b, *loads), lambda: [op_of(b)], blocking=b)
 
     return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
 
@@ -364,23 +384,30 @@ def _rows(
     name: str,
     why_not: Callable[[Blocking], Reason],
     op_of: Callable[[Blocking], Op],
-    cycles: float = 1.0,
+    loads: tuple[Loads, float] = (_window_loads, 1.0),
     op: str = "pool2d",
 ) -> list[Row]:
     """A row for each size of element, as it decides how many of them are a vector."""
-    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, cycles, op) for suffix, dtypes in ELEMENT_TYPES.items()]
+    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, loads, op) for suffix, dtypes in ELEMENT_TYPES.items()]
 
 
 ROWS = (
     *_rows("pool_tiles", _why_not_tiles, _tiles),
     *_rows("pool_planes", _why_not_planes, _planes),
     *_rows("pool_windows", _why_not_windows, _windows),
-    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines),
+    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines, (_line_loads, 3.0)),
     *_rows("pool_runs", _why_not_runs, _runs),
-    *_rows("pool_lines", _why_not_lines, _lines),
-    *_rows("pool_bins", _why_not_narrow, _bins, 3.0),
-    _row("pool_reference", ANY_TYPE, None, partial(_reference, indices=0), 8.0, "pool2d"),
-    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, 4.0, "pool2d_indices"),
-    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, 4.0, "pool2d_indices"),
-    _row("pool_indices", ANY_TYPE, _why_not_indices, partial(_reference, indices=1), 12.0, "pool2d_indices"),
+    *_rows("pool_lines", _why_not_lines, _lines, (_line_loads, 3.5)),
+    *_rows("pool_bins", _why_not_narrow, _bins, (_window_loads, 15.0)),
+    _row("pool_reference", ANY_TYPE, None, partial(_reference, indices=0), (_element_loads, 8.0), "pool2d"),
+    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, (_window_loads, 4.0), "pool2d_indices"),
+    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, (_window_loads, 4.0), "pool2d_indices"),
+    _row(
+        "pool_indices",
+        ANY_TYPE,
+        _why_not_indices,
+        partial(_reference, indices=1),
+        (_element_loads, 12.0),
+        "pool2d_indices",
+    ),
 )

@@ -27,7 +27,7 @@ from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.resize.kernels import ResizeArgs, ResizePartsArgs, resize_parts, resize_rows
 from blockconv.kernels.table import Primitive, Row
 from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS", "taps"]
@@ -167,7 +167,8 @@ def _cost(problem: ResizeProblem, layout: Layout, threads: int) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
     size, inner = layout.size(problem.dst_shape), _storage(layout, problem.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
-    return 1e-6 + max(8 * size / BANDWIDTH, vectors * (6 if problem.mode == "linear" else 3) / 3e9) / threads
+    computed = vectors * (6 if problem.mode == "linear" else 3) * 2 * fma_seconds(16, 4)
+    return launch_seconds() + max(move_seconds(4 * layout.size(problem.src_shape), 4 * size), computed) / threads
 
 
 def _make(problem: ResizeProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
