@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockconv.core.layout import Layout
 from blockconv.machine.profile import profile
 
-__all__ = ["fma_seconds", "launch_seconds", "move_seconds", "store_seconds", "transform_seconds"]
+__all__ = ["fma_seconds", "launch_seconds", "move_seconds", "scalar_seconds", "store_seconds", "transform_seconds"]
 
 
 def fma_seconds(lanes: int, itemsize: int) -> float:
@@ -23,6 +23,11 @@ def move_seconds(read: float, written: float) -> float:
 def launch_seconds() -> float:
     """Of an op beside its tasks."""
     return profile().launch
+
+
+def scalar_seconds() -> float:
+    """To move an element by itself, in a loop: some two cycles, of which a multiply-add takes four to end."""
+    return profile().latency / 2
 
 
 def store_seconds(dst: Layout, channels: int, lanes: int) -> float:

@@ -40,7 +40,7 @@ from blockconv.kernels.reorder.kernels import (
     reorder_transpose,
 )
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
+from blockconv.machine.costs import launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -185,14 +185,14 @@ def _copy_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
     assert loops is not None
     extent = next((loop.size for loop in loops.loops if loop.src == loop.dst == 1), 1) * problem.itemsize
     moved = _moved(problem, src, dst)
-    return max(_seconds(problem, src, dst), moved / 2 / min(extent, LINE) * MOVE * fma_seconds(16, 4))
+    return max(_seconds(problem, src, dst), moved / 2 / min(extent, LINE) * MOVE * scalar_seconds())
 
 
 def _elements_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
     return _moved(problem, src, dst) * 10e-9
 
 
-MOVE = 3.5  # multiply-adds that a load and a store take, and the loop around them
+MOVE = 1.6  # scalar moves that a load and a store of a vector take, and the loop around them
 _TRANSPOSED = 1.1  # beside a copy
 LINE = 64
 

@@ -22,7 +22,7 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.shuffle.kernels import Result, ShuffleArgs, Source, permute_channels
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import fma_seconds, launch_seconds
+from blockconv.machine.costs import launch_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -84,7 +84,7 @@ def _row(dtype: str, suffix: str) -> Row:
         """Predicted at about 0.2 ns an element: two transposes in registers."""
 
         def cost() -> float:
-            return launch_seconds() + dst.size(problem.shape) * fma_seconds(16, 4) / threads
+            return launch_seconds() + dst.size(problem.shape) * scalar_seconds() / 2 / threads
 
         return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
