@@ -60,7 +60,7 @@ def conv2d(
         "same" (the output is of the input's size; only with a stride of 1).
     groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
     activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
-        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2).
+        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2), "mish".
     residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
     out: what to write and give back, of the output's kind, shape, dtype and layout, apart from input and residual.
     out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
