@@ -154,6 +154,12 @@ def _mish(v: Vectors, x: Any) -> Any:
     return v.mul(x, v.b.fdiv(above, v.add(above, reciprocal)))
 
 
+def _celu(v: Vectors, x: Any, alpha: Any) -> Any:
+    alpha = v.splat(alpha)
+    below = v.mul(alpha, v.expm1(v.b.fdiv(x, alpha)))
+    return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), below, x)
+
+
 # ---------------------------------------------------------------- the table
 
 
@@ -219,6 +225,13 @@ ACTIVATIONS = {
         onnx=("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
     ),
     "mish": Definition("x * tanh(log(1 + exp(x)))", lambda x: x * np.tanh(_softplus(x)), _mish, onnx=("Mish", {})),
+    "celu": Definition(
+        "max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)",
+        lambda x, alpha: np.where(x < 0, alpha * np.expm1(np.minimum(x, 0) / alpha), x),
+        _celu,
+        {"alpha": 1.0},
+        onnx=("Celu", {"alpha": 1.0}),
+    ),
 }
 NUMBERS = {name: k for k, name in enumerate((n for n, one in ACTIVATIONS.items() if one.code), start=1)}
 

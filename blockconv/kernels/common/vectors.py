@@ -15,6 +15,10 @@ from blockconv.jit.ir import I32, call_llvm, const, join, pointer, shuffle, spla
 __all__ = ["Vectors", "lanes_below", "llvm_type"]
 
 
+# (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
+EXPM1_BY_X = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0)
+
+
 def llvm_type(element: ElementType) -> Any:
     """LLVM's type of an element; integers have no sign there."""
     floats = {4: ir.FloatType(), 8: ir.DoubleType()}
@@ -189,11 +193,19 @@ class Vectors:
         # log(2) in two parts: n times the first is exact.
         rest = self.add(bounded, self.mul(n, self.c(-0.693359375)))
         rest = self.add(rest, self.mul(n, self.c(2.12194440e-4)))
-        value = self.polynomial(rest, [1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0])
+        value = self.polynomial(rest, [*EXPM1_BY_X, 1.0])
         ints = ir.VectorType(I32, self.lanes)
         biased = b.add(b.fptosi(n, ints), ir.Constant(ints, [127] * self.lanes))
         power = b.bitcast(b.shl(biased, ir.Constant(ints, [23] * self.lanes)), self.kind)
         return b.select(is_nan, x, self.mul(value, power))
+
+    def expm1(self, x: Any) -> Any:
+        """e^x - 1, also where the difference would lose all digits; float32 to 5e-7 of each value."""
+        if self.itemsize == 8:
+            return self.each_lane("expm1", x)
+        near = self.mul(x, self.polynomial(x, EXPM1_BY_X))
+        far = self.add(self.exp(x), self.c(-1.0))
+        return self.b.select(self.b.fcmp_ordered("<", self.mul(x, x), self.c(math.log(2) ** 2 / 4)), near, far)
 
     def exp_to_zero(self, x: Any) -> Any:
         """e^x for x up to 0; zero where float32 has nothing near it."""
