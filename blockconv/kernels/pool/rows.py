@@ -3,6 +3,7 @@
 To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`). Where inner is at least a vector
 (wide), vectors run over it; where it is less (narrow), over the whole pixels of a row.
 
+- `pool_shuffles`: small windows over pixels that are no whole vectors, of which vectors hold neighbours.
 - `pool_tiles`: wide, windows of few columns. Neighbouring outputs share the columns that they read.
 - `pool_windows`: wide, each window by itself, whatever its size: global, adaptive.
 - `pool_wide_lines`: wide, large windows: the windows' rows into a line of scratch, then the line's columns.
@@ -50,6 +51,7 @@ from blockconv.kernels.pool.blocking import (
     windows,
 )
 from blockconv.kernels.pool.kernels import PoolArgs
+from blockconv.kernels.pool.shuffles import pool_shuffles, shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.costs import BANDWIDTH
 from blockconv.runtime import OWN_TABLE, Block, Op
@@ -62,7 +64,7 @@ MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windo
 MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
 MOST_UNROLLED = 3  # taps along an axis; more are a loop
 MOST_TAPS = 5  # along an axis, of a window that is unrolled in a contiguous extent
-LONG_ROW = 32  # vectors: a row that is worth a start of its own
+LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own; the second if pixels fill vectors
 
 
 # ---------------------------------------------------------------- what several rows ask
@@ -106,7 +108,7 @@ def _op(
     return Op(kernel, args, *tasks, scratch, table)
 
 
-# ---------------------------------------------------------------- pool_tiles, pool_windows
+# ---------------------------------------------------------------- pool_tiles, pool_windows, pool_shuffles
 
 
 def _why_not_tiles(b: Blocking) -> Reason:
@@ -155,6 +157,11 @@ def _windows(b: Blocking) -> Op:
         h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
     kernel = pk.pool_windows(*b.reduction, vectors, 8 // vectors)
     return _op(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
+
+
+def _shuffles(b: Blocking) -> Op:
+    table = table_of(b, scales=Scales(repeat=b.view.inner))
+    return _op(b, pool_shuffles(*b.reduction, *shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
 
 
 # ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
@@ -208,6 +215,8 @@ def _why_not_runs(b: Blocking) -> Reason:
         return f"{isa.name} has no masked loads of these elements"
     if p.iw * b.view.inner >= LONG_ROW * b.lanes:
         return f"rows have {LONG_ROW} vectors and more"
+    if p.iw * b.view.inner >= SHORT_ROW * b.lanes and b.lanes % b.view.inner == 0 and why_not_shuffled(b) is None:
+        return f"rows have {SHORT_ROW} vectors and more, which are better shuffled"
     return _why_not_narrow(b) or _why_not_rows(b)
 
 
@@ -372,11 +381,12 @@ def _rows(
 
 
 ROWS = (
+    *_rows("pool_runs", _why_not_runs, _runs),
+    *_rows("pool_shuffles", why_not_shuffled, _shuffles),
     *_rows("pool_tiles", _why_not_tiles, _tiles),
     *_rows("pool_planes", _why_not_planes, _planes),
     *_rows("pool_windows", _why_not_windows, _windows),
     *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines),
-    *_rows("pool_runs", _why_not_runs, _runs),
     *_rows("pool_lines", _why_not_lines, _lines),
     *_rows("pool_bins", _why_not_narrow, _bins, 3.0),
     _row("pool_reference", ANY_TYPE, None, partial(_reference, indices=0), 8.0, "pool2d"),
