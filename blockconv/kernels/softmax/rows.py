@@ -30,7 +30,8 @@ def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads:
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
         kernel = softmax_lines(element.code, lanes, int(p.log))
-        return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads))]
+        scratch = nbytes if contiguous.gathered else 0
+        return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
     strided = strided_axis(layout, p.shape, p.axis, itemsize)
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
