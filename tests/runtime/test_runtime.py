@@ -19,6 +19,7 @@ from blockconv import ArgumentError, jit
 from blockconv.core import target
 from blockconv.jit.ir import fetch_add, load_acquire, load_i64, spin_pause, store_i64
 from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of, aligned_empty
+from blockconv.runtime.pools import Pool
 
 # Kernels of this file are compiled each time: the cache does not see their text.
 
@@ -223,9 +224,8 @@ def test_a_thread_is_woken_only_for_work_that_is_worth_it(
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-6)
     op = Op(add_neighbour.compile(), (Buffer(0), Buffer(1), 64), 64)
     woken: list[int] = []
-    monkeypatch.setattr(
-        "blockconv.runtime.threading_layer.parallel_for", lambda kernel, record, workers: woken.append(workers)
-    )
+    pool = Pool("noted", "a test", launch=lambda worker, record, workers, team: woken.append(workers))
+    monkeypatch.setattr("blockconv.runtime.pools.current", lambda: pool)
     a, b = np.zeros((2, 64), np.int64)
     Program([op], seconds).run([address_of(a), address_of(b)], 4)
     assert woken == ([threads] if threads > 1 else [])
