@@ -29,6 +29,7 @@ from . import (
     layers,
     machine,
     manifest,
+    mixed,
     peers,
     pools,
     publish,
@@ -119,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
     _add_dtypes(command, peers.NUMBERS)
     command.set_defaults(run=_pools)
+
+    command = commands.add_parser("mixed", help="convolutions in turns with PyTorch's operations, for each pool")
+    _add_common(command)
+    command.add_argument("--problem", nargs="+", default=list(mixed.PROBLEMS), help="benchdnn descriptors")
+    command.add_argument("--pools", nargs="+", default=list(mixed.POOLS), choices=mixed.ALL_POOLS)
+    command.set_defaults(run=_mixed)
 
     command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")
     command.add_argument("old", type=Path)
@@ -268,6 +275,12 @@ def _reorders(options: argparse.Namespace, console: Console) -> int:
     with _crew(options, console, ours=not options.peers_only) as crew:
         plans = reorders.plans(problems, options.threads, crew, _timing(options), options.dtypes)
         return _run(plans, reorders.COLUMNS, options, console)
+
+
+def _mixed(options: argparse.Namespace, console: Console) -> int:
+    problems = [Conv2dProblem.from_descriptor(text) for text in options.problem]
+    plans = mixed.plans(problems, options.threads, options.pools, _timing(options))
+    return _run(plans, mixed.COLUMNS, options, console, lambda cases: [])
 
 
 def _launcher(options: argparse.Namespace, console: Console) -> int:

@@ -81,8 +81,8 @@ def test_doctor_tells_the_pool_and_why(run_python: Any) -> None:
     unset = dict.fromkeys(("BLOCKCONV_THREADING", "NUMBA_THREADING_LAYER", "OMP_NUM_THREADS"))
 
     def threads(before: str = "", **variables: str | None) -> dict[str, str]:
-        code = f"{before}\nimport json\nfrom blockconv.cli.doctor import findings\nprint(json.dumps(findings()['threads']))"
-        return dict(json.loads(run_python(code, **{**unset, **variables}).stdout))
+        code = "import json\nfrom blockconv.cli.doctor import findings\nprint(json.dumps(findings()['threads']))"
+        return dict(json.loads(run_python(f"{before}\n{code}", **{**unset, **variables}).stdout))
 
     plain = threads()
     assert plain["because"] == "PyTorch is not in this process"
@@ -95,7 +95,8 @@ def test_doctor_tells_the_pool_and_why(run_python: Any) -> None:
     assert "has to be one of" in threads(BLOCKCONV_THREADING="pthreads")["threading layer"]
     if (torch := importlib.util.find_spec("torch")) is not None:
         beside = threads("import torch")
-        assert beside["threading layer"].startswith("openmp, ") and "PyTorch is in this process" in beside["because"]
+        assert beside["threading layer"].startswith("openmp, ")
+        assert "PyTorch is in this process" in beside["because"]
         assert beside["its library"].startswith(os.path.dirname(str(torch.origin)))
 
 
