@@ -28,6 +28,7 @@ from .report import Column
 from .results import OK, WRONG, Case, Entry
 from .run import Plan, conditions
 from .timing import compare
+from .workers import set_apart
 
 __all__ = ["ALL_POOLS", "COLUMNS", "POOLS", "PROBLEMS", "plans"]
 
@@ -145,6 +146,7 @@ def _serve(pipe: Connection, pool: str, problem: Conv2dProblem, threads: int, pr
     machine.pin(processors)
     machine.keep_freed_memory()
     desk = _Desk(pool, problem, threads)
+    desk.processors = processors
     try:
         while True:
             method, *arguments = pipe.recv()
@@ -174,6 +176,7 @@ class _Desk:
         padded = torch.nn.functional.pad(src64, (*ends[1], *ends[0]))
         self.expected = torch.nn.functional.conv2d(padded, wei64, None, stride, 0, dilation, problem.g).numpy()
         tensor = torch.from_numpy(noise(AFTER, "float32", seed=2))
+        self.processors: Sequence[int] = ()
         self.conv: Callable[[], object] = lambda: layer(src, out=self.dst)
         self.torch: Callable[[], object] = lambda: torch.relu(tensor)
 
@@ -188,6 +191,9 @@ class _Desk:
         """Nanoseconds of `calls` calls of a part; where it is after another operation, that one is not counted."""
         function, before = (self.conv, self.torch) if part.startswith("conv") else (self.torch, self.conv)
         alone, clock, total = part.endswith("alone"), time.perf_counter_ns, 0
+        if prime and self.processors:  # both libraries have been called by now, and have their threads
+            set_apart(self.processors)
+            self.processors = ()
         for turn in range(-prime, calls):
             if not alone:
                 before()
