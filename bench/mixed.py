@@ -43,6 +43,7 @@ PARTS = {
     "torch alone": "relu",
     "torch after conv": "relu after conv2d",
 }
+SETTLED = 0.03  # seconds after which no thread spins any more, of this process's last part or of another process
 # Without what `python -m bench` sets: PyTorch's threads have to spin as long as they do in anybody's process.
 SPINNING = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -194,6 +195,8 @@ class _Desk:
         if prime and self.processors:  # both libraries have been called by now, and have their threads
             set_apart(self.processors)
             self.processors = ()
+        if prime:
+            time.sleep(SETTLED)
         for turn in range(-prime, calls):
             if not alone:
                 before()

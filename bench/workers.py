@@ -32,7 +32,7 @@ from . import machine, peers
 from .peers import OURS, Variant
 from .timing import Local
 
-__all__ = ["Crew", "PeerError"]
+__all__ = ["Crew", "PeerError", "set_apart"]
 
 
 class PeerError(RuntimeError):
