@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import sys
 import textwrap
+import types
 from typing import Any
 
 import pytest
@@ -454,25 +456,21 @@ def test_the_bits_depend_neither_on_the_threads_nor_on_the_pool(run: Any) -> Non
 # ---------------------------------------------------------------- finding the runtime
 
 
-@needs_torch
-def test_the_runtime_of_ld_preload_is_pytorchs_too(run: Any) -> None:
-    """Intel's runtime is often put before all else; here a second copy of GNU's stands for it."""
-    import ctypes.util
-
-    system = ctypes.util.find_library("gomp")
-    if system is None or not os.path.isdir("/proc/self"):
-        pytest.skip("no other runtime here")
-    run(
-        """
-        import torch
-        use_torch()
-        assert right() and bc.get_threading() == "openmp"
-        import ctypes
-        first = ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
-        assert openmp.of_torch().path == openmp._file_of(first) and "torch" not in openmp.of_torch().path
-        """,
-        LD_PRELOAD=system,
-    )
+def test_what_is_global_in_the_process_is_bound_before_what_pytorch_was_linked_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LD_PRELOAD puts Intel's runtime there."""
+    module = types.ModuleType("torch._C")
+    module.__file__ = "/torch/_C.so"
+    monkeypatch.setitem(sys.modules, "torch._C", module)
+    there: dict[str | None, openmp.Runtime] = {
+        path: openmp.Runtime(f"runtime of {path}", lambda worker, data, threads, flags: None)
+        for path in (None, "/torch/_C.so")
+    }
+    monkeypatch.setattr(openmp, "_runtime", lambda path: there.get(path))
+    assert openmp.of_torch() == there.pop(None)
+    assert openmp.of_torch() == there.pop("/torch/_C.so")
+    assert openmp.of_torch() is None
 
 
 def test_what_is_loaded_is_read_from_the_memory_map(monkeypatch: pytest.MonkeyPatch) -> None:
