@@ -31,6 +31,7 @@ from . import (
     layers,
     machine,
     manifest,
+    mixed,
     peers,
     pools,
     publish,
@@ -129,6 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--worst", type=int, default=10, help="how many of the costliest choices are listed (10)")
     command.add_argument("--out", type=Path, nargs="?", const=KEPT, help="write the results there, as JSON lines")
     command.set_defaults(run=_costs)
+
+    command = commands.add_parser("mixed", help="convolutions in turns with PyTorch's operations, for each pool")
+    _add_common(command)
+    command.add_argument("--problem", nargs="+", default=list(mixed.PROBLEMS), help="benchdnn descriptors")
+    command.add_argument("--pools", nargs="+", default=list(mixed.POOLS), choices=mixed.ALL_POOLS)
+    command.set_defaults(run=_mixed)
 
     command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")
     command.add_argument("old", type=Path)
@@ -278,6 +285,12 @@ def _reorders(options: argparse.Namespace, console: Console) -> int:
     with _crew(options, console, ours=not options.peers_only) as crew:
         plans = reorders.plans(problems, options.threads, crew, _timing(options), options.dtypes)
         return _run(plans, reorders.COLUMNS, options, console)
+
+
+def _mixed(options: argparse.Namespace, console: Console) -> int:
+    problems = [Conv2dProblem.from_descriptor(text) for text in options.problem]
+    plans = mixed.plans(problems, options.threads, options.pools, _timing(options))
+    return _run(plans, mixed.COLUMNS, options, console, lambda cases: [])
 
 
 def _launcher(options: argparse.Namespace, console: Console) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "first_level_cache",
     "isa",
     "last_level_cache",
+    "omp_num_threads",
     "second_level_cache",
     "target_cpu",
     "target_features",
@@ -122,12 +123,25 @@ def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
                 break
 
 
+def omp_num_threads() -> int | None:
+    """What OMP_NUM_THREADS says; None where it is not set, or no number.
+
+    Launchers of many processes (torchrun, Dask's nanny) set it to 1 for their workers. OpenMP reads a list, "4,2", as
+    the numbers of nested regions, of which the first is the outermost.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
+
+
 @functools.cache
 def default_threads() -> int:
-    """min(affinity, container quota, Numba's own limit)."""
-    quota = container_quota()
-    whole = affinity() if quota is None else min(affinity(), max(1, int(quota + 0.5)))
-    return max(1, min(whole, int(config.NUMBA_NUM_THREADS)))
+    """The least of affinity, the container's quota, NUMBA_NUM_THREADS and OMP_NUM_THREADS, as far as they are set."""
+    limits: list[int] = [affinity(), int(config.NUMBA_NUM_THREADS)]
+    if (quota := container_quota()) is not None:
+        limits.append(int(quota + 0.5))
+    if (threads := omp_num_threads()) is not None:
+        limits.append(threads)
+    return max(1, min(limits))
 
 
 @functools.cache
