@@ -16,6 +16,8 @@ from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.space import Space, space
 
 __all__ = [
+    "L1_SETS",
+    "L1_WAYS",
     "NO_BLOCK",
     "Blocking",
     "Geometry",
@@ -24,9 +26,11 @@ __all__ = [
     "geometry",
     "has_parts",
     "pixels_of_task",
+    "room_for_window",
     "space",
     "store_width",
     "tasks_wanted",
+    "tiles_of_registers",
     "weight_layout",
     "why_not_window",
 ]
@@ -41,7 +45,8 @@ class Blocking:
     task_rows, task_cols: pixels of a task. splits: tasks that share a group's output channels, in `ocbs` blocks.
     in_place: tiles read the source where it is (`_is_read_in_place`). panel: output columns of a window, a tile's where
     windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
-    needs. shared: how groups share a vector; a "group" above is then as many of them as do.
+    needs. shared: how groups share a vector; a "group" above is then as many of them as do. pixel_lanes: pixels of a
+    vector, where vectors run along these; there is then one channel to each of `vectors`. 0 where they run along channels.
     """
 
     rows: int
@@ -61,6 +66,7 @@ class Blocking:
     scratch: int
     step: int = 1
     shared: Shared = DENSE
+    pixel_lanes: int = 0
 
     @property
     def width(self) -> int:
@@ -70,8 +76,9 @@ class Blocking:
 
 def weight_layout(blocking: Blocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
-    inner = f"{blocking.step}c{blocking.width}b" if blocking.step > 1 else f"{blocking.width}b"
-    return Layout(f"aB{'C' if blocking.step > 1 else 'c'}de{inner}")
+    channels = f"{blocking.step}c" if blocking.step > 1 else ""
+    width = f"{blocking.width}b" if blocking.width > 1 else ""
+    return Layout(f"a{'B' if width else 'b'}{'C' if channels else 'c'}de{channels}{width}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -92,7 +99,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
     # threads than there are blocks of output channels share both.)
     by_pixels = weights * oc <= channels * itemsize * at.ih * at.iw
     whole = channels * itemsize * math.prod(at.window(at.oh, at.ow))
-    room = target.second_level_cache() // 4 if by_pixels else _room_for_window(weights * width, whole)
+    room = target.second_level_cache() // 4 if by_pixels else room_for_window(weights * width, whole)
     sharing = threads if by_pixels else -(-threads // ocbs)
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
@@ -185,6 +192,12 @@ _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
 
 
+def tiles_of_registers() -> tuple[tuple[int, int], ...]:
+    """(vectors, the most scalars that are broadcast against them) of the tiles that this machine's registers hold."""
+    isa = target.isa()
+    return _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA
+
+
 def is_power_of_two(size: int) -> bool:
     return size & (size - 1) == 0
 
@@ -206,7 +219,7 @@ def _tile(
     # A whole vector may be issued as two halves, one after the other.
     fma = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
     best: tuple[float, int, tuple[int, int, int]] | None = None
-    for vectors, most in _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA:
+    for vectors, most in tiles_of_registers():
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
         # power of two. Groups that are no whole tiles begin inside a block, where one would.
@@ -226,7 +239,7 @@ def _tile(
     return best[2]
 
 
-def _room_for_window(block: int, whole: int) -> int:
+def room_for_window(block: int, whole: int) -> int:
     """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each.
 
     A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.

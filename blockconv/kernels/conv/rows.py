@@ -16,7 +16,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import grouped_blocking
+from blockconv.kernels.conv import grouped_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import Blocking, blocking, weight_layout, why_not_window
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
@@ -25,7 +25,7 @@ from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.costs import BANDWIDTH, CYCLE, store_cycles
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "PIXELS", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -86,6 +86,40 @@ def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | N
 
 
 DIRECT = Row(name="conv_direct", op="conv2d", dtypes=_DTYPES, why_not=_why_not_direct, make=_make_direct)
+
+
+# ---------------------------------------------------------------- vectors along pixels
+
+
+def _why_not_pixels(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+    reason = pixel_blocking.why_not(problem, src, dst, _FLOAT32)
+    return reason or why_not_window(pixel_blocking.blocking(problem, src, dst, _FLOAT32, 1))
+
+
+def _make_pixels(
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
+) -> Primitive:
+    found = pixel_blocking.blocking(problem, src, dst, types.src, threads)
+    return Primitive(
+        cost=lambda: _cost_pixels(problem, src, dst, types, found) / threads + _OVERHEAD,
+        make=lambda: bind_tiles(problem, src, dst, types.src, found, epilogue),
+        weights=WeightForm(weight_layout(found), found.ocbs * found.width),
+        blocking=found,
+    )
+
+
+def _cost_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+    """Seconds on one thread: tiles and packing, or the bytes of a first touch, whichever are more."""
+    p, at, itemsize = problem, space(problem, src, dst), types.src.itemsize
+    vectors = found.pixels // found.pixel_lanes
+    tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * found.ocbs
+    steps = (p.ic // p.g) * p.kh * p.kw
+    each = pixel_blocking.step_cycles(found.rows, vectors, found.width, found.pixel_lanes * itemsize)
+    cycles = tiles * (steps * each + pixel_blocking.TILE_CYCLES)
+    return max(cycles * CYCLE, _bytes_moved(p, src, dst, itemsize) / BANDWIDTH)
+
+
+PIXELS = Row(name="conv_pixels", op="conv2d", dtypes=_DTYPES, why_not=_why_not_pixels, make=_make_pixels)
 
 
 # ---------------------------------------------------------------- grouped
