@@ -16,8 +16,6 @@ from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.space import Space, space
 
 __all__ = [
-    "L1_SETS",
-    "L1_WAYS",
     "NO_BLOCK",
     "Blocking",
     "Geometry",
@@ -26,7 +24,6 @@ __all__ = [
     "geometry",
     "has_parts",
     "pixels_of_task",
-    "room_for_window",
     "space",
     "store_width",
     "tasks_wanted",
@@ -99,7 +96,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
     # threads than there are blocks of output channels share both.)
     by_pixels = weights * oc <= channels * itemsize * at.ih * at.iw
     whole = channels * itemsize * math.prod(at.window(at.oh, at.ow))
-    room = target.second_level_cache() // 4 if by_pixels else room_for_window(weights * width, whole)
+    room = target.second_level_cache() // 4 if by_pixels else _room_for_window(weights * width, whole)
     sharing = threads if by_pixels else -(-threads // ocbs)
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * itemsize, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
@@ -239,7 +236,7 @@ def _tile(
     return best[2]
 
 
-def room_for_window(block: int, whole: int) -> int:
+def _room_for_window(block: int, whole: int) -> int:
     """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each.
 
     A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.

@@ -1,9 +1,13 @@
-"""The blocking of direct convolution with vectors along pixels: the tile, the pixels of a task, what is packed."""
+"""The blocking of direct convolution with vectors along pixels: the tile, and the pixels of a task.
+
+Windows are always packed, those of 1x1 in panels of a tile's pixels: a channel of a tile is then next to the one before
+it, where the source has them a plane apart, in another page each. It pays from 16 output channels on.
+"""
 
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from blockconv.core import target
@@ -11,20 +15,10 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.conv.blocking import (
-    L1_SETS,
-    L1_WAYS,
-    Blocking,
-    pixels_of_task,
-    room_for_window,
-    tasks_wanted,
-    tiles_of_registers,
-)
-from blockconv.kernels.conv.space import Space, is_pointwise, space
+from blockconv.kernels.conv.blocking import Blocking, pixels_of_task, tasks_wanted, tiles_of_registers
+from blockconv.kernels.conv.space import Space, space
 
-__all__ = ["blocking", "step_cycles", "why_not"]
-
-LINE = 64  # bytes of a cache line
+__all__ = ["blocking", "cycles", "why_not"]
 
 
 class _Tile(NamedTuple):
@@ -34,6 +28,11 @@ class _Tile(NamedTuple):
     vectors: int
     lanes: int
     channels: int
+
+    @property
+    def pixels(self) -> int:
+        """Columns."""
+        return self.vectors * self.lanes
 
 
 def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType) -> str | None:
@@ -62,27 +61,22 @@ def _lanes(element: ElementType) -> list[int]:
 def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
     """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
     p, itemsize, at = problem, element.itemsize, space(problem, src, dst)
-    oc, ic = p.oc // p.g, p.ic // p.g
-    tile = _tile(oc, at, element)
-    rows, pixels, width = tile.rows, tile.vectors * tile.lanes, tile.channels
-    ocbs = -(-oc // width)
-    in_place = is_pointwise(p) and _stays_in_cache(p, src, tile, itemsize)
-    pixel_bytes = ic * at.depth * itemsize
-    weights, whole = ic * at.depth * at.kh * at.kw * itemsize, pixel_bytes * math.prod(at.window(at.oh, at.ow))
-    by_pixels = weights * oc <= pixel_bytes * at.ih * at.iw
-    room = target.second_level_cache() // 4 if by_pixels else room_for_window(weights * width, whole)
-    if in_place:
-        room = L1_SETS * L1_WAYS * LINE // 2
-    sharing = threads if by_pixels else -(-threads // ocbs)
-    task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, pixel_bytes, sharing, room)
-    tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
-    panel = pixels if at.kh == at.kw == at.depth == 1 and not in_place else task_cols
+    oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
+    tile = min(_tiles(oc, at, element), key=lambda tile: _cycles(p, at, tile, at.oh, at.ow, itemsize))
+    ocbs = -(-oc // tile.channels)
+    room, images = target.second_level_cache() // 4, at.images * p.g
+    if at.oh == 1 and _in_panels(at):
+        task_rows, task_cols = 1, _columns_of_task(at, tile, images, room // pixel_bytes, threads)
+    else:
+        task_rows, task_cols = pixels_of_task(at, p.g, tile.rows, tile.pixels, pixel_bytes, threads, room)
+    tasks = images * -(-at.oh // task_rows) * -(-at.ow // task_cols)
+    panel = tile.pixels if _in_panels(at) else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
-    windows = 0 if in_place else -(-task_cols // panel) * pixel_bytes * w_rows * w_cols
+    windows = -(-task_cols // panel) * pixel_bytes * w_rows * w_cols
     return Blocking(
-        rows=rows,
-        pixels=pixels,
-        vectors=width,
+        rows=tile.rows,
+        pixels=tile.pixels,
+        vectors=tile.channels,
         lanes=1,
         cb=1,
         store_width=1,
@@ -90,49 +84,79 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
         task_cols=task_cols,
         splits=min(ocbs, -(-tasks_wanted(threads) // tasks)),
         ocbs=ocbs,
-        in_place=in_place,
+        in_place=False,
         panel=panel,
         window_rows=w_rows,
         window_cols=w_cols,
-        scratch=-(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize,
+        scratch=-(-windows // 128) * 128 + 256 + 3 * tile.rows * tile.pixels * tile.channels * itemsize,
         pixel_lanes=tile.lanes,
     )
 
 
-def _stays_in_cache(problem: Conv2dProblem, src: Layout, tile: _Tile, itemsize: int) -> bool:
-    """Whether what a tile reads of the source stays in the first-level cache where it is, for all output channels."""
-    channels, block = problem.ic // problem.g, geometry(src, problem.src_shape, itemsize).block
-    lines = tile.rows * (-(-tile.vectors * tile.lanes * itemsize // LINE) + 1)
-    sets = L1_SETS // math.gcd(L1_SETS, block // LINE) if block % LINE == 0 else L1_SETS
-    return channels * lines <= sets * L1_WAYS // 2
+def _in_panels(at: Space) -> bool:
+    """Whether windows of tiles do not overlap."""
+    return at.kh == at.kw == at.depth == 1
 
 
-def step_cycles(rows: int, vectors: int, channels: int, vector_bytes: int) -> float:
-    """Cycles of a step of the reduction: multiply-adds, loads or latency, whichever binds."""
-    isa = target.isa()
-    fma = 1.0 if isa.halves and vector_bytes == isa.vector_bytes else 0.5
-    return max(rows * vectors * channels * fma, (rows * vectors + channels) / 2, 4.0) + 0.25
+def _columns_of_task(at: Space, tile: _Tile, images: int, most: int, threads: int) -> int:
+    """Columns, at most so many, of a task of one row, that leave the least to do to the busiest thread.
+
+    The last task is moved back to be whole, and does some work again.
+    """
+    units = -(-at.ow // tile.pixels)
+    least = max(-(-units // max(1, most // tile.pixels)), min(units, -(-tasks_wanted(threads) // images)))
+    best = min(
+        {-(-units // count) for count in range(least, units + 1)},
+        key=lambda size: (-(-images * -(-units // size) // threads) * size, -size),
+    )
+    return min(at.ow, best * tile.pixels)
 
 
-TILE_CYCLES = 30.0  # that a tile takes beside its reduction
+# ---------------------------------------------------------------- the tile, and what it costs
+
+STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
+TILE_CYCLES = 40.0  # that a tile takes beside its reduction
+PACK_CYCLES = 4.0  # to pack a row of a panel, beside a cycle for each of its vectors
+COPY_CYCLES = 16.0  # to pack a row of another window, beside those
 
 
-def _tile(oc: int, at: Space, element: ElementType) -> _Tile:
-    """The tile of least predicted time."""
-    depth = at.kh * at.kw * at.depth
-    best: tuple[float, int, _Tile] | None = None
+def cycles(problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) -> float:
+    """Predicted, on one thread: a cycle issues two multiply-adds of vectors, or of half vectors where these are equal."""
+    tile = _Tile(found.rows, found.pixels // found.pixel_lanes, found.pixel_lanes, found.width)
+    return _cycles(problem, at, tile, found.task_rows, found.task_cols, itemsize)
+
+
+def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int, itemsize: int) -> float:
+    """`cycles`, of tasks of so many rows and columns."""
+    p = problem
+    planes, tasks = p.ic // p.g * at.depth, at.images * p.g * -(-at.oh // rows) * -(-at.ow // cols)
+    columns = -(-cols // tile.pixels)
+    tiles = -(-rows // tile.rows) * columns
+    step = _step_cycles(tile, tile.lanes * itemsize)
+    reduced = tiles * -(-(p.oc // p.g) // tile.channels) * (planes * at.kh * at.kw * step + TILE_CYCLES)
+    if _in_panels(at):
+        packed = planes * rows * columns * (PACK_CYCLES + tile.vectors)
+    else:
+        w_rows, w_cols = at.window(rows, cols)
+        packed = planes * w_rows * (COPY_CYCLES + w_cols / tile.lanes)
+    return tasks * (reduced + packed)
+
+
+def _step_cycles(tile: _Tile, vector_bytes: int) -> float:
+    """Cycles of a step of the reduction: multiply-adds, loads, latency or instructions, whichever bind."""
+    isa, loaded = target.isa(), tile.rows * tile.vectors
+    products = loaded * tile.channels
+    multiply_adds = products * (1.0 if isa.halves and vector_bytes == isa.vector_bytes else 0.5)
+    # Without FMA a product is a copy, a multiplication and an addition, and to broadcast is to load and to shuffle.
+    instructions = loaded + (products + tile.channels if isa.fma else 3 * products + 2 * tile.channels)
+    return max(multiply_adds, (loaded + tile.channels) / 2, 4.0, instructions / 6) + STEP_CYCLES
+
+
+def _tiles(oc: int, at: Space, element: ElementType) -> Iterator[_Tile]:
+    """Those that the registers hold; output channels are shared evenly."""
     for lanes in _lanes(element):
         for held, most in tiles_of_registers():
+            channels = -(-oc // -(-oc // most))
             for vectors in range(1, held + 1):
-                rows = held // vectors
-                if rows * vectors < held or rows > at.oh or vectors * lanes > at.ow:
-                    continue
-                ocbs = -(-oc // most)
-                channels = -(-oc // ocbs)
-                tiles = ocbs * -(-at.oh // rows) * -(-at.ow // (vectors * lanes))
-                cycles = step_cycles(rows, vectors, channels, lanes * element.itemsize)
-                score = (tiles * (64 * depth * cycles + TILE_CYCLES), abs(held - 2), _Tile(rows, vectors, lanes, channels))
-                if best is None or score < best:
-                    best = score
-    assert best is not None
-    return best[2]
+                if held % vectors == 0 and held // vectors <= at.oh and vectors * lanes <= at.ow:
+                    yield _Tile(held // vectors, vectors, lanes, channels)

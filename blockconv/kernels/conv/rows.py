@@ -110,13 +110,11 @@ def _make_pixels(
 
 def _cost_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: tiles and packing, or the bytes of a first touch, whichever are more."""
-    p, at, itemsize = problem, space(problem, src, dst), types.src.itemsize
-    vectors = found.pixels // found.pixel_lanes
-    tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * found.ocbs
-    steps = (p.ic // p.g) * p.kh * p.kw
-    each = pixel_blocking.step_cycles(found.rows, vectors, found.width, found.pixel_lanes * itemsize)
-    cycles = tiles * (steps * each + pixel_blocking.TILE_CYCLES)
-    return max(cycles * CYCLE, _bytes_moved(p, src, dst, itemsize) / BANDWIDTH)
+    itemsize = types.src.itemsize
+    cycles = pixel_blocking.cycles(problem, space(problem, src, dst), found, itemsize)
+    # What runs as two halves is counted once for each, and elsewhere once.
+    seconds = cycles * CYCLE / (2 if target.isa().halves else 1)
+    return max(seconds, _bytes_moved(problem, src, dst, itemsize) / BANDWIDTH)
 
 
 PIXELS = Row(name="conv_pixels", op="conv2d", dtypes=_DTYPES, why_not=_why_not_pixels, make=_make_pixels)
