@@ -149,7 +149,7 @@ def _step_cycles(tile: _Tile, vector_bytes: int) -> float:
     multiply_adds = products * (1.0 if isa.halves and vector_bytes == isa.vector_bytes else 0.5)
     # Without FMA a product is a copy, a multiplication and an addition, and to broadcast is to load and to shuffle.
     instructions = loaded + (products + tile.channels if isa.fma else 3 * products + 2 * tile.channels)
-    return max(multiply_adds, (loaded + tile.channels) / 2, 4.0, instructions / 6) + STEP_CYCLES
+    return max(multiply_adds, (loaded + tile.channels + 1) / 2, 4.0, instructions / 6) + STEP_CYCLES
 
 
 def _tiles(oc: int, at: Space, element: ElementType) -> Iterator[_Tile]:
