@@ -31,7 +31,7 @@ from blockconv.kernels.conv import kernels, packing
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import Blocking, has_parts
 from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
-from blockconv.kernels.conv.space import is_pointwise, space
+from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Op
 
@@ -256,7 +256,7 @@ class _Binding:
             return packing.pack_pixels(self.ic, cb, self.pitch, self.blocking.lanes, itemsize)
         if self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb:
             return packing.pack_cut_window(cb, itemsize)
-        if self.blocking.pixel_lanes and self.blocking.panel == self.blocking.pixels and is_pointwise(self.p):
+        if self.blocking.pixel_lanes:
             lanes = self.blocking.pixel_lanes
             return packing.pack_planes(self.blocking.pixels // lanes, lanes * itemsize)
         return packing.pack_window(cb, itemsize)

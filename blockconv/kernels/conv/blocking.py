@@ -43,7 +43,7 @@ class Blocking:
     in_place: tiles read the source where it is (`_is_read_in_place`). panel: output columns of a window, a tile's where
     windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
     needs. shared: how groups share a vector; a "group" above is then as many of them as do. pixel_lanes: pixels of a
-    vector, where vectors run along these; there is then one channel to each of `vectors`. 0 where they run along channels.
+    vector where vectors run along these, and each of `vectors` is one channel; 0 where they run along channels.
     """
 
     rows: int

@@ -100,8 +100,15 @@ def pack_planes(vectors, vector_bytes):
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
-        src = wanted.image + source_offset(a, wanted.channel) + wanted.ih * a.source.row + wanted.iw * a.source.col
-        out, rows, src_row, row_bytes, src_block = wanted.window, a.window_rows, a.source.row, a.window_row, a.source.block
+        src = wanted.image + source_offset(a, wanted.channel) + wanted.depth * a.depth_bytes
+        src += wanted.ih * a.source.row + wanted.iw * a.source.col
+        out, rows, src_row, row_bytes, src_block = (
+            wanted.window,
+            a.window_rows,
+            a.source.row,
+            a.window_row,
+            a.source.block,
+        )
         for _ in range(a.ic_blocks):
             line = src
             for _ in range(rows):

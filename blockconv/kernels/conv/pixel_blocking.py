@@ -1,7 +1,7 @@
-"""The blocking of direct convolution with vectors along pixels: the tile, and the pixels of a task.
+"""The blocking of 1x1 convolution with vectors along pixels: the tile, and the pixels of a task.
 
-Windows are always packed, those of 1x1 in panels of a tile's pixels: a channel of a tile is then next to the one before
-it, where the source has them a plane apart, in another page each. It pays from 16 output channels on.
+The source is always packed, in panels of a tile's pixels: a channel of a tile is then next to the one before it, where
+the source has them a plane apart, each in a page of its own. That pays from 16 output channels on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.conv.blocking import Blocking, pixels_of_task, tasks_wanted, tiles_of_registers
-from blockconv.kernels.conv.space import Space, space
+from blockconv.kernels.conv.space import Space, is_pointwise, space
 
 __all__ = ["blocking", "cycles", "why_not"]
 
@@ -38,12 +38,12 @@ class _Tile(NamedTuple):
 def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType) -> str | None:
     """Why vectors cannot run along the pixels of a row, or the images of a pixel."""
     p, at = problem, space(problem, src, dst)
+    if not is_pointwise(p):
+        return "is for 1x1 without stride or padding"
     for layout, shape in ((src, p.src_shape), (dst, p.dst_shape)):
         lies = geometry(layout, shape, element.itemsize)
         if lies.length != 1 or lies.along(at.axes[2]) != element.itemsize:
             return f"is for layouts in which a channel's neighbouring pixels lie together, not for {layout}"
-    if at.kw > 1 and at.sw > 1:
-        return f"is for horizontal stride 1, not {at.sw}"
     least = min(_lanes(element))
     if at.ow < least:
         return f"is for rows of at least {least} pixels, not of {at.ow}"
@@ -61,18 +61,16 @@ def _lanes(element: ElementType) -> list[int]:
 def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
     """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
     p, itemsize, at = problem, element.itemsize, space(problem, src, dst)
-    oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
+    oc, pixel_bytes = p.oc // p.g, p.ic // p.g * itemsize
     tile = min(_tiles(oc, at, element), key=lambda tile: _cycles(p, at, tile, at.oh, at.ow, itemsize))
     ocbs = -(-oc // tile.channels)
     room, images = target.second_level_cache() // 4, at.images * p.g
-    if at.oh == 1 and _in_panels(at):
-        task_rows, task_cols = 1, _columns_of_task(at, tile, images, room // pixel_bytes, threads)
+    if at.oh == 1:
+        task_rows, task_cols = 1, _columns_of_task(p, at, tile, room // pixel_bytes, threads, itemsize)
     else:
         task_rows, task_cols = pixels_of_task(at, p.g, tile.rows, tile.pixels, pixel_bytes, threads, room)
     tasks = images * -(-at.oh // task_rows) * -(-at.ow // task_cols)
-    panel = tile.pixels if _in_panels(at) else task_cols
-    w_rows, w_cols = at.window(task_rows, panel)
-    windows = -(-task_cols // panel) * pixel_bytes * w_rows * w_cols
+    windows = -(-task_cols // tile.pixels) * tile.pixels * task_rows * pixel_bytes
     return Blocking(
         rows=tile.rows,
         pixels=tile.pixels,
@@ -85,43 +83,40 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
         splits=min(ocbs, -(-tasks_wanted(threads) // tasks)),
         ocbs=ocbs,
         in_place=False,
-        panel=panel,
-        window_rows=w_rows,
-        window_cols=w_cols,
+        panel=tile.pixels,
+        window_rows=task_rows,
+        window_cols=tile.pixels,
         scratch=-(-windows // 128) * 128 + 256 + 3 * tile.rows * tile.pixels * tile.channels * itemsize,
         pixel_lanes=tile.lanes,
     )
 
 
-def _in_panels(at: Space) -> bool:
-    """Whether windows of tiles do not overlap."""
-    return at.kh == at.kw == at.depth == 1
-
-
-def _columns_of_task(at: Space, tile: _Tile, images: int, most: int, threads: int) -> int:
+def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, threads: int, itemsize: int) -> int:
     """Columns, at most so many, of a task of one row, that leave the least to do to the busiest thread.
 
     The last task is moved back to be whole, and does some work again.
     """
-    units = -(-at.ow // tile.pixels)
+    units, images = -(-at.ow // tile.pixels), at.images * problem.g
     least = max(-(-units // max(1, most // tile.pixels)), min(units, -(-tasks_wanted(threads) // images)))
-    best = min(
-        {-(-units // count) for count in range(least, units + 1)},
-        key=lambda size: (-(-images * -(-units // size) // threads) * size, -size),
-    )
-    return min(at.ow, best * tile.pixels)
+    sizes = {min(at.ow, -(-units // count) * tile.pixels) for count in range(least, units + 1)}
+
+    def busiest(size: int) -> tuple[float, int]:
+        tasks = images * -(-at.ow // size)
+        return -(-tasks // threads) / tasks * _cycles(problem, at, tile, 1, size, itemsize), -size
+
+    return min(sizes, key=busiest)
 
 
 # ---------------------------------------------------------------- the tile, and what it costs
 
 STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
-TILE_CYCLES = 40.0  # that a tile takes beside its reduction
+TILE_CYCLES = 20.0  # that a tile takes beside its reduction
+BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 PACK_CYCLES = 4.0  # to pack a row of a panel, beside a cycle for each of its vectors
-COPY_CYCLES = 16.0  # to pack a row of another window, beside those
 
 
 def cycles(problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) -> float:
-    """Predicted, on one thread: a cycle issues two multiply-adds of vectors, or of half vectors where these are equal."""
+    """Predicted, on one thread."""
     tile = _Tile(found.rows, found.pixels // found.pixel_lanes, found.pixel_lanes, found.width)
     return _cycles(problem, at, tile, found.task_rows, found.task_cols, itemsize)
 
@@ -129,16 +124,11 @@ def cycles(problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) ->
 def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int, itemsize: int) -> float:
     """`cycles`, of tasks of so many rows and columns."""
     p = problem
-    planes, tasks = p.ic // p.g * at.depth, at.images * p.g * -(-at.oh // rows) * -(-at.ow // cols)
-    columns = -(-cols // tile.pixels)
+    ic, tasks = p.ic // p.g, at.images * p.g * -(-at.oh // rows) * -(-at.ow // cols)
+    ocbs, columns = -(-(p.oc // p.g) // tile.channels), -(-cols // tile.pixels)
     tiles = -(-rows // tile.rows) * columns
-    step = _step_cycles(tile, tile.lanes * itemsize)
-    reduced = tiles * -(-(p.oc // p.g) // tile.channels) * (planes * at.kh * at.kw * step + TILE_CYCLES)
-    if _in_panels(at):
-        packed = planes * rows * columns * (PACK_CYCLES + tile.vectors)
-    else:
-        w_rows, w_cols = at.window(rows, cols)
-        packed = planes * w_rows * (COPY_CYCLES + w_cols / tile.lanes)
+    reduced = ocbs * (tiles * (ic * _step_cycles(tile, tile.lanes * itemsize) + TILE_CYCLES) + BLOCK_CYCLES)
+    packed = ic * rows * columns * (PACK_CYCLES + tile.vectors)
     return tasks * (reduced + packed)
 
 
