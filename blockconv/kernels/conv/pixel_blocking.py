@@ -111,8 +111,9 @@ def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, 
 
 STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
 TILE_CYCLES = 20.0  # that a tile takes beside its reduction
+PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
-PACK_CYCLES = 4.0  # to pack a row of a panel, beside a cycle for each of its vectors
+PACK_CYCLES = 6.0  # to pack a row of a panel, beside a cycle for each of its vectors
 
 
 def cycles(problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) -> float:
@@ -125,9 +126,10 @@ def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int
     """`cycles`, of tasks of so many rows and columns."""
     p = problem
     ic, tasks = p.ic // p.g, at.images * p.g * -(-at.oh // rows) * -(-at.ow // cols)
-    ocbs, columns = -(-(p.oc // p.g) // tile.channels), -(-cols // tile.pixels)
-    tiles = -(-rows // tile.rows) * columns
+    oc, columns = p.oc // p.g, -(-cols // tile.pixels)
+    ocbs, tiles = -(-oc // tile.channels), -(-rows // tile.rows) * columns
     reduced = ocbs * (tiles * (ic * _step_cycles(tile, tile.lanes * itemsize) + TILE_CYCLES) + BLOCK_CYCLES)
+    reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
     packed = ic * rows * columns * (PACK_CYCLES + tile.vectors)
     return tasks * (reduced + packed)
 

@@ -112,16 +112,15 @@ def _finish_one_by_one(builder: Any, spec: PixelTileSpec, run: TileRecord, accs:
     """Store the channels that exist, where not all of a tile's do: each is stored from the scratch by the same code."""
     v = spec.tile(1).code(builder)
     each = spec.rows * spec.vectors
-    # What an activation keeps in the scratch lies before the first channel.
-    kept = builder.add(run.scratch, const(each * v.bytes))
+    # What an activation keeps in the scratch takes the first channel's place, which has been read by then.
     for c in range(spec.channels):
         for i in range(each):
             row, k = divmod(i, spec.vectors)
             slot = accs[(row * spec.channels + c) * spec.vectors + k]
-            v.store(builder.load(slot), builder.add(kept, const((c * each + i) * v.bytes)))
+            v.store(builder.load(slot), builder.add(run.scratch, const((c * each + i) * v.bytes)))
     slots = v.slots(each, v.zero)
     with cgutils.for_range(builder, run.valid) as loop:
-        at = builder.add(kept, builder.mul(loop.index, const(each * v.bytes)))
+        at = builder.add(run.scratch, builder.mul(loop.index, const(each * v.bytes)))
         for i, slot in enumerate(slots):
             builder.store(v.load(builder.add(at, const(i * v.bytes))), slot)
         _finish(builder, spec, run, slots, 1, loop.index)
