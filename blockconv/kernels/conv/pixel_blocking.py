@@ -97,8 +97,9 @@ def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, 
     The last task is moved back to be whole, and does some work again.
     """
     units, images = -(-at.ow // tile.pixels), at.images * problem.g
-    least = max(-(-units // max(1, most // tile.pixels)), min(units, -(-tasks_wanted(threads) // images)))
-    sizes = {min(at.ow, -(-units // count) * tile.pixels) for count in range(least, units + 1)}
+    largest = min(max(1, most // tile.pixels), -(-units // -(-tasks_wanted(threads) // images)))
+    # Of the sizes that make the same number of tasks, the least.
+    sizes = {min(at.ow, -(-units // -(-units // size)) * tile.pixels) for size in range(1, largest + 1)}
 
     def busiest(size: int) -> tuple[float, int]:
         tasks = images * -(-at.ow // size)

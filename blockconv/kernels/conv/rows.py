@@ -1,9 +1,11 @@
-"""The rows of direct convolution, of grouped convolution by shared vectors, and of the reference.
+"""The rows of direct convolution, of 1x1 along pixels, of grouped convolution by shared vectors, and of the reference.
 
 Direct: every problem, from any layout to any other, as dense tiles (`binding`) of one group. Grouped: where a group's
 output channels fill half a vector or less, dense tiles would leave most lanes idle; there as many whole groups as a
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem; slow, and simple enough to trust.
+
+Along pixels: 1x1 from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
 
 Options of `make`: epilogue, the `Epilogue`.
 """
