@@ -75,7 +75,7 @@ BATCHES = (
 # 1x1, in layouts in which the pixels of a row, or the images of a pixel, lie together.
 ALONG_PIXELS = (
     "mb1ic17ih13iw11oc33kh1kw1",
-    "mb2ic5ih7oc65kh1",
+    "mb2ic6ih7oc65kh1",
     "g3mb2ic21ih5iw9oc30kh1kw1",  # a group ends inside a tile's channels
     "mb1ic3ih4oc1kh1",  # one vector of pixels, one channel
     "mb19ic6ih3iw2oc10kh1kw1",  # vectors of images
