@@ -22,7 +22,7 @@ from blockconv.core.problem import Conv2dProblem, ReorderProblem
 from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import PARAMETERS, filled
-from blockconv.kernels.conv.blocking import TileShape, tiles
+from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
 from blockconv.kernels.table import Primitive
 from blockconv.kernels.winograd.blocking import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
@@ -57,7 +57,7 @@ def measure() -> Profile:
     `MOST_SPREAD`.
     """
     isa, lanes = target.isa(), target.isa().vector_bytes // ITEMSIZE
-    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles()]
+    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers()]
     times = {shape: _tile_times(shape, f"nCHW{lanes}") for shape in (*shapes, NARROW)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     record |= {package: version(package) for package in ("blockconv", "numba", "llvmlite", "numpy")}

@@ -25,6 +25,7 @@ TABLE: tuple[Row, ...] = (
     *depthwise.ROWS,
     conv.GROUPED,
     conv.DIRECT,
+    conv.PIXELS,
     *winograd.ROWS,
     conv.REFERENCE,
     *pool.ROWS,

@@ -5,7 +5,20 @@ from __future__ import annotations
 from blockconv.core.layout import Layout
 from blockconv.machine.profile import profile
 
-__all__ = ["fma_seconds", "launch_seconds", "move_seconds", "scalar_seconds", "store_seconds", "transform_seconds"]
+__all__ = [
+    "cycle_seconds",
+    "fma_seconds",
+    "launch_seconds",
+    "move_seconds",
+    "scalar_seconds",
+    "store_seconds",
+    "transform_seconds",
+]
+
+
+def cycle_seconds() -> float:
+    """Of the processor's clock, while it computes."""
+    return profile().cycle
 
 
 def fma_seconds(lanes: int, itemsize: int) -> float:

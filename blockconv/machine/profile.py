@@ -73,6 +73,14 @@ class Profile:
         return min(at.step / (at.pixels * at.vectors) for at in self.tiles)
 
     @functools.cached_property
+    def cycle(self) -> float:
+        """Seconds of the clock: two multiply-adds of vectors are issued in one, or one that runs as two halves.
+
+        Without fused ones a product and a sum are, and something else in each third cycle.
+        """
+        return self.fma * (1.0 if self.halves else 4 / 3 if self.isa == "sse" else 2.0)
+
+    @functools.cached_property
     def latency(self) -> float:
         """Seconds of a step whose accumulators are too few: as long as a multiply-add takes to end."""
         return min(at.step for at in self.tiles)

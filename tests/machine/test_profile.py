@@ -19,7 +19,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import measuring
 from blockconv.dispatch.selection import named
 from blockconv.kernels.conv import blocking as cut
-from blockconv.kernels.conv.blocking import TileShape, tiles
+from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
 from blockconv.machine import profile as profiles
 from blockconv.machine.profile import TileTimes, committed, profile, read
 
@@ -38,8 +38,8 @@ def test_committed_profiles_are_whole(known: profiles.Profile) -> None:
     assert known.record["cpu"]
     assert known.record["date"]
     with stand_in(next(at for at in MACHINES.values() if at.isa.name == known.isa)):
-        assert {(at.vectors, at.pixels) for at in known.tiles} >= set(tiles())
-        for vectors, pixels in tiles():
+        assert {(at.vectors, at.pixels) for at in known.tiles} >= set(tiles_of_registers())
+        for vectors, pixels in tiles_of_registers():
             assert known.step(pixels, vectors) == pytest.approx(
                 next(at.step for at in known.tiles if (at.pixels, at.vectors) == (pixels, vectors)), rel=0.02
             )
@@ -72,7 +72,7 @@ def test_what_is_no_profile_is_refused(text: str, monkeypatch: pytest.MonkeyPatc
 def test_tiles_follow_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tile whose step is said to take the least is taken: of each number of vectors, once."""
     problem, known = Conv2dProblem(1, 64, 12, 84, 96, 1, 1), profile()
-    for vectors, pixels in tiles():
+    for vectors, pixels in tiles_of_registers():
         fast = [at._replace(step=at.step / 8) if at.vectors == vectors else at for at in known.tiles]
         faster = dataclasses.replace(known, tiles=tuple(at for at in fast if at.pixels > 2))
         monkeypatch.setattr(cut, "profile", lambda faster=faster: faster)
@@ -85,7 +85,7 @@ def test_tiles_follow_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_tile_can_be_asked_for() -> None:
     problem = Conv2dProblem(1, 64, 12, 84, 96, 1, 1)
-    for vectors, pixels in tiles():
+    for vectors, pixels in tiles_of_registers():
         tile = TileShape(1, pixels, vectors)
         at = named("conv2d", "conv_direct").prepare(problem, NHWC, NHWC, Types.all("float32"), tile=tile).blocking
         assert (at.rows, at.pixels, at.vectors) == tile

@@ -30,6 +30,7 @@ from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import kernels, packing
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import Blocking, has_parts
+from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Op
@@ -200,6 +201,32 @@ class _Binding:
 
     def kernels(self, act: int) -> Words:
         """The kernels that compute a tile, pack a window and scatter a tile."""
+        scatters = self.blocking.store_width == 0 or self.p.g > 1
+        scatter = kernels.scatter_tile(self.itemsize).address if scatters else 0
+        return {
+            "tile": (self.pixel_tile(act) if self.blocking.pixel_lanes else self.channel_tile(act)).address,
+            "pack": self.packer().address,
+            "scatter": scatter,
+            "scatters": self.blocking.store_width == 0,
+        }
+
+    def pixel_tile(self, act: int) -> jit.Kernel:
+        """The kernel of a tile whose vectors run along pixels."""
+        blocking, lanes = self.blocking, self.blocking.pixel_lanes
+        return pixel_tile(
+            *PixelTileSpec(
+                element=self.element.code,
+                fma=int(target.isa().fma),
+                rows=blocking.rows,
+                vectors=blocking.pixels // lanes,
+                channels=blocking.width,
+                lanes=lanes,
+                act=act,
+            )
+        )
+
+    def channel_tile(self, act: int) -> jit.Kernel:
+        """The kernel of a tile whose vectors run along output channels."""
         blocking, shared = self.blocking, self.blocking.shared
         spec = TileSpec(
             element=self.element.code,
@@ -220,15 +247,7 @@ class _Binding:
             tap_step=shared.tap_step,
             has_parts=int(self.has_parts),
         )
-        tile, pack = conv_tile(*(spec if spec.has_parts else spec[:-1])), self.packer()
-        scatters = blocking.store_width == 0 or self.p.g > 1
-        scatter = kernels.scatter_tile(self.itemsize).address if scatters else 0
-        return {
-            "tile": tile.address,
-            "pack": pack.address,
-            "scatter": scatter,
-            "scatters": blocking.store_width == 0,
-        }
+        return conv_tile(*(spec if spec.has_parts else spec[:-1]))
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""
@@ -237,4 +256,7 @@ class _Binding:
             return packing.pack_pixels(self.ic, cb, self.pitch, self.blocking.lanes, itemsize)
         if self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb:
             return packing.pack_cut_window(cb, itemsize)
+        if self.blocking.pixel_lanes:
+            lanes = self.blocking.pixel_lanes
+            return packing.pack_planes(self.blocking.pixels // lanes, lanes * itemsize)
         return packing.pack_window(cb, itemsize)

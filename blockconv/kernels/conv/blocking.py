@@ -30,7 +30,7 @@ __all__ = [
     "space",
     "store_width",
     "tasks_wanted",
-    "tiles",
+    "tiles_of_registers",
     "weight_layout",
     "why_not_window",
 ]
@@ -53,7 +53,8 @@ class Blocking:
     task_rows, task_cols: pixels of a task. splits: tasks that share a group's output channels, in `ocbs` blocks.
     in_place: tiles read the source where it is (`_is_read_in_place`). panel: output columns of a window, a tile's where
     windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
-    needs. shared: how groups share a vector; a "group" above is then as many of them as do.
+    needs. shared: how groups share a vector; a "group" above is then as many of them as do. pixel_lanes: pixels of a
+    vector where vectors run along these, and each of `vectors` is one channel; 0 where they run along channels.
     """
 
     rows: int
@@ -73,6 +74,7 @@ class Blocking:
     scratch: int
     step: int = 1
     shared: Shared = DENSE
+    pixel_lanes: int = 0
 
     @property
     def width(self) -> int:
@@ -82,8 +84,9 @@ class Blocking:
 
 def weight_layout(blocking: Blocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
-    inner = f"{blocking.step}c{blocking.width}b" if blocking.step > 1 else f"{blocking.width}b"
-    return Layout(f"aB{'C' if blocking.step > 1 else 'c'}de{inner}")
+    channels = f"{blocking.step}c" if blocking.step > 1 else ""
+    width = f"{blocking.width}b" if blocking.width > 1 else ""
+    return Layout(f"a{'B' if width else 'b'}{'C' if channels else 'c'}de{channels}{width}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -199,8 +202,8 @@ _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
 
 
-def tiles() -> tuple[tuple[int, int], ...]:
-    """(vectors of output channels, the most pixels) of the tiles that the registers hold."""
+def tiles_of_registers() -> tuple[tuple[int, int], ...]:
+    """(vectors, the most scalars that are broadcast against them) of the tiles that this machine's registers hold."""
     isa = target.isa()
     return _TILES[32 if isa.registers == 32 else 16] if isa.fma else _TILES_WITHOUT_FMA
 
@@ -222,8 +225,8 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
     """The tile of least predicted time, by the machine's profile."""
     known, groups, oc = profile(), problem.g, problem.oc // problem.g
     steps = problem.ic // groups * problem.kh * problem.kw
-    best: tuple[float, int, TileShape] | None = None
-    for vectors, most in tiles():
+    best: tuple[float, int, int, TileShape] | None = None
+    for vectors, most in tiles_of_registers():
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
         # power of two. Groups that are no whole tiles begin inside a block, where one would.
@@ -235,11 +238,12 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
             for r in {min(at.oh, most // pixels), 1}:
                 count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
                 seconds = steps * known.step(r * pixels, vectors) + r * pixels * vectors * known.tile
-                score = count_of_tiles * seconds, abs(vectors - 2), TileShape(r, pixels, vectors)
+                # Of equals the fewest tiles.
+                score = count_of_tiles * seconds, abs(vectors - 2), -r * pixels, TileShape(r, pixels, vectors)
                 if best is None or score < best:
                     best = score
     assert best is not None
-    return best[2]
+    return best[3]
 
 
 def _room_for_window(block: int, whole: int) -> int:

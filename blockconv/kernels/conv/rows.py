@@ -1,9 +1,11 @@
-"""The rows of direct convolution, of grouped convolution by shared vectors, and of the reference.
+"""The rows of direct convolution, of 1x1 along pixels, of grouped convolution by shared vectors, and of the reference.
 
 Direct: every problem, from any layout to any other, as dense tiles (`binding`) of one group. Grouped: where a group's
 output channels fill half a vector or less, dense tiles would leave most lanes idle; there as many whole groups as a
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem; slow, and simple enough to trust.
+
+Along pixels: 1x1 from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
 
 Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `TileShape` in place of the chosen one.
 """
@@ -16,17 +18,17 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import grouped_blocking
+from blockconv.kernels.conv import grouped_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import Blocking, TileShape, blocking, weight_layout, why_not_window
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, store_seconds
 from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "PIXELS", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -66,7 +68,8 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     pixels = found.rows * found.pixels
     reduced = ic * p.kh * p.kw * known.step(pixels, found.vectors) * fma / known.fma
-    steps = -(-ic // found.step) * p.kh * p.kw * _STEP * fma
+    each = _STEP * fma + _plane_reads(src, p, found, itemsize) * cycle_seconds()
+    steps = -(-ic // found.step) * p.kh * p.kw * each
     # Scattered channels are moved one by one, and only those that exist.
     existing = oc / (-(-oc // found.width) * found.width) if found.store_width == SCATTERED else 1.0
     stored = pixels * found.vectors * (known.tile + existing * store_seconds(dst, found.store_width, found.lanes))
@@ -77,6 +80,17 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
         packed = pixels * (_PACK.get(found.cb, 5.4) * -(-ic // found.cb) + ic / found.lanes) * known.fma
     computed = tiles * (reduced + steps + stored) + packed
     return max(computed, _moved(p, src, dst, itemsize))
+
+
+def _plane_reads(src: Layout, problem: Conv2dProblem, found: Blocking, itemsize: int) -> float:
+    """Cycles of a step that reads pixels of a plane where it is, beside those of any step; as measured.
+
+    Vectors of AVX-512 belong to tiles of more pixels, whose arithmetic hides it.
+    """
+    lies = geometry(src, problem.src_shape, itemsize)
+    if not found.in_place or lies.length != 1 or target.isa().vector_bytes == 64:
+        return 0.0
+    return 1.2 if lies.block % 16 else 0.3
 
 
 def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, itemsize: int) -> float:
@@ -91,6 +105,36 @@ def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | N
 
 
 DIRECT = Row(name="conv_direct", op="conv2d", dtypes=_DTYPES, why_not=_why_not_direct, make=_make_direct)
+
+
+# ---------------------------------------------------------------- vectors along pixels
+
+
+def _why_not_pixels(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+    reason = pixel_blocking.why_not(problem, src, dst, _FLOAT32)
+    return reason or why_not_window(pixel_blocking.blocking(problem, src, dst, _FLOAT32, 1))
+
+
+def _make_pixels(
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
+) -> Primitive:
+    found = pixel_blocking.blocking(problem, src, dst, types.src, threads)
+    return Primitive(
+        cost=lambda: _cost_pixels(problem, src, dst, types, found) / threads + launch_seconds(),
+        make=lambda: bind_tiles(problem, src, dst, types.src, found, epilogue),
+        weights=WeightForm(weight_layout(found), found.ocbs * found.width),
+        blocking=found,
+    )
+
+
+def _cost_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+    """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
+    itemsize = types.src.itemsize
+    cycles = pixel_blocking.cycles(problem, space(problem, src, dst), found, itemsize)
+    return max(cycles * cycle_seconds(), _moved(problem, src, dst, itemsize))
+
+
+PIXELS = Row(name="conv_pixels", op="conv2d", dtypes=_DTYPES, why_not=_why_not_pixels, make=_make_pixels)
 
 
 # ---------------------------------------------------------------- grouped

@@ -14,7 +14,7 @@ from conv_problems import AS_OTHERS, BATCHES, GRID, GROUPED, SAMPLED, WHOLE, pai
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.conv import blocking as direct
-from blockconv.kernels.conv import grouped_blocking
+from blockconv.kernels.conv import grouped_blocking, pixel_blocking
 from blockconv.machine.profile import profile
 
 MARKED = [pytest.param(d, marks=pytest.mark.isa) if d in AS_OTHERS else d for d in GRID]
@@ -100,11 +100,11 @@ def test_float64(descriptor):
 def small_cache(monkeypatch):
     """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
-    direct.blocking.cache_clear()
-    grouped_blocking.blocking.cache_clear()
+    for family in (direct, grouped_blocking, pixel_blocking):
+        family.blocking.cache_clear()
     yield
-    direct.blocking.cache_clear()
-    grouped_blocking.blocking.cache_clear()
+    for family in (direct, grouped_blocking, pixel_blocking):
+        family.blocking.cache_clear()
 
 
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
