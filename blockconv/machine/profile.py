@@ -91,6 +91,11 @@ class Profile:
         whole = [at for at in self.tiles if at.vectors > 1]
         return min(at.tile / (at.pixels * at.vectors) for at in whole)
 
+    def end(self, vectors: int) -> float:
+        """Seconds of a tile of so many vectors beside its steps: something for the tile, and something for each."""
+        narrow = min(self.tiles, key=lambda at: at.step)
+        return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile) + vectors * self.tile
+
     def step(self, pixels: int, vectors: int) -> float:
         """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond multiply-adds."""
         known = max((at for at in self.tiles if at.vectors == vectors), key=lambda at: at.pixels)

@@ -225,7 +225,7 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
     """The tile of least predicted time, by the machine's profile."""
     known, groups, oc = profile(), problem.g, problem.oc // problem.g
     steps = problem.ic // groups * problem.kh * problem.kw
-    best: tuple[float, int, int, TileShape] | None = None
+    best: tuple[float, int, TileShape] | None = None
     for vectors, most in tiles_of_registers():
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
@@ -237,13 +237,12 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
                 count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                seconds = steps * known.step(r * pixels, vectors) + r * pixels * vectors * known.tile
-                # Of equals the fewest tiles.
-                score = count_of_tiles * seconds, abs(vectors - 2), -r * pixels, TileShape(r, pixels, vectors)
+                seconds = steps * known.step(r * pixels, vectors) + known.end(r * pixels * vectors)
+                score = count_of_tiles * seconds, abs(vectors - 2), TileShape(r, pixels, vectors)
                 if best is None or score < best:
                     best = score
     assert best is not None
-    return best[3]
+    return best[2]
 
 
 def _room_for_window(block: int, whole: int) -> int:

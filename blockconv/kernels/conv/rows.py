@@ -72,7 +72,8 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     steps = -(-ic // found.step) * p.kh * p.kw * each
     # Scattered channels are moved one by one, and only those that exist.
     existing = oc / (-(-oc // found.width) * found.width) if found.store_width == SCATTERED else 1.0
-    stored = pixels * found.vectors * (known.tile + existing * store_seconds(dst, found.store_width, found.lanes))
+    vectors = pixels * found.vectors
+    stored = known.end(vectors) + vectors * existing * store_seconds(dst, found.store_width, found.lanes)
     packed = 0.0
     if not found.in_place:
         groups = at.images * p.g * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
