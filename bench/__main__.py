@@ -16,6 +16,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("KMP_BLOCKTIME", "1")
 
 from rich.console import Console
+from rich.progress import track
 
 from blockconv.cli.arguments import Parser
 from blockconv.core.errors import BlockconvError
@@ -23,12 +24,14 @@ from blockconv.core.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, Reo
 
 from . import (
     changes,
+    costs,
     cpu,
     lab,
     launcher,
     layers,
     machine,
     manifest,
+    mixed,
     peers,
     pools,
     publish,
@@ -119,6 +122,20 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
     _add_dtypes(command, peers.NUMBERS)
     command.set_defaults(run=_pools)
+
+    command = commands.add_parser("costs", help="what rows predict beside what they take, and what choices cost")
+    command.add_argument("--lists", nargs="+", default=list(costs.LISTS), choices=costs.LISTS)
+    command.add_argument("--layouts", nargs="+", default=["all"], help="ours, or all (8)")
+    command.add_argument("--rounds", type=int, default=9)
+    command.add_argument("--worst", type=int, default=10, help="how many of the costliest choices are listed (10)")
+    command.add_argument("--out", type=Path, nargs="?", const=KEPT, help="write the results there, as JSON lines")
+    command.set_defaults(run=_costs)
+
+    command = commands.add_parser("mixed", help="convolutions in turns with PyTorch's operations, for each pool")
+    _add_common(command)
+    command.add_argument("--problem", nargs="+", default=list(mixed.PROBLEMS), help="benchdnn descriptors")
+    command.add_argument("--pools", nargs="+", default=list(mixed.POOLS), choices=mixed.ALL_POOLS)
+    command.set_defaults(run=_mixed)
 
     command = commands.add_parser("compare", help="two result files; the status is 1 if anything got slower")
     command.add_argument("old", type=Path)
@@ -270,6 +287,12 @@ def _reorders(options: argparse.Namespace, console: Console) -> int:
         return _run(plans, reorders.COLUMNS, options, console)
 
 
+def _mixed(options: argparse.Namespace, console: Console) -> int:
+    problems = [Conv2dProblem.from_descriptor(text) for text in options.problem]
+    plans = mixed.plans(problems, options.threads, options.pools, _timing(options))
+    return _run(plans, mixed.COLUMNS, options, console, lambda cases: [])
+
+
 def _launcher(options: argparse.Namespace, console: Console) -> int:
     for threads in options.threads:
         console.print(launcher.render(threads, launcher.measure(threads)))
@@ -289,6 +312,23 @@ def _page(options: argparse.Namespace, console: Console) -> int:
 
     page.write(options.results, options.html)
     return 0
+
+
+def _costs(options: argparse.Namespace, console: Console) -> int:
+    header: dict[str, Any] = {"machine": machine.record(), "command": sys.argv[1:]}
+    results = ResultFile(_out(options.out, "costs", header["machine"]), header)
+    problems = [(name, problem) for name in options.lists for problem in _listed(name)]
+    for name, problem in track(problems, "measuring", console=console):
+        results.add(costs.case(name, problem, _layouts(options), options.rounds))
+    found = list(results.cases.values())
+    console.print(costs.table(found))
+    console.print(costs.worst(found, options.worst))
+    return 0
+
+
+def _listed(name: str) -> Sequence[Conv2dProblem | Pool2dProblem]:
+    """The problems of a list: of pools the common few, else of a shape file."""
+    return pools.PROBLEMS if name == "pools" else read_shape_file(SHAPES / f"{name}.txt", "conv2d")
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:

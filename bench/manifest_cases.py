@@ -189,6 +189,7 @@ _CONVOLUTIONS = (
     (False, "mb2ic20ih9iw11oc40kh3kw3ph1pw1", "float32", None, False),
     (False, "mb2ic20ih9iw11oc40kh3kw3ph1pw1", "float64", None, False),
     (False, "mb2ic32ih10oc48kh3sh2ph1", "float32", None, False),
+    (True, "mb2ic20ih6oc24kh1", "float32", "relu", True),
     (False, "mb2ic32ih8oc48kh1", "float32", "silu", False),
     (False, "mb2ic3ih15oc24kh5sh2ph2", "float32", None, False),
     (False, "mb1ic12ih9oc16kh3ph2dh1", "float32", None, False),

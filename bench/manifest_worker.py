@@ -128,7 +128,9 @@ class Worker:
 
     def launcher(self) -> Record:
         """What runs ops, alone and on several threads."""
-        kernels = [self.kernels.digests[kernel.address] for kernel in (launch_alone(), launch_worker())]
+        kernels = [
+            self.kernels.digests[kernel.address] for kernel in (launch_alone(), launch_worker(0), launch_worker(3))
+        ]
         return {"key": f"{self.job.isa} launcher", "ops": [{"kernels": kernels}]}
 
     def _record(self, way: Way) -> Record:

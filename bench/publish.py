@@ -54,7 +54,12 @@ def details(files: Mapping[str, Sequence[Path]]) -> str:
 
 def overview(files: Mapping[str, Sequence[Path]]) -> str:
     """Networks, means and losses, by CPU."""
-    return "\n\n".join(part for name, paths in files.items() for part in _of_cpu(name, paths))
+    compared = {name: paths for name, paths in files.items() if any(map(_has_peers, paths))}
+    return "\n\n".join(part for name, paths in compared.items() for part in _of_cpu(name, paths))
+
+
+def _has_peers(path: Path) -> bool:
+    return any(case["speedups"] for case in load(path)[1].values())
 
 
 def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:

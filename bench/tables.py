@@ -126,7 +126,22 @@ def _lab(cases: Sequence[Case]) -> Iterable[str]:
         yield ""
 
 
-TABLES = {"layers": _layers, "pools": _pools, "reorders": _reorders, "nets": _nets, "lab": _lab}
+def _mixed(cases: Sequence[Case]) -> Iterable[str]:
+    """A row for each case and pool: times of each part, and how long as the fastest pool takes alone."""
+    parts = {"conv alone": "conv2d, µs", "conv after torch": "after relu", "torch alone": "relu, µs"}
+    parts["torch after conv"] = "after conv2d"
+    yield f"| convolution | threads | pool | {' | '.join(parts.values())} | conv2d after relu / the faster pool alone |"
+    yield f"| --- | ---: | --- |{' ---: |' * (len(parts) + 1)}"
+    for case in cases:
+        for pool in case["params"]["pools"].split(","):
+            found = {entry["part"]: entry for entry in case["entries"] if entry["pool"] == pool and "timing" in entry}
+            cells = [f"{seconds(found[part]) * 1e6:.3g}" if part in found else "" for part in parts]
+            after = found.get("conv after torch")
+            ratio = f"{case['to best'][after['name']]['median']:.2f}" if after else ""
+            yield f"| {short_title(case)} | {case['params']['threads']} | {pool} | {' | '.join(cells)} | {ratio} |"
+
+
+TABLES = {"layers": _layers, "pools": _pools, "reorders": _reorders, "nets": _nets, "lab": _lab, "mixed": _mixed}
 
 
 def _ratio(case: Case, names: Sequence[str]) -> str:

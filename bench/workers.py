@@ -32,7 +32,7 @@ from . import machine, peers
 from .peers import OURS, Variant
 from .timing import Local
 
-__all__ = ["Crew", "PeerError"]
+__all__ = ["Crew", "PeerError", "set_apart"]
 
 
 class PeerError(RuntimeError):
@@ -260,7 +260,7 @@ class _Desk:
         flush = functools.partial(machine.flush_caches, self.processors)
         local = Local(getattr(self.variants[handle], part), flush=flush)
         if prime and handle not in self.apart:  # it has been called by now, and has its threads
-            _set_apart(self.processors)
+            set_apart(self.processors)
             self.apart.add(handle)
         return local.timed(calls, prime, cold)
 
@@ -284,7 +284,7 @@ def _threads() -> list[int]:
     return [int(path.name) for path in Path("/proc/self/task").glob("*")]
 
 
-def _set_apart(processors: Sequence[int]) -> None:
+def set_apart(processors: Sequence[int]) -> None:
     """Give the calling thread the first processor, and all others the rest.
 
     A thread that wakes is often put on its waker's processor, and they share it for milliseconds, or

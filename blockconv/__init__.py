@@ -32,7 +32,7 @@ from blockconv.frontends.onnx import load_onnx
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 from blockconv.network.plan import Plan, compile
-from blockconv.runtime import get_num_threads, set_num_threads
+from blockconv.runtime import get_num_threads, get_threading, set_num_threads, set_threading
 
 __all__ = [
     "NATIVE",
@@ -67,6 +67,7 @@ __all__ = [
     "empty",
     "explain",
     "get_num_threads",
+    "get_threading",
     "global_avg_pool2d",
     "global_max_pool2d",
     "is_channels_last",
@@ -75,6 +76,7 @@ __all__ = [
     "max_pool2d",
     "register_layout",
     "set_num_threads",
+    "set_threading",
     "to_layout",
     "weights_for",
 ]

@@ -34,6 +34,7 @@ COMPLETE = (
     "max_pool2d",
     "register_layout",
     "set_num_threads",
+    "set_threading",
     "to_layout",
     "weights_for",
 )

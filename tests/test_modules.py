@@ -132,7 +132,7 @@ def test_numba_policy_stands_in_few_places() -> None:
         "numba.cfunc": (),
         "compile_extra": ("jit.compiler",),
         "cache=True": (),
-        "THREADING_LAYER": ("runtime.threading_layer", "cli", "cli.doctor"),
+        "THREADING_LAYER": ("runtime.threading_layer", "runtime.pools", "cli", "cli.doctor"),
         "_launch_threads": ("runtime.threading_layer",),
         "fastmath=True": (),
         "cgroup": ("core.target",),

@@ -69,12 +69,12 @@ def conv2d(
         "same" (the output is of the input's size; only with a stride of 1).
     groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
     activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
-        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2).
+        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2), "mish",
+        ("celu", alpha=1).
     residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
     out: what to write and give back, of the output's kind, shape, dtype and layout, apart from input and residual.
     out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
-        memory format. By default the input's, and for arrays and tensors PyTorch's: channels_last if input or weight
-        is.
+        memory format. By default the input's; for arrays and tensors PyTorch's: channels_last if input or weight is.
     algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2), "reference", or "auto": Winograd's where it is
         predicted to be faster. It rounds otherwise than the definition, and spreads a NaN or an infinity over a tile
         of up to 6x6 output pixels.

@@ -65,10 +65,10 @@ class Conv2d:
     layout: the input's layout, any native one (`Layout.is_native`); inputs in another are reordered to it, with a
         SlowPathWarning. "auto" takes each as it comes, and keeps packed weights for each layout met.
     out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
-        memory format. By default the input's, and for arrays and tensors PyTorch's: channels_last if input or weight
-        is.
+        memory format. By default the input's; for arrays and tensors PyTorch's: channels_last if input or weight is.
     activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
-        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2).
+        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2), "mish",
+        ("celu", alpha=1).
     algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2), "reference", or "auto": Winograd's where it is
         predicted to be faster. It rounds otherwise than the definition, and spreads a NaN or an infinity over a tile
         of up to 6x6 output pixels. Its values on the way are larger than its results, which are sure to be finite

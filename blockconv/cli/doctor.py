@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -12,11 +14,29 @@ from numba.core import config
 from blockconv import jit
 from blockconv._version import __version__
 from blockconv.core import target
-from blockconv.runtime import get_num_threads, threading_layer
+from blockconv.core.errors import BlockconvError
+from blockconv.machine.profile import profile
+from blockconv.runtime import get_num_threads, openmp, pools
 
 __all__ = ["findings"]
 
-PACKAGES = ("numba", "llvmlite", "numpy", "tbb")
+PACKAGES = ("numba", "llvmlite", "numpy", "tbb", "torch")
+# What changes the pool, how many threads a call uses, and how the threads of an OpenMP runtime behave.
+VARIABLES = (
+    pools.VARIABLE,
+    "NUMBA_THREADING_LAYER",
+    "NUMBA_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_THREAD_LIMIT",
+    "OMP_DYNAMIC",
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "KMP_BLOCKTIME",
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+)
 
 
 def findings() -> dict[str, dict[str, str]]:
@@ -35,18 +55,35 @@ def _versions() -> dict[str, str]:
 
 
 def _threads() -> dict[str, str]:
-    quota = target.container_quota()
-    layer = threading_layer.threading_layer()
-    calls = "any number of calls at once" if layer.concurrent else "one call at a time"
-    found = {
+    quota, openmp_threads = target.container_quota(), target.omp_num_threads()
+    return {
         "used by a call": str(get_num_threads()),
         "processors allowed (affinity)": str(target.affinity()),
         "container's quota": "none" if quota is None else f"{quota:g} processors",
         "Numba's pool (NUMBA_NUM_THREADS)": str(config.NUMBA_NUM_THREADS),
-        "threading layer": f"{layer.name}, {calls}",
+        "OpenMP's number (OMP_NUM_THREADS)": "not set" if openmp_threads is None else str(openmp_threads),
+        **_pool(),
+        "variables": ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)
+        or f"none of {', '.join(VARIABLES)} is set",
     }
-    if layer.name == "tbb":
-        found["TBB"] = layer.tbb or _loaded("libtbb") or "found by the system's loader"
+
+
+def _pool() -> dict[str, str]:
+    """The pool that calls run on here, why, and what PyTorch changes."""
+    try:
+        pool = pools.current()
+    except BlockconvError as error:  # a variable asks for what cannot be had; the other facts help to see why
+        return {"threading layer": f"none: {error}"}
+    calls = "any number of calls at once" if pool.concurrent else "one call at a time"
+    found = {"threading layer": f"{pool.name}, {calls}", "because": pool.why}
+    library = pool.library or (_loaded("libtbb") or "found by the system's loader" if pool.name == "tbb" else None)
+    if library is not None:
+        found["its library"] = library
+    if pool.until_torch:
+        installed = importlib.util.find_spec("torch") is not None
+        found["where PyTorch is imported"] = "openmp, on its own runtime" if installed else "PyTorch is not installed"
+    if runtimes := openmp.loaded():
+        found["OpenMP runtimes in this process"] = ", ".join(runtimes)
     return found
 
 
@@ -66,8 +103,16 @@ def _processor() -> dict[str, str]:
         "Numba targets": target.target_cpu(),
         "vectors": f"{isa.name}: {isa.registers} registers of {8 * isa.vector_bytes} bits, {multiply}",
         "features": " ".join(sorted(target.target_features())) or "none beyond the architecture's own",
+        "costs and tiles": _profile(),
         "second-level cache": f"{target.second_level_cache() / 2**20:g} MiB a core",
     }
+
+
+def _profile() -> str:
+    """Which machine profile counts, and whether it is this processor's."""
+    known, isa = profile(), target.isa()
+    same = (known.cpu, known.isa) == (target.target_cpu(), isa.name)
+    return f"as measured on {known.record['cpu']}" + ("" if same else ": the nearest; blockconv tune --profile FILE")
 
 
 def _kernels() -> dict[str, str]:

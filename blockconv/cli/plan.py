@@ -12,7 +12,8 @@ from rich.console import Console
 from blockconv.cli.arguments import add_model, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core.errors import ArgumentError
-from blockconv.dispatch import tuning
+from blockconv.dispatch import measuring, tuning
+from blockconv.machine.profile import VARIABLE
 from blockconv.network.plan import Plan, compile
 from blockconv.network.planning.planned import Layouts
 from blockconv.runtime import get_num_threads
@@ -37,6 +38,8 @@ def add_plan(command: argparse.ArgumentParser) -> None:
 def add_tune(command: argparse.ArgumentParser) -> None:
     """The command line of `tune`."""
     add_model(command, "an ONNX model, all of whose candidates are timed too")
+    text = f"measure this machine's profile and write it there; {VARIABLE}=FILE makes costs and tiles go by it"
+    command.add_argument("--profile", type=Path, metavar="FILE", help=text)
     command.set_defaults(run=_tune)
 
 
@@ -78,6 +81,13 @@ def _noise(plan: Plan) -> list[Any]:
 
 
 def _tune(options: argparse.Namespace, console: Console) -> int:
+    if options.profile is not None:
+        with Steps(1) as steps:
+            steps.begin("measuring this machine, which should have nothing else to do")
+            known = measuring.measure()
+        options.profile.write_text(known.to_json(), encoding="utf-8")
+        console.print(f"written: {options.profile}", highlight=False, markup=False)
+        return 0
     with Steps(1 if options.model is None else 2) as steps:
         steps.begin("measuring a convolution and a copy")
         found = tuning.calibrate()

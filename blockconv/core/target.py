@@ -18,8 +18,10 @@ __all__ = [
     "affinity",
     "container_quota",
     "default_threads",
+    "first_level_cache",
     "isa",
     "last_level_cache",
+    "omp_num_threads",
     "second_level_cache",
     "target_cpu",
     "target_features",
@@ -123,12 +125,31 @@ def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
                 break
 
 
+def omp_num_threads() -> int | None:
+    """What OMP_NUM_THREADS says; None where it is not set, or no number.
+
+    Launchers of many processes (torchrun, Dask's nanny) set it to 1 for their workers. OpenMP reads a list, "4,2", as
+    the numbers of nested regions, of which the first is the outermost.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
+
+
 @functools.cache
 def default_threads() -> int:
-    """min(affinity, container quota, Numba's own limit)."""
-    quota = container_quota()
-    whole = affinity() if quota is None else min(affinity(), max(1, int(quota + 0.5)))
-    return max(1, min(whole, int(config.NUMBA_NUM_THREADS)))
+    """The least of affinity, the container's quota, NUMBA_NUM_THREADS and OMP_NUM_THREADS, as far as they are set."""
+    limits: list[int] = [affinity(), int(config.NUMBA_NUM_THREADS)]
+    if (quota := container_quota()) is not None:
+        limits.append(int(quota + 0.5))
+    if (threads := omp_num_threads()) is not None:
+        limits.append(threads)
+    return max(1, min(limits))
+
+
+@functools.cache
+def first_level_cache() -> int:
+    """Bytes of a core's first-level data cache; 32 KiB where the system does not tell."""
+    return _cache_size(1) or 32 << 10
 
 
 @functools.cache
@@ -145,7 +166,8 @@ def last_level_cache() -> int:
 
 def _cache_size(level: int) -> int | None:
     try:
-        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").read_text().strip()
+        index = 0 if level == 1 else level  # 1 is the first level's, of instructions
+        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size").read_text().strip()
         units = {"K": 1 << 10, "M": 1 << 20}
         return int(text[:-1]) * units[text[-1]]
     except (OSError, ValueError, KeyError, IndexError):

@@ -14,7 +14,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Primitive
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import move_seconds
 
 __all__ = [
     "ACCURACY",
@@ -89,11 +89,12 @@ def cheapest(found: Sequence[Candidate], problem: Any, types: Types, once: bool 
 
 
 def packing_seconds(primitive: Primitive, problem: Any, types: Types) -> float:
-    """Seconds to pack a problem's weights: they are read; lines are fetched, written, and read by the kernel."""
+    """Seconds to pack a problem's weights, and for the kernel to read them once more."""
     form, itemsize = primitive.form, types.wei.itemsize
     given = itemsize * math.prod(problem.wei_shape)
     packed = itemsize * form.layout.size(problem.grouped_wei_shape)
-    return float(given + 3 * (form.transform.nbytes(problem) if form.transform else packed)) / BANDWIDTH
+    written = form.transform.nbytes(problem) if form.transform else packed
+    return move_seconds(given + written, written)
 
 
 def named(op: str, name: str) -> Row:

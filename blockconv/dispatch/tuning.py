@@ -23,9 +23,10 @@ from blockconv.jit import kept
 from blockconv.kernels import Row
 from blockconv.runtime import Op, Program, address_of, aligned_empty
 
-__all__ = ["Costs", "Machine", "calibrate", "key", "machine", "read_costs", "seconds_of"]
+__all__ = ["PARAMETERS", "Costs", "Machine", "calibrate", "filled", "key", "machine", "read_costs", "seconds_of"]
 
 RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
+PARAMETERS = 24  # bytes of an activation's parameters
 BUDGET = 0.02  # seconds that a measurement goes on for at most, once it has LEAST
 
 
@@ -56,7 +57,7 @@ def calibrate() -> Machine:
     direct = named("conv2d", "conv_direct").prepare(p, lay, lay, Types.all("float32"))
     sizes = [4 * n for n in (lay.size(p.src_shape), direct.form.layout.size((1, 64, 64, 3, 3)), direct.form.bias)]
     output = 4 * lay.size(p.dst_shape)
-    taken = seconds_of(direct.ops(), [*sizes, output, output, 24], 1)
+    taken = seconds_of(direct.ops(), [*sizes, output, output, PARAMETERS], 1)
     line, size = Layout("a"), 1 << 23
     moved = ReorderProblem((size,), line.name, line.name, 4)
     copy = named("reorder", "reorder_copy").prepare(moved, line, line, Types.bits(4))
@@ -133,7 +134,7 @@ def _numbers(table: Mapping[Any, Any]) -> dict[str, float]:
 
 def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
     """The median time of ops on buffers of these sizes, filled with small numbers and warm in the caches."""
-    buffers = [_filled(size) for size in nbytes]
+    buffers = [filled(size) for size in nbytes]
     addresses = [address_of(buffer) for buffer in buffers]
     program = Program(ops)
     program.run(addresses, threads)
@@ -145,8 +146,8 @@ def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _filled(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Bytes that are small floats; of a block of parameters (24 bytes) zeros."""
+def filled(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Bytes that are small floats; of a block of parameters (`PARAMETERS` bytes) zeros."""
     buffer = aligned_empty(-(-nbytes // 8) * 8)
-    buffer.view(np.float32)[:] = 0.0 if nbytes <= 24 else 0.5
+    buffer.view(np.float32)[:] = 0.0 if nbytes <= PARAMETERS else 0.5
     return buffer

@@ -26,6 +26,7 @@ TABLE: tuple[Row, ...] = (
     conv.GROUPED,
     conv.GROUPED_INT8,
     conv.DIRECT,
+    conv.PIXELS,
     *winograd.ROWS,
     conv.REFERENCE,
     *pool.ROWS,

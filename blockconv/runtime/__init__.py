@@ -2,6 +2,7 @@
 
 from blockconv.runtime.launcher import OWN_TABLE, Block, Buffer, Op, Program
 from blockconv.runtime.memory import Scratch, address_of, aligned_empty
+from blockconv.runtime.pools import get_threading, set_threading
 from blockconv.runtime.threads import check_threads, get_num_threads, set_num_threads
 
 __all__ = [
@@ -15,5 +16,7 @@ __all__ = [
     "aligned_empty",
     "check_threads",
     "get_num_threads",
+    "get_threading",
     "set_num_threads",
+    "set_threading",
 ]

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import call_kernel, fetch_add, load_acquire, spin_pause, yield_processor
-from blockconv.runtime import threading_layer
+from blockconv.runtime import pools
 from blockconv.runtime.memory import Scratch, address_of, aligned_empty
 from blockconv.runtime.threads import get_num_threads
 
@@ -104,15 +104,21 @@ class OpEntry(Arguments):
 
 
 @jit.kernel
-def launch_worker():  # type: ignore[no-untyped-def]
-    """One worker of a run. Called by Numba's threading layer, so the fourth argument is the `RunRecord`'s address."""
+def launch_worker(position):  # type: ignore[no-untyped-def]
+    """One worker of a run. position: which parameter is the `RunRecord`'s address.
 
-    def worker(unused_args, unused_dims, unused_steps, record):  # type: ignore[no-untyped-def]
+    It is 0 for OpenMP, which calls a worker with that alone, and 3 for Numba's threading layers.
+    """
+
+    def worker(first_parameter, unused_dims, unused_steps, fourth_parameter):  # type: ignore[no-untyped-def]
+        record = fourth_parameter if position == 3 else first_parameter
         run = RunRecord(record)
         ops = run.ops
         table = OpEntry(run.table)
         workers = run.workers
         me = fetch_add(run.entered.address, 1)
+        if me >= workers:  # An OpenMP team has its full size in each run, so that none of its threads ends.
+            return
         scratch = run.scratch + me * run.scratch_size
         for i in range(ops):
             op = table[i]
@@ -230,27 +236,30 @@ class Program:
             return
         if threads is None:
             threads = get_num_threads()
-        if threads > self.width or threading_layer.stranded:
-            threads = 1 if threading_layer.stranded else self.width
+        workers, pool = min(threads, self.width), None
+        if workers > 1:
+            pool = pools.current()
+            if pool.launch is None:
+                workers = 1
         try:
             instance = self._idle.pop()
         except IndexError:
             instance = None
-        if instance is None or instance.workers != threads:
-            instance = _Instance(self, threads)
+        if instance is None or instance.workers != workers:
+            instance = _Instance(self, workers)
         block = instance.words
         if (given := tuple(buffers)) != instance.buffers:
             instance.buffers = given
             for index, number, offset in instance.patches:
                 block[index] = buffers[number] + offset
         if self.scratch:
-            block[_SCRATCH], block[_SCRATCH_SIZE] = _scratch.of(self.scratch * threads), self.scratch
-        if threads == 1:
+            block[_SCRATCH], block[_SCRATCH_SIZE] = _scratch.of(self.scratch * workers), self.scratch
+        if pool is None or pool.launch is None:
             _entry_alone()(instance.address)
         else:
-            block[_ENTERED], block[_WORKERS] = 0, threads
+            block[_ENTERED], block[_WORKERS] = 0, workers
             instance.counters[:] = 0
-            threading_layer.parallel_for(launch_worker().address, instance.address, threads)
+            pool.launch(launch_worker(pool.position).address, instance.address, workers, threads)
         self._idle.append(instance)
 
 

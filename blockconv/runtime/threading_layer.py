@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 from numba.core import config
 
-from blockconv.core.errors import SlowPathWarning
+from blockconv.core.errors import SlowPathWarning, UnsupportedError
 
-__all__ = ["ThreadingLayer", "parallel_for", "threading_layer"]
+__all__ = ["LAYERS", "ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
+
+LAYERS = ("tbb", "omp", "workqueue")
 
 _lock = threading.RLock()  # The layer is started by one thread.
 
@@ -44,36 +46,75 @@ class ThreadingLayer:
     tbb: str | None = None
 
 
-@functools.cache
-def threading_layer() -> ThreadingLayer:
-    """Start Numba's threading layer (tbb, else omp, else workqueue) and give its entry point.
+def asked() -> str | None:
+    """The layer that the user named by NUMBA_THREADING_LAYER or `numba.config`; None where they named none."""
+    name = str(config.THREADING_LAYER).lower()
+    return name if name in LAYERS else None
 
-    A layer that the user asked for, or that runs already, is left as it is.
-    """
+
+def running() -> str | None:
+    """The layer that Numba runs; None before its first start."""
     from numba.np.ufunc import parallel
 
-    global _foreign
-    tbb = None
+    name = parallel._threading_layer
+    return None if name is None else str(name)
+
+
+def threading_layer(wanted: str | None = None) -> ThreadingLayer:
+    """Start Numba's threading layer (tbb, else omp, else workqueue) and give its entry point.
+
+    A layer that the user asked for, or that runs already, is left as it is. wanted: this one and no other.
+
+    Raises UnsupportedError where that cannot be had: it is not installed, or Numba, which starts one layer only in a
+    process, runs another.
+    """
     with _lock:
-        if parallel._threading_layer is None and str(config.THREADING_LAYER).lower() not in ("omp", "workqueue"):
-            tbb = _load_tbb()
-            _foreign = threading.current_thread() is not threading.main_thread()
+        if running() is None:
+            _start(wanted)
+        layer = _running_layer()
+    if wanted not in (None, layer.name):
+        raise UnsupportedError(
+            f"Numba's threading layer {wanted} cannot be had: {layer.name} runs, and a process starts one only; "
+            f"choose before the first call that uses several threads"
+        )
+    return layer
+
+
+def _start(wanted: str | None) -> None:
+    from numba.np.ufunc import parallel
+
+    global _foreign, _tbb
+    before = config.THREADING_LAYER
+    if (wanted or asked()) in (None, "tbb"):
+        _tbb = _load_tbb()
+        _foreign = threading.current_thread() is not threading.main_thread()
+    try:
+        if wanted is not None:
+            config.THREADING_LAYER = wanted
         parallel._launch_threads()
-    name = parallel.threading_layer()
+    except ValueError as error:
+        raise UnsupportedError(f"Numba's threading layer {config.THREADING_LAYER} cannot be had: {error}") from error
+    finally:
+        config.THREADING_LAYER = before  # which is the user's, and of the whole process
+
+
+@functools.cache
+def _running_layer() -> ThreadingLayer:
+    name = running()
+    assert name is not None
     if name == "workqueue":
         warnings.warn(
-            "blockconv: neither TBB nor OpenMP was found, so threads run on Numba's workqueue layer, "
-            "which starts them about 80 times slower and one call at a time; 'pip install tbb' where a wheel exists",
+            "blockconv: threads run on Numba's workqueue layer, which was asked for, or neither TBB nor OpenMP was "
+            "found: it starts them about 80 times slower and one call at a time; 'pip install tbb' where it exists",
             SlowPathWarning,
             stacklevel=2,
         )
     entry = _PARALLEL_FOR(llvm.address_of_symbol("numba_parallel_for"))
-    return ThreadingLayer(name, entry, concurrent=name != "workqueue", tbb=tbb if name == "tbb" else None)
+    return ThreadingLayer(name, entry, concurrent=name != "workqueue", tbb=_tbb if name == "tbb" else None)
 
 
-def parallel_for(worker: int, data: int, threads: int) -> None:
+def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) -> None:
     """Run ``worker(_, dims, _, data)`` on up to `threads` threads of the layer, without the GIL."""
-    layer = threading_layer()
     threads = min(threads, config.NUMBA_NUM_THREADS)  # the workqueue layer has no more places
     dims = (ctypes.c_int64 * 1)(threads)
     if layer.concurrent:
@@ -84,6 +125,7 @@ def parallel_for(worker: int, data: int, threads: int) -> None:
 
 
 _workqueue = threading.Lock()
+_tbb: str | None = None  # the TBB that was loaded
 
 
 def _load_tbb() -> str | None:
@@ -110,13 +152,20 @@ def _tbb_directories() -> Iterator[str]:
 
 
 _foreign = False  # TBB was started by another thread than the main one
-stranded = False  # in a forked child whose threading layer is beyond use
+_stranded = False  # in a forked child whose threading layer is beyond use
+
+
+def stranded() -> bool:
+    """Whether Numba runs a layer that this process, a forked child, must not call."""
+    return _stranded
 
 
 def _after_fork() -> None:
-    global _lock, _workqueue, stranded
+    global _lock, _workqueue, _stranded
     # TBB that another thread than the main one started is not made ready for a fork by Numba: a call may never end.
-    stranded = stranded or _foreign
+    # Of OpenMP's threads a child has none, and waits for them for ever; Numba ends the process instead.
+    layer = running() if "numba.np.ufunc.parallel" in sys.modules else None
+    _stranded = _stranded or layer == "omp" or (layer == "tbb" and _foreign)
     _lock, _workqueue = threading.RLock(), threading.Lock()
 
 

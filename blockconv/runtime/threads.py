@@ -14,7 +14,13 @@ _threads: int | None = None
 
 
 def get_num_threads() -> int:
-    """The most threads that a call uses: as set, else min(affinity, container quota, Numba's limit)."""
+    """The most threads that a call uses: as `set_num_threads` said, else the least of what limits this process.
+
+    That is the least of: the processors that it may run on (affinity), the container's quota (rounded, at least 1),
+    NUMBA_NUM_THREADS, and OMP_NUM_THREADS, of whose list the first number counts. Launchers of many processes, such as
+    torchrun and Dask's nanny, set OMP_NUM_THREADS=1 for their workers. It is read once, at the first call; what
+    `torch.set_num_threads` says does not count.
+    """
     return target.default_threads() if _threads is None else _threads
 
 
@@ -22,8 +28,8 @@ def set_num_threads(n: int | None) -> None:
     """Set the most threads that a call uses, in this process and from all of its threads.
 
     n: an int from 1 to the size of Numba's thread pool (NUMBA_NUM_THREADS, by default the number of processors), or
-        None for the default: the least of affinity, the container's quota and that pool. A call with little to do uses
-        fewer. A compiled `Plan` keeps the number that it was compiled for.
+        None for the default: the least of affinity, the container's quota, NUMBA_NUM_THREADS and OMP_NUM_THREADS. A
+        call with little to do uses fewer. A compiled `Plan` keeps the number that it was compiled for.
 
     Raises ArgumentError for anything else.
 

@@ -7,6 +7,7 @@ import sys
 from bench import cpu, publish, tables
 from bench.__main__ import main
 from bench.results import ResultFile
+from blockconv.machine import identity
 
 
 def layer(name: str, ratio: float) -> dict:
@@ -29,8 +30,8 @@ def test_a_cpu_is_named_so_that_models_differ(monkeypatch):
     assert cpu.name(ZEN4) == "AMD EPYC (Zen 4, avx512)"
     assert cpu.name({**ZEN4, "numba_cpu": "haswell", "numba_features": ["avx2"]}) == "AMD EPYC (haswell, avx2)"
     facts = "model name\t: Intel(R) Xeon(R)\ncpu family\t: 6\nmodel\t\t: 143\n\nmodel\t\t: 1\n"
-    monkeypatch.setattr(cpu.Path, "read_text", lambda path: facts)
-    monkeypatch.setattr(cpu.llvm, "get_host_cpu_name", lambda: "sapphirerapids")
+    monkeypatch.setattr(identity.Path, "read_text", lambda path: facts)
+    monkeypatch.setattr(identity.llvm, "get_host_cpu_name", lambda: "sapphirerapids")
     record = cpu.describe()
     assert cpu.name(record) == f"Intel(R) Xeon(R) (sapphirerapids, family 6 model 143, {record['isa']})"
     assert cpu.folder(record) == f"intel-xeon-sapphirerapids-family-6-model-143-{record['isa']}"

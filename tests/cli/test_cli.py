@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
 import shlex
 import sys
@@ -17,7 +20,6 @@ from blockconv.__main__ import layouts_markdown, main
 from blockconv.cli import arguments
 from blockconv.cli import run as compare_plans
 from blockconv.core import target
-from blockconv.runtime import threading_layer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -70,9 +72,32 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for word in ("numba", "llvmlite", "numpy", "python", "affinity", "quota", "threading layer", "registers of"):
         assert word in said
-    for fact in (bc.__version__, sys.version.split()[0], threading_layer.threading_layer().name, target.target_cpu()):
+    for fact in (bc.__version__, sys.version.split()[0], bc.get_threading(), target.target_cpu()):
         assert fact in said
     assert bc.jit.cache_directory().name in said.replace("\n", "").replace(" ", "")
+
+
+def test_doctor_tells_the_pool_and_why(run_python: Any) -> None:
+    unset = dict.fromkeys(("BLOCKCONV_THREADING", "NUMBA_THREADING_LAYER", "OMP_NUM_THREADS"))
+
+    def threads(before: str = "", **variables: str | None) -> dict[str, str]:
+        code = "import json\nfrom blockconv.cli.doctor import findings\nprint(json.dumps(findings()['threads']))"
+        return dict(json.loads(run_python(f"{before}\n{code}", **{**unset, **variables}).stdout))
+
+    plain = threads()
+    assert plain["because"] == "PyTorch is not in this process"
+    assert plain["OpenMP's number (OMP_NUM_THREADS)"] == "not set"
+    told = threads(OMP_NUM_THREADS="1", BLOCKCONV_THREADING="workqueue", OMP_WAIT_POLICY="passive")
+    assert told["used by a call"] == told["OpenMP's number (OMP_NUM_THREADS)"] == "1"
+    assert told["threading layer"] == "workqueue, one call at a time"
+    assert told["because"] == "BLOCKCONV_THREADING asks for it"
+    assert {"BLOCKCONV_THREADING=workqueue", "OMP_WAIT_POLICY=passive"} <= set(told["variables"].split(", "))
+    assert "has to be one of" in threads(BLOCKCONV_THREADING="pthreads")["threading layer"]
+    if (torch := importlib.util.find_spec("torch")) is not None:
+        beside = threads("import torch")
+        assert beside["threading layer"].startswith("openmp, ")
+        assert "PyTorch is in this process" in beside["because"]
+        assert beside["its library"].startswith(os.path.dirname(str(torch.origin)))
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from onnx_cases import exported_cases, node_cases  # noqa: E402
 
 LISTED = {
     "Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Relu", "Clip", "LeakyRelu", "Sigmoid",
-    "Tanh", "HardSwish", "HardSigmoid", "Gelu", "Swish", "Add", "Sum", "Sub", "Mul", "Div", "Max", "Min", "Concat",
-    "BatchNormalization", "Pad", "Gemm", "MatMul", "Flatten", "Reshape", "Transpose", "LRN", "Softmax", "Dropout",
-    "Identity", "Constant", "ConstantOfShape", "Unsqueeze", "Squeeze", "Shape", "Size", "Resize", "Upsample", "Split",
-    "Slice", "ReduceMean",
+    "Tanh", "HardSwish", "HardSigmoid", "Gelu", "Swish", "Mish", "Celu", "Add", "Sum", "Sub", "Mul", "Div", "Max",
+    "Min", "Concat", "BatchNormalization", "Pad", "Gemm", "MatMul", "Flatten", "Reshape", "Transpose", "LRN", "Softmax",
+    "Dropout", "Identity", "Constant", "ConstantOfShape", "Unsqueeze", "Squeeze", "Shape", "Size", "Resize", "Upsample",
+    "Split", "Slice", "ReduceMean",
 }  # fmt: skip
 # Operands that have to be constants.
 PARAMETERS = {

@@ -65,6 +65,7 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("Resize", 13, {"r": weights(0), "s": weights(0), "z": ints(2, 6, 7, 3)}, {"mode": "linear"}),
     ("LeakyRelu", 6, {}, {"alpha": 0.3}),
     ("HardSigmoid", 6, {}, {"alpha": 0.3, "beta": 0.1}),
+    ("Celu", 12, {}, {"alpha": 1.7}),
     ("Flatten", 13, {}, {"axis": 2}),
     ("Flatten", 13, {}, {"axis": 0}),
     ("Flatten", 13, {}, {"axis": -1}),

@@ -35,7 +35,8 @@ def use_every_family() -> None:
         bc.to_layout(bc.to_layout(x, src), dst)
     bc.to_layout(bc.empty((1, 17, 5, 5), "NCHW", "int4"), "NCHW4")
     reorder_elements(4)
-    launcher.launch_worker()
+    launcher.launch_worker(0)
+    launcher.launch_worker(3)
     launcher.launch_alone()
     w = np.ones((5, 17, 3, 3), np.float32)
     for activation in (None, "relu", "gelu"):
@@ -221,12 +222,34 @@ def test_a_containers_quota(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "processors", "pool", "wanted"),
-    [(None, 8, 8, 8), (2.0, 8, 8, 2), (1.5, 8, 8, 2), (0.3, 8, 8, 1), (99.0, 8, 8, 8), (None, 8, 3, 3), (2.4, 1, 8, 1)],
+    ("quota", "processors", "pool", "openmp", "wanted"),
+    [
+        (None, 8, 8, None, 8),
+        (2.0, 8, 8, None, 2),
+        (1.5, 8, 8, None, 2),
+        (0.3, 8, 8, None, 1),
+        (99.0, 8, 8, None, 8),
+        (None, 8, 3, None, 3),
+        (2.4, 1, 8, None, 1),
+        (None, 8, 8, "1", 1),
+        (None, 8, 8, " 5,2 ", 5),
+        (None, 8, 8, "64", 8),
+        (2.0, 8, 8, "5", 2),
+        *((None, 8, 8, no_number, 8) for no_number in ("", "0", "-1", "all", ",2")),
+    ],
 )
 def test_threads_by_default(
-    quota: float | None, processors: int, pool: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+    quota: float | None,
+    processors: int,
+    pool: int,
+    openmp: str | None,
+    wanted: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if openmp is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", openmp)
     monkeypatch.setattr(target, "container_quota", lambda: quota)
     monkeypatch.setattr(target, "affinity", lambda: processors)
     monkeypatch.setattr("numba.core.config.NUMBA_NUM_THREADS", pool)
@@ -241,3 +264,15 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import blockconv
 assert blockconv.get_num_threads() == 1
 """)
+
+
+@pytest.mark.skipif(target.affinity() < 2, reason="one processor")
+@pytest.mark.parametrize(
+    ("pool", "openmp", "wanted"), [("2", None, 2), ("2", "1", 1), ("1", "2", 1), ("2", "64", 2), ("2", "1,2", 1)]
+)
+def test_the_least_of_the_variables_counts(run_python: Any, pool: str, openmp: str | None, wanted: int) -> None:
+    code = "import blockconv; print(blockconv.get_num_threads())"
+    limit = target.container_quota()
+    expected = wanted if limit is None else min(wanted, max(1, int(limit + 0.5)))
+    done = run_python(code, NUMBA_NUM_THREADS=pool, OMP_NUM_THREADS=openmp)
+    assert int(done.stdout) == expected

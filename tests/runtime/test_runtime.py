@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
 import os
@@ -18,7 +19,9 @@ import blockconv as bc
 from blockconv import ArgumentError, jit
 from blockconv.core import target
 from blockconv.jit.ir import fetch_add, load_acquire, load_i64, spin_pause, store_i64
-from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of, aligned_empty
+from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of, aligned_empty, launcher
+from blockconv.runtime.launcher import RunRecord
+from blockconv.runtime.pools import Pool
 
 # Kernels of this file are compiled each time: the cache does not see their text.
 
@@ -122,6 +125,28 @@ def test_each_worker_has_a_scratch_of_its_own(threads: int, size: int) -> None:
     assert damaged[0] == 0
 
 
+def test_threads_of_a_team_beyond_the_workers_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no scratch. An OpenMP team may be larger than the run is wide."""
+    addresses, damaged = np.zeros(2, np.int64), np.zeros(1, np.int64)
+    entered = RunRecord.fields["entered"].first
+    teams: list[tuple[int, int]] = []
+
+    def launch(worker: int, record: int, workers: int, team: int) -> None:
+        teams.append((workers, team))
+        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(worker)
+        count = ctypes.c_int64.from_address(record + 8 * entered)
+        for before in (workers, 0):  # a thread that comes when all workers have, then a worker
+            count.value = before
+            run(record)
+
+    pool = Pool("a team", "a test", launch=launch, position=0)
+    monkeypatch.setattr("blockconv.runtime.pools.current", lambda: pool)
+    op = Op(own_scratch.compile(), (Buffer(0), Buffer(1), 16), 2, scratch=128)
+    Program([op]).run([address_of(addresses), address_of(damaged)], 4)
+    assert teams == [(2, 4)]
+    assert (addresses == launcher._scratch.address).all()
+
+
 def test_arguments_of_an_op_may_point_to_its_own_table() -> None:
     table, out = np.arange(100, 110), np.zeros(10, np.int64)
     op = Op(read_table.compile(), (Buffer(0), OWN_TABLE), 10, table=table)
@@ -223,9 +248,8 @@ def test_a_thread_is_woken_only_for_work_that_is_worth_it(
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-6)
     op = Op(add_neighbour.compile(), (Buffer(0), Buffer(1), 64), 64)
     woken: list[int] = []
-    monkeypatch.setattr(
-        "blockconv.runtime.threading_layer.parallel_for", lambda kernel, record, workers: woken.append(workers)
-    )
+    pool = Pool("noted", "a test", launch=lambda worker, record, workers, team: woken.append(workers))
+    monkeypatch.setattr("blockconv.runtime.pools.current", lambda: pool)
     a, b = np.zeros((2, 64), np.int64)
     Program([op], seconds).run([address_of(a), address_of(b)], 4)
     assert woken == ([threads] if threads > 1 else [])

@@ -95,6 +95,8 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "gelu": lambda x: x * 0.5 * (1 + _erf(x * math.sqrt(0.5))),
     "hardsigmoid": lambda x, alpha=1 / 6, beta=0.5: np.clip(x * alpha + beta, 0, 1),
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "celu": lambda x, alpha=1.0: np.maximum(x, 0) + np.minimum(alpha * np.expm1(x / alpha), 0),
 }
 
 

@@ -72,6 +72,20 @@ BATCHES = (
     "g5mb17ic20ih5oc20kh3ph1",
 )
 
+# 1x1, in layouts in which the pixels of a row, or the images of a pixel, lie together.
+ALONG_PIXELS = (
+    "mb1ic17ih13iw11oc33kh1kw1",
+    "mb2ic6ih7oc65kh1",
+    "g3mb2ic21ih5iw9oc30kh1kw1",  # a group ends inside a tile's channels
+    "mb1ic3ih4oc1kh1",  # one vector of pixels, one channel
+    "mb19ic6ih3iw2oc10kh1kw1",  # vectors of images
+    "mb35ic4ih2iw3oc9kh1kw1",
+    "mb1ic40ih20oc50kh1",  # several panels
+    "mb2ic7ih6iw18oc20kh1kw1",
+    "g2mb17ic18ih4iw5oc26kh1kw1",
+)
+PLANES = ("NCHW", "bcda", "cdba", "acbd", "cbda")  # NCHW, CHWN, HWCN, NHCW, HCWN
+
 GRID = WHOLE + SAMPLED + GROUPED + BATCHES
 
 # These few again as another machine (marker `isa`, see .ci/run).
@@ -84,6 +98,8 @@ _CLASS = {name: k for k, names in enumerate(CLASSES) for name in names}
 
 def pairs(descriptor: str) -> tuple[tuple[str, str], ...]:
     """The pairs of layouts for a problem."""
+    if descriptor in ALONG_PIXELS:
+        return tuple((src, dst) for src in PLANES for dst in PLANES)
     if descriptor in WHOLE:
         return PAIRS
     if descriptor in BATCHES:

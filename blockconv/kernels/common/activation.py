@@ -144,6 +144,22 @@ def _hardsigmoid(v: Vectors, x: Any, alpha: Any, beta: Any) -> Any:
     return v.clip(v.add(v.mul(x, v.splat(alpha)), v.splat(beta)), v.c(0.0), v.c(1.0))
 
 
+def _mish(v: Vectors, x: Any) -> Any:
+    """tanh(log(1 + e)) for e = exp(x) is (1 + e / 2) / (1 + e / 2 + 1 / e): nothing cancels, and no square overflows.
+
+    An infinite 1 / e makes it zero, as it should. It is 1 from long before 80 on, where e / 2 might overflow too.
+    """
+    reciprocal = v.exp(v.b.fneg(v.b.select(v.b.fcmp_ordered(">", x, v.c(80.0)), v.c(80.0), x)))
+    above = v.add(v.b.fdiv(v.c(0.5), reciprocal), v.c(1.0))
+    return v.mul(x, v.b.fdiv(above, v.add(above, reciprocal)))
+
+
+def _celu(v: Vectors, x: Any, alpha: Any) -> Any:
+    alpha = v.splat(alpha)
+    below = v.mul(alpha, v.expm1(v.b.fdiv(x, alpha)))
+    return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), below, x)
+
+
 # ---------------------------------------------------------------- the table
 
 
@@ -153,6 +169,11 @@ def _clipped(x: Array, low: float, high: float) -> Array:
 
 def _logistic(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _softplus(x: Array) -> Array:
+    """log(1 + exp(x)), where nothing overflows."""
+    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -202,6 +223,14 @@ ACTIVATIONS = {
         _hardsigmoid,
         {"alpha": 1 / 6, "beta": 0.5},
         onnx=("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
+    ),
+    "mish": Definition("x * tanh(log(1 + exp(x)))", lambda x: x * np.tanh(_softplus(x)), _mish, onnx=("Mish", {})),
+    "celu": Definition(
+        "max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)",
+        lambda x, alpha: np.where(x < 0, alpha * np.expm1(np.minimum(x, 0) / alpha), x),
+        _celu,
+        {"alpha": 1.0},
+        onnx=("Celu", {"alpha": 1.0}),
     ),
 }
 NUMBERS = {name: k for k, name in enumerate((n for n, one in ACTIVATIONS.items() if one.code), start=1)}

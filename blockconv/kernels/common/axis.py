@@ -1,8 +1,9 @@
 """What softmax and local response normalisation share: all elements of an axis are needed for each result.
 
 In storage they lie in one of two ways. Contiguous (NHWC), or in contiguous blocks of channels (NCHW16): then vectors go
-along the axis. Or strided (NCHW): then a vector holds contiguous positions that have nothing to do with each other, and
-the axis is a loop. Results of channels that do not exist are zeros, whatever lies there in the source.
+along the axis; blocks that are no whole vectors are gathered in the scratch first, a position at a time, and the
+results scattered from there. Or strided (NCHW): then a vector holds contiguous positions that have nothing to do with
+each other, and the axis is a loop. Results of channels that do not exist are zeros, whatever lies there in the source.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
 from blockconv.kernels.common.loop_nest import Loop, fused
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.kernels.common.tasks import lanes_of
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
 from blockconv.runtime import Buffer
 
 __all__ = ["contiguous_axis", "cost", "positions", "strided_axis"]
@@ -42,6 +45,7 @@ def contiguous_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize:
     along = fused(Loop(a.size, (a.stride * itemsize,)) for a in axes if a.size > 1 and a.dim == axis)
     size, (outer, inner) = shape[axis], positions(layout, shape, axis, itemsize)
     blocks, block = (along[0].src, along[1].size) if len(along) > 1 else (0, size)
+    fits = size * itemsize <= target.second_level_cache() // 4
     return ContiguousAxis(
         src=Buffer(0),
         dst=Buffer(1),
@@ -52,6 +56,7 @@ def contiguous_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize:
         block=block,
         size=size,
         tail=layout.padded_shape(shape)[axis] - size,
+        gathered=int(len(along) > 1 and block % lanes_of(itemsize) > 0 and fits),
     )
 
 
@@ -75,8 +80,9 @@ def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: in
     )
 
 
-def cost(cycles: float, problem: Any, dst: Layout, threads: int) -> float:
-    """Bytes at the speed of a copy, or `cycles` for each vector, or part of one, of a block."""
+def cost(multiply_adds: float, problem: Any, dst: Layout, threads: int) -> float:
+    """Seconds to move source and destination, or for so much work on each vector, or part of one, of a block."""
     size = dst.size(problem.shape)
     part = min(16, dst.blocks[1]) if dst.is_blocked else 16
-    return 1e-6 + max(8 * size / BANDWIDTH, size / part * cycles / 3e9) / threads
+    computed = size / part * multiply_adds * fma_seconds(16, 4)
+    return launch_seconds() + max(move_seconds(4 * size, 4 * size), computed) / threads

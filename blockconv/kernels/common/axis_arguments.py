@@ -22,6 +22,7 @@ class ContiguousAxis(Arguments):
     block = word("the axis's elements in a block; all of them where there are no blocks", "elements")
     size = word("the axis's elements at a position", "elements")
     tail = word("what the last block has after these, to be zeroed in the destination", "elements")
+    gathered = word("whether blocks are no whole vectors: then they are computed in a contiguous copy", "0 or 1")
 
 
 class StridedAxis(Arguments):

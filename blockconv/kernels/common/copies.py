@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, store_bits
 
-__all__ = ["copy_bytes", "copy_pixels"]
+__all__ = ["copy_bytes", "copy_pixels", "gather_blocks", "scatter_blocks"]
 
 
 @inline
@@ -49,6 +49,11 @@ def copy_pixels(dst, src, pixels, d_col, s_col, size):
         for _ in range(pixels):
             move(dst, src, 64, 0)
             dst, src = dst + d_col, src + s_col
+    elif size == 48:
+        for _ in range(pixels):
+            move(dst, src, 32, 0)
+            move(dst + 32, src + 32, 16, 0)
+            dst, src = dst + d_col, src + s_col
     elif size > 64:
         for _ in range(pixels):
             for at in range(0, size - 63, 64):
@@ -59,3 +64,19 @@ def copy_pixels(dst, src, pixels, d_col, s_col, size):
         for _ in range(pixels):
             copy_bytes(dst, src, size)
             dst, src = dst + d_col, src + s_col
+
+
+@inline
+def gather_blocks(dst, src, size, block, stride):
+    """Copy `size` bytes to a contiguous extent: they lie in blocks of `block` bytes that are `stride` bytes apart."""
+    whole = size // block
+    copy_pixels(dst, src, whole, block, stride, block)
+    copy_bytes(dst + whole * block, src + whole * stride, size - whole * block)
+
+
+@inline
+def scatter_blocks(dst, src, size, block, stride):
+    """The inverse: copy a contiguous extent of `size` bytes to blocks."""
+    whole = size // block
+    copy_pixels(dst, src, whole, stride, block, block)
+    copy_bytes(dst + whole * stride, src + whole * block, size - whole * block)

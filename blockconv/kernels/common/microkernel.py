@@ -12,6 +12,7 @@ Where the destination lies, and what is done on the way there, is the epilogue's
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -24,9 +25,8 @@ from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
-from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["LINE", "TileRecord", "TileSpec", "conv_tile", "lines_ahead"]
+__all__ = ["LINE", "Reduction", "TileRecord", "TileSpec", "conv_tile", "lines_ahead"]
 
 
 PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
@@ -162,51 +162,59 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
     v = spec.tile.code(builder)
     bias = [v.load(builder.add(run.bia, const(k * v.bytes))) for k in range(spec.vectors)]
     accs = [slot for _ in range(spec.rows * spec.pixels) for value in bias for slot in v.slots(1, value)]
-    code = _Reduction(builder, v, spec, run, accs)
-    code.steps(const(0), run.full_steps, const(spec.step))
-    if spec.step > 1:
-        code.steps(run.full_steps, run.tail_steps, run.tail_channels)
+
+    def channel(x: Any, w: Any) -> None:
+        """One channel at one tap: every pixel's scalar against every weight vector."""
+        weights = [v.load(builder.add(w, const(k * v.bytes))) for k in range(spec.vectors)]
+        slots = iter(accs)
+        for row in range(spec.rows):
+            base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
+            for p in range(spec.pixels):
+                scalar = v.broadcast(builder.add(base, const(p * spec.src_pixel)))
+                for weight in weights:
+                    slot = next(slots)
+                    builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
+
+    Reduction(builder, run, spec.step, v.itemsize, spec.vectors * v.bytes, channel).all_steps()
     return accs
 
 
-class _Reduction(NamedTuple):
-    """The code that reduces into a tile's accumulators."""
+class Reduction(NamedTuple):
+    """The loop over the steps of a reduction.
+
+    run: a `TileRecord` of LLVM's values. step: channels of a full step. channel_bytes: of a channel's weights for all
+    of the tile. channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these
+    addresses.
+    """
 
     b: Any
-    v: Vectors
-    spec: TileSpec
     run: TileRecord
-    accs: list[Any]
+    step: int
+    itemsize: int
+    channel_bytes: int
+    channel: Callable[[Any, Any], None]
+
+    def all_steps(self) -> None:
+        self.steps(const(0), self.run.full_steps, const(self.step))
+        if self.step > 1:
+            self.steps(self.run.full_steps, self.run.tail_steps, self.run.tail_channels)
 
     def steps(self, start: Any, count: Any, channels: Any) -> None:
         """Reduce over `count` steps from `start` on, with `channels` channels each."""
-        b, run, channel_bytes = self.b, self.run, self.spec.vectors * self.v.bytes
+        b, run, channel_bytes = self.b, self.run, self.channel_bytes
         with cgutils.for_range(b, count) as loop:
             step = b.add(start, loop.index)
             offset = b.load(b.gep(pointer(b, run.offsets, I64), [step]))
             x = b.add(run.src, offset)
-            w = b.add(run.wei, b.mul(step, const(self.spec.step * channel_bytes)))
-            if self.spec.step >= PREFETCHING:
+            w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
+            if self.step >= PREFETCHING:
                 at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
                 with cgutils.for_range(b, run.prefetch_lines) as line:
                     ask(b, b.add(at, b.mul(line.index, const(LINE))))
-            if self.spec.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
+            if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.channel(x, w)
                 return
             # Unrolled, more steps would cost registers, which LLVM loads ahead into, and spills.
             with cgutils.for_range(b, channels) as channel:
-                src = b.add(x, b.mul(channel.index, const(self.v.itemsize)))
+                src = b.add(x, b.mul(channel.index, const(self.itemsize)))
                 self.channel(src, b.add(w, b.mul(channel.index, const(channel_bytes))))
-
-    def channel(self, x: Any, w: Any) -> None:
-        """One channel at one tap: every pixel's scalar against every weight vector."""
-        b, v = self.b, self.v
-        weights = [v.load(b.add(w, const(k * v.bytes))) for k in range(self.spec.vectors)]
-        slots = iter(self.accs)
-        for row in range(self.spec.rows):
-            base = b.add(x, b.mul(const(row), self.run.src_row)) if row else x
-            for p in range(self.spec.pixels):
-                scalar = v.broadcast(b.add(base, const(p * self.spec.src_pixel)))
-                for weight in weights:
-                    slot = next(slots)
-                    b.store(multiply_accumulate(v, self.spec.dot, scalar, weight, b.load(slot)), slot)

@@ -10,9 +10,13 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I32, call_llvm, const, join, pointer, shuffle, splat
+from blockconv.jit.ir import I32, I64, call_llvm, const, join, pointer, shuffle, splat
 
 __all__ = ["Vectors", "lanes_below", "llvm_type"]
+
+
+# (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
+EXPM1_BY_X = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0)
 
 
 def llvm_type(element: ElementType) -> Any:
@@ -112,15 +116,44 @@ class Vectors:
         keep = self.b.load(pointer(self.b, mask, bits), align=1)
         return self.b.bitcast(self.b.and_(self.b.bitcast(value, bits), keep), self.kind)
 
-    def each(self, count: Any, body: Callable[[Any, Any | None], None]) -> None:
-        """body(byte offset, mask) for the vectors of `count` elements; the mask is None where all lanes exist."""
-        whole = self.b.sdiv(count, const(self.lanes))
+    def repeated(self, address: Any, count: int) -> list[Any]:
+        """The vectors of the `count` elements at an address, again and again, until they begin anew with a vector."""
+        if count == 1:
+            return [self.broadcast(address)]
+        given = self.load(address, lanes=count)
+        lanes = math.lcm(count, self.lanes)
+        parts = [[k % count for k in range(first, first + self.lanes)] for first in range(0, lanes, self.lanes)]
+        return [shuffle(self.b, given, given, part) for part in parts]
+
+    def kept(self, vectors: Sequence[Any]) -> Any:
+        """The address (i64) of vectors that are stored one after another on the stack."""
+        slot = cgutils.alloca_once(self.b, ir.ArrayType(self.kind, len(vectors)))
+        address = self.b.ptrtoint(slot, I64)
+        for k, value in enumerate(vectors):
+            self.store(value, self.b.add(address, const(k * self.bytes)))
+        return address
+
+    def each(self, count: Any, body: Callable[..., None], unroll: int = 1) -> None:
+        """body(byte offset, mask) for the vectors of `count` elements; the mask is None where all lanes exist.
+
+        unroll: vectors at a time, as long as there are so many: body(byte offset, None, which of these).
+        """
+        first, rest = const(0), count
+        if unroll > 1:
+            groups = self.b.sdiv(count, const(unroll * self.lanes))
+            with cgutils.for_range(self.b, groups) as loop:
+                at = self.b.mul(loop.index, const(unroll * self.bytes))
+                for k in range(unroll):
+                    body(self.b.add(at, const(k * self.bytes)), None, k)
+            first = self.b.mul(groups, const(unroll * self.bytes))
+            rest = self.b.sub(count, self.b.mul(groups, const(unroll * self.lanes)))
+        whole = self.b.sdiv(rest, const(self.lanes))
         with cgutils.for_range(self.b, whole) as loop:
-            body(self.b.mul(loop.index, const(self.bytes)), None)
+            body(self.b.add(first, self.b.mul(loop.index, const(self.bytes))), None)
         done = self.b.mul(whole, const(self.lanes))
-        rest = self.b.sub(count, done)
+        rest = self.b.sub(rest, done)
         with self.b.if_then(self.b.icmp_signed(">", rest, const(0))):
-            body(self.b.mul(done, const(self.itemsize)), self.below(rest))
+            body(self.b.add(first, self.b.mul(done, const(self.itemsize))), self.below(rest))
 
     def slots(self, count: int, first: Any) -> list[Any]:
         """Accumulators that begin as `first`: stack slots, which LLVM keeps in registers."""
@@ -215,11 +248,19 @@ class Vectors:
         # log(2) in two parts: n times the first is exact.
         rest = self.add(bounded, self.mul(n, self.c(-0.693359375)))
         rest = self.add(rest, self.mul(n, self.c(2.12194440e-4)))
-        value = self.polynomial(rest, [1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0])
+        value = self.polynomial(rest, [*EXPM1_BY_X, 1.0])
         ints = ir.VectorType(I32, self.lanes)
         biased = b.add(b.fptosi(n, ints), ir.Constant(ints, [127] * self.lanes))
         power = b.bitcast(b.shl(biased, ir.Constant(ints, [23] * self.lanes)), self.kind)
         return b.select(is_nan, x, self.mul(value, power))
+
+    def expm1(self, x: Any) -> Any:
+        """e^x - 1, also where the difference would lose all digits; float32 to 5e-7 of each value."""
+        if self.itemsize == 8:
+            return self.each_lane("expm1", x)
+        near = self.mul(x, self.polynomial(x, EXPM1_BY_X))
+        far = self.add(self.exp(x), self.c(-1.0))
+        return self.b.select(self.b.fcmp_ordered("<", self.mul(x, x), self.c(math.log(2) ** 2 / 4)), near, far)
 
     def exp_to_zero(self, x: Any) -> Any:
         """e^x for x up to 0; zero where float32 has nothing near it."""

@@ -35,6 +35,7 @@ from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import kernels, packing
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import Blocking, has_parts, is_converted
+from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Op
@@ -237,6 +238,25 @@ class _Binding:
 
     def tile(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel that computes a tile."""
+        return self.pixel_tile(epilogue.activation) if self.blocking.pixel_lanes else self.channel_tile(epilogue)
+
+    def pixel_tile(self, act: int) -> jit.Kernel:
+        """The kernel of a tile whose vectors run along pixels."""
+        blocking, lanes = self.blocking, self.blocking.pixel_lanes
+        return pixel_tile(
+            *PixelTileSpec(
+                element=self.types.acc.code,
+                fma=int(target.isa().fma),
+                rows=blocking.rows,
+                vectors=blocking.pixels // lanes,
+                channels=blocking.width,
+                lanes=lanes,
+                act=act,
+            )
+        )
+
+    def channel_tile(self, epilogue: Epilogue) -> jit.Kernel:
+        """The kernel of a tile whose vectors run along output channels."""
         blocking, shared, dst = self.blocking, self.blocking.shared, self.types.dst
         if dst.itemsize == 1:
             dst = element("uint8")  # which of the two is a matter of bounds, which are arguments
@@ -277,6 +297,9 @@ class _Binding:
             return packing.pack_pixels(self.ic, cb, pitch, self.blocking.lanes, itemsize, *filled)
         if self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb:
             return packing.pack_cut_window(cb, itemsize)
+        if self.blocking.pixel_lanes:
+            lanes = self.blocking.pixel_lanes
+            return packing.pack_planes(self.blocking.pixels // lanes, lanes * itemsize)
         return packing.pack_window(cb, itemsize)
 
     def converter(self) -> int:

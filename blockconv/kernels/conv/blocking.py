@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
@@ -15,12 +16,14 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.space import Space, space
+from blockconv.machine.profile import profile
 
 __all__ = [
     "NO_BLOCK",
     "Blocking",
     "Geometry",
     "Space",
+    "TileShape",
     "blocking",
     "geometry",
     "has_parts",
@@ -30,9 +33,18 @@ __all__ = [
     "space",
     "store_width",
     "tasks_wanted",
+    "tiles_of_registers",
     "weight_layout",
     "why_not_window",
 ]
+
+
+class TileShape(NamedTuple):
+    """Output pixels, in rows, and vectors of output channels that are held in registers."""
+
+    rows: int
+    pixels: int
+    vectors: int
 
 
 @dataclass(frozen=True)
@@ -45,9 +57,10 @@ class Blocking:
     channels, in `ocbs` blocks.
     in_place: tiles read the source where it is (`_is_read_in_place`). panel: output columns of a window, a tile's where
     windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
-    needs. shared: how groups share a vector; a "group" above is then as many of them as do. dot: the
-    multiply-accumulate. interleaved: channels that do not lie in fours in the source are brought together as they are
-    packed.
+    needs. shared: how groups share a vector; a "group" above is then as many of them as do. pixel_lanes: pixels of a
+    vector where vectors run along these, and each of `vectors` is one channel; 0 where they run along channels. dot:
+    the multiply-accumulate. interleaved: channels that do not lie in fours in the source are brought together as they
+    are packed.
     """
 
     rows: int
@@ -67,6 +80,7 @@ class Blocking:
     scratch: int
     step: int = 1
     shared: Shared = DENSE
+    pixel_lanes: int = 0
     dot: Dot = MULTIPLY_ADD
     interleaved: bool = False
 
@@ -79,13 +93,19 @@ class Blocking:
 def weight_layout(blocking: Blocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
     each = blocking.dot.channels
-    blocks = f"{blocking.step // each}c" * (blocking.step > each) + f"{blocking.width}b" + f"{each}c" * (each > 1)
-    return Layout(f"aB{'C' if blocking.step > 1 else 'c'}de{blocks}")
+    width = f"{blocking.width}b" if blocking.width > 1 else ""
+    blocks = f"{blocking.step // each}c" * (blocking.step > each) + width + f"{each}c" * (each > 1)
+    return Layout(f"a{'B' if width else 'b'}{'C' if blocking.step > 1 else 'c'}de{blocks}")
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
-    """The blocking of a problem on this machine. Tile and block sizes do not depend on the threads."""
+def blocking(
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, tile: TileShape | None = None
+) -> Blocking:
+    """The blocking of a problem on this machine. Tile and block sizes do not depend on the threads.
+
+    tile: of a shape that is asked for, instead of the one of least predicted time.
+    """
     isa, p, at, dot = target.isa(), problem, space(problem, src, dst), dot_for(types)
     itemsize, packed = types.acc.itemsize, dot.itemsize or types.src.itemsize
     lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
@@ -95,7 +115,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thr
     interleaved = not types.acc.is_float and not lies_in_fours(p, s)
     cb = 4 if interleaved else _source_block(p, s, 1 if types.acc.is_float else 4)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
-    rows, pixels, vectors = _tile(oc, p.g, at, d, stored, lanes, itemsize, dot)
+    rows, pixels, vectors = tile or _tile(p, at, d, stored, lanes, dot)
     width = vectors * lanes
     ocbs = -(-(oc if stored == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
@@ -212,12 +232,18 @@ def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
     return bool(dst.length % width or groups_of % width)
 
 
-# Cycles to stream a vector of weights from the second-level cache, by the vector's bytes: a cache line, or parts of one
-# that the lines before it have already brought.
-_WEIGHT_CYCLES = {64: 5.5, 32: 1.5, 16: 1.5}
 # (vectors of output channels, the most pixels) of a tile that is held in so many registers.
 _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
+
+
+def tiles_of_registers(fused: bool) -> tuple[tuple[int, int], ...]:
+    """(vectors, the most scalars that are broadcast against them) of the tiles that this machine's registers hold.
+
+    fused: whether one instruction multiplies and adds; else each product takes a register before it is added.
+    """
+    registers = 32 if target.isa().registers == 32 else 16
+    return _TILES[registers] if fused or registers == 32 else _TILES_WITHOUT_FMA
 
 
 def is_power_of_two(size: int) -> bool:
@@ -233,16 +259,13 @@ def why_not_window(blocking: Blocking) -> str | None:
     return None if fits else f"a tile's window, with what is between its taps, would take {blocking.scratch:.1e} bytes"
 
 
-def _tile(
-    oc: int, groups: int, at: Space, dst: Geometry, stored: int, lanes: int, itemsize: int, dot: Dot
-) -> tuple[int, int, int]:
-    """(rows, pixels, vectors) of least predicted time: multiply-adds, loads, latency or weights, whichever binds."""
-    isa = target.isa()
-    # A whole vector may be issued as two halves, one after the other.
-    fma = 1.0 if isa.halves and lanes * itemsize == isa.vector_bytes else 0.5
-    best: tuple[float, int, tuple[int, int, int]] | None = None
-    fused = isa.fma if dot == MULTIPLY_ADD else dot.channels == 4  # one instruction multiplies and adds
-    for vectors, most in _TILES[32] if isa.registers == 32 else _TILES[16] if fused else _TILES_WITHOUT_FMA:
+def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot) -> TileShape:
+    """The tile of least predicted time, by the machine's profile."""
+    known, groups, oc = profile(), problem.g, problem.oc // problem.g
+    steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
+    fused = target.isa().fma if dot == MULTIPLY_ADD else dot.channels == 4  # one instruction multiplies and adds
+    best: tuple[float, int, TileShape] | None = None
+    for vectors, most in tiles_of_registers(fused):
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
         # power of two. Groups that are no whole tiles begin inside a block, where one would.
@@ -252,10 +275,9 @@ def _tile(
         for count in range(-(-at.ow // most), -(-at.ow // most) + 3):
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
-                tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                loads = (r * pixels + vectors) / 2
-                cycles = max(r * pixels * vectors * fma, loads, 4.0, vectors * _WEIGHT_CYCLES[isa.vector_bytes]) + 0.25
-                score = (tiles * cycles, abs(vectors - 2), (r, pixels, vectors))
+                count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
+                seconds = steps * known.step(r * pixels, vectors) + known.end(r * pixels * vectors)
+                score = count_of_tiles * seconds, abs(vectors - 2), TileShape(r, pixels, vectors)
                 if best is None or score < best:
                     best = score
     assert best is not None

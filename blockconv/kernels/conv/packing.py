@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import copy_memory, move, move_part
+from blockconv.jit.ir import copy_memory, move, move_part, prefetch
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
@@ -18,7 +18,15 @@ from blockconv.kernels.conv.codegen import (
     pixel_filler,
 )
 
-__all__ = ["convert_window", "pack_cut_window", "pack_interleaved", "pack_pixels", "pack_window", "source_offset"]
+__all__ = [
+    "convert_window",
+    "pack_cut_window",
+    "pack_interleaved",
+    "pack_pixels",
+    "pack_planes",
+    "pack_window",
+    "source_offset",
+]
 
 
 @inline
@@ -103,6 +111,38 @@ def pack_window(cb, itemsize):
                         elif full < count:
                             copy_memory(dst + full * w_block, src + full * chunk, tail * itemsize)
                         src, dst = src + step, dst + chunk
+
+    return kernel
+
+
+@jit.kernel
+def pack_planes(vectors, vector_bytes):
+    """`pack_window` for panels of so many vectors of pixels of planes, without padding or strides.
+
+    Each plane is in other pages than the one before it, which no processor prefetches: here the next panel is.
+    """
+    ahead = vectors * vector_bytes
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        src = wanted.image + source_offset(a, wanted.channel) + wanted.depth * a.depth_bytes
+        src += wanted.ih * a.source.row + wanted.iw * a.source.col
+        out, rows, src_row, row_bytes, src_block = (
+            wanted.window,
+            a.window_rows,
+            a.source.row,
+            a.window_row,
+            a.source.block,
+        )
+        for _ in range(a.ic_blocks):
+            line = src
+            for _ in range(rows):
+                for k in range(vectors):
+                    move(out + k * vector_bytes, line + k * vector_bytes, vector_bytes, 0)
+                for k in range(0, ahead, 64):
+                    prefetch(line + ahead + k)
+                line, out = line + src_row, out + row_bytes
+            src += src_block
 
     return kernel
 

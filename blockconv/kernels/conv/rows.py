@@ -1,11 +1,13 @@
-"""The rows of direct convolution, of grouped convolution by shared vectors, and of the reference.
+"""The rows of direct convolution, of 1x1 along pixels, of grouped convolution by shared vectors, and of the reference.
 
 Direct: every problem, from any layout to any other, as dense tiles (`binding`) of one group. Grouped: where a group's
 output channels fill half a vector or less, dense tiles would leave most lanes idle; there as many whole groups as a
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem of floats; slow, and simple enough to trust.
 
-Options of `make`: epilogue, the `Epilogue`.
+Along pixels: 1x1 from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
+
+Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `TileShape` in place of the chosen one.
 """
 
 from __future__ import annotations
@@ -16,16 +18,24 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import INT8, Types, element
 from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import grouped_blocking
+from blockconv.kernels.conv import grouped_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
-from blockconv.kernels.conv.blocking import Blocking, blocking, lies_in_fours, weight_layout, why_not_window
+from blockconv.kernels.conv.blocking import (
+    Blocking,
+    TileShape,
+    blocking,
+    lies_in_fours,
+    weight_layout,
+    why_not_window,
+)
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import BANDWIDTH, CYCLE, store_cycles
+from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "GROUPED_INT8", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "GROUPED_INT8", "PIXELS", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -36,51 +46,68 @@ _FLOAT32 = element("float32")
 
 
 def _make_direct(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    epilogue: Epilogue = _NO_EPILOGUE,
+    tile: TileShape | None = None,
 ) -> Primitive:
-    found = blocking(problem, src, dst, types, threads)
+    found = blocking(problem, src, dst, types, threads, tile)
     return Primitive(
-        cost=lambda: _cost_direct(problem, src, dst, types, found) / threads + _OVERHEAD,
+        cost=lambda: _cost_direct(problem, src, dst, types, found) / threads + launch_seconds(),
         make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
         weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
         blocking=found,
     )
 
 
-_OVERHEAD = 1e-6  # seconds that an op takes beside its tasks
-# Cycles of a pixel's channels packed together, by how many.
-_PACK = {1: 0.2, 2: 8.0, 3: 12.0, 4: 1.2, 8: 1.8}
+# Of a pixel's channels packed together, by how many, in multiply-adds of vectors.
+_PACK = {1: 0.4, 2: 16.0, 3: 24.0, 4: 2.4, 8: 3.6}
+_STEP = 1.4  # of a step's address, in multiply-adds
 
 
 def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
-    """Seconds on one thread: tiles, packing of windows and stores, or the bytes of a first touch, whichever are more.
-
-    The constants were fitted to 23 layers of ResNet-50 in 36 pairs of layouts each (one thread, AVX-512): 90 % of
-    the predictions are within 7 %, and the layouts predicted to be the best cost 2 % more than the best.
-    """
-    p, at, itemsize, dot = problem, space(problem, src, dst), types.acc.itemsize, found.dot
+    """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
+    p, at, itemsize, known, dot = problem, space(problem, src, dst), types.acc.itemsize, profile(), found.dot
     # Elements that a multiply-accumulate takes, and of those that are packed, which are of as many bytes.
-    ic, oc, packed = -(-p.ic // p.g // dot.channels), p.oc // p.g, itemsize // types.src.itemsize
+    ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, fma_seconds(found.lanes, itemsize)
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
-    vectors = found.rows * found.pixels * found.vectors
-    # Half vectors are taken where they run twice as fast.
-    at_once = 2 * target.isa().vector_bytes // (itemsize * found.lanes)
-    steps = -(-p.ic // p.g // found.step) * p.kh * p.kw
-    store = store_cycles(dst, found.store_width)
-    cycles = tiles * (max(vectors / at_once, 4) * ic * p.kh * p.kw + 0.7 * steps + store * vectors)
+    pixels = found.rows * found.pixels
+    reduced = ic * p.kh * p.kw * known.step(pixels, found.vectors) * fma / known.fma
+    each = _STEP * fma + _plane_reads(src, p, found, itemsize) * cycle_seconds()
+    steps = -(-p.ic // p.g // found.step) * p.kh * p.kw * each
+    # Scattered channels are moved one by one, and only those that exist.
+    existing = oc / (-(-oc // found.width) * found.width) if found.store_width == SCATTERED else 1.0
+    vectors = pixels * found.vectors
+    stored = known.end(vectors) + vectors * existing * store_seconds(dst, found.store_width, found.lanes)
+    packed = 0.0
     if not found.in_place:
         groups = at.images * p.g * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
         pixels = groups * -(-found.task_cols // found.panel) * found.window_rows * found.window_cols * at.depth
-        cb = found.cb // packed
-        cycles += pixels * (_PACK.get(cb, 2.7) * -(-ic // cb) + 0.5 * ic / found.lanes)
-    return max(cycles * CYCLE, _bytes_moved(p, src, dst, types) / BANDWIDTH)
+        cb = found.cb // (itemsize // types.src.itemsize)
+        packed = pixels * (_PACK.get(cb, 5.4) * -(-ic // cb) + ic / found.lanes) * known.fma
+    computed = tiles * (reduced + steps + stored) + packed
+    return max(computed, _moved(p, src, dst, types))
 
 
-def _bytes_moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> int:
-    """Of source, weights and destination."""
+def _plane_reads(src: Layout, problem: Conv2dProblem, found: Blocking, itemsize: int) -> float:
+    """Cycles of a step that reads pixels of a plane where it is, beside those of any step; as measured.
+
+    Vectors of AVX-512 belong to tiles of more pixels, whose arithmetic hides it.
+    """
+    lies = geometry(src, problem.src_shape, itemsize)
+    if not found.in_place or lies.length != 1 or target.isa().vector_bytes == 64:
+        return 0.0
+    return 1.2 if lies.block % 16 else 0.3
+
+
+def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
+    """Seconds that source, weights and destination take on their way."""
     p = problem
-    weights = p.oc * (p.ic // p.g) * p.kh * p.kw * types.wei.itemsize
-    return src.size(p.src_shape) * types.src.itemsize + dst.size(p.dst_shape) * types.dst.itemsize + weights
+    read = types.src.itemsize * src.size(p.src_shape) + types.wei.itemsize * p.oc * (p.ic // p.g) * p.kh * p.kw
+    return move_seconds(read, types.dst.itemsize * dst.size(p.dst_shape))
 
 
 def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
@@ -94,6 +121,36 @@ DIRECT = Row(
     why_not=_why_not_direct,
     make=_make_direct,
 )
+
+
+# ---------------------------------------------------------------- vectors along pixels
+
+
+def _why_not_pixels(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+    reason = pixel_blocking.why_not(problem, src, dst, _FLOAT32)
+    return reason or why_not_window(pixel_blocking.blocking(problem, src, dst, _FLOAT32, 1))
+
+
+def _make_pixels(
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
+) -> Primitive:
+    found = pixel_blocking.blocking(problem, src, dst, types.src, threads)
+    return Primitive(
+        cost=lambda: _cost_pixels(problem, src, dst, types, found) / threads + launch_seconds(),
+        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
+        weights=WeightForm(weight_layout(found), found.ocbs * found.width),
+        blocking=found,
+    )
+
+
+def _cost_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+    """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
+    itemsize = types.src.itemsize
+    cycles = pixel_blocking.cycles(problem, space(problem, src, dst), found, itemsize)
+    return max(cycles * cycle_seconds(), _moved(problem, src, dst, types))
+
+
+PIXELS = Row(name="conv_pixels", op="conv2d", dtypes=_DTYPES, why_not=_why_not_pixels, make=_make_pixels)
 
 
 # ---------------------------------------------------------------- grouped
@@ -121,7 +178,7 @@ def _make_grouped(
 ) -> Primitive:
     found = grouped_blocking.blocking(problem, src, dst, types, threads)
     return Primitive(
-        cost=lambda: _cost_grouped(problem, src, dst, types, found) / threads + _OVERHEAD,
+        cost=lambda: _cost_grouped(problem, src, dst, types, found) / threads + launch_seconds(),
         make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
         weights=_weights_grouped(found),
         blocking=found,
@@ -137,15 +194,17 @@ def _weights_grouped(found: Blocking) -> WeightForm:
     return WeightForm(Layout(f"{outer}{'C' if each > 1 else 'c'}de{inner}"), found.lanes, count, dot=found.dot)
 
 
+_SHARED = 1.4  # multiply-adds that one takes whose source is spread over the channels of its groups
+
+
 def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: arithmetic in whole tiles at the rate of vectors, or the bytes moved, the larger."""
     p, at, itemsize = problem, space(problem, src, dst), types.acc.itemsize
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     flops = 2 * tiles * found.rows * found.pixels * found.lanes * found.shared.ic * p.kh * p.kw
-    stored = store_cycles(dst, found.store_width) * CYCLE * tiles * found.rows * found.pixels
-    # Of half vectors too: they are taken where they run twice as fast.
-    rate = 7e9 * target.isa().vector_bytes / itemsize
-    return max(flops / rate + stored, _bytes_moved(p, src, dst, types) / BANDWIDTH)
+    stored = store_seconds(dst, found.store_width, found.lanes) * tiles * found.rows * found.pixels
+    computed = flops / (2 * found.lanes) * _SHARED * fma_seconds(found.lanes, itemsize)
+    return max(computed + stored, _moved(p, src, dst, types))
 
 
 GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES, why_not=_why_not_grouped, make=_make_grouped)

@@ -34,7 +34,8 @@ from blockconv.kernels.depthwise.kernels import (
     depthwise_pixels,
 )
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import CYCLE, store_cycles
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import OWN_TABLE, Block, Op
 
 __all__ = ["ROWS"]
@@ -146,21 +147,27 @@ def _spec(problem: Conv2dProblem, at: Blocking, element: ElementType, epilogue: 
 # ---------------------------------------------------------------- the rows of the table
 
 
+# What an output vector takes beside its multiply-adds, in those of a dense tile's: of channels, and of pixels.
+_STORED = 0.5, 1.7
+_APART = 2  # times as long for vectors of pixels that are not neighbours, which are gathered from several
+
+
 def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, at: Blocking, threads: int) -> float:
     """Multiply-adds in whole tiles at the rate of the machine's vectors, or the bytes moved, and what stores take.
 
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.
     """
     p, itemsize = problem, element.itemsize
-    flops, rate = at.flops(p), 8e9 * at.lanes / (1 if at.taps else 3)
-    moved = itemsize * (src.size(p.src_shape) + dst.size(p.dst_shape))
-    cycles = 0.0
+    multiply_adds = at.flops(p) / (2 * at.lanes) * (1 if at.taps else 3) * (_APART if at.columns > 1 else 1)
+    moved = move_seconds(itemsize * src.size(p.src_shape), itemsize * dst.size(p.dst_shape))
+    stored = 0.0
     if at.columns == 0:
         # A vector of channels to as many planes takes what storing them one by one does.
-        channels_last = geometry(src, p.src_shape, itemsize).length == NO_BLOCK
-        cycles = store_cycles(dst, at.store_width if at.store_width > 1 else 0) + 0.5 * channels_last
-    stored = cycles * CYCLE * dst.size(p.dst_shape) / at.lanes
-    return 1e-6 + (max(flops / rate, moved / 40e9) + stored) / threads
+        each = store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
+        stored = each * dst.size(p.dst_shape) / at.lanes
+    outputs = at.flops(p) / (2 * at.lanes * p.kh * p.kw)
+    computed = multiply_adds * fma_seconds(at.lanes, itemsize) + outputs * profile().tile * _STORED[at.columns > 0]
+    return launch_seconds() + (max(computed, moved) + stored) / threads
 
 
 def _why_not(element: ElementType, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -12,7 +14,7 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["UNROLL", "Extent", "OpKind", "Operand", "eltwise_extent", "operand_count"]
+__all__ = ["UNROLL", "Extents", "OpKind", "Operand", "eltwise_extent", "operand_count"]
 
 UNROLL = 4  # vectors at a time
 
@@ -24,22 +26,25 @@ class OpKind:
 
 
 class Operand:
-    """How an operand goes along with contiguous elements: not at all, as many, one vector for all, repeated, or as one
-    element for all."""
+    """How an operand goes along with contiguous elements: not at all, as many, or repeated.
 
-    NONE, FULL, CONSTANT, PERIOD, SCALAR = range(5)
+    REPEATED: a few elements, of which code that is built for their number makes vectors. PERIOD: as many as the extent.
+    """
+
+    NONE, FULL, REPEATED, PERIOD = range(4)
 
 
 def operand_count(kind: int) -> int:
     return {OpKind.NOTHING: 0, OpKind.AFFINE: 2}.get(kind, 1)
 
 
-class Extent(NamedTuple):
-    """Contiguous elements.
+class Extents(NamedTuple):
+    """Extents of contiguous elements.
 
-    src, dst: their addresses. other, second: those of as many elements of the operands, or, where they are constant, of
-    a vector of each, or of one element. mask: of as many elements with zero bits where no channel exists. size:
-    elements. activation: the address of its `ActivationArguments`.
+    src, dst: the addresses of the first one. other, second: those of as many elements of the operands, or of those that
+    are repeated. mask: of as many elements with zero bits where no channel exists. size: elements of an extent.
+    activation: the address of its `ActivationArguments`. extents: how many; step, stride: bytes from an extent to the
+    next, and of the operands.
     """
 
     src: int
@@ -49,48 +54,61 @@ class Extent(NamedTuple):
     dst: int
     size: int
     activation: int
+    extents: int
+    step: int
+    stride: int
 
 
-def eltwise_extent(element: ElementType, lanes: int, kind: int, operand: int, act: int, masked: int) -> Any:
-    """Code for dst = act(kind(src, other, second)) over an `Extent`.
+def eltwise_extent(
+    element: ElementType, lanes: int, kind: int, operand: int, act: int, masked: int, inner: int = 0
+) -> Any:
+    """Code for dst = act(kind(src, other, second)) over `Extents`.
 
-    act: an `ActivationKind`. masked: the result is zero where the mask says so.
+    act: an `ActivationKind`. masked: the result is zero where the mask says so. inner: elements that are repeated.
     """
-    # What goes along with one element is no longer than a few vectors.
-    unroll = 1 if act == ActivationKind.OTHER or masked or operand == Operand.SCALAR else UNROLL
-    step = lanes * unroll
+    count = math.lcm(inner, lanes) // lanes if operand == Operand.REPEATED else 1
+    unroll = count if act == ActivationKind.OTHER or masked else -(-UNROLL // count) * count
 
     @emitted
-    def compute(builder: Any, x: Extent) -> None:
+    def compute(builder: Any, x: Extents) -> None:
         v = Vectors(builder, element, lanes)
-        addresses = [x.other, x.second][: operand_count(kind)]
-        held = [v.load(address) for address in addresses] if operand == Operand.CONSTANT else []
-        if operand == Operand.SCALAR:
-            held = [v.broadcast(address) for address in addresses]
         activate = _activation(v, act, x.activation)
+        with cgutils.for_range(builder, x.extents) as loop:
+            at, offset = builder.mul(loop.index, x.step), builder.mul(loop.index, x.stride)
+            src, dst = builder.add(x.src, at), builder.add(x.dst, at)
+            addresses = [builder.add(address, offset) for address in (x.other, x.second)][: operand_count(kind)]
+            _extent(v, x, src, dst, _operands(v, operand, addresses, inner), activate)
 
-        def vector(offset: Any, mask: Any | None) -> None:
-            value = v.load(builder.add(x.src, offset), mask)
-            given = held or [v.load(builder.add(address, offset), mask) for address in addresses]
-            value = activate(_combined(v, kind, value, *[*given, None, None][:2]))
+    def _extent(v: Vectors, x: Extents, src: Any, dst: Any, operands: Any, activate: Any) -> None:
+        def vector(offset: Any, mask: Any | None, k: int | None = None) -> None:
+            value = v.load(v.b.add(src, offset), mask)
+            value = activate(_combined(v, kind, value, *[*operands(offset, mask, k), None, None][:2]))
             if masked:
-                value = v.with_zero_bits(value, builder.add(x.mask, offset))
-            v.store(value, builder.add(x.dst, offset), mask)
+                value = v.with_zero_bits(value, v.b.add(x.mask, offset))
+            v.store(value, v.b.add(dst, offset), mask)
 
-        groups = builder.sdiv(x.size, const(step))
-        with cgutils.for_range(builder, groups) as loop:
-            for k in range(unroll):
-                at = builder.mul(loop.index, const(step * v.itemsize))
-                vector(builder.add(at, const(k * v.bytes)), None)
-        first = builder.mul(groups, const(step))
-        rest = builder.sub(x.size, first)
-        with cgutils.for_range(builder, builder.sdiv(builder.add(rest, const(lanes - 1)), const(lanes))) as loop:
-            done = builder.mul(loop.index, const(lanes))
-            left = builder.sub(rest, done)
-            offset = builder.mul(builder.add(first, done), const(v.itemsize))
-            vector(offset, v.below(left))
+        v.each(x.size, vector, unroll)
 
     return compute
+
+
+def _operands(v: Vectors, operand: int, addresses: list[Any], inner: int) -> Callable[..., list[Any]]:
+    """operands(offset, mask, k): their vectors at an offset; k: the vector's number in an unrolled loop, if known."""
+    if operand != Operand.REPEATED:
+        return lambda offset, mask, k: [v.load(v.b.add(address, offset), mask) for address in addresses]
+    held = [v.repeated(address, inner) for address in addresses]
+    count = math.lcm(inner, v.lanes) // v.lanes
+    if count == 1:
+        return lambda offset, mask, k: [vectors[0] for vectors in held]
+    kept = [v.kept(vectors) for vectors in held]
+
+    def operands(offset: Any, mask: Any | None, k: int | None) -> list[Any]:
+        if k is not None:
+            return [vectors[k % count] for vectors in held]
+        period = v.b.urem(offset, const(count * v.bytes))
+        return [v.load(v.b.add(address, period)) for address in kept]
+
+    return operands
 
 
 def _combined(v: Vectors, kind: int, x: Any, y: Any, z: Any) -> Any:

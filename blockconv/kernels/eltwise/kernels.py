@@ -9,7 +9,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
-from blockconv.kernels.eltwise.codegen import Extent, Operand, eltwise_extent, operand_count
+from blockconv.kernels.eltwise.codegen import Extents, Operand, eltwise_extent, operand_count
 
 __all__ = ["EltwiseArgs", "EltwiseLoop", "eltwise"]
 
@@ -65,6 +65,14 @@ def outer_offsets(a, outer):
 
 
 @inline
+def part_of(a, task):
+    """(first element of an extent, how many, first extent of the last loop, position of the loops around) of a task."""
+    start, rest = (task % a.size_tasks) * a.task_size, task // a.size_tasks
+    extent_first, outer = (rest % a.extent_tasks) * a.task_extents, rest // a.extent_tasks
+    return start, min(a.task_size, a.extent - start), extent_first, outer
+
+
+@inline
 def repeat_elements(to, values, inner, count, block, valid, itemsize):
     """Write `count` elements: the `inner` ones at `values`, again and again; of channels that do not exist, zeros."""
     channel = 0
@@ -77,27 +85,43 @@ def repeat_elements(to, values, inner, count, block, valid, itemsize):
         store_bits(to + j * itemsize, load_bits(to + (j - inner) * itemsize, itemsize), itemsize)
 
 
+@inline
+def write_mask(mask, period, block, valid, itemsize):
+    """Write `period` elements, of blocks of which the first `valid` exist: these get ones, the others zeros."""
+    for j in range(period):
+        store_bits(mask + j * itemsize, -1 if j % block < valid else 0, itemsize)
+
+
 @jit.kernel
-def eltwise(element, lanes, kind, operand, act):
-    """A task reads and writes a part of an extent, or of each of several. Scratch: periods of the operands, mask."""
+def eltwise(element, lanes, kind, operand, act, repeated):
+    """A task reads and writes a part of an extent, or of each of several. Scratch: periods of the operands, mask.
+
+    repeated: of `Operand.REPEATED`, how many elements are; else 0.
+    """
     itemsize = ElementType.of(element).itemsize
-    full, constant, repeated = (int(operand == one) for one in (Operand.FULL, Operand.CONSTANT, Operand.PERIOD))
-    operands = operand_count(kind) if constant or repeated else 0
-    code = functools.partial(eltwise_extent, ElementType.of(element), lanes, kind, operand, act)
+    full, periodic = (int(operand == one) for one in (Operand.FULL, Operand.PERIOD))
+    operands = operand_count(kind) if repeated or periodic else 0
+    code = functools.partial(eltwise_extent, ElementType.of(element), lanes, kind, operand, act, inner=repeated)
     compute, compute_masked = code(masked=0), code(masked=1)
 
     def kernel(args, first, last, scratch):
         a = EltwiseArgs(args)
-        extent, inner, period = a.extent, a.inner, a.period
-        written, block, act_at = a.written, a.block, a.activation
-        extents, size_tasks, extent_tasks = a.extents, a.size_tasks, a.extent_tasks
-        table_bytes = period * itemsize
+        extent, extents, inner, period = a.extent, a.extents, a.inner, a.period
+        written, block, act_at, table_bytes = a.written, a.block, a.activation, a.period * itemsize
         mask, held, masked = scratch + 2 * table_bytes, -1, 0
         for task in range(first, last):
-            start, rest = (task % size_tasks) * a.task_size, task // size_tasks
-            extent_first, outer = (rest % extent_tasks) * a.task_extents, rest // extent_tasks
-            count = min(a.task_size, extent - start)
+            start, count, extent_first, outer = part_of(a, task)
             other_outer, channel_outer = outer_offsets(a, outer)
+            if block == 1 and not (periodic and (written or extents > 1)):  # no channel is missing
+                at = ((outer * extents + extent_first) * extent + start) * itemsize
+                offset = other_outer + extent_first * a.stride + (start * itemsize if full else 0)
+                size, times, stride = count, min(extents - extent_first, a.task_extents), a.stride
+                if periodic:  # an extent of whole periods
+                    size, times, stride = period, count // period, 0
+                step = (period if periodic else extent) * itemsize
+                x, y, z = a.src + at, a.other + offset, a.second + offset
+                compute(Extents(x, y, z, mask, a.dst + at, size, act_at, times, step, stride))
+                continue
             for row in range(extent_first, min(extents, extent_first + a.task_extents)):
                 at = ((outer * extents + row) * extent + start) * itemsize
                 src, dst = a.src + at, a.dst + at
@@ -106,30 +130,24 @@ def eltwise(element, lanes, kind, operand, act):
                 other, second = a.other + offset, a.second + offset
                 if full:
                     other, second = other + start * itemsize, second + start * itemsize
-                if operands and written:
+                if operands and (written or (repeated > 1 and valid < block)):
                     if offset != held:
                         for k in range(operands):
                             values, to = (a.second if k else a.other) + offset, scratch + k * table_bytes
-                            repeat_elements(to, values, inner, lanes if constant else period, block, valid, itemsize)
+                            repeat_elements(to, values, inner, repeated or period, block, valid, itemsize)
                         held = offset
                     other, second = scratch, scratch + table_bytes
-                if valid < block:
-                    if not masked:  # what a last block holds is the same in every image
-                        for j in range(period):
-                            store_bits(mask + j * itemsize, -1 if j % block < valid else 0, itemsize)
-                        masked = 1
-                    for p in range((count + period - 1) // period):
-                        k = p * period
-                        at = k * itemsize
-                        with_operand = at if full else 0
-                        x, y, z = src + at, other + with_operand, second + with_operand
-                        compute_masked(Extent(x, y, z, mask, dst + at, min(period, count - k), act_at))
-                elif repeated:
-                    for p in range((count + period - 1) // period):
-                        k = p * period
-                        x, to, size = src + k * itemsize, dst + k * itemsize, min(period, count - k)
-                        compute(Extent(x, other, second, mask, to, size, act_at))
-                else:
-                    compute(Extent(src, other, second, mask, dst, count, act_at))
+                if valid < block and not masked:  # what a last block holds is the same in every image
+                    write_mask(mask, period, block, valid, itemsize)
+                    masked = 1
+                part = period if periodic or valid < block else count
+                for p in range((count + part - 1) // part):
+                    at = p * part * itemsize
+                    y, z = other + (at if full else 0), second + (at if full else 0)
+                    run = Extents(src + at, y, z, mask, dst + at, min(part, count - p * part), act_at, 1, 0, 0)
+                    if valid < block:
+                        compute_masked(run)
+                    else:
+                        compute(run)
 
     return kernel

@@ -2,8 +2,8 @@
 
 Nothing moves, so the storage is taken as it lies, whatever the layout: as contiguous extents. What differs between
 layouts is how the broadcast operand goes along with an extent, and that is one of three ways: in full (the operand is
-as large), as one vector for the whole extent (a channel of NCHW, a block of up to a vector's channels), or as a period
-that repeats (NHWC, wide blocks). A period that is no multiple of a vector is written out in the scratch until it is.
+as large), as a few elements that repeat and are kept in vectors (a channel of NCHW, a block of channels), or as a long
+period (NHWC). A period that is no multiple of a vector is written out in the scratch until it is.
 Extents whose block has channels that do not exist are masked: their tails are zero again, whatever the op makes of
 zero, and whatever lay there.
 
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
-from blockconv.core.layout import Axis, Layout
+from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.kernels.common.geometry import ITEMSIZE
@@ -33,7 +33,7 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.eltwise.codegen import UNROLL, Operand, OpKind
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -49,6 +49,7 @@ KINDS = {
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
 WRITTEN = 128  # elements that a written-out period has at the least, if the extent is long
 LONGEST = 2048  # elements that it has at the most
+MOST_REPEATED = 8  # vectors of an operand's elements that code is built for
 MASKED = 8  # vectors of a mask that is written out
 ALL = 1 << 40  # channels, where none is missing
 
@@ -89,19 +90,18 @@ def extents(
         return Extents(inner.size, Operand.NONE, 1, least, False, ragged, outer)
     if inner.dst not in (0, 1):
         return f"an operand in {other} does not lie as {layout} does"
-    if inner.dst == 0 and inner.dim == 0:  # images are innermost: each element of the operand is that of few elements
-        return Extents(inner.size, Operand.SCALAR, 1, least, False, ragged, outer)
     if inner.dst == 0:
-        return Extents(inner.size, Operand.CONSTANT, 1, least, True, ragged, outer)
+        return Extents(inner.size, Operand.REPEATED, 1, least, False, ragged, outer)
     repeats = outer and outer[-1].dst == 0 and not (ragged and _channels(outer[-1]))
     if not repeats and (other == layout or not ragged):
         return Extents(inner.size, Operand.FULL, 1, least, False, ragged, outer)
     size = inner.size
     if repeats:
         size, outer = size * outer[-1].size, outer[:-1]
-    if lanes % inner.size == 0:
-        return Extents(size, Operand.CONSTANT, inner.size, least, True, ragged, outer)
     whole = math.lcm(inner.size, lanes)
+    if inner.size <= LARGEST_BLOCK and whole <= MOST_REPEATED * lanes:
+        period = -(-least // whole) * whole
+        return Extents(size, Operand.REPEATED, inner.size, period, False, ragged, outer)
     if whole > LONGEST or (inner.size % lanes == 0 and inner.size >= UNROLL * lanes and not ragged):
         return Extents(size, Operand.PERIOD, inner.size, inner.size, ragged, ragged, outer)
     period = whole * max(1, min(-(-WRITTEN // whole), size // (8 * whole)))
@@ -184,7 +184,8 @@ def _op(
     tasks = size_tasks * extent_tasks * math.prod(loop.size for loop in outer)
     chunk = chunk_of(tasks, min(found.size, size) * count * e.itemsize, threads, nbytes)
     table = np.array(activation.arguments, np.int64)
-    kernel = eltwise(e.code, lanes_of(e.itemsize), kind, found.operand, activation.kind)
+    repeated = found.inner if found.operand == Operand.REPEATED else 0
+    kernel = eltwise(e.code, lanes_of(e.itemsize), kind, found.operand, activation.kind, repeated)
     return [Op(kernel, args, tasks, chunk, scratch=3 * found.period * e.itemsize + 64, table=table)]
 
 
@@ -259,9 +260,10 @@ def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout) -> str | N
 
 
 def _cost(problem: Any, dst: Layout, threads: int) -> float:
-    """The arrays that are as large as the result, at the speed of a copy."""
-    arrays = 3 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 2
-    return 1e-6 + 4 * arrays * dst.size(problem.dst_shape) / (BANDWIDTH * threads)
+    """The result, and the operands that are as large, at the speed of memory."""
+    result = 4 * dst.size(problem.dst_shape)
+    arrays = 2 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 1
+    return launch_seconds() + move_seconds(arrays * result, result) / threads
 
 
 def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]]) -> Row:

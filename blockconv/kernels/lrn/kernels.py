@@ -10,6 +10,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import as_float64, store_bits, store_f
 from blockconv.kernels.common.axis_arguments import ContiguousAxis
+from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.lrn.codegen import Window, normalisation, squares
 
 __all__ = ["LINE", "ChannelWindow", "ContiguousLrn", "Factors", "StridedLrn", "lrn_lines", "lrn_planes"]
@@ -37,6 +38,7 @@ class ContiguousLrn(ContiguousAxis):
     """Channels that are contiguous, at least in a block."""
 
     window = group(ChannelWindow, "the channels that are summed")
+    line = word("from the scratch to a pixel's channels, where they are gathered", "bytes")
 
 
 class StridedLrn(Arguments):
@@ -54,7 +56,8 @@ class StridedLrn(Arguments):
 def lrn_lines(element, lanes, power):
     """A task is a pixel, whose channels are contiguous, at least in a block.
 
-    Scratch: the factors, then the squares of the pixel's channels between zeros for channels that do not exist.
+    Scratch: the factors, the squares of the pixel's channels between zeros for channels that do not exist, and the
+    channels themselves, where they are gathered.
     """
     itemsize = ElementType.of(element).itemsize
     square = squares(ElementType.of(element), lanes)
@@ -73,28 +76,36 @@ def lrn_lines(element, lanes, power):
             store_bits(near + k * itemsize, 0, itemsize)
             store_bits(near + (before + size + k) * itemsize, 0, itemsize)
         own = near + before * itemsize
+        gathered, line, stride = a.gathered, scratch + a.line, block_stride
+        if gathered:
+            blocks, block, stride = 1, size, 0
         for task in range(first, last):
             at = task // a.inner * a.outer_stride
             at += task % a.inner * a.inner_stride
             src, dst = a.src + at, a.dst + at
+            x, y = src, dst
+            if gathered:
+                gather_blocks(line, src, size * itemsize, a.block * itemsize, block_stride)
+                x, y = line, line
             for k in range(blocks):
-                count = min(block, size - k * block)
-                square(src + k * block_stride, own + k * block * itemsize, count)
+                square(x + k * stride, own + k * block * itemsize, min(block, size - k * block))
             for k in range(blocks):
-                count = min(block, size - k * block)
                 normalise(
                     Window(
-                        src=src + k * block_stride,
+                        src=x + k * stride,
                         near=near + k * block * itemsize,
                         squared=1,
-                        dst=dst + k * block_stride,
-                        size=count,
+                        dst=y + k * stride,
+                        size=min(block, size - k * block),
                         taps=window,
                         stride=itemsize,
                         factors=scratch,
                     )
                 )
-            end = dst + (blocks - 1) * block_stride + (size - (blocks - 1) * block) * itemsize
+            if gathered:
+                scatter_blocks(dst, line, size * itemsize, a.block * itemsize, block_stride)
+            last_block = (size + a.block - 1) // a.block - 1
+            end = dst + last_block * block_stride + (size - last_block * a.block) * itemsize
             for k in range(a.tail):
                 store_bits(end + k * itemsize, 0, itemsize)
 

@@ -21,6 +21,8 @@ from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
 
+STRETCH = 8  # vectors of a plane in a task, if there are plenty: of less, memory streams worse
+
 
 def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -> list[Op]:
     p, itemsize = problem, kind.itemsize
@@ -33,12 +35,14 @@ def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -
     window = ChannelWindow(size=p.size, before=(p.size - 1) // 2, factors=factors)
     params = (kind.code, lanes, THREE_QUARTERS if p.beta == 0.75 else ANY_POWER)
     if axis is not None:
-        args = ContiguousLrn(**axis._asdict(), window=window)
-        scratch = LINE + (channels + 2 * p.size) * itemsize + LINE
+        squares = LINE + -(-(channels + 2 * p.size) * itemsize // LINE) * LINE
+        args = ContiguousLrn(**axis._asdict(), window=window, line=squares)
+        scratch = squares + (channels * itemsize if axis.gathered else 0)
         chunk = chunk_of(positions, channels * itemsize, threads)
         return [Op(lrn_lines(*params), args, positions, chunk, scratch=scratch)]
     pixels = strided_axis(layout, p.shape, 1, itemsize).inner
-    task_pixels = max(1, TASK_BYTES // (channels * itemsize * lanes)) * lanes
+    stretch = min(STRETCH, positions // (4 * threads * lanes))
+    task_pixels = max(1, stretch, TASK_BYTES // (channels * itemsize * lanes)) * lanes
     strided = StridedLrn(
         src=Buffer(0), dst=Buffer(1), pixels=pixels, task_pixels=task_pixels, channels=channels, window=window
     )
@@ -50,7 +54,7 @@ def _why_not(problem: LrnProblem, src: Layout, dst: Layout) -> str | None:
 
 
 def _make(problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    return Primitive(lambda: cost(30.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+    return Primitive(lambda: cost(60.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
 
 
 ROWS = (Row("lrn", "lrn", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

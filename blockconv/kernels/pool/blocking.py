@@ -30,6 +30,7 @@ __all__ = [
     "DST",
     "ELEMENT_TYPES",
     "IDX",
+    "MASK_VECTORS",
     "SRC",
     "TASK_BYTES",
     "Axis",
@@ -49,7 +50,7 @@ __all__ = [
 
 SRC, DST, IDX = (Buffer(k) for k in range(3))
 MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
-MASK_VECTORS = 8  # the most that a kernel stores with one mask address
+MASK_VECTORS = 12  # the most that a kernel stores with one mask address
 TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
 

@@ -124,11 +124,10 @@ class Reducer(Vectors):
         is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), ir.IntType(self.lanes))
         self.sums = []
         some = self.b.icmp_unsigned("!=", is_nan, is_nan.type(0))
-        with self.b.if_else(some, likely=False) as (once_more, done):
-            with once_more:
-                store(compute())
-            with done:
-                store(values)
+        # Stored before it is known, so that no register has to hold a result until then.
+        store(values)
+        with self.b.if_then(some, likely=False):
+            store(compute())
 
     def read(self, address: Any, mask: Any | None = None) -> Any:
         """The vector at `address`, for the guard to see. Lanes that the mask lacks change no result."""

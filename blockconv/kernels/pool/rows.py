@@ -3,6 +3,7 @@
 To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`). Where inner is at least a vector
 (wide), vectors run over it; where it is less (narrow), over the whole pixels of a row.
 
+- `pool_shuffles`: small windows over pixels that are no whole vectors, of which vectors hold neighbours.
 - `pool_tiles`: wide, windows of few columns. Neighbouring outputs share the columns that they read.
 - `pool_windows`: wide, each window by itself, whatever its size: global, adaptive.
 - `pool_wide_lines`: wide, large windows: the windows' rows into a line of scratch, then the line's columns.
@@ -42,16 +43,16 @@ from blockconv.kernels.pool.blocking import (
     TASK_BYTES,
     Blocking,
     Scales,
-    all_taps,
     axis_of,
     masks_of,
     table_of,
     tile_pixels,
     windows,
 )
+from blockconv.kernels.pool.costs import Loads, cost, element_loads, line_loads, window_loads
 from blockconv.kernels.pool.kernels import PoolArgs
+from blockconv.kernels.pool.shuffles import pool_shuffles, shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import BANDWIDTH
 from blockconv.runtime import OWN_TABLE, Block, Op
 
 __all__ = ["ROWS"]
@@ -62,7 +63,7 @@ MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windo
 MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
 MOST_UNROLLED = 3  # taps along an axis; more are a loop
 MOST_TAPS = 5  # along an axis, of a window that is unrolled in a contiguous extent
-LONG_ROW = 32  # vectors: a row that is worth a start of its own
+LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own; the second if pixels fill vectors
 
 
 # ---------------------------------------------------------------- what several rows ask
@@ -106,7 +107,7 @@ def _op(
     return Op(kernel, args, *tasks, scratch, table)
 
 
-# ---------------------------------------------------------------- pool_tiles, pool_windows
+# ---------------------------------------------------------------- pool_tiles, pool_windows, pool_shuffles
 
 
 def _why_not_tiles(b: Blocking) -> Reason:
@@ -155,6 +156,11 @@ def _windows(b: Blocking) -> Op:
         h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
     kernel = pk.pool_windows(*b.reduction, vectors, 8 // vectors)
     return _op(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
+
+
+def _shuffles(b: Blocking) -> Op:
+    table = table_of(b, scales=Scales(repeat=b.view.inner))
+    return _op(b, pool_shuffles(*b.reduction, *shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
 
 
 # ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
@@ -208,6 +214,8 @@ def _why_not_runs(b: Blocking) -> Reason:
         return f"{isa.name} has no masked loads of these elements"
     if p.iw * b.view.inner >= LONG_ROW * b.lanes:
         return f"rows have {LONG_ROW} vectors and more"
+    if p.iw * b.view.inner >= SHORT_ROW * b.lanes and b.lanes % b.view.inner == 0 and why_not_shuffled(b) is None:
+        return f"rows have {SHORT_ROW} vectors and more, which are better shuffled"
     return _why_not_narrow(b) or _why_not_rows(b)
 
 
@@ -325,21 +333,12 @@ def _reference(b: Blocking, indices: int) -> Op:
 # ---------------------------------------------------------------- rows of the table
 
 
-def _cost(b: Blocking, cycles: float, vectors: bool) -> float:
-    """Bytes moved at the speed of a copy, or `cycles` for each vector (or else element) loaded, whichever is more."""
-    p = b.problem
-    moved = b.itemsize * (b.src.size(p.src_shape) + b.dst.size(p.dst_shape))
-    elements = p.n * p.ic * all_taps(p, "h") * all_taps(p, "w")
-    loads = elements / (b.lanes if vectors else 1)
-    return 2e-6 + max(moved / BANDWIDTH, loads * cycles / 3e9) / b.threads
-
-
 def _row(
     name: str,
     dtypes: tuple[str, ...],
     why_not: Callable[[Blocking], Reason] | None,
     op_of: Callable[[Blocking], Op],
-    cycles: float,
+    loads: tuple[Loads, float],
     op: str,
 ) -> Row:
     """A row of the table; one for elements of any size is the reference."""
@@ -355,7 +354,7 @@ def _row(
 
     def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
         b = Blocking(problem, src, dst, types.src, threads)
-        return Primitive(lambda: _cost(b, cycles, not reference), lambda: [op_of(b)], blocking=b)
+        return Primitive(lambda: cost(b, *loads), lambda: [op_of(b)], blocking=b)
 
     return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
 
@@ -364,23 +363,31 @@ def _rows(
     name: str,
     why_not: Callable[[Blocking], Reason],
     op_of: Callable[[Blocking], Op],
-    cycles: float = 1.0,
+    loads: tuple[Loads, float] = (window_loads, 1.0),
     op: str = "pool2d",
 ) -> list[Row]:
     """A row for each size of element, as it decides how many of them are a vector."""
-    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, cycles, op) for suffix, dtypes in ELEMENT_TYPES.items()]
+    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, loads, op) for suffix, dtypes in ELEMENT_TYPES.items()]
 
 
 ROWS = (
+    *_rows("pool_runs", _why_not_runs, _runs),
+    *_rows("pool_shuffles", why_not_shuffled, _shuffles),
     *_rows("pool_tiles", _why_not_tiles, _tiles),
     *_rows("pool_planes", _why_not_planes, _planes),
     *_rows("pool_windows", _why_not_windows, _windows),
-    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines),
-    *_rows("pool_runs", _why_not_runs, _runs),
-    *_rows("pool_lines", _why_not_lines, _lines),
-    *_rows("pool_bins", _why_not_narrow, _bins, 3.0),
-    _row("pool_reference", ANY_TYPE, None, partial(_reference, indices=0), 8.0, "pool2d"),
-    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, 4.0, "pool2d_indices"),
-    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, 4.0, "pool2d_indices"),
-    _row("pool_indices", ANY_TYPE, _why_not_indices, partial(_reference, indices=1), 12.0, "pool2d_indices"),
+    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines, (line_loads, 3.0)),
+    *_rows("pool_lines", _why_not_lines, _lines, (line_loads, 3.5)),
+    *_rows("pool_bins", _why_not_narrow, _bins, (window_loads, 15.0)),
+    _row("pool_reference", ANY_TYPE, None, partial(_reference, indices=0), (element_loads, 8.0), "pool2d"),
+    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, (window_loads, 4.0), "pool2d_indices"),
+    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, (window_loads, 4.0), "pool2d_indices"),
+    _row(
+        "pool_indices",
+        ANY_TYPE,
+        _why_not_indices,
+        partial(_reference, indices=1),
+        (element_loads, 12.0),
+        "pool2d_indices",
+    ),
 )

@@ -20,6 +20,7 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.reduce.kernels import LOOPS, MeanArgs, MeanLoop, reduce_mean
 from blockconv.kernels.table import Primitive, Row
+from blockconv.machine.costs import launch_seconds, move_seconds
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
@@ -81,8 +82,10 @@ def _why_not(problem: ReduceMeanProblem, src: Layout, dst: Layout) -> str | None
 
 
 def _make(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    seconds = 1e-6 + 4 * math.prod(problem.shape) / (15e9 * threads)
-    return Primitive(lambda: seconds, lambda: _ops(problem, dst, types.src, threads))
+    def cost() -> float:
+        return launch_seconds() + move_seconds(4 * math.prod(problem.shape), 0) / threads
+
+    return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
 
 ROWS = (Row("reduce_mean", "reduce_mean", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

@@ -40,7 +40,7 @@ from blockconv.kernels.reorder.kernels import (
     reorder_transpose,
 )
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -170,8 +170,13 @@ def _moved(problem: ReorderProblem, src: Layout, dst: Layout) -> int:
     return problem.itemsize * (src.size(problem.shape) + dst.size(problem.shape))
 
 
+def _seconds(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
+    """To read and write them."""
+    return move_seconds(problem.itemsize * src.size(problem.shape), problem.itemsize * dst.size(problem.shape))
+
+
 def _transpose_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
-    return _moved(problem, src, dst) / BANDWIDTH
+    return _TRANSPOSED * _seconds(problem, src, dst)
 
 
 def _copy_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
@@ -180,15 +185,15 @@ def _copy_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
     assert loops is not None
     extent = next((loop.size for loop in loops.loops if loop.src == loop.dst == 1), 1) * problem.itemsize
     moved = _moved(problem, src, dst)
-    return max(moved / COPY_BANDWIDTH, moved / 2 / min(extent, LINE) * MOVE)
+    return max(_seconds(problem, src, dst), moved / 2 / min(extent, LINE) * MOVE * scalar_seconds())
 
 
 def _elements_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
     return _moved(problem, src, dst) * 10e-9
 
 
-COPY_BANDWIDTH = 27e9  # bytes a second
-MOVE = 0.7e-9  # seconds of a load and a store, and of the loop around them
+MOVE = 1.6  # scalar moves that a load and a store of a vector take, and the loop around them
+_TRANSPOSED = 1.1  # beside a copy
 LINE = 64
 
 
@@ -218,7 +223,7 @@ def _row(
             assert isinstance(found, Op), found
             return [found]
 
-        return Primitive(lambda: 2e-6 + cost(problem, src, dst) / threads, ops)
+        return Primitive(lambda: launch_seconds() + cost(problem, src, dst) / threads, ops)
 
     why_not = (lambda problem, src, dst: None) if reference else _why_not(op)
     return Row(name, "reorder", why_not=why_not, make=make, reference=reference)

@@ -1,14 +1,18 @@
-"""Blends of contiguous elements, as vector code."""
+"""Blends of contiguous elements, and of the columns of a row, as vector code."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
+from numba.core import cgutils
+
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import emitted
+from blockconv.jit.ir import I64, const, emitted, join, pointer
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["blend"]
+__all__ = ["blend", "make_columns", "pixels_of_a_vector"]
 
 
 def blend(element: ElementType, lanes: int) -> Any:
@@ -28,3 +32,81 @@ def blend(element: ElementType, lanes: int) -> Any:
         v.each(count, vector)
 
     return mix
+
+
+def pixels_of_a_vector(lanes: int, inner: int) -> int:
+    """Pixels of `inner` elements that make up a vector; 1 where they do not."""
+    return lanes // inner if inner and lanes % inner == 0 else 1
+
+
+def make_columns(element: ElementType, lanes: int, inner: int, linear: int) -> Any:
+    """Code that makes the `count` pixels of a row of results from those of a row of the source, as its `Tap`s say.
+
+    inner: elements of a pixel; 0 if they are known when the kernel runs, as `elements`. linear: blends, else copies.
+    After the taps stand the weights of all elements of the row, where several pixels are a vector.
+    """
+    pixels = pixels_of_a_vector(lanes, inner)
+
+    @emitted
+    def columns(builder: Any, src: Any, taps: Any, dst: Any, count: Any, elements: Any) -> None:
+        v = Vectors(builder, element, lanes)
+        pixel = builder.mul(const(inner) if inner else elements, const(v.itemsize))
+        done = const(0)
+
+        def sources(column: Any) -> tuple[list[Any], Any]:
+            """The addresses of the pixels that one is made of, and of their `Tap`."""
+            at = builder.add(taps, builder.mul(column, const(TAP)))
+            words = pointer(builder, at, I64)
+            return [builder.add(src, builder.load(builder.gep(words, [const(k)]))) for k in range(1 + linear)], at
+
+        if pixels > 1:
+            groups = builder.sdiv(count, const(pixels))
+            done = builder.mul(groups, const(pixels))
+            weights = builder.add(taps, builder.mul(count, const(TAP)))
+            with cgutils.for_range(builder, groups) as loop:
+                first, at = builder.mul(loop.index, const(pixels)), builder.mul(loop.index, const(v.bytes))
+                each = [sources(builder.add(first, const(k)))[0] for k in range(pixels)]
+                values = [join(builder, [v.load(x, lanes=inner) for x in side]) for side in zip(*each, strict=True)]
+                if linear:
+                    weight = v.load(builder.add(weights, at))
+                    values = [v.mul(values[0], builder.fsub(v.c(1.0), weight)), v.mul(values[1], weight)]
+                    values = [v.add(*values)]
+                v.store(values[0], builder.add(dst, at))
+        with cgutils.for_range(builder, builder.sub(count, done)) as loop:
+            column = builder.add(done, loop.index)
+            given, tap = sources(column)
+            factors = _weights(v, tap) if linear else []
+            to = builder.add(dst, builder.mul(column, pixel))
+            if not inner:
+                v.each(elements, _column(v, given, factors, to))
+            start = 0
+            while start < inner:  # the fewest vectors
+                width = min(lanes, 1 << (inner - start).bit_length() - 1)
+                _column(Vectors(builder, element, width), given, factors, to)(const(start * v.itemsize), None)
+                start += width
+
+    return columns
+
+
+TAP = 24  # bytes: two offsets and a weight
+
+
+def _weights(v: Vectors, tap: Any) -> list[Any]:
+    """Of the first and of the second pixel, scalars."""
+    second = v.b.load(pointer(v.b, v.b.add(tap, const(16)), ir.DoubleType()))
+    both = v.b.fsub(second.type(1.0), second), second
+    return [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in both]
+
+
+def _column(v: Vectors, sources: list[Any], weights: list[Any], to: Any) -> Callable[[Any, Any], None]:
+    """body(offset, mask) for a vector of a pixel."""
+    factors = [v.splat(x) for x in weights]
+
+    def vector(offset: Any, mask: Any) -> None:
+        values = [v.load(v.b.add(source, offset), mask) for source in sources]
+        if factors:
+            x, y = (v.mul(value, factor) for value, factor in zip(values, factors, strict=True))
+            values = [v.add(x, y)]
+        v.store(values[0], v.b.add(to, offset), mask)
+
+    return vector

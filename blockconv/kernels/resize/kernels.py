@@ -5,11 +5,12 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import as_float64, load_bits, load_f, store_bits, store_f
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import as_float64, load_bits, store_bits
 from blockconv.kernels.common.copies import copy_bytes
-from blockconv.kernels.resize.codegen import blend
+from blockconv.kernels.resize.codegen import blend, make_columns
 
-__all__ = ["ResizeArgs", "ResizePartsArgs", "Tap", "resize_parts", "resize_rows"]
+__all__ = ["ResizeArgs", "ResizePartsArgs", "Tap", "resize_columns", "resize_nearest", "resize_parts", "resize_rows"]
 
 
 class Tap(Arguments):
@@ -21,7 +22,10 @@ class Tap(Arguments):
 
 
 class ResizeArgs(Arguments):
-    """A storage of planes of rows of pixels, which hold `inner` contiguous elements: of channels, or of the batch."""
+    """A storage of planes of rows of pixels, which hold `inner` contiguous elements: of channels, or of the batch.
+
+    Planes may be interleaved row by row.
+    """
 
     src = word("the source's first element", "address")
     dst = word("the destination's first element", "address")
@@ -34,61 +38,134 @@ class ResizeArgs(Arguments):
     blocks = word("planes of an image: blocks of channels")
     block = word("channels in a block")
     valid = word("channels that exist in the last block; the others are zeroed")
+    between = word("planes whose rows are interleaved")
 
 
 class ResizePartsArgs(ResizeArgs):
-    """The same of a storage of planes that may be interleaved row by row, of pixels that are cut into parts."""
+    """The same of pixels that are cut into parts."""
 
-    between = word("planes whose rows are interleaved")
     parts = word("that a pixel is cut into")
     part = word("in a part, but for the last; a multiple of a block of channels, or the whole pixel", "elements")
     iw = word("pixels in a row of the source")
     block_stride = word("from a block of channels to the next in the destination", "elements")
 
 
-@jit.kernel
-def resize_rows(element, lanes, inner_lanes, linear):
-    """A task is a row of results of a plane. Linear: scratch holds a row of the source, blended from two.
+@inline
+def plane_of(a, number, line):
+    """Addresses of a plane of the source and of its first row of results; of interleaved planes, of these.
 
-    inner_lanes: lanes of the vectors that blend columns; 1 for pixels of one element.
+    line: bytes of a row of results. Tasks are the rows of results of one plane after another.
     """
-    kind = ElementType.of(element)
-    itemsize = kind.itemsize
-    blend_rows, blend_pixels = blend(kind, lanes), blend(kind, inner_lanes)
+    outer, between = number // a.between, number % a.between
+    src = a.src + outer * a.src_plane + between * a.src_row
+    return src, a.dst + (outer * a.oh * a.between + between) * line
+
+
+@inline
+def rows_of(a, number, first, last):
+    """(first row of results, row after the last) of a plane, of these tasks."""
+    start = number * a.oh
+    return max(first, start) - start, min(last, start + a.oh) - start
+
+
+@inline
+def zero_tails(dst, plane, elements, a, itemsize):
+    """Zero what a row of the last block of channels has of channels that do not exist."""
+    if a.valid < a.block and plane % a.blocks == a.blocks - 1:
+        for k in range(elements // a.block):
+            for c in range(a.valid, a.block):
+                store_bits(dst + (k * a.block + c) * itemsize, 0, itemsize)
+
+
+@jit.kernel
+def resize_nearest(element, lanes, inner):
+    """A task is a row of results of a plane.
+
+    One of the same row of the source as the one before is copied from there, if pixels are less than a vector.
+    inner: elements of a pixel, or 0 if there are too many to build code for.
+    """
+    itemsize, narrow = ElementType.of(element).itemsize, 0 < inner < lanes
+    copy = make_columns(ElementType.of(element), lanes, inner, 0)
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
-        oh, ow, inner, taps = a.oh, a.ow, a.inner, a.taps
-        blocks, block, valid = a.blocks, a.block, a.valid
-        row_bytes, pixel = a.src_row, inner * itemsize
-        for task in range(first, last):
-            plane, row = task // oh, Tap(taps + task % oh * Tap.nbytes)
-            src = a.src + plane * a.src_plane
-            dst = a.dst + task * ow * pixel
-            col = Tap(taps + oh * Tap.nbytes)
-            if linear:
-                weight = as_float64(row.weight)
-                blend_rows(src + row.first, src + row.second, weight, scratch, row_bytes // itemsize)
-                for k in range(ow):
-                    x, y, weight = scratch + col.first, scratch + col.second, as_float64(col.weight)
-                    if inner_lanes == 1:
-                        value = load_f(x, itemsize) * (1.0 - weight) + load_f(y, itemsize) * weight
-                        store_f(dst + k * itemsize, value, itemsize)
-                    else:
-                        blend_pixels(x, y, weight, dst + k * pixel, inner)
-                    col = col[1]
-            else:
-                src += row.first
-                for k in range(ow):
-                    if inner_lanes == 1:
-                        store_bits(dst + k * itemsize, load_bits(src + col.first, itemsize), itemsize)
-                    else:
-                        copy_bytes(dst + k * pixel, src + col.first, pixel)
-                    col = col[1]
-            if valid < block and plane % blocks == blocks - 1:
-                for k in range(ow * inner // block):
-                    for c in range(valid, block):
-                        store_bits(dst + (k * block + c) * itemsize, 0, itemsize)
+        ow, cols, elements, made = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner, 0
+        line, step = elements * itemsize, elements * itemsize * a.between
+        for number in range(first // a.oh, (last - 1) // a.oh + 1):
+            image, results = plane_of(a, number, line)
+            row_first, row_last = rows_of(a, number, first, last)
+            for k in range(row_first, row_last):
+                src, dst = image + Tap(a.taps)[k].first, results + k * step
+                if narrow and src == made:
+                    copy_bytes(dst, dst - step, line)
+                else:
+                    copy(src, cols, dst, ow, a.inner)
+                    zero_tails(dst, number, elements, a, itemsize)
+                made = src
+
+    return kernel
+
+
+@jit.kernel
+def resize_rows(element, lanes, inner):
+    """A task is a row of results of a plane. Scratch: a row of the source, blended from two.
+
+    inner: elements of a pixel, or 0 if there are too many to build code for.
+    """
+    kind = ElementType.of(element)
+    itemsize = kind.itemsize
+    blend_rows, blend_columns = blend(kind, lanes), make_columns(kind, lanes, inner, 1)
+
+    def kernel(args, first, last, scratch):
+        a = ResizeArgs(args)
+        ow, cols, elements = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner
+        line, step = elements * itemsize, elements * itemsize * a.between
+        for number in range(first // a.oh, (last - 1) // a.oh + 1):
+            image, results = plane_of(a, number, line)
+            row_first, row_last = rows_of(a, number, first, last)
+            for k in range(row_first, row_last):
+                row, dst = Tap(a.taps)[k], results + k * step
+                x, y = image + row.first, image + row.second
+                blend_rows(x, y, as_float64(row.weight), scratch, a.src_row // itemsize)
+                blend_columns(scratch, cols, dst, ow, a.inner)
+                zero_tails(dst, number, elements, a, itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def resize_columns(element, lanes, inner):
+    """A task is a row of results of a plane, of an image that has no more rows than its results.
+
+    Scratch: two rows of the source whose columns are blended; one that the next row of results needs too is kept.
+    inner: elements of a pixel, or 0 if there are too many to build code for.
+    """
+    kind = ElementType.of(element)
+    itemsize = kind.itemsize
+    blend_rows, blend_columns = blend(kind, lanes), make_columns(kind, lanes, inner, 1)
+
+    def kernel(args, first, last, scratch):
+        a = ResizeArgs(args)
+        ow, cols, elements = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner
+        upper, lower = scratch, scratch + elements * itemsize
+        of_upper, of_lower = 0, 0  # the rows of the source that they are made of
+        line, step = elements * itemsize, elements * itemsize * a.between
+        for number in range(first // a.oh, (last - 1) // a.oh + 1):
+            image, results = plane_of(a, number, line)
+            row_first, row_last = rows_of(a, number, first, last)
+            for k in range(row_first, row_last):
+                row, dst = Tap(a.taps)[k], results + k * step
+                x, y = image + row.first, image + row.second
+                if of_upper != x and (of_lower == x or of_upper == y):
+                    upper, lower, of_upper, of_lower = lower, upper, of_lower, of_upper
+                if of_upper != x:
+                    blend_columns(x, cols, upper, ow, a.inner)
+                    of_upper = x
+                if of_lower != y and x != y:
+                    blend_columns(y, cols, lower, ow, a.inner)
+                    of_lower = y
+                blend_rows(upper, upper if x == y else lower, as_float64(row.weight), dst, elements)
+                zero_tails(dst, number, elements, a, itemsize)
 
     return kernel
 

@@ -2,7 +2,10 @@
 
 A storage is [planes][rows][planes between][columns][inner], with h and w exchanged where h is inside w, so a row of
 results is made of one or two rows of the source.
-Linear first blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result.
+Linear blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result. Columns of
+pixels that are less than a vector take longer than rows: where rows of the source serve several rows of results, their
+columns are blended first, into lines of the scratch that are kept. (Of wide pixels that takes longer, 1.4 times where
+results are larger than the caches: whole rows are written at once, and the memory rests while columns are blended.)
 Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
 
 Buffers: source, destination.
@@ -19,15 +22,23 @@ import numpy.typing as npt
 
 from blockconv.core import target
 from blockconv.core.eltwise_problem import ResizeProblem
-from blockconv.core.layout import Layout
+from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
-from blockconv.kernels.resize.kernels import ResizeArgs, ResizePartsArgs, resize_parts, resize_rows
+from blockconv.kernels.resize.codegen import pixels_of_a_vector
+from blockconv.kernels.resize.kernels import (
+    ResizeArgs,
+    ResizePartsArgs,
+    resize_columns,
+    resize_nearest,
+    resize_parts,
+    resize_rows,
+)
 from blockconv.kernels.table import Primitive, Row
 from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS", "taps"]
@@ -71,7 +82,7 @@ class Storage(NamedTuple):
 
     planes: outside h, each of `between` planes whose rows are interleaved. inner: contiguous elements of a pixel.
     block, blocks, valid: channels in a block, blocks, and channels that exist in the last one. blocks_are_planes: all
-    elements of a plane are of one block of channels, and plane k is of block k modulo `blocks`.
+    elements of a plane are of one block of channels, and plane k, interleaved ones counted, of block k modulo `blocks`.
     """
 
     planes: int
@@ -89,7 +100,8 @@ def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
     h, w = (next(k for k, axis in enumerate(axes) if axis.dim == dim) for dim in (2, 3))
     planes, between = (math.prod(axis.size for axis in some) for some in (axes[:h], axes[h + 1 : w]))
     blocks = -(-channels // block)
-    blocks_are_planes = between == 1 and h > 0 and axes[h - 1].dim == 1
+    outside = (*axes[:h], *axes[h + 1 : w])
+    blocks_are_planes = bool(outside) and outside[-1].dim == 1
     return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
 
 
@@ -99,9 +111,6 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
         return []
     pixel = at.inner * itemsize
     row, lanes, linear = p.iw * pixel, lanes_of(itemsize), p.mode == "linear"
-    inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
-    # Nearest only copies: what matters is whether a pixel is one element.
-    params = (lanes, inner_lanes, 1) if linear else (1, min(at.inner, 4), 0)
     args = ResizeArgs(
         src=Buffer(0),
         dst=Buffer(1),
@@ -114,18 +123,31 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
         blocks=at.blocks,
         block=at.block,
         valid=at.valid,
+        between=at.between,
     )
     tasks = at.planes * at.between * p.oh
     whole = not linear or row <= target.second_level_cache()
-    if whole and at.between == 1 and (at.valid == at.block or at.blocks_are_planes):
-        table = np.concatenate([_table(p, "h", row), _table(p, "w", pixel)])
+    if whole and (at.valid == at.block or at.blocks_are_planes):
+        kernel, scratch = resize_nearest, 0
+        if linear:
+            scratch, results = row, 2 * p.ow * pixel
+            kernel = resize_rows
+            if p.ih <= p.oh and at.inner < lanes and results <= target.second_level_cache():
+                kernel, scratch = resize_columns, results
+        tables = [_table(p, "h", at.between * row), _table(p, "w", pixel)]
+        if linear and pixels_of_a_vector(lanes, at.inner) > 1:
+            tables.append(_weights(p, at.inner, element))
+        table = np.concatenate(tables)
         chunk = chunk_of(tasks, p.ow * pixel, threads)
-        return [Op(resize_rows(element.code, *params), args, tasks, chunk, scratch=row if linear else 0, table=table)]
+        built = kernel(element.code, lanes, at.inner if at.inner <= LARGEST_BLOCK else 0)
+        return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
+    inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
+    # Nearest only copies: what matters is whether a pixel is one element.
+    params = (lanes, inner_lanes, 1) if linear else (1, min(at.inner, 4), 0)
     part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
     parts, columns = -(-at.inner // part), part * itemsize if linear else pixel
     some = ResizePartsArgs(
         **args._asdict(),
-        between=at.between,
         parts=parts,
         part=part,
         iw=p.iw,
@@ -150,6 +172,15 @@ def _table(problem: ResizeProblem, axis: str, stride: int) -> npt.NDArray[np.int
     return np.stack([*offsets, weight.view(np.int64)], axis=1).ravel()
 
 
+def _weights(problem: ResizeProblem, inner: int, element: ElementType) -> npt.NDArray[np.int64]:
+    """Of each element of a row of results, the weight of the second of its two; whole words."""
+    weights = np.repeat(taps(problem, "w")[2], inner)
+    words = -(-weights.size * element.itemsize // 8)
+    held = np.zeros(8 * words // element.itemsize, element.name)
+    held[: weights.size] = weights
+    return held.view(np.int64)
+
+
 def _transposed(problem: ResizeProblem) -> ResizeProblem:
     """The problem of the transposed image."""
     p = problem
@@ -167,7 +198,8 @@ def _cost(problem: ResizeProblem, layout: Layout, threads: int) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
     size, inner = layout.size(problem.dst_shape), _storage(layout, problem.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
-    return 1e-6 + max(8 * size / BANDWIDTH, vectors * (6 if problem.mode == "linear" else 3) / 3e9) / threads
+    computed = vectors * (6 if problem.mode == "linear" else 3) * 2 * fma_seconds(16, 4)
+    return launch_seconds() + max(move_seconds(4 * layout.size(problem.src_shape), 4 * size), computed) / threads
 
 
 def _make(problem: ResizeProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:

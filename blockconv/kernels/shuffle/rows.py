@@ -22,6 +22,7 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.shuffle.kernels import Result, ShuffleArgs, Source, permute_channels
 from blockconv.kernels.table import Primitive, Row
+from blockconv.machine.costs import launch_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -81,8 +82,11 @@ def _row(dtype: str, suffix: str) -> Row:
 
     def make(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
         """Predicted at about 0.2 ns an element: two transposes in registers."""
-        cost = 1e-6 + dst.size(problem.shape) * 0.2e-9 / threads
-        return Primitive(lambda: cost, lambda: _ops(problem, dst, types.src, threads))
+
+        def cost() -> float:
+            return launch_seconds() + dst.size(problem.shape) * scalar_seconds() / 2 / threads
+
+        return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
     return Row(f"shuffle_planes_{suffix}", "shuffle", dtypes=frozenset((dtype,)), why_not=why_not, make=make)
 

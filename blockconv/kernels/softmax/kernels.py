@@ -6,6 +6,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
+from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.softmax.codegen import Extents, Neighbours, contiguous_softmax, strided_softmax
 
 __all__ = ["softmax_lines", "softmax_planes"]
@@ -13,7 +14,10 @@ __all__ = ["softmax_lines", "softmax_planes"]
 
 @jit.kernel
 def softmax_lines(element, lanes, log):
-    """A task is a position of a contiguous axis: its elements are read, and its results and their tail written."""
+    """A task is a position of a contiguous axis: its elements are read, and its results and their tail written.
+
+    Scratch: the elements of a position, where they are gathered.
+    """
     itemsize = ElementType.of(element).itemsize
     softmax = contiguous_softmax(ElementType.of(element), lanes, log)
 
@@ -24,8 +28,13 @@ def softmax_lines(element, lanes, log):
         for task in range(first, last):
             at = task // a.inner * a.outer_stride
             at += task % a.inner * a.inner_stride
-            dst = a.dst + at
-            softmax(Extents(src=a.src + at, dst=dst, stride=stride, extent=block, size=size))
+            src, dst = a.src + at, a.dst + at
+            if a.gathered:
+                gather_blocks(scratch, src, size * itemsize, block * itemsize, stride)
+                softmax(Extents(src=scratch, dst=scratch, stride=0, extent=size, size=size))
+                scatter_blocks(dst, scratch, size * itemsize, block * itemsize, stride)
+            else:
+                softmax(Extents(src=src, dst=dst, stride=stride, extent=block, size=size))
             end = dst + (blocks - 1) * stride + (size - (blocks - 1) * block) * itemsize
             for k in range(a.tail):
                 store_bits(end + k * itemsize, 0, itemsize)

@@ -30,7 +30,8 @@ def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads:
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
         kernel = softmax_lines(element.code, lanes, int(p.log))
-        return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads))]
+        scratch = nbytes if contiguous.gathered else 0
+        return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
     strided = strided_axis(layout, p.shape, p.axis, itemsize)
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
@@ -44,7 +45,7 @@ def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout) -> str | None:
 
 
 def _make(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    return Primitive(lambda: cost(30.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+    return Primitive(lambda: cost(60.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
 
 
 ROWS = (Row("softmax", "softmax", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

@@ -27,7 +27,7 @@ from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.strided_copy.kernels import COPY, FILL, ZERO, CopyArgs, Extent, PixelLoop, strided_copy
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -285,12 +285,13 @@ def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, element: Ele
 
 def _cost(problem: Any, src: Layout, dst: Layout, threads: int) -> float:
     """Bytes at the speed of a copy; what is measured element by element, where no extent is longer than an element."""
-    per_second = BANDWIDTH
-    if src != dst:
-        per_second = 8e9
-    elif isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, 4).channel == 4:
-        per_second = 18e9
-    return 1e-6 + 8 * dst.size(problem.dst_shape) / (per_second * threads)
+    elements = dst.size(problem.dst_shape)
+    moved = move_seconds(4 * elements, 4 * elements)
+    if isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, 4).channel == 4:
+        moved = max(moved, elements * scalar_seconds())
+    elif src != dst:
+        moved *= 3
+    return launch_seconds() + moved / threads
 
 
 def _row(op: str, ops: Callable[..., list[Op]]) -> Row:

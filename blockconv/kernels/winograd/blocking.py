@@ -15,9 +15,18 @@ from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.winograd.arguments import HEADER_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.transforms import Form
-from blockconv.machine.costs import BANDWIDTH
+from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds, transform_seconds
 
-__all__ = ["SCRATCH", "Blocking", "ScratchLayout", "blocking", "contiguous", "cost"]
+__all__ = [
+    "SCRATCH",
+    "Blocking",
+    "ScratchLayout",
+    "blocking",
+    "contiguous",
+    "cost",
+    "multiply_adds",
+    "transforms",
+]
 
 ITEMSIZE = ELEMENT.itemsize
 SCRATCH = 8 << 20  # bytes that the transformed source of a block of tiles may take
@@ -227,14 +236,10 @@ def _most_tiles(positions: int, channels: int, oc: int) -> int:
 
 # ---------------------------------------------------------------- cost
 
-FMA = 0.2e-9  # seconds of a vector multiply-add, as all rows assume; see blockconv.dispatch.tuning
 _SHARED = 1.3  # a multiply-add of groups that share a vector: its channels are permuted, or broadcast one by one
 _CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
-# The transforms of a vector of channels of one tile, source and destination, by m and stride, in multiply-adds of
-# vectors, and times that where so many channels are contiguous.
-_TRANSFORMS = {(2, 1): (100, 57), (4, 1): (300, 135), (6, 1): (850, 430), (2, 2): (180, 68), (4, 2): (850, 290)}
+# How many times as long the transforms of source and destination take, where so many channels are contiguous.
 _CONTIGUOUS = {1: (1.3, 2.0), 2: (2.2, 1.5), 4: (1.6, 1.2), 8: (1.3, 1.1)}
-_STREAM = 42e9  # bytes of weights a second, which are read in order; like `FMA`, 1.4 times as fast as it is
 _EDGE = 0.35  # more for a source over the image's edge
 
 
@@ -243,13 +248,15 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, threads
     p = problem
     wei_bytes = at.wei_bytes(p)
     stays = wei_bytes // at.sets <= target.second_level_cache() // 2
-    multiply = max(_multiply_adds(p, at) * FMA, (wei_bytes if stays else wei_bytes * at.tile_blocks) / _STREAM)
-    pixel_bytes = ITEMSIZE * (src.size(p.src_shape) + dst.size(p.dst_shape))
-    transforms = max(_transforms(p, src, dst, at) * FMA, pixel_bytes / BANDWIDTH)
-    return 2e-6 + (multiply + transforms) / threads
+    streamed = move_seconds(wei_bytes, 0) * (1 if stays else at.tile_blocks)
+    multiply = max(multiply_adds(p, at) * fma_seconds(at.lanes, ITEMSIZE), streamed)
+    moved = move_seconds(ITEMSIZE * src.size(p.src_shape), ITEMSIZE * dst.size(p.dst_shape))
+    each, counts = transform_seconds(at.form), transforms(p, src, dst, at)
+    transformed = max(sum(count * seconds for count, seconds in zip(counts, each, strict=True)), moved)
+    return 2 * launch_seconds() + (multiply + transformed) / threads
 
 
-def _multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
+def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
     """What the products take, in multiply-adds of vectors."""
     p, positions = problem, at.form.positions
     tiles = at.tile_blocks * at.block_tiles
@@ -262,15 +269,15 @@ def _multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
     return products + calls * (_CALL + 2 * at.tile_pixels * vectors)
 
 
-def _transforms(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking) -> float:
-    """What the transforms of source and destination take, in multiply-adds of vectors."""
+def transforms(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking) -> tuple[float, float]:
+    """Vectors of a tile's channels that are transformed, of source and destination, as if they were contiguous."""
     p, lanes = problem, at.lanes
     inner = p.n * max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
-    source, destination = map(float, _TRANSFORMS[at.form])
-    source *= -(-p.ic // lanes) * (1 + _EDGE * (1 - inner / at.tiles)) * _slower(src, p.src_shape, lanes)[0]
+    source = -(-p.ic // lanes) * (1 + _EDGE * (1 - inner / at.tiles)) * _slower(src, p.src_shape, lanes)[0]
     oc_padded = dst.padded_shape(p.dst_shape)[1]
-    destination *= -(-oc_padded // lanes) * _slower(dst, p.dst_shape, lanes)[1]
-    return at.tile_blocks * at.block_tiles * (source + destination)
+    destination = -(-oc_padded // lanes) * _slower(dst, p.dst_shape, lanes)[1]
+    tiles = at.tile_blocks * at.block_tiles
+    return tiles * source, tiles * destination
 
 
 def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> tuple[float, float]:

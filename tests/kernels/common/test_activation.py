@@ -18,6 +18,7 @@ WITH_PARAMETERS = (
     ("leaky_relu", 0.2),
     ("leaky_relu", -0.3),
     ("hardsigmoid", 0.2, 0.5),
+    ("celu", 0.3),
 )
 ALL = (*NAMES, *WITH_PARAMETERS)
 DTYPES = ("float32", "float64")
@@ -55,7 +56,7 @@ def test_every_name_and_parameter_is_documented():
 
 def test_numbers_of_compiled_activations_stay():
     """Kernels on disk and saved plans know them by number."""
-    assert [activation(name).number for name in ACTIVATIONS] == [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert [activation(name).number for name in ACTIVATIONS] == [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "reference"])
@@ -76,6 +77,17 @@ def test_nan_infinity_and_the_ends_of_the_range(act, dtype, algorithm):
     with np.errstate(over="ignore", under="ignore"):
         wanted = conv_oracle.activate(x.astype("f8"), act).astype(dtype)
     np.testing.assert_allclose(through(x, act, algorithm), wanted, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "reference"])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("float64", 1e-14)])
+@pytest.mark.parametrize("act", ["tanh", "silu", "mish", "celu", ("celu", 0.3), ("celu", -2.0)], ids=str)
+def test_each_value_keeps_its_digits(act, dtype, rtol, algorithm):
+    """Relative to the value itself: near zero, and where it goes to zero far below."""
+    x = np.concatenate([np.linspace(-85, 85, 4001), np.linspace(-2, 2, 4001), np.logspace(-30, 1, 301)]).astype(dtype)
+    x = np.concatenate([x, -x])
+    wanted = conv_oracle.activate(x.astype("f8"), act)
+    np.testing.assert_allclose(through(x, act, algorithm), wanted, rtol=rtol, atol=0)
 
 
 TORCH = [name for name in NAMES if name not in ("none", "clip")]  # which torch has under the same names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import conv_oracle
@@ -13,7 +14,8 @@ from conv_problems import AS_OTHERS, BATCHES, GRID, GROUPED, SAMPLED, WHOLE, pai
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.conv import blocking as direct
-from blockconv.kernels.conv import grouped_blocking
+from blockconv.kernels.conv import grouped_blocking, pixel_blocking
+from blockconv.machine.profile import profile
 
 MARKED = [pytest.param(d, marks=pytest.mark.isa) if d in AS_OTHERS else d for d in GRID]
 
@@ -98,11 +100,11 @@ def test_float64(descriptor):
 def small_cache(monkeypatch):
     """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
-    direct.blocking.cache_clear()
-    grouped_blocking.blocking.cache_clear()
+    for family in (direct, grouped_blocking, pixel_blocking):
+        family.blocking.cache_clear()
     yield
-    direct.blocking.cache_clear()
-    grouped_blocking.blocking.cache_clear()
+    for family in (direct, grouped_blocking, pixel_blocking):
+        family.blocking.cache_clear()
 
 
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
@@ -111,8 +113,10 @@ def test_cut_into_many_windows(descriptor, small_cache):
 
 
 def test_tiles_wider_than_would_be_chosen(monkeypatch):
-    """Several vectors where a group ends inside a block: as if weights cost nothing to load."""
-    monkeypatch.setattr(direct, "_WEIGHT_CYCLES", dict.fromkeys(direct._WEIGHT_CYCLES, 0.0))
+    """Several vectors where a group ends inside a block: as if a tile took nothing but its multiply-adds."""
+    known = profile()
+    level = tuple(at._replace(step=at.pixels * at.vectors * known.fma) for at in known.tiles)
+    monkeypatch.setattr(direct, "profile", lambda: dataclasses.replace(known, tiles=level))
     direct.blocking.cache_clear()
     try:
         for descriptor in SAMPLED[21:23]:

@@ -15,11 +15,12 @@ import sys
 import guarded
 import pytest
 from conv_lab import Canaried, Paged, check, data, rows
-from conv_problems import GRID, pairs
+from conv_problems import ALONG_PIXELS, GRID, pairs
 
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.conv import blocking as direct
+from blockconv.kernels.conv import pixel_blocking
 from blockconv.runtime import address_of
 
 pytestmark = pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
@@ -56,8 +57,9 @@ def run_all(small: bool) -> None:
     if small:
         target.second_level_cache = lambda: 8 << 10  # type: ignore[assignment]
         direct.blocking.cache_clear()
+        pixel_blocking.blocking.cache_clear()
     runs = 0
-    for descriptor in GRID:
+    for descriptor in GRID + ALONG_PIXELS:
         p = Conv2dProblem.from_descriptor(descriptor)
         given = data(p, residual=True)
         for k, (src, dst) in enumerate(pairs(descriptor)):

@@ -19,6 +19,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.microkernel import conv_tile
+from blockconv.kernels.conv.pixel_tile import pixel_tile
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd.source import winograd_source
 
@@ -39,6 +40,7 @@ PROBLEMS = (
     "mb1ic40ih7oc16kh3ph2dh1",
 )
 
+ALONG_PIXELS = "mb1ic64ih56oc256kh1"
 ENDS_INSIDE = "g2mb1ic12ih7oc30kh3ph1"  # groups that end inside a block, but fill a vector
 
 
@@ -54,7 +56,7 @@ def test_as_another_machine(name, run_python):
     runs = re.search(r"right: (\d+) runs", done.stdout)
     # Two rows at least, in each layout.
     assert int(runs[1]) >= 2 * len(LAYOUTS) * len(PROBLEMS) if processor else runs is None
-    assert "compiled: 4" in done.stdout
+    assert "compiled: 6" in done.stdout
 
 
 def test_no_kernel_of_a_convolution_takes_the_gil():
@@ -63,14 +65,16 @@ def test_no_kernel_of_a_convolution_takes_the_gil():
         assert_clean(fresh(descriptor, "NHWC", dst))
 
 
-def fresh(descriptor: str, src: str, dst: str, dtype: str = "float32", act: int = 0) -> jit.Kernel:
-    """The kernel that computes tiles in the direct row for a problem, compiled now."""
-    p = Conv2dProblem.from_descriptor(descriptor)
-    row = next(row for row in rows(p, src, dst) if row.name == "conv_direct")
+def fresh(
+    descriptor: str, src: str, dst: str, dtype: str = "float32", act: int = 0, name: str = "conv_direct"
+) -> jit.Kernel:
+    """The kernel that computes tiles in a row for a problem, compiled now."""
+    p, family = Conv2dProblem.from_descriptor(descriptor), pixel_tile if name == "conv_pixels" else conv_tile
+    row = next(row for row in rows(p, src, dst) if row.name == name)
     source, destination = (Layout(name) for name in (src, dst))
     (op,) = row.prepare(p, source, destination, Types.all(dtype), epilogue=Epilogue(act)).ops()
-    params, _ = next(item for item in conv_tile._kernels.items() if item[1].address == op.args.tile)
-    return conv_tile.compile(*params)
+    params, _ = next(item for item in family._kernels.items() if item[1].address == op.args.tile)
+    return family.compile(*params)
 
 
 def assert_clean(kernel: jit.Kernel) -> None:
@@ -103,6 +107,8 @@ def look_at_assembly(wide: str, too_wide: str) -> None:
         fresh(PROBLEMS[0], "NHWC", "NCHW16"),
         fresh(PROBLEMS[0], "NCHW", "NCHW"),
         fresh(PROBLEMS[0], "NHWC", "NHWC", "float64"),
+        fresh(ALONG_PIXELS, "NCHW", "NCHW", name="conv_pixels"),
+        fresh(ALONG_PIXELS, "NCHW", "NCHW", "float64", name="conv_pixels"),
     ]
     kernels = [*plain, fresh(ENDS_INSIDE, "NCHW16", "NCHW16", act=2)]
     for kernel in kernels:

@@ -17,7 +17,7 @@ from blockconv import Layout
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
-from blockconv.kernels.conv.rows import DIRECT, GROUPED, REFERENCE
+from blockconv.kernels.conv.rows import DIRECT, GROUPED, PIXELS, REFERENCE
 
 OWN = bc.register_layout("convolution's own", "caBd24b")
 INVENTED = (
@@ -69,7 +69,7 @@ def check_all(text: str, pairs: list[tuple[str, str]]) -> None:
     problem = Conv2dProblem.from_descriptor(text)
     given = data(problem, act="relu", residual=True)
     for src, dst in pairs:
-        taken = [row for row in rows(problem, src, dst) if row in (DIRECT, GROUPED)]
+        taken = [row for row in rows(problem, src, dst) if row in (DIRECT, GROUPED, PIXELS)]
         assert DIRECT in taken
         for row in taken:
             primitive = row.prepare(problem, Layout(src), Layout(dst), FLOATS, threads=2)

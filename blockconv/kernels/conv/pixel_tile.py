@@ -1,0 +1,126 @@
+"""The outer-product microkernel with its operands' roles exchanged: vectors run along pixels, weights are broadcast.
+
+A tile is `rows` x `vectors` vectors of pixels by `channels` output channels. Each step of the reduction loads the
+vectors of source pixels of one channel at one tap, and multiplies them by one broadcast weight for each output channel.
+Both operands lie where the other microkernel's do: the source at an offset from a table, the weights in reading order.
+Where the pixels of a row lie together per channel (NCHW, CHWN) nothing is then transposed, and stores are of whole
+vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv import jit
+from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.epilogue import Output, Tile, finish
+from blockconv.kernels.common.microkernel import Reduction, TileRecord
+
+__all__ = ["PixelTileSpec", "pixel_tile"]
+
+
+class PixelTileSpec(NamedTuple):
+    """What a microkernel is compiled for: element, fma, lanes: as `Tile`'s. act: an `ActivationKind`."""
+
+    element: int
+    fma: int
+    rows: int
+    vectors: int
+    channels: int
+    lanes: int
+    act: int
+
+    def tile(self, channels: int) -> Tile:
+        """The accumulators of so many channels, which take the place of the pixels: a vector has one channel."""
+        return Tile(self.element, self.fma, self.rows, channels, self.vectors, self.lanes, period=1)
+
+
+@jit.kernel
+def pixel_tile(*spec):
+    """Reduce one tile and store it; the first argument is its `TileRecord`, the others are not looked at.
+
+    spec: a `PixelTileSpec`.
+    """
+    tile = _tile(PixelTileSpec(*spec))
+
+    def kernel(record, unused_first, unused_last, unused_scratch):
+        tile(record)
+
+    return kernel
+
+
+def _tile(spec: PixelTileSpec) -> Any:
+    """tile(record): the code of a tile."""
+
+    @emitted
+    def tile(builder, record):
+        run = TileRecord.load(builder, record)
+        accs = _reduce(builder, spec, run)
+        whole = builder.icmp_signed(">=", run.valid, const(spec.channels))
+        with builder.if_else(whole, likely=True) as (full, part):
+            with full:
+                _finish(builder, spec, run, accs, spec.channels, const(0))
+            with part:
+                _finish_one_by_one(builder, spec, run, accs)
+
+    return tile
+
+
+def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
+    """The accumulators, stack slots that LLVM keeps in registers, in the order [row][channel][vector]."""
+    v = spec.tile(spec.channels).code(builder)
+    biases = [v.broadcast(builder.add(run.bia, const(k * v.itemsize))) for k in range(spec.channels)]
+    accs = [slot for _ in range(spec.rows) for bias in biases for slot in v.slots(spec.vectors, bias)]
+
+    def channel(x: Any, w: Any) -> None:
+        """One channel at one tap: every vector of pixels against every output channel's weight."""
+        pixels = []
+        for row in range(spec.rows):
+            base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
+            pixels.append([v.load(builder.add(base, const(k * v.bytes))) for k in range(spec.vectors)])
+        for c in range(spec.channels):
+            weight = v.broadcast(builder.add(w, const(c * v.itemsize)))
+            for row in range(spec.rows):
+                for k in range(spec.vectors):
+                    slot = accs[(row * spec.channels + c) * spec.vectors + k]
+                    builder.store(v.multiply_add(pixels[row][k], weight, builder.load(slot)), slot)
+
+    Reduction(builder, run, 1, v.itemsize, spec.channels * v.itemsize, channel).all_steps()
+    return accs
+
+
+def _finish(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any], channels: int, first: Any) -> None:
+    """Store the accumulators of so many channels, of which number `first` is the first."""
+    tile = spec.tile(channels)
+    out = Output(
+        dst=builder.add(run.dst, builder.mul(first, run.dst_block)),
+        dst_row=run.dst_row,
+        dst_pixel=run.dst_block,
+        dst_block=const(spec.lanes * tile.itemsize),
+        residual=run.residual,
+        valid=const(1),
+        written=const(tile.width),
+        activation=run.activation,
+        scratch=run.scratch,
+    )
+    finish(builder, tile, spec.lanes, spec.act, out, accs)
+
+
+def _finish_one_by_one(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any]) -> None:
+    """Store the channels that exist, where not all of a tile's do: each is stored from the scratch by the same code."""
+    v = spec.tile(1).code(builder)
+    each = spec.rows * spec.vectors
+    # What an activation keeps in the scratch takes the first channel's place, which has been read by then.
+    for c in range(spec.channels):
+        for i in range(each):
+            row, k = divmod(i, spec.vectors)
+            slot = accs[(row * spec.channels + c) * spec.vectors + k]
+            v.store(builder.load(slot), builder.add(run.scratch, const((c * each + i) * v.bytes)))
+    slots = v.slots(each, v.zero)
+    with cgutils.for_range(builder, run.valid) as loop:
+        at = builder.add(run.scratch, builder.mul(loop.index, const(each * v.bytes)))
+        for i, slot in enumerate(slots):
+            builder.store(v.load(builder.add(at, const(i * v.bytes))), slot)
+        _finish(builder, spec, run, slots, 1, loop.index)

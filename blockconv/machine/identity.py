@@ -1,0 +1,51 @@
+"""What a processor is called: a name that tells models apart, as records, profiles and folders of results have it."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from blockconv.core import target
+
+__all__ = ["describe", "microarchitecture", "slug"]
+
+
+def describe() -> dict[str, str]:
+    """This machine's part of a record: `cpu`, its full name, and `isa`, the instruction set that kernels use.
+
+    A maker's name alone may say nothing ("AMD EPYC"), so the name has the microarchitecture as LLVM knows it, the
+    family and model where the system tells them, and the instruction set, which settings of Numba may have lowered:
+    "AMD EPYC (Zen 5, family 26 model 2, avx512)".
+    """
+    facts = _facts()
+    brand = facts.get("model name") or platform.processor() or platform.machine()
+    parts = [microarchitecture(llvm.get_host_cpu_name())]
+    if "cpu family" in facts and "model" in facts:
+        parts.append(f"family {facts['cpu family']} model {facts['model']}")
+    isa = target.isa().name
+    return {"cpu": f"{brand} ({', '.join([*parts, isa])})", "isa": isa}
+
+
+def microarchitecture(llvm_name: str) -> str:
+    """A processor's name, of LLVM's."""
+    zen = re.fullmatch(r"znver(\d+)", llvm_name)
+    return f"Zen {zen[1]}" if zen else llvm_name
+
+
+def slug(name: str) -> str:
+    """A full name as one of a file or folder: amd-epyc-zen-5-family-26-model-2-avx512."""
+    plain = re.sub(r"\((r|tm)\)", "", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+
+
+def _facts() -> dict[str, str]:
+    """What Linux says of the first processor; {} elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

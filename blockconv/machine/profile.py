@@ -1,0 +1,161 @@
+"""What a processor takes for what kernels do: measured once for each model, kept as data, read by costs and blockings.
+
+`blockconv.dispatch.measuring` writes a profile on the processor itself; no number in one is put in by hand. The shipped
+microkernel is timed, stores included, and not the ports that it uses: these predict two tiles within 12 % that whole
+kernels run 1.2 to 1.4 times apart. How blockings follow from caches: Low et al., "Analytical Modeling Is Enough for
+High-Performance BLIS", TOMS 2016.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blockconv.core import target
+from blockconv.core.errors import ArgumentError
+
+__all__ = ["SCATTERED", "VARIABLE", "Profile", "TileTimes", "committed", "profile", "read"]
+
+VARIABLE = "BLOCKCONV_MACHINE"  # names a committed profile, or the file of one
+DIRECTORY = Path(__file__).parents[1] / "data" / "machines"
+FORMAT = 1
+SCATTERED = 0  # channels of a store, where each is written by itself
+
+
+class TileTimes(NamedTuple):
+    """The direct microkernel on a tile of one row, in the first-level cache, weights from the second.
+
+    step: seconds of a step of the reduction. tile: seconds of a tile beside its steps; its channels are stored whole.
+    """
+
+    pixels: int
+    vectors: int
+    step: float
+    tile: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One model of processor, with the instruction set that kernels were held to.
+
+    cpu: LLVM's name. caches: bytes by level ("L1", "L2", "L3"), as one core sees them. halves: whether a vector is run
+    as two halves. stores: seconds of a vector stored in parts, beyond one stored whole, by the channels of a part, in
+    `str`: "1" are planes, transposed in registers, "0" is channel by channel; "rows": whole, but each pixel's channels
+    far from the next pixel's, as in NHWC. transforms: seconds of Winograd's, of a vector of a tile's channels, (source,
+    destination) by "4x4 stride 1". copies: bytes read and written a second by one core, by the level that they
+    stay in ("L2", "L3", "memory"). launch: seconds of an op with nothing to do. record: the machine's, when it was
+    measured.
+    """
+
+    name: str
+    cpu: str
+    isa: str
+    vector_bytes: int
+    registers: int
+    halves: bool
+    caches: Mapping[str, int]
+    tiles: tuple[TileTimes, ...]
+    stores: Mapping[str, float]
+    transforms: Mapping[str, Sequence[float]]
+    copies: Mapping[str, float]
+    launch: float
+    record: Mapping[str, Any]
+
+    @functools.cached_property
+    def fma(self) -> float:
+        """Seconds of a vector's multiply-add, as the best tile has it."""
+        return min(at.step / (at.pixels * at.vectors) for at in self.tiles)
+
+    @functools.cached_property
+    def cycle(self) -> float:
+        """Seconds of the clock: two multiply-adds of vectors are issued in one, or one that runs as two halves.
+
+        Without fused ones a product and a sum are, and something else in each third cycle.
+        """
+        return self.fma * (1.0 if self.halves else 4 / 3 if self.isa == "sse" else 2.0)
+
+    @functools.cached_property
+    def latency(self) -> float:
+        """Seconds of a step whose accumulators are too few: as long as a multiply-add takes to end."""
+        return min(at.step for at in self.tiles)
+
+    @functools.cached_property
+    def tile(self) -> float:
+        """Seconds of a tile beside its steps, for each of its vectors."""
+        whole = [at for at in self.tiles if at.vectors > 1]
+        return min(at.tile / (at.pixels * at.vectors) for at in whole)
+
+    def end(self, vectors: int) -> float:
+        """Seconds of a tile of so many vectors beside its steps: something for the tile, and something for each."""
+        narrow = min(self.tiles, key=lambda at: at.step)
+        return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile) + vectors * self.tile
+
+    def step(self, pixels: int, vectors: int) -> float:
+        """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond multiply-adds."""
+        known = max((at for at in self.tiles if at.vectors == vectors), key=lambda at: at.pixels)
+        beyond = known.step - known.pixels * vectors * self.fma
+        return max(pixels * vectors * self.fma, self.latency) + beyond
+
+    def store(self, channels: int, lanes: int, rows: bool) -> float:
+        """Seconds of a vector stored so many channels at a time, beyond one stored whole. rows: as in `stores`."""
+        if channels >= lanes:
+            return self.stores["rows"] if rows else 0.0
+        return self.stores[str(channels)] if str(channels) in self.stores else self.stores["1"]
+
+    def move(self, read: float, written: float) -> float:
+        """Seconds for one core to read and write so many bytes, in the caches that hold all of them.
+
+        What is written is fetched first and goes back later, so it counts twice; in a copy it is half.
+        """
+        level = next((name for name in ("L2", "L3") if read + written <= self.caches[name]), "memory")
+        return (read + 2 * written) / (1.5 * self.copies[level])
+
+    def to_json(self) -> str:
+        """The text of a file that `read` takes."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+
+def read(path: Path) -> Profile:
+    """The profile in a file. Raises ArgumentError for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        found["tiles"] = tuple(TileTimes(*at) for at in found["tiles"])
+        return Profile(**found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "blockconv tune --out FILE writes one on the machine itself"
+        raise ArgumentError(VARIABLE, "profile", str(path), f"is no machine profile ({error})", remedy) from None
+
+
+@functools.cache
+def committed() -> tuple[Profile, ...]:
+    """The profiles that come with the library."""
+    return tuple(read(path) for path in sorted(DIRECTORY.glob("*.json")))
+
+
+def profile() -> Profile:
+    """What costs and blockings go by: the one that `BLOCKCONV_MACHINE` names, else the nearest committed one."""
+    isa = target.isa()
+    wanted = isa.name, isa.vector_bytes, isa.registers, isa.halves, target.target_cpu(), target.second_level_cache()
+    return _profile(os.environ.get(VARIABLE, ""), *wanted)
+
+
+@functools.cache
+def _profile(given: str, *wanted: Any) -> Profile:
+    if not given:
+        return min(committed(), key=lambda known: _distance(known, *wanted))
+    named = next((known for known in committed() if known.name == given), None)
+    return named or read(Path(given))
+
+
+def _distance(known: Profile, isa: str, vector: int, registers: int, halves: bool, cpu: str, cache: int) -> Any:
+    """How far a profile is from a machine: the instruction set counts most, then the processor, then its caches."""
+    vectors = known.isa != isa, abs(known.vector_bytes - vector), abs(known.registers - registers)
+    return (*vectors, known.halves != halves, known.cpu != cpu, abs(math.log2(known.caches["L2"] / cache)), known.name)

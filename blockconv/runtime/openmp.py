@@ -1,0 +1,92 @@
+"""The OpenMP runtimes that this process has loaded: which they are, and a parallel region on one of them.
+
+PyTorch's operations run on the threads of an OpenMP runtime, which spin for some milliseconds after each, on the
+processors that the next call needs. Whoever calls PyTorch and blockconv in turns wants one pool for both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Runtime", "loaded", "of_process", "of_torch", "torch_is_loaded"]
+
+# GNU's, Intel's and LLVM's. All three have `GOMP_parallel`, which GCC's code calls for a parallel region.
+_NAMES = ("libgomp", "libiomp5", "libomp")
+# void GOMP_parallel(void (*worker)(void *), void *data, unsigned threads, unsigned flags)
+_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """An OpenMP runtime: its file, and ``parallel(worker, data, threads, 0)``, which runs ``worker(data)`` on each."""
+
+    path: str
+    parallel: Callable[[int, int, int, int], object]
+
+
+def torch_is_loaded() -> bool:
+    """Whether PyTorch's libraries are in this process. A lookup: it is asked at each call."""
+    return "torch._C" in sys.modules
+
+
+def of_torch() -> Runtime | None:
+    """The runtime that PyTorch's own parallel regions run on; None without PyTorch, or where that is not OpenMP.
+
+    The linker binds PyTorch to what is global in the process first (LD_PRELOAD may put Intel's runtime there), then to
+    the libraries that it was linked with; so it is looked for in that order.
+    """
+    path = getattr(sys.modules.get("torch._C"), "__file__", None)
+    return None if path is None else _runtime(None) or _runtime(path)
+
+
+def of_process() -> Runtime | None:
+    """PyTorch's runtime, else any other that is loaded."""
+    return of_torch() or _runtime(None) or next((found for path in loaded() if (found := _runtime(path))), None)
+
+
+def loaded() -> list[str]:
+    """The files of the runtimes in this process, as far as the system tells: Linux does."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    files = dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line)
+    return [file for file in files if os.path.basename(file).startswith(_NAMES)]
+
+
+def _runtime(path: str | None) -> Runtime | None:
+    """The runtime that a library has, or was linked with; of None, what is global in the process. It loads nothing."""
+    mode = getattr(os, "RTLD_NOLOAD", None)
+    if mode is None:  # on Windows, where PyTorch's runtime is Microsoft's or Intel's, without GNU's entry
+        return None
+    try:
+        address = ctypes.cast(ctypes.CDLL(path, mode | os.RTLD_LAZY).GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+    return Runtime(_file_of(address) or "unknown", _PARALLEL(address)) if address else None
+
+
+class _SymbolInfo(ctypes.Structure):
+    """What `dladdr` says of an address: Dl_info."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _file_of(address: int) -> str | None:
+    """The library that an address lies in."""
+    info = _SymbolInfo()
+    try:
+        found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
+    except AttributeError:
+        return None
+    return os.fsdecode(info.file) if found and info.file else None

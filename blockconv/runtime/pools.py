@@ -1,0 +1,205 @@
+"""The pool of threads that calls run on: which one, for what reason, and what changes it.
+
+PyTorch's threads spin for a while after each of its operations. Threads of another pool then wait for a processor, so
+where PyTorch is in the process, calls run on its own pool. It may be imported at any time, so each call looks whether
+it is there: a lookup in `sys.modules`, until it is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from blockconv.core.errors import ArgumentError, SlowPathWarning, UnsupportedError
+from blockconv.runtime import openmp, threading_layer
+
+__all__ = ["POOLS", "VARIABLE", "Pool", "current", "get_threading", "set_threading"]
+
+POOLS = ("auto", "tbb", "openmp", "workqueue")
+VARIABLE = "BLOCKCONV_THREADING"
+_OF_NUMBA = {"tbb": "tbb", "omp": "openmp", "workqueue": "workqueue"}  # its layers, by our names
+_WHY_LOST = "this process was forked from one with an OpenMP runtime, whose threads it has not"
+_LAYER_OF = {name: layer for layer, name in _OF_NUMBA.items()}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool of threads, and how to run a worker on it.
+
+    name: "tbb", "openmp", "workqueue", or "none" where calls run on the calling thread alone.
+    why: the reason that it was chosen, as a sentence.
+    library: the file of its runtime, where it is known.
+    launch: ``launch(worker, data, workers, team)`` runs a worker on up to `workers` threads. On OpenMP `team` threads
+        come, of which the workers beyond the first `workers` have to go again at once: GNU's runtime ends threads where
+        a region has fewer than the one before, and starts them again for the next.
+    position: which of the worker's four parameters `data` is, counted from 0.
+    until_torch: whether it has to be chosen anew once PyTorch is in the process.
+    """
+
+    name: str
+    why: str
+    library: str | None = None
+    launch: Callable[[int, int, int, int], object] | None = None
+    position: int = 0
+    until_torch: bool = False
+    concurrent: bool = True  # else calls of several Python threads take turns
+
+
+def current() -> Pool:
+    """The pool that a call on several threads runs on now. Starts it, where it does not run."""
+    pool = _pool
+    if pool is None or (pool.until_torch and openmp.torch_is_loaded()):
+        pool = _choose()
+    return pool
+
+
+def get_threading() -> str:
+    """The pool of threads that the next call runs on: "tbb", "openmp" or "workqueue"; "none" where it has no pool.
+
+    It is what `set_threading` or BLOCKCONV_THREADING chose. For "auto" it may change when PyTorch is imported, and in a
+    forked child. Starts the pool, as a call would. `blockconv doctor` says why it is this one.
+
+    Raises ArgumentError where BLOCKCONV_THREADING is none of the names that `set_threading` takes, and UnsupportedError
+    where it names a pool that cannot be had.
+
+    >>> import blockconv as bc
+    >>> bc.get_threading() in ("tbb", "openmp", "workqueue")
+    True
+    """
+    return current().name
+
+
+def set_threading(pool: Literal["auto", "tbb", "openmp", "workqueue"]) -> None:
+    """Choose the pool of threads that calls run on, in this process and from all of its threads.
+
+    pool: one of
+        "auto": PyTorch's own OpenMP threads where PyTorch is in the process, else as "tbb", or the first of the others
+        that is found. PyTorch's threads spin for milliseconds after each of its operations: on another pool a call of
+        ours right after one may take twice as long.
+        "tbb": Intel's Threading Building Blocks, through Numba. Needs the package `tbb`.
+        "openmp": the OpenMP runtime that is loaded (PyTorch's, before any other), else Numba's own.
+        "workqueue": Numba's simplest pool. A call takes some 100 µs more, and calls of several Python threads take
+        turns.
+
+    Results have the same bits on each. Every pool but "auto" is started at once.
+
+    Where it can be changed: between "auto", an OpenMP runtime that is loaded, and the one layer that Numba runs, at any
+    time, calls in flight included, which end where they began. Numba starts one layer in a process: once "tbb" runs,
+    "workqueue" is not to be had, and the other way round; the same holds for "openmp" where no runtime is loaded.
+
+    By default it is what BLOCKCONV_THREADING says, else what NUMBA_THREADING_LAYER says (its "omp" is "openmp" here),
+    else "auto".
+
+    After a fork, OpenMP runtimes that were loaded before are not used: the child has none of their threads. There calls
+    run on TBB, or, where that is not to be had, on the calling thread alone, with a `SlowPathWarning`.
+
+    Raises ArgumentError for any other name, and UnsupportedError where the pool cannot be had: it is not installed,
+    Numba runs another layer already, or this is a forked child. What was chosen before then stays.
+
+    >>> import blockconv as bc
+    >>> bc.set_threading("auto")
+    """
+    global _chosen, _pool
+    name = _checked("pool", pool)
+    with _lock:
+        if name == "auto":
+            _chosen, _pool = name, None
+            return
+        found = _pool_of(name, "set_threading")
+        if found.name != name:
+            raise UnsupportedError(f"set_threading: pool={pool!r}: cannot be had: {found.why}")
+        _chosen, _pool = name, found
+
+
+def _checked(argument: str, name: object) -> str:
+    if not isinstance(name, str) or name not in POOLS:
+        raise ArgumentError("set_threading", argument, name, f"has to be one of {', '.join(map(repr, POOLS))}")
+    return name
+
+
+def _choose() -> Pool:
+    global _pool
+    with _lock:
+        _pool = _pool_of(*_asked())
+        return _pool
+
+
+def _asked() -> tuple[str, str]:
+    """(the name that was asked for, where)."""
+    if _chosen is not None:
+        return _chosen, "set_threading"
+    if given := os.environ.get(VARIABLE):
+        return _checked(VARIABLE, given.lower()), VARIABLE
+    if layer := threading_layer.asked():
+        return _OF_NUMBA[layer], "NUMBA_THREADING_LAYER"
+    return "auto", ""
+
+
+def _pool_of(name: str, by: str) -> Pool:
+    """The pool of a name that was asked for `by` something; in a forked child one that is safe there."""
+    torch = openmp.torch_is_loaded()
+    if (runtime := _runtime_for(name)) is not None:
+        why = f"{by} asks for it" if name == "openmp" else "PyTorch is in this process, and runs on it"
+        return _on_runtime(runtime, why, until_torch=not torch)
+    if threading_layer.stranded():
+        return _alone("this process was forked from one that ran Numba's threads, which it has not")
+    wanted, why = _LAYER_OF.get(name), f"{by} asks for it"
+    if name == "auto":
+        why = "PyTorch's OpenMP runtime was not found" if torch else "PyTorch is not in this process"
+    if _lost and wanted in (None, "omp"):
+        # Numba's layer "omp" may be on one of the runtimes that are lost.
+        wanted, why = threading_layer.running() or "tbb", _WHY_LOST
+        try:
+            threading_layer.threading_layer(wanted)
+        except UnsupportedError:
+            return _alone(f"{why}, and TBB was not found ('pip install tbb')")
+    return _on_numba(threading_layer.threading_layer(wanted), why, until_torch=name in ("auto", "openmp") and not torch)
+
+
+def _runtime_for(name: str) -> openmp.Runtime | None:
+    """The OpenMP runtime that a call is to run on; None where it is to run on Numba's layer."""
+    runtime = openmp.of_process() if name == "openmp" else openmp.of_torch() if name == "auto" else None
+    return None if runtime is None or os.path.realpath(runtime.path) in _lost else runtime
+
+
+def _on_runtime(runtime: openmp.Runtime, why: str, *, until_torch: bool) -> Pool:
+    def launch(worker: int, data: int, workers: int, team: int) -> None:
+        runtime.parallel(worker, data, team, 0)
+
+    return Pool("openmp", why, runtime.path, launch, position=0, until_torch=until_torch)
+
+
+def _on_numba(layer: threading_layer.ThreadingLayer, why: str, *, until_torch: bool) -> Pool:
+    def launch(worker: int, data: int, workers: int, team: int) -> None:
+        threading_layer.parallel_for(layer, worker, data, workers)
+
+    name = _OF_NUMBA[layer.name]
+    return Pool(name, why, layer.tbb, launch, position=3, until_torch=until_torch, concurrent=layer.concurrent)
+
+
+def _alone(why: str) -> Pool:
+    warnings.warn(f"blockconv: calls run on one thread: {why}", SlowPathWarning, stacklevel=2)
+    return Pool("none", why)
+
+
+_lock = threading.RLock()
+_chosen: str | None = None  # by set_threading
+_pool: Pool | None = None  # that calls run on, once one has
+_lost: frozenset[str] = frozenset()  # files of the OpenMP runtimes that were loaded before this process was forked
+
+
+def _after_fork() -> None:
+    """Of a runtime's threads a child has none, and GNU's waits for them for ever."""
+    global _lock, _pool, _lost
+    _lock, _pool = threading.RLock(), None
+    runtime = openmp.of_torch()
+    files = [*openmp.loaded(), *([runtime.path] if runtime else [])]
+    _lost |= frozenset(map(os.path.realpath, files))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,140 @@
+"""1x1 convolution with vectors along pixels: which pairs of layouts it takes, what it computes, when it is chosen."""
+
+from __future__ import annotations
+
+import pytest
+from conv_lab import check, data, rows
+from conv_problems import ALONG_PIXELS, PLANES, pairs
+from machines import MACHINES
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types, element
+from blockconv.dispatch import selection
+from blockconv.kernels.conv import pixel_blocking
+from blockconv.kernels.conv.rows import PIXELS
+
+FLOAT32 = element("float32")
+IMAGES_INSIDE = {"bcda", "cdba", "cbda"}
+
+
+def read(descriptor: str) -> Conv2dProblem:
+    return Conv2dProblem.from_descriptor(descriptor)
+
+
+def taken(descriptor: str, dtype: str = "float32") -> list[tuple[str, str]]:
+    p = read(descriptor)
+    return [pair for pair in pairs(descriptor) if PIXELS in rows(p, *pair, dtype)]
+
+
+# ---------------------------------------------------------------- what it takes
+
+
+def test_it_takes_layouts_whose_neighbouring_pixels_or_images_lie_together():
+    """Both of which have the images inside a pixel, or both not. HWCN of one image has the channels together."""
+    every = {(src, dst) for src in PLANES for dst in PLANES}
+    many = {(src, dst) for src, dst in every if (src in IMAGES_INSIDE) == (dst in IMAGES_INSIDE)}
+    single = {pair for pair in every if "cdba" not in pair}
+    for descriptor, wanted in (("mb1ic40ih40oc50kh1", single), ("mb64ic4ih32oc9kh1", many)):
+        p = read(descriptor)
+        assert {pair for pair in every if PIXELS in rows(p, *pair)} == wanted
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "src", "dst", "why"),
+    [
+        ("mb1ic8ih20oc8kh3ph1", "NCHW", "NCHW", "1x1 without stride or padding"),
+        ("mb1ic8ih20oc8kh1sh2", "NCHW", "NCHW", "1x1 without stride or padding"),
+        ("mb1ic8ih20oc8kh1ph1", "NCHW", "NCHW", "1x1 without stride or padding"),
+        ("mb1ic8ih20oc8kh1", "NHWC", "NCHW", "not for NHWC"),
+        ("mb1ic8ih20oc8kh1", "NCHW", "NCHW4", "not for NCHW4"),
+        ("mb2ic8ih1oc8kh1", "NCHW", "NCHW", "rows of at least"),
+    ],
+)
+def test_it_says_what_it_is_not_for(descriptor, src, dst, why):
+    assert why in PIXELS.rejects(read(descriptor), Layout(src), Layout(dst))
+
+
+# ---------------------------------------------------------------- what it computes
+
+
+def each(descriptor, kind, dtype="float32", **options):
+    given = data(read(descriptor), kind, dtype, **options)
+    found = taken(descriptor, dtype)
+    assert found
+    for k, (src, dst) in enumerate(found):
+        check(PIXELS, read(descriptor), src, dst, given, options.get("act"), kind == "integers", threads=1 + k % 4)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("descriptor", ALONG_PIXELS)
+def test_on_all_pairs(descriptor, dtype):
+    """Exact on small integers; canaries round every buffer. NaN and infinity go where the definition sends them."""
+    each(descriptor, "integers", dtype, residual=True)
+    each(descriptor, "floats", dtype, specials=True)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("act", ["relu", "gelu"])
+@pytest.mark.parametrize("descriptor", [ALONG_PIXELS[0], ALONG_PIXELS[2], ALONG_PIXELS[4]])
+def test_activations(descriptor, act):
+    """Of whole tiles, and of the channels of tiles that are not whole, which are finished one by one."""
+    each(descriptor, "floats", act=act, residual=True)
+
+
+@pytest.mark.parametrize("descriptor", ALONG_PIXELS)
+def test_cut_into_many_tasks(descriptor, monkeypatch):
+    """As on a machine with a second-level cache of 2 KiB."""
+    monkeypatch.setattr(target, "second_level_cache", lambda: 2 << 10)
+    pixel_blocking.blocking.cache_clear()
+    try:
+        each(descriptor, "integers", residual=True)
+    finally:
+        pixel_blocking.blocking.cache_clear()
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    p, layout = read("mb1ic40ih20oc50kh1"), Layout("NCHW")
+    cut = {threads: pixel_blocking.blocking(p, layout, layout, FLOAT32, threads) for threads in (1, 2, 5, 16)}
+    assert len({(at.rows, at.pixels, at.vectors, at.pixel_lanes) for at in cut.values()}) == 1
+    assert len({(at.task_cols, at.splits) for at in cut.values()}) > 1
+
+
+# ---------------------------------------------------------------- how it is cut, when it is chosen
+
+EVERY_MACHINE = pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
+LAYERS = (
+    "mb1ic64ih56oc256kh1", "mb1ic256ih56oc64kh1", "mb1ic128ih28oc512kh1", "mb1ic512ih28oc128kh1",
+    "mb1ic1024ih14oc256kh1", "mb1ic96ih14oc576kh1", "mb1ic2048ih7oc512kh1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("descriptor", LAYERS)
+@EVERY_MACHINE
+def test_panels_are_in_the_second_level_cache_and_tiles_fill_the_registers(descriptor, on_machine):
+    p, layout, machine = read(descriptor), Layout("NCHW"), MACHINES[on_machine]
+    for threads in (1, 2, 16):
+        at = pixel_blocking.blocking(p, layout, layout, FLOAT32, threads)
+        assert at.scratch <= machine.second_level_cache // 2
+        held = at.pixels // at.pixel_lanes * at.width
+        assert 0.6 * (machine.isa.registers - 4) <= held <= machine.isa.registers - 3
+        computed = -(-p.oh * p.ow // at.task_cols) * -(-at.task_cols // at.pixels) * at.pixels * at.ocbs * at.width
+        least = 0.74 if p.oh == 7 else 0.87  # of 49 pixels, tiles of 16 or 8 leave many idle
+        assert p.oh * p.ow * p.oc >= least * computed
+
+
+@EVERY_MACHINE
+def test_it_is_chosen_where_it_was_measured_to_be_faster(on_machine):
+    """By 1.1 or more: 64 to 256 channels on every machine, 512 to 128 with narrow vectors alone."""
+    chosen = {}
+    for descriptor in ("mb1ic64ih56oc256kh1", "mb1ic512ih28oc128kh1"):
+        for name in ("NCHW", "NHWC"):
+            layout = Layout(name)
+            row = selection.choose("conv2d", read(descriptor), layout, layout, Types.all("float32"))
+            chosen[descriptor, name] = row.name
+    narrow = MACHINES[on_machine].isa.vector_bytes < 64
+    assert chosen["mb1ic64ih56oc256kh1", "NCHW"] == "conv_pixels"
+    assert not narrow or chosen["mb1ic512ih28oc128kh1", "NCHW"] == "conv_pixels"
+    assert {name for (_, layout), name in chosen.items() if layout == "NHWC"} == {"conv_direct"}

@@ -1,0 +1,119 @@
+"""Machine profiles: which one counts, what a file of one may be, what costs and tiles make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import MACHINES, stand_in
+
+from blockconv.core import target
+from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import measuring
+from blockconv.dispatch.selection import named
+from blockconv.kernels.conv import blocking as cut
+from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
+from blockconv.machine import profile as profiles
+from blockconv.machine.profile import TileTimes, committed, profile, read
+
+NHWC = Layout("NHWC")
+
+
+@pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
+def test_committed_profiles_are_whole(known: profiles.Profile) -> None:
+    """Every rate is there, and is a time; the fastest tile is among those of the instruction set."""
+    assert (profiles.DIRECTORY / f"{known.name}.json").is_file()
+    assert known.name.endswith(known.isa)
+    times = [*(at.step for at in known.tiles), *known.copies.values(), known.launch, known.tile, known.latency]
+    assert min(times) > 0
+    assert min(seconds for each in known.transforms.values() for seconds in each) > 0
+    assert set(known.copies) == {"L2", "L3", "memory"} <= {*known.caches, "memory"}
+    assert known.record["cpu"]
+    assert known.record["date"]
+    with stand_in(next(at for at in MACHINES.values() if at.isa.name == known.isa)):
+        assert {(at.vectors, at.pixels) for at in known.tiles} >= set(tiles_of_registers(target.isa().fma))
+        for vectors, pixels in tiles_of_registers(target.isa().fma):
+            assert known.step(pixels, vectors) == pytest.approx(
+                next(at.step for at in known.tiles if (at.pixels, at.vectors) == (pixels, vectors)), rel=0.02
+            )
+
+
+@pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
+def test_a_machine_without_a_profile_takes_the_nearest(on_machine: str) -> None:
+    assert profile().isa == target.isa().name
+
+
+def test_an_environment_variable_names_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for known in committed():
+        monkeypatch.setenv(profiles.VARIABLE, known.name)
+        assert profile() == known
+    path = tmp_path / "mine.json"
+    path.write_text(dataclasses.replace(committed()[0], name="mine").to_json())
+    monkeypatch.setenv(profiles.VARIABLE, str(path))
+    assert profile().name == "mine"
+    assert profile().tiles == committed()[0].tiles
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 9}', '{"format": 1, "name": "x"}'])
+def test_what_is_no_profile_is_refused(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=f"{re.escape(str(path))}.*is no machine profile .*blockconv tune"):
+        read(path)
+
+
+def test_tiles_follow_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tile whose step is said to take the least is taken: of each number of vectors, once."""
+    problem, known = Conv2dProblem(1, 64, 12, 84, 96, 1, 1), profile()
+    for vectors, pixels in tiles_of_registers(target.isa().fma):
+        fast = [at._replace(step=at.step / 8) if at.vectors == vectors else at for at in known.tiles]
+        faster = dataclasses.replace(known, tiles=tuple(at for at in fast if at.pixels > 2))
+        monkeypatch.setattr(cut, "profile", lambda faster=faster: faster)
+        cut.blocking.cache_clear()
+        at = cut.blocking(problem, NHWC, NHWC, Types.all("float32"), 1)
+        assert at.vectors == vectors
+        assert at.rows * at.pixels <= pixels
+    cut.blocking.cache_clear()
+
+
+def test_a_tile_can_be_asked_for() -> None:
+    problem = Conv2dProblem(1, 64, 12, 84, 96, 1, 1)
+    for vectors, pixels in tiles_of_registers(target.isa().fma):
+        tile = TileShape(1, pixels, vectors)
+        at = named("conv2d", "conv_direct").prepare(problem, NHWC, NHWC, Types.all("float32"), tile=tile).blocking
+        assert (at.rows, at.pixels, at.vectors) == tile
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few rounds, and any spread: of the figures only that they are times is looked at."""
+    for name, value in {"ROUNDS": 2, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": 1e9}.items():
+        monkeypatch.setattr(measuring, name, value)
+    monkeypatch.setattr(measuring, "_transforms", lambda form, fma: (1e-8, 1e-8))  # their kernels compile for long
+    found = measuring.measure()
+    path = tmp_path / "profile.json"
+    path.write_text(found.to_json())
+    assert json.loads(path.read_text())["record"]["isa"] == target.isa().name
+    again = read(path)
+    assert again.tiles == found.tiles
+    assert all(isinstance(at, TileTimes) for at in again.tiles)
+    assert dataclasses.asdict(again) == json.loads(json.dumps(dataclasses.asdict(found), default=list)) | {
+        "tiles": again.tiles
+    }
+
+
+def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ROUNDS": 3, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": -1.0}.items():
+        monkeypatch.setattr(measuring, name, value)
+    runs: dict[Any, Any] = {"nothing": lambda: None}
+    with pytest.raises(measuring.UnsteadyError, match="samples of 'nothing' differed"):
+        measuring._in_turns(runs)
