@@ -264,7 +264,7 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
     known, groups, oc = profile(), problem.g, problem.oc // problem.g
     steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
     fused = target.isa().fma if dot == MULTIPLY_ADD else dot.channels == 4  # one instruction multiplies and adds
-    best: tuple[float, int, TileShape] | None = None
+    best: tuple[float, int, int, TileShape] | None = None
     for vectors, most in tiles_of_registers(fused):
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
@@ -277,11 +277,12 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
             for r in {min(at.oh, most // pixels), 1}:
                 count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
                 seconds = steps * known.step(r * pixels, vectors) + known.end(r * pixels * vectors)
-                score = count_of_tiles * seconds, abs(vectors - 2), TileShape(r, pixels, vectors)
+                level = float(f"{count_of_tiles * seconds:.6e}")  # of sums that are equal but for their rounding
+                score = level, abs(vectors - 2), -r * pixels, TileShape(r, pixels, vectors)
                 if best is None or score < best:
                     best = score
     assert best is not None
-    return best[2]
+    return best[3]
 
 
 def _room_for_window(block: int, whole: int) -> int:
