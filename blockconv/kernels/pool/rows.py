@@ -51,7 +51,8 @@ from blockconv.kernels.pool.blocking import (
 )
 from blockconv.kernels.pool.costs import Loads, cost, element_loads, line_loads, window_loads
 from blockconv.kernels.pool.kernels import PoolArgs
-from blockconv.kernels.pool.shuffles import pool_shuffles, shuffled_tile, shuffles_args, why_not_shuffled
+from blockconv.kernels.pool.shuffles import pool_shuffles
+from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Block, Op
 
@@ -365,14 +366,16 @@ def _rows(
     op_of: Callable[[Blocking], Op],
     loads: tuple[Loads, float] = (window_loads, 1.0),
     op: str = "pool2d",
+    least: int = 1,
 ) -> list[Row]:
-    """A row for each size of element, as it decides how many of them are a vector."""
-    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, loads, op) for suffix, dtypes in ELEMENT_TYPES.items()]
+    """A row for each size of element, at least `least` bytes, as it decides how many of them are a vector."""
+    types = {suffix: dtypes for suffix, dtypes in ELEMENT_TYPES.items() if element(dtypes[0]).itemsize >= least}
+    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, loads, op) for suffix, dtypes in types.items()]
 
 
 ROWS = (
     *_rows("pool_runs", _why_not_runs, _runs),
-    *_rows("pool_shuffles", why_not_shuffled, _shuffles),
+    *_rows("pool_shuffles", why_not_shuffled, _shuffles, least=4),
     *_rows("pool_tiles", _why_not_tiles, _tiles),
     *_rows("pool_planes", _why_not_planes, _planes),
     *_rows("pool_windows", _why_not_windows, _windows),

@@ -7,27 +7,18 @@ picked from these vectors by shuffles that are known when the kernel is built.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from blockconv import jit
-from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.ir import I32, const, emitted, shuffle, splat
-from blockconv.kernels.pool.blocking import MASK_VECTORS, Blocking
 from blockconv.kernels.pool.codegen import Reducer, Reduction
 from blockconv.kernels.pool.kernels import PoolArgs, output_row, start
 
-__all__ = ["ShuffledTile", "pool_shuffles", "shuffled_tile", "shuffles_args", "why_not_shuffled"]
-
-MOST_STRIDE, MOST_TAPS = 4, 5  # of windows whose columns are picked
-MOST_UNROLLED = 3  # rows of a window
-MOST_COLUMNS = 16  # vectors of a tile's columns
-MOST_BYTES = 20 * 1024  # of rows of the image that are read again for the next row of outputs
-SPARE = 8  # vector registers for anything but the columns of a tile
+__all__ = ["ShuffledTile", "ShufflesArgs", "pool_shuffles"]
 
 
 class ShuffledTile(NamedTuple):
@@ -54,67 +45,11 @@ class ShuffledTile(NamedTuple):
         return self.picked(self.kw - 1, self.vectors * lanes - 1) // lanes + 1
 
 
-def why_not_shuffled(b: Blocking) -> str | None:
-    """None for a pool that is cut into such tiles, else why it is not, in a sentence."""
-    p, isa, inner = b.problem, target.isa(), b.view.inner
-    if b.is_adaptive:
-        return "windows are of unequal sizes"
-    if not b.has_contiguous_pixels:
-        return f"the pixels of a row do not follow one another in {b.src}"
-    if inner % b.lanes == 0:
-        return f"a pixel of {b.src} has {inner} elements here, which are whole vectors"
-    if isa.vector_bytes < 32 or b.itemsize < 4:
-        return f"is for masked loads of 4 bytes and more, on vectors of 256 bits and more, not for {isa.name}"
-    if inner == 1 and p.sw == 1:
-        return "the taps of contiguous pixels, one apart, are vectors of their own"
-    if p.sw > MOST_STRIDE or p.kw > MOST_TAPS or p.iw * inner >= 1 << 31:
-        return f"windows are more than {MOST_STRIDE} apart, or have more than {MOST_TAPS} columns, or rows are too long"
-    return None if _tiles(b) else f"{p.kw} columns of a window are more than the vector registers hold"
-
-
-def shuffled_tile(b: Blocking) -> ShuffledTile:
-    """The tile of a pool that needs the fewest instructions."""
-    p, row = b.problem, -(-b.problem.ow * b.view.inner // b.lanes)
-
-    def instructions(tile: ShuffledTile) -> int:
-        return -(-row // tile.vectors) * (tile.columns(b.lanes) * p.kh + tile.vectors * p.kw + 2)
-
-    return min(_tiles(b), key=instructions)
-
-
-def _tiles(b: Blocking) -> list[ShuffledTile]:
-    """Tiles of whole pixels, or of a whole row of outputs, whose columns fit the registers."""
-    lanes, outputs = b.lanes, b.problem.ow * b.view.inner
-    period, most = math.lcm(b.view.inner, lanes) // lanes, min(target.isa().registers - SPARE, MOST_COLUMNS)
-    choices = {-(-outputs // lanes), *range(period, min(MASK_VECTORS, outputs // lanes) + 1, period)}
-    tiles = [_tile(b, vectors) for vectors in sorted(choices) if vectors <= MASK_VECTORS]
-    return [tile for tile in tiles if tile.columns(lanes) <= most]
-
-
-def _tile(b: Blocking, vectors: int) -> ShuffledTile:
-    p, lanes, inner = b.problem, b.lanes, b.view.inner
-    kh, width = p.kh if p.kh <= MOST_UNROLLED else 0, vectors * lanes
-    shift = -p.pw * inner % lanes
-    tile = ShuffledTile(vectors, inner, kh, p.kw, p.sw, p.dw, shift, int(width > p.ow * inner))
-    columns, before = tile.columns(lanes), p.pw * inner + shift
-    last = max(0, p.ow * inner - width) * p.sw - before  # the first element of the last tile
-    beyond = last + columns * lanes - p.iw * inner
-    return tile._replace(left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
-
-
 class ShufflesArgs(PoolArgs):
     """Tiles of contiguous outputs."""
 
     part = word("of a row of outputs, which is computed for all rows of a task before the next", "elements")
     parts = word("of a row")
-
-
-def shuffles_args(b: Blocking) -> ShufflesArgs:
-    """What the windows of a part of a row cover has to stay in the first-level cache from a row to the next."""
-    p, width = b.problem, shuffled_tile(b).vectors * b.lanes
-    outputs, wanted = p.ow * b.view.inner, -(-p.kh * b.row_bytes // MOST_BYTES)
-    part = -(-outputs // (width * wanted)) * width
-    return ShufflesArgs(**b.args._asdict(), part=part, parts=-(-outputs // part))
 
 
 class ShuffledRun(NamedTuple):

@@ -15,7 +15,7 @@ from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.winograd.arguments import HEADER_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.transforms import Form
-from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds, transform_seconds
+from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, transform_seconds
 
 __all__ = [
     "SCRATCH",
@@ -240,6 +240,7 @@ _SHARED = 1.3  # a multiply-add of groups that share a vector: its channels are 
 _CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
 # How many times as long the transforms of source and destination take, where so many channels are contiguous.
 _CONTIGUOUS = {1: (1.3, 2.0), 2: (2.2, 1.5), 4: (1.6, 1.2), 8: (1.3, 1.1)}
+_BEGIN = 4000  # cycles until three stages have what they work with, whatever the problem
 _EDGE = 0.35  # more for a source over the image's edge
 
 
@@ -253,7 +254,7 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, threads
     moved = move_seconds(ITEMSIZE * src.size(p.src_shape), ITEMSIZE * dst.size(p.dst_shape))
     each, counts = transform_seconds(at.form), transforms(p, src, dst, at)
     transformed = max(sum(count * seconds for count, seconds in zip(counts, each, strict=True)), moved)
-    return 2 * launch_seconds() + (multiply + transformed) / threads
+    return launch_seconds() + _BEGIN * cycle_seconds() + (multiply + transformed) / threads
 
 
 def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
