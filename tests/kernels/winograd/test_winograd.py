@@ -323,7 +323,7 @@ def test_auto_weighs_tile_sizes_against_direct(on_machine):
     assert chosen(problem(64, 56, 64, sh=2)) == "conv_direct"
     assert "stride 1, the same" in row(6).rejects(strided(LARGE, 2), NHWC, NHWC)
     assert chosen(problem(64, 56, 64, g=2)) == "conv_winograd_f4"
-    assert chosen(problem(168, 28, 168, g=7)) == "conv_winograd_f4"
+    assert chosen(problem(168, 28, 168, g=7)) in ("conv_winograd_f4", "conv_winograd_f6")  # 239 and 238 µs on a Zen 4
     assert "a multiple of 4 channels" in row(4).rejects(problem(48, 56, 48, g=8), NHWC, NHWC)
     assert chosen(problem(256, 28, 256, g=32)) == "conv_winograd_f4"
     assert "float64" in selection.why_not(row(4), LARGE, NHWC, NHWC, Types.all("float64"))
