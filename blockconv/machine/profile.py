@@ -98,7 +98,7 @@ class Profile:
 
     def step(self, pixels: int, vectors: int) -> float:
         """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond multiply-adds."""
-        known = max((at for at in self.tiles if at.vectors == vectors), key=lambda at: at.pixels)
+        known = min(self.tiles, key=lambda at: (abs(at.vectors - vectors), -at.pixels))  # of another machine, the nearest
         beyond = known.step - known.pixels * vectors * self.fma
         return max(pixels * vectors * self.fma, self.latency) + beyond
 

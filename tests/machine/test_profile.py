@@ -50,6 +50,12 @@ def test_a_machine_without_a_profile_takes_the_nearest(on_machine: str) -> None:
     assert profile().isa == target.isa().name
 
 
+@pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
+def test_a_tile_that_was_not_measured_has_a_price(known: profiles.Profile) -> None:
+    """A machine of more registers than the nearest profile's has tiles that the profile does not know."""
+    assert known.step(5, 9) > known.step(5, 4) > 0
+
+
 def test_an_environment_variable_names_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for known in committed():
         monkeypatch.setenv(profiles.VARIABLE, known.name)
