@@ -98,8 +98,9 @@ class Profile:
 
     def step(self, pixels: int, vectors: int) -> float:
         """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond multiply-adds."""
-        known = min(self.tiles, key=lambda at: (abs(at.vectors - vectors), -at.pixels))  # of another machine, the nearest
-        beyond = known.step - known.pixels * vectors * self.fma
+        # A profile of another machine may know no tile of so many.
+        known = min(self.tiles, key=lambda at: (abs(at.vectors - vectors), -at.pixels))
+        beyond = known.step - known.pixels * known.vectors * self.fma
         return max(pixels * vectors * self.fma, self.latency) + beyond
 
     def store(self, channels: int, lanes: int, rows: bool) -> float:
