@@ -239,6 +239,7 @@ def test_the_pool_that_is_asked_for(run: Any, pool: str, way: str) -> None:
 
 
 @needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("way", ["set_threading", pools.VARIABLE, "NUMBA_THREADING_LAYER"])
 def test_what_is_asked_for_holds_beside_pytorch(run: Any, pool: str, way: str) -> None:

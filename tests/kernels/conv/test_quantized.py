@@ -89,7 +89,7 @@ def small_cache(monkeypatch):
 def test_on_the_grid(descriptor):
     """Each problem on its pairs of layouts, by the multiply-accumulate that this target takes; kinds go round."""
     shift = GRID.index(descriptor)
-    for k, (src, dst) in enumerate(pairs(descriptor)):
+    for k, (src, dst) in enumerate(pairs(descriptor)[::3]):
         check(kind_of(descriptor, (3 * k + shift) % len(KINDS)), src, dst, threads=1 + k % 4)
 
 
@@ -107,18 +107,19 @@ def test_every_multiply_accumulate(dot):
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_every_pair_of_layouts(number):
-    for k, (src, dst) in enumerate(PAIRS):
+    """Each pair once, by kinds in turn."""
+    for k, (src, dst) in enumerate(PAIRS[number :: len(KINDS)]):
         check(kind_of(BATCHES[3], number), src, dst, threads=1 + k % 3)
 
 
-@pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES[::2], *SAMPLED[::4]])
+@pytest.mark.parametrize("descriptor", [*WHOLE[::2], BATCHES[0], *SAMPLED[::8]])
 def test_cut_into_many_windows(descriptor, small_cache):
     shift = GRID.index(descriptor)
     for k, (src, dst) in enumerate(pairs(descriptor)):
         check(kind_of(descriptor, (k + shift) % len(KINDS)), src, dst, threads=1 + k % 4)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 63, 64, 65, 100, 128, 255, 1000])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 8, 15, 17, 31, 64, 100, 255, 1000])
 def test_channels(channels):
     for k, (src, dst) in enumerate((("NHWC", "NHWC"), ("NCHW", "NCHW16"), ("NCHW32", "NCHW"), ("CHWN4", "NCHW64"))):
         check(kind_of(f"mb2ic{channels}ih3iw5oc17kh1kw1", k), src, dst)
@@ -238,7 +239,7 @@ def test_any_number_of_threads_gives_the_same():
         check(made, "NHWC", "NCHW16", threads=threads)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_problems(seed):
     """Any sizes, strides, paddings, dilations and groups, from a random layout to a random one."""
     rng = np.random.default_rng(seed)
@@ -258,6 +259,6 @@ INVENTED = ("aBcd24b", "aBcd2b", "aBcd12b", "aBcd6b", "Bcda8b", "cdba", "bcda", 
 @pytest.mark.parametrize("layout", INVENTED)
 def test_layouts_that_have_no_name(layout):
     """Blocks of no power of two, of less than four channels, batches inside pixels, rows inside columns."""
-    for k, descriptor in enumerate((WHOLE[0], WHOLE[2], WHOLE[1], BATCHES[1], SAMPLED[14])):
+    for k, descriptor in enumerate((WHOLE[0], BATCHES[1], SAMPLED[14])):
         for j, (src, dst) in enumerate(((layout, layout), (layout, "NHWC"), ("NCHW16", layout), ("NCHW", layout))):
             check(kind_of(descriptor, (k + 3 * j) % len(KINDS)), src, dst)
