@@ -129,8 +129,8 @@ def test_one_tree_gives_one_manifest_and_the_caches_that_it_names_decide_blockin
     assert first == again
     key = f"sse {ONLY}"
     record = first[1][key]
-    assert record["row"] == "conv_direct"
-    assert record["blocking"]["lanes"] == 4
+    assert record["row"] == "conv_pixels"
+    assert record["blocking"]["pixel_lanes"] == 4
     assert record["blocking"]["shared"]["groups"] == 1
     assert record["bits"]
     kernels = {digest for op in (*record["ops"], *record["packing"]) for digest in op["kernels"]}
