@@ -20,7 +20,6 @@ from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.selection import Candidate
-from blockconv.runtime import Program, address_of
 
 from .results import Case
 from .timing import compare
@@ -77,21 +76,8 @@ def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Candidate]:
 
 def _run(problem: Any, candidate: Candidate) -> Any:
     """What runs a candidate once, on buffers of its own."""
-    primitive, itemsize = candidate.primitive, TYPES.src.itemsize
-    assert primitive is not None
-    sizes = [itemsize * candidate.src.size(problem.src_shape), itemsize * candidate.dst.size(problem.dst_shape)]
-    if primitive.weights is not None:
-        form, groups = primitive.form, -(-problem.g // primitive.form.sharing)
-        packed = itemsize * form.layout.size(problem.grouped_wei_shape)
-        weights = form.transform.nbytes(problem) if form.transform else packed
-        sizes = [sizes[0], weights, itemsize * form.bias * groups, sizes[1], sizes[1], tuning.PARAMETERS]
-    buffers = [tuning.filled(size) for size in sizes]
-    program, addresses = Program(primitive.ops()), [address_of(buffer) for buffer in buffers]
-
-    def run(held: object = buffers) -> None:
-        program.run(addresses, 1)
-
-    return run
+    assert candidate.primitive is not None
+    return tuning.runner(candidate.primitive, problem, candidate.src, candidate.dst, TYPES.src.itemsize)
 
 
 # ---------------------------------------------------------------- what it comes to
@@ -121,7 +107,7 @@ def quality(cases: Iterable[Case]) -> Quality:
     errors = sorted(abs(ratio / middle - 1) for ratio in ratios)
     pairs = [pair for ways in problems for pair in itertools.combinations(ways, 2) if _differ(*pair)]
     right = sum((a.predicted < b.predicted) == (a.measured < b.measured) for a, b in pairs)
-    regrets = sorted(regret for ways in problems for regret in _regrets(ways))
+    regrets = sorted(regret for ways in problems for regret, _, _ in _choices(ways))
     error = errors[len(errors) // 2], errors[len(errors) * 9 // 10]
     return Quality(len(ratios), middle, error, len(pairs), right / max(1, len(pairs)), tuple(regrets))
 
@@ -131,12 +117,12 @@ def _differ(a: Way, b: Way) -> bool:
     return slow > (1 + DIFFERENT) * fast
 
 
-def _regrets(ways: Sequence[Way]) -> Iterator[float]:
-    """By how much the row that is taken is slower than the fastest, in each layout."""
+def _choices(ways: Sequence[Way]) -> Iterator[tuple[float, Way, Way]]:
+    """(by how much the row that is taken is slower than the fastest, both), in each layout."""
     for layout in {way.layout: None for way in ways}:
         here = [way for way in ways if way.layout == layout]
-        taken = next(way for way in here if way.taken)
-        yield taken.measured / min(way.measured for way in here) - 1
+        taken, best = next(way for way in here if way.taken), min(here, key=lambda way: way.measured)
+        yield taken.measured / best.measured - 1, taken, best
 
 
 def table(cases: Sequence[Case]) -> Table:
@@ -168,13 +154,11 @@ def worst(cases: Sequence[Case], count: int) -> Table:
     found = Table(title="The costliest choices", title_justify="left", title_style="bold")
     for head in ("problem", "layout", "taken", "fastest", "regret"):
         found.add_column(head)
-    listed = []
-    for case in cases:
-        ways = [Way(**entry) for entry in case["entries"]]
-        for layout in {way.layout for way in ways}:
-            here = [way for way in ways if way.layout == layout]
-            taken, best = next(way for way in here if way.taken), min(here, key=lambda way: way.measured)
-            listed.append((taken.measured / best.measured - 1, case["title"], layout, taken.row, best.row))
+    listed = [
+        (regret, case["title"], taken.layout, taken.row, best.row)
+        for case in cases
+        for regret, taken, best in _choices([Way(**entry) for entry in case["entries"]])
+    ]
     for regret, title, layout, taken_row, best_row in sorted(listed, reverse=True)[:count]:
         found.add_row(title, layout, taken_row, best_row, f"{regret:.0%}")
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -21,14 +21,12 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, ReorderProblem
 from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
-from blockconv.dispatch.tuning import PARAMETERS, filled
+from blockconv.dispatch.tuning import program_runner, runner
 from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
-from blockconv.kernels.table import Primitive
 from blockconv.kernels.winograd.blocking import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
 from blockconv.machine.profile import SCATTERED, Profile, TileTimes
-from blockconv.runtime import Op, Program, address_of
 
 __all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
 
@@ -106,15 +104,8 @@ def _layout(name: str) -> Layout:
 
 def _convolution(problem: Conv2dProblem, dst: Layout, shape: TileShape) -> Callable[[], None]:
     src, types = Layout("NHWC"), Types.all("float32")
-    return _run(named("conv2d", "conv_direct").prepare(problem, src, dst, types, tile=shape), problem, src, dst)
-
-
-def _run(found: Primitive, problem: Conv2dProblem, src: Layout, dst: Layout) -> Callable[[], None]:
-    form, output = found.form, ITEMSIZE * dst.size(problem.dst_shape)
-    packed = ITEMSIZE * form.layout.size(problem.grouped_wei_shape)
-    weights = form.transform.nbytes(problem) if form.transform else packed
-    sizes = ITEMSIZE * src.size(problem.src_shape), weights, ITEMSIZE * form.bias, output, output, PARAMETERS
-    return _program(found.ops(), sizes)
+    found = named("conv2d", "conv_direct").prepare(problem, src, dst, types, tile=shape)
+    return runner(found, problem, src, dst, ITEMSIZE)
 
 
 def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
@@ -138,7 +129,7 @@ def _transforms(form: Form, fma: float) -> tuple[float, float]:
         ih, s = size * form.stride, form.stride
         problem = Conv2dProblem(1, ic, ih, ih, oc, 3, 3, sh=s, sw=s, ph=1, pw=1)
         found = row.prepare(problem, lay, lay, Types.all("float32"))
-        runs[ic] = _run(found, problem, lay, lay)
+        runs[ic] = runner(found, problem, lay, lay, ITEMSIZE)
         counts.append(transforms(problem, lay, lay, found.blocking))
         products.append(multiply_adds(problem, found.blocking) * fma)
     taken = np.array(list(_in_turns(runs).values())) - np.array(products)
@@ -167,7 +158,7 @@ def _copy(nbytes: int) -> Callable[[], None]:
     line = Layout("a")
     problem = ReorderProblem((nbytes // ITEMSIZE,), line.name, line.name, ITEMSIZE)
     found = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE))
-    return _program(found.ops(), (nbytes, nbytes))
+    return program_runner(found.ops(), (nbytes, nbytes))
 
 
 def _launch() -> float:
@@ -175,21 +166,11 @@ def _launch() -> float:
     line, few, many = Layout("a"), 1, 33
     problem = ReorderProblem((16,), line.name, line.name, ITEMSIZE)
     (op,) = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE)).ops()
-    found = _in_turns({count: _program([op] * count, (64, 64)) for count in (few, many)})
+    found = _in_turns({count: program_runner([op] * count, (64, 64)) for count in (few, many)})
     return (found[many] - found[few]) / (many - few)
 
 
 # ---------------------------------------------------------------- timing
-
-
-def _program(ops: Sequence[Op], nbytes: Sequence[int]) -> Callable[[], None]:
-    buffers = [filled(size) for size in nbytes]
-    program, addresses = Program(ops), [address_of(buffer) for buffer in buffers]
-
-    def run(held: object = buffers) -> None:
-        program.run(addresses, 1)
-
-    return run
 
 
 def _in_turns(runs: Runs) -> dict[Any, float]:

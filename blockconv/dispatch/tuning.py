@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,10 @@ from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
 from blockconv.jit import kept
 from blockconv.kernels import Row
+from blockconv.kernels.table import Primitive
 from blockconv.runtime import Op, Program, address_of, aligned_empty
 
-__all__ = ["PARAMETERS", "Costs", "Machine", "calibrate", "filled", "key", "machine", "read_costs", "seconds_of"]
+__all__ = ["Costs", "Machine", "calibrate", "key", "machine", "program_runner", "read_costs", "runner", "seconds_of"]
 
 RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
 PARAMETERS = 24  # bytes of an activation's parameters
@@ -144,6 +145,29 @@ def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
         program.run(addresses, threads)
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2]
+
+
+def runner(primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int) -> Callable[[], None]:
+    """What runs a prepared convolution or pool of floats once on one thread, on buffers of its own."""
+    source, output = (itemsize * lay.size(shape) for lay, shape in ((src, problem.src_shape), (dst, problem.dst_shape)))
+    sizes = [source, output]
+    if primitive.weights is not None:
+        form, groups = primitive.form, -(-problem.g // primitive.form.sharing)
+        packed = itemsize * form.layout.size(problem.grouped_wei_shape)
+        weights = form.transform.nbytes(problem) if form.transform else packed
+        sizes = [source, weights, itemsize * form.bias * groups, output, output, PARAMETERS]
+    return program_runner(primitive.ops(), sizes)
+
+
+def program_runner(ops: Sequence[Op], nbytes: Sequence[int]) -> Callable[[], None]:
+    """What runs ops once on one thread, on buffers of these sizes."""
+    buffers = [filled(size) for size in nbytes]
+    program, addresses = Program(ops), [address_of(buffer) for buffer in buffers]
+
+    def run(held: object = buffers) -> None:
+        program.run(addresses, 1)
+
+    return run
 
 
 def filled(nbytes: int) -> npt.NDArray[np.uint8]:
