@@ -31,7 +31,8 @@ def test_a_case_has_every_part_on_every_pool(tmp_path: Path) -> None:
         }
         assert all(entry["verdict"] == OK and entry["error"] < mixed.TOLERANCE for entry in case["entries"])
         alone = [ratio["median"] for name, ratio in case["to best"].items() if name.startswith("conv2d, ")]
-        assert min(alone) == 1
+        # The pool of the least median is the measure of the others, whatever their pairs of rounds say.
+        assert 1 in alone
     rows = list(tables.TABLES["mixed"](list(cases.values())))[2:]
     assert [row.split(" | ")[1:3] for row in rows] == [[str(n), pool] for n in (1, 2) for pool in pools]
     assert all(all(cell.strip() for cell in row.split("|")[1:-1]) for row in rows)
