@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["INT8", "ElementType", "Types", "element"]
+__all__ = ["HALVES", "INT8", "ElementType", "Types", "element"]
 
-FLOAT, SIGNED, UNSIGNED, BITS = "float", "signed", "unsigned", "bits"
-_KINDS = (FLOAT, SIGNED, UNSIGNED)
-_NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint"}
+FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
+_KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN)
+_NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
 
 
 @dataclass(frozen=True)
 class ElementType:
     """The type of an array's elements.
 
-    name: NumPy's. kind: "float", "signed", "unsigned", or "bits" of what is moved and never computed with. itemsize:
-    bytes.
+    name: NumPy's. kind: "float", "bfloat" (the upper half of a float32, which NumPy has by `ml_dtypes`), "signed",
+    "unsigned", or "bits" of what is moved and never computed with. itemsize: bytes.
     """
 
     name: str
@@ -30,7 +30,17 @@ class ElementType:
 
     @property
     def is_float(self) -> bool:
-        return self.kind == FLOAT
+        return self.kind in (FLOAT, BRAIN)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it is a float of 16 bits, which is computed with as float32."""
+        return self.is_float and self.itemsize == 2
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's."""
+        return _dtype(self.name)
 
     @property
     def code(self) -> int:
@@ -39,7 +49,7 @@ class ElementType:
 
     def bits(self, value: float) -> int:
         """`value` as one element, and its bits as a signed integer: how a kernel's argument holds it."""
-        return int(np.array(value, self.name).view(f"i{self.itemsize}"))
+        return int(np.array(value, self.dtype).view(f"i{self.itemsize}"))
 
     @staticmethod
     def of(code: int) -> ElementType:
@@ -50,12 +60,22 @@ class ElementType:
 
 def element(dtype: npt.DTypeLike) -> ElementType:
     """The element type of NumPy's `dtype`, or of its name."""
-    return _element(np.dtype(dtype))
+    return _element(_dtype(dtype))
+
+
+def _dtype(name: npt.DTypeLike) -> np.dtype[Any]:
+    if isinstance(name, str) and name == "bfloat16":  # imported here, as it takes longer than all that most users need
+        import ml_dtypes
+
+        name = ml_dtypes.bfloat16
+    return np.dtype(name)
 
 
 @functools.cache
 def _element(found: np.dtype[Any]) -> ElementType:
-    return ElementType(found.name, {"f": FLOAT, "i": SIGNED, "u": UNSIGNED}.get(found.kind, BITS), found.itemsize)
+    kinds = {"f": FLOAT, "i": SIGNED, "u": UNSIGNED}
+    kind = BRAIN if found.name == "bfloat16" else kinds.get(found.kind, BITS)  # "V" to NumPy
+    return ElementType(found.name, kind, found.itemsize)
 
 
 class Types(NamedTuple):
@@ -84,6 +104,11 @@ class Types(NamedTuple):
         """Of int8 weights, whose products with a source of 8 bits are added as int32."""
         return Types(element(src), element("int8"), element("int32"), element(dst))
 
+    @staticmethod
+    def half(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:
+        """Of a source and weights that are floats of 16 bits, whose products are added as float32."""
+        return Types(element(src), element(src), element("float32"), element(dst))
+
     @property
     def is_uniform(self) -> bool:
         return len(set(self)) == 1
@@ -101,3 +126,5 @@ class Types(NamedTuple):
 INT8 = frozenset(
     Types.quantized(src, dst) for src in ("uint8", "int8") for dst in ("uint8", "int8", "int32", "float32")
 )
+# What convolutions of floats of 16 bits are computed with.
+HALVES = frozenset(Types.half(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))
