@@ -11,20 +11,20 @@ __all__ = ["Result", "ShuffleArgs", "Source", "permute_channels"]
 
 
 class Source(Arguments):
-    """A vector of the source's channels, of a pixel."""
+    """Neighbouring channels of the source, as many as a tile has."""
 
     offset = word("from the pixel's first channel", "bytes")
     plane = word("where the first of them goes in the scratch", "bytes")
 
 
 class Result(Arguments):
-    """A vector of the destination's channels, of a pixel. As many offsets of planes follow."""
+    """Neighbouring channels of the destination. As many offsets of planes follow."""
 
     offset = word("from the pixel's first channel", "bytes")
 
 
 class ShuffleArgs(Arguments):
-    """A permutation of the channels of every pixel, where neighbouring channels are contiguous."""
+    """A permutation of the channels of every pixel, where neighbouring channels, a tile's at least, are contiguous."""
 
     src = word("the source's first element", "address")
     dst = word("the destination's first element", "address")
@@ -33,24 +33,24 @@ class ShuffleArgs(Arguments):
     pixels = word("in an image, or in such a row")
     col = word("from a pixel to the next", "bytes")
     tiles = word("that these pixels make")
-    sources = word("vectors of the source's channels")
-    results = word("vectors of the destination's channels")
+    sources = word("tiles of the source's channels")
+    results = word("tiles of the destination's channels")
     zero = word("where the scratch has a plane of zeros, for channels that do not exist", "bytes")
 
 
 @jit.kernel
-def permute_channels(itemsize, lanes):
-    """A task is a tile of pixels of an image, all channels. Scratch: a plane, a vector of pixels, for each channel."""
-    to_planes, to_tile = tile_to_planes(itemsize, lanes), planes_to_tile(itemsize, lanes)
+def permute_channels(itemsize, pixels, width):
+    """A task is a tile of pixels of an image, all channels, `width` at a time. Scratch: a plane of it for each channel."""
+    to_planes, to_tile = tile_to_planes(itemsize, pixels, width), planes_to_tile(itemsize, pixels, width)
 
     def kernel(args, first, last, scratch):
         a = ShuffleArgs(args)
         col, tiles, sources, results = a.col, a.tiles, a.sources, a.results
         zero = scratch + a.zero
-        for lane in range(lanes):
-            store_bits(zero + lane * itemsize, 0, itemsize)
+        for k in range(pixels):
+            store_bits(zero + k * itemsize, 0, itemsize)
         for task in range(first, last):
-            pixel = min(task % tiles * lanes, a.pixels - lanes)
+            pixel = min(task % tiles * pixels, a.pixels - pixels)
             at = task // tiles * a.image + pixel * col
             src, dst = a.src + at, a.dst + at
             row = a.table
@@ -61,6 +61,6 @@ def permute_channels(itemsize, lanes):
             for _ in range(results):
                 result = Result(row)
                 to_tile(scratch, row + Result.nbytes, dst + result.offset, col)
-                row += Result.nbytes + 8 * lanes
+                row += Result.nbytes + 8 * width
 
     return kernel

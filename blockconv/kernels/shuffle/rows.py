@@ -1,14 +1,17 @@
 """Channel shuffles where neighbouring channels are contiguous: tiles of pixels are transposed to planes and back.
 
-An element at a time, a permutation of channels costs a load and a store each. Here a tile of as many pixels as a
-vector has lanes is read by whole vectors of channels, transposed in registers, and written to the scratch as one
-vector for each channel; the destination's channels are then picked from there, vector by vector, and transposed back.
-Any permutation costs the same. A last tile of pixels is moved back to be whole.
+An element at a time, a permutation of channels costs a load and a store each. Here a tile of pixels by neighbouring
+channels is transposed in registers, and written to the scratch as one vector for each channel; the destination's
+channels are then picked from there, and transposed back. Any permutation costs the same. A tile has as many pixels as a
+vector has lanes, or as follow each other, and as many channels as make a block with the least work (`_tile`). A last
+tile of pixels, or of a block's channels, is moved back to be whole.
 
 Buffers: source, destination.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,10 +25,38 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.shuffle.kernels import Result, ShuffleArgs, Source, permute_channels
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import launch_seconds, scalar_seconds
+from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
+
+
+class Tile(NamedTuple):
+    """A tile's pixels and channels, and the cycles that all tiles take."""
+
+    pixels: int
+    width: int
+    cycles: float
+
+
+def _tile(problem: ShuffleProblem, layout: Layout, itemsize: int) -> Tile:
+    """The tile that takes the fewest cycles.
+
+    A pixel of a tile is loaded or stored, and joined with others to vectors; these are shuffled as often as their
+    number is halved.
+    """
+    outer, inner = positions(layout, problem.shape, 1, itemsize)
+    g, padded = geometry(layout, problem.shape, itemsize), layout.padded_shape(problem.shape)[1]
+    block = min(g.length, padded)
+    pixels = 1 << min(lanes_of(itemsize), inner.size).bit_length() - 1
+    widths = (1 << k for k in range(min(pixels, block).bit_length()))
+    tiles = outer.size * -(-inner.size // pixels) * (padded // block)
+
+    def cycles(width: int) -> int:
+        return 2 * tiles * -(-block // width) * (2 * pixels - width + width * (width.bit_length() - 1))
+
+    best = min(widths, key=cycles)
+    return Tile(pixels, best, cycles(best))
 
 
 def _ops(problem: ShuffleProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
@@ -33,18 +64,18 @@ def _ops(problem: ShuffleProblem, layout: Layout, element: ElementType, threads:
     c = p.shape[1]
     if p.shape[0] == 0:
         return []
-    lanes, g = lanes_of(itemsize), geometry(layout, p.shape, itemsize)
-    padded, plane = layout.padded_shape(p.shape)[1], lanes * itemsize
+    (pixels, width, _), g = _tile(p, layout, itemsize), geometry(layout, p.shape, itemsize)
+    padded, plane = layout.padded_shape(p.shape)[1], pixels * itemsize
     block = min(g.length, padded)
-    firsts = [start + min(k, block - lanes) for start in range(0, padded, block) for k in range(0, block, lanes)]
+    firsts = [start + min(k, block - width) for start in range(0, padded, block) for k in range(0, block, width)]
     sources = [Source(offset=g.offset(k), plane=k * plane) for k in firsts if k < c]
     table = [word for source in sources for word in source]
     each = c // p.groups
     for k in firsts:
-        planes = (d % p.groups * each + d // p.groups if d < c else padded for d in range(k, k + lanes))
+        planes = (d % p.groups * each + d // p.groups if d < c else padded for d in range(k, k + width))
         table += [*Result(offset=g.offset(k)), *(channel * plane for channel in planes)]
     outer, inner = positions(layout, p.shape, 1, itemsize)
-    tiles = -(-inner.size // lanes)
+    tiles = -(-inner.size // pixels)
     args = ShuffleArgs(
         src=Buffer(0),
         dst=Buffer(1),
@@ -58,7 +89,7 @@ def _ops(problem: ShuffleProblem, layout: Layout, element: ElementType, threads:
         zero=padded * plane,
     )
     tasks, size = outer.size * tiles, padded * plane
-    kernel, chunk = permute_channels(itemsize, lanes), chunk_of(tasks, size, threads)
+    kernel, chunk = permute_channels(itemsize, pixels, width), chunk_of(tasks, size, threads)
     return [Op(kernel, args, tasks, chunk, scratch=size + plane, table=np.array(table, np.int64))]
 
 
@@ -66,14 +97,12 @@ def _why_not(itemsize: int, problem: ShuffleProblem, src: Layout, dst: Layout) -
     why_not = same_layout_why_not(problem.shape, src, dst)
     if why_not or 0 in problem.shape:
         return why_not
-    lanes, padded = lanes_of(itemsize), dst.padded_shape(problem.shape)[1]
-    g = geometry(dst, problem.shape, itemsize)
-    if g.channel != itemsize or min(g.length, padded) < lanes:
-        return f"fewer than a vector's {lanes} channels are contiguous in {dst}"
-    if (padded + 1) * lanes * itemsize > target.second_level_cache():
-        return f"a tile of {lanes} pixels by {padded} channels is larger than a second-level cache"
-    inner = positions(dst, problem.shape, 1, itemsize)[1]
-    return None if inner.size >= lanes else f"fewer than {lanes} pixels are equally far apart"
+    if geometry(dst, problem.shape, itemsize).channel != itemsize:
+        return f"neighbouring channels are not contiguous in {dst}"
+    pixels, padded = lanes_of(itemsize), dst.padded_shape(problem.shape)[1]
+    if (padded + 1) * pixels * itemsize > target.second_level_cache():
+        return f"a tile of {pixels} pixels by {padded} channels is larger than a second-level cache"
+    return None
 
 
 def _row(dtype: str, suffix: str) -> Row:
@@ -81,10 +110,11 @@ def _row(dtype: str, suffix: str) -> Row:
         return _why_not(ITEMSIZE[dtype], problem, src, dst)
 
     def make(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-        """Predicted at about 0.2 ns an element: two transposes in registers."""
+        size = types.src.itemsize * dst.size(problem.shape)
 
         def cost() -> float:
-            return launch_seconds() + dst.size(problem.shape) * scalar_seconds() / 2 / threads
+            computed = _tile(problem, dst, types.src.itemsize).cycles * cycle_seconds() if size else 0.0
+            return launch_seconds() + max(move_seconds(size, size), computed) / threads
 
         return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 

@@ -284,11 +284,11 @@ def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, element: Ele
 
 
 def _cost(problem: Any, src: Layout, dst: Layout, threads: int) -> float:
-    """Bytes at the speed of a copy; what is measured element by element, where no extent is longer than an element."""
+    """Bytes at the speed of a copy, and moves of elements, where no extent is longer than one."""
     elements = dst.size(problem.dst_shape)
     moved = move_seconds(4 * elements, 4 * elements)
     if isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, 4).channel == 4:
-        moved = max(moved, elements * scalar_seconds())
+        moved += elements * scalar_seconds()
     elif src != dst:
         moved *= 3
     return launch_seconds() + moved / threads
