@@ -213,10 +213,10 @@ class Vectors:
         """The larger of each lane; `y` where one is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
-    def fold(self, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """All lanes of `x` combined, in every lane."""
+    def fold(self, x: Any, combine: Callable[[Any, Any], Any], period: int = 1) -> Any:
+        """All lanes of `x` that are a multiple of `period` apart combined, in every one of these lanes."""
         half = self.lanes // 2
-        while half:
+        while half >= period:
             x = combine(x, shuffle(self.b, x, x, [(lane + half) % self.lanes for lane in range(self.lanes)]))
             half //= 2
         return x

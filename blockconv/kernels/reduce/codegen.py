@@ -1,4 +1,4 @@
-"""Sums of vectors, as vector code."""
+"""Sums of rows, as vector code."""
 
 from __future__ import annotations
 
@@ -7,41 +7,98 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import const, emitted, opaque, shuffle
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Summands", "sum_of_vectors"]
+__all__ = ["Summands", "divide", "rows_at_once", "sum_of_rows"]
 
-PARTIAL = 64  # vectors in a partial sum
+ACCUMULATORS = 4  # so that an addition need not wait for the one before
 
 
 class Summands(NamedTuple):
-    """`steps` vectors, `stride` bytes apart, of which the first `valid` lanes exist, to be added to that at `total`."""
+    """`rows` rows of `size` contiguous elements, `stride` bytes apart, to be added to the vectors at `total`.
+
+    left: elements of a row after them, which is a part of a vector.
+    """
 
     src: int
-    steps: int
+    rows: int
     stride: int
-    valid: int
+    size: int
+    left: int
     total: int
 
 
-def sum_of_vectors(element: ElementType, lanes: int) -> Any:
-    """Code that adds `Summands`."""
+def rows_at_once(vectors: int) -> int:
+    """Rows of so many vectors that have accumulators of their own."""
+    return 1 << max(1, ACCUMULATORS // vectors).bit_length() - 1
+
+
+def sum_of_rows(element: ElementType, lanes: int, vectors: int) -> Any:
+    """Code that adds `Summands` of up to so many vectors."""
 
     @emitted
-    def add_vectors(builder: Any, s: Summands) -> None:
+    def add_rows(builder: Any, s: Summands) -> None:
         v = Vectors(builder, element, lanes)
-        slot = cgutils.alloca_once(builder, v.kind)
-        mask = v.below(s.valid)
-        partials = builder.sdiv(builder.add(s.steps, const(PARTIAL - 1)), const(PARTIAL))
-        with cgutils.for_range(builder, partials) as partial:
-            first = builder.mul(partial.index, const(PARTIAL))
-            left = builder.sub(s.steps, first)
-            steps = builder.select(builder.icmp_signed("<", left, const(PARTIAL)), left, const(PARTIAL))
-            builder.store(v.zero, slot)
-            with cgutils.for_range(builder, steps) as loop:
-                at = builder.add(s.src, builder.mul(builder.add(first, loop.index), s.stride))
-                builder.store(builder.fadd(builder.load(slot), v.load(at, mask)), slot)
-            v.store(builder.fadd(v.load(s.total), builder.load(slot)), s.total)
+        with builder.if_else(builder.icmp_signed(">=", s.size, const(vectors * lanes))) as (whole, partly):
+            with whole:
+                _add(v, s, [None] * vectors)
+            with partly:
+                _add(v, s, [v.below(builder.sub(s.size, const(k * lanes))) for k in range(vectors)])
 
-    return add_vectors
+    return add_rows
+
+
+def _add(v: Vectors, s: Summands, masks: list[Any]) -> None:
+    b, vectors = v.b, len(masks)
+    unrolled = rows_at_once(vectors)
+    slots = v.slots(unrolled * vectors, v.zero)
+
+    def add(first: Any, rows: int, stride: Any) -> None:
+        at = b.add(s.src, b.mul(first, stride))
+        for k in range(rows * vectors):
+            row, vector = divmod(k, vectors)
+            here = b.add(b.add(at, b.mul(stride, const(row))), const(vector * v.bytes))
+            b.store(v.add(b.load(slots[k]), v.load(here, masks[vector])), slots[k])
+
+    groups = b.sdiv(s.rows, const(unrolled))
+    with cgutils.for_range(b, groups) as loop:
+        add(b.mul(loop.index, const(unrolled)), unrolled, opaque(b, s.stride))
+    done = b.mul(groups, const(unrolled))
+    while unrolled := unrolled // 2:
+        with b.if_then(b.icmp_signed("<=", b.add(done, const(unrolled)), s.rows)):
+            add(done, unrolled, s.stride)
+        done = b.and_(s.rows, const(-unrolled))
+    with b.if_then(b.icmp_signed(">", s.left, const(0))):
+        last = v.load(b.add(s.src, b.mul(s.rows, s.stride)), v.below(s.left))
+        b.store(v.add(b.load(slots[-1]), last), slots[-1])
+    for vector in range(vectors):
+        sums = [b.load(slot) for slot in slots[vector::vectors]]
+        while len(sums) > 1:
+            sums = [v.add(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+        total = b.add(s.total, const(vector * v.bytes))
+        v.store(v.add(v.load(total), sums[0]), total)
+
+
+def divide(element: ElementType, lanes: int, period: int) -> Any:
+    """Code that writes `count` contiguous sums divided by a float64.
+
+    period: if not 0, the sums are `period` ones, each of the lanes of a vector that are so many apart.
+    """
+
+    @emitted
+    def quotients(builder: Any, src: Any, by: Any, dst: Any, count: Any) -> None:
+        v = Vectors(builder, element, lanes)
+        divisor = v.splat(by if v.itemsize == 8 else builder.fptrunc(by, v.element))
+
+        def vector(offset: Any, mask: Any) -> None:
+            v.store(builder.fdiv(v.load(builder.add(src, offset)), divisor), builder.add(dst, offset), mask)
+
+        if period:
+            sums, first = v.fold(v.load(src), v.add, period), list(range(period))
+            sums, divisor = (shuffle(builder, x, x, first) for x in (sums, divisor))
+            v.store(builder.fdiv(sums, divisor), dst)
+        else:
+            v.each(count, vector)
+
+    return quotients

@@ -5,8 +5,8 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word
-from blockconv.jit.ir import load_f, store_f
-from blockconv.kernels.reduce.codegen import Summands, sum_of_vectors
+from blockconv.jit.ir import store_f
+from blockconv.kernels.reduce.codegen import Summands, divide, sum_of_rows
 
 __all__ = ["LOOPS", "MeanArgs", "MeanLoop", "reduce_mean"]
 
@@ -21,13 +21,17 @@ class MeanLoop(Arguments):
 
 
 class MeanArgs(Arguments):
-    """Means of a storage. The innermost axes of one sort are no loop but contiguous."""
+    """Means of a storage. The innermost axes that are kept are contiguous, and no loop."""
 
     src = word("the source's first element", "address")
     dst = word("the first mean", "address")
-    inner = word("contiguous elements: the innermost axes", "elements")
+    inner = word("contiguous elements whose means are results", "elements")
+    segment = word("of these in a task", "elements")
+    run = word("steps of the innermost kept loop in a task")
+    partial = word("rows of a partial sum, which is then added to the total")
+    together = word("steps of the innermost summed loop that are a row of elements")
     count = word("what a mean is made of", "elements")
-    kept = table(MeanLoop, LOOPS, "axes whose means are results, outermost first")
+    kept = table(MeanLoop, LOOPS, "other axes whose means are results, outermost first")
     reduced = table(MeanLoop, LOOPS, "axes that are summed, outermost first")
     channels = word("that exist, in a layout with blocks of channels; means of others are written as zero")
     block = word("channels in a block")
@@ -36,52 +40,49 @@ class MeanArgs(Arguments):
 
 
 @jit.kernel
-def reduce_mean(element, lanes, kept_inside, ragged):
-    """Means; a task is one, or, with `kept_inside`, a vector of them along the contiguous axes, which are kept.
+def reduce_mean(element, lanes, vectors, period, ragged):
+    """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
 
-    ragged: some results are of channels that do not exist. Scratch: the vector of sums.
+    vectors: of a row that are summed at once. period: if not 0, elements of which several make a vector, a row.
+    ragged: some results are of channels that do not exist.
     """
-    itemsize = ElementType.of(element).itemsize
-    size, add_vectors = lanes * itemsize, sum_of_vectors(ElementType.of(element), lanes)
+    kind = ElementType.of(element)
+    itemsize, width = kind.itemsize, vectors * lanes
+    add_rows, quotients = sum_of_rows(kind, lanes, vectors), divide(kind, lanes, period)
 
     def kernel(args, first, last, scratch):
         a = MeanArgs(args)
-        inner, outer, middle, innermost = a.inner, a.reduced[0], a.reduced[1], a.reduced[2]
-        vectors = (inner + lanes - 1) // lanes if kept_inside else 1
+        inner, run, outer, middle, innermost = a.inner, a.run, a.reduced[0], a.reduced[1], a.reduced[2]
+        rows, stride = innermost.size // a.together, a.together * innermost.stride
+        segments, line = (inner + a.segment - 1) // a.segment, a.kept[2]
+        runs, parts = (line.size + run - 1) // run, max(1, (rows + a.partial - 1) // a.partial)
         for task in range(first, last):
-            at, rest = task % vectors * lanes, task // vectors
-            src, above = a.src + at * itemsize, rest
-            for k in range(LOOPS):
-                loop = a.kept[LOOPS - 1 - k]
-                src += above % loop.size * loop.stride
-                above //= loop.size
-            for lane in range(lanes):
-                store_f(scratch + lane * itemsize, 0.0, itemsize)
-            for i in range(outer.size):
-                for j in range(middle.size):
-                    here = src + i * outer.stride + j * middle.stride
-                    if kept_inside:
-                        steps, stride = innermost.size, innermost.stride
-                        add_vectors(Summands(here, steps, stride, min(lanes, inner - at), scratch))
-                    else:
-                        whole = inner // lanes
-                        add_vectors(Summands(here, whole, size, lanes, scratch))
-                        if inner > whole * lanes:
-                            add_vectors(Summands(here + whole * size, 1, 0, inner - whole * lanes, scratch))
-            count = float(a.count)
-            if kept_inside:
-                dst = a.dst + (rest * inner + at) * itemsize
-                for lane in range(min(lanes, inner - at)):
-                    store_f(dst + lane * itemsize, load_f(scratch + lane * itemsize, itemsize) / count, itemsize)
-                    if ragged:
-                        index = rest * inner + at + lane
-                        channel = index // a.block_stride % a.blocks * a.block + index % a.block
-                        if channel >= a.channels:
-                            store_f(dst + lane * itemsize, 0.0, itemsize)
-            else:
-                total = 0.0
-                for lane in range(lanes):
-                    total += load_f(scratch + lane * itemsize, itemsize)
-                store_f(a.dst + task * itemsize, total / count, itemsize)
+            at, above = task % segments * a.segment, task // segments
+            start, lines = above % runs * run, above // runs
+            count, end = min(a.segment, inner - at), min(start + run, line.size)
+            row, left = a.together * count, innermost.size % a.together * count
+            origin = a.src + at * itemsize
+            origin += lines % a.kept[1].size * a.kept[1].stride + lines // a.kept[1].size * a.kept[0].stride
+            for step in range(start, end):
+                src, result = origin + step * line.stride, (lines * line.size + step) * inner + at
+                for k in range(0, row, width):
+                    for lane in range(width):
+                        store_f(scratch + (k + lane) * itemsize, 0.0, itemsize)
+                for i in range(outer.size):
+                    for j in range(middle.size):
+                        here = src + i * outer.stride + j * middle.stride
+                        for part in range(parts):
+                            k = part * a.partial
+                            some, more = min(a.partial, rows - k), left if k + a.partial >= rows else 0
+                            for column in range(0, row, width):
+                                x, total = here + k * stride + column * itemsize, scratch + column * itemsize
+                                add_rows(Summands(x, some, stride, row - column, more, total))
+                dst = a.dst + result * itemsize
+                quotients(scratch, float(a.count), dst, count)
+                if ragged:
+                    for k in range(count):
+                        index = result + k
+                        if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
+                            store_f(dst + k * itemsize, 0.0, itemsize)
 
     return kernel

@@ -1,8 +1,9 @@
 """Means over any axes of an array, but no blocked one. (Over H and W alone, pooling has them.)
 
-Neighbouring axes of one sort, kept or reduced, are one loop. If the last is kept, a vector holds neighbours of it, and
-what is reduced are loops around; else contiguous extents are summed by vectors, and the vector's lanes at the end.
-Partial sums are of at most 64 vectors, and are added to the total: errors grow with their number, not the elements'.
+Neighbouring axes of one sort, kept or reduced, are one loop; the innermost ones that are kept are the elements of a
+row, and what is summed are rows. Where several rows are a vector, they are one row, whose sums are added to each other
+at the end. Partial sums of some rows are added to the total: errors grow with the number of additions to either, not
+with the elements. Of rows that are long, few are summed before the next elements of them: so memory is read in order.
 
 Buffers: source, destination.
 """
@@ -17,7 +18,8 @@ from blockconv.core.layout import Axis, Layout
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.same_layout import same_layout_why_not
-from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.reduce.codegen import rows_at_once
 from blockconv.kernels.reduce.kernels import LOOPS, MeanArgs, MeanLoop, reduce_mean
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.costs import launch_seconds, move_seconds
@@ -33,24 +35,36 @@ def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threa
     # Neighbouring axes of one sort: (whether reduced, size), then the loop over them.
     axes = [(axis.dim in p.axes, axis.size) for axis in layout.axes(p.shape) if axis.size > 1]
     merged = [(sort, math.prod(size for _, size in same)) for sort, same in itertools.groupby(axes, lambda a: a[0])]
-    stride = itemsize
+    inner = 1 if not merged or merged[-1][0] else merged.pop()[1]
+    stride = inner * itemsize
     loops: list[tuple[bool, MeanLoop]] = []
     for reduced, size in reversed(merged):
         loops.insert(0, (reduced, MeanLoop(size=size, stride=stride)))
         stride *= size
-    sums, inner = loops.pop() if loops else (False, _ONCE)
     kept, summed = (_three([loop for reduced, loop in loops if reduced == sort]) for sort in (False, True))
-    if sums:  # two loops around a contiguous extent, which is the third
-        summed = [*summed[1:], _ONCE]
-    count = math.prod(p.shape[axis] for axis in p.axes)
-    lanes = lanes_of(itemsize)
-    results = math.prod(loop.size for loop in kept)
-    tasks = results if sums else results * -(-inner.size // lanes)
+    count, lanes = math.prod(p.shape[axis] for axis in p.axes), lanes_of(itemsize)
+    # Elements of which several make a vector, else vectors of them.
+    period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
+    vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
+    results, width = math.prod(loop.size for loop in kept), vectors * lanes
+    segments = max(-(-inner // LONGEST), -(-4 * threads // results) if threads > 1 else 1)
+    segment = min(inner, -(-inner // (segments * width)) * width)
+    segments = -(-inner // segment)
+    together = lanes // period if period else 1
+    rows = summed[-1].size // together
+    partial = SHORT if inner > width else LONG * rows_at_once(vectors)
+    nbytes = count * segment * itemsize
+    run = max(1, min(kept[-1].size, TASK_BYTES // nbytes, results * segments // (4 * threads)))
+    tasks = segments * -(-kept[-1].size // run) * (results // kept[-1].size)
     blocks = next((axis for axis in layout.axes(p.dst_shape) if axis.dim == 1), Axis(1, 1, 1, 1))
     args = MeanArgs(
         src=Buffer(0),
         dst=Buffer(1),
-        inner=inner.size,
+        inner=inner,
+        segment=segment,
+        run=run,
+        partial=max(partial, rows // MOST_PARTIALS),
+        together=together,
         count=count,
         channels=p.shape[1] if layout.is_blocked else 0,
         block=math.prod(layout.blocks),
@@ -59,15 +73,14 @@ def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threa
         kept=kept,
         reduced=summed,
     )
-    ragged = layout.padded_shape(p.shape) != p.shape
-    kernel, chunk = (
-        reduce_mean(element.code, lanes, int(not sums), int(ragged)),
-        chunk_of(tasks, count * itemsize, threads),
-    )
-    return [Op(kernel, args, tasks, chunk, scratch=lanes * itemsize)]
+    kernel = reduce_mean(element.code, lanes, vectors, period, int(layout.padded_shape(p.shape) != p.shape))
+    scratch = -(-segment // width) * width * itemsize
+    return [Op(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
 
 
 _ONCE = MeanLoop(size=1, stride=0)
+MOST, LONGEST = 8, 8192  # vectors that are summed at once, and elements in a task: their sums stay in the caches
+SHORT, LONG, MOST_PARTIALS = 8, 64, 512  # additions to a partial sum, of long rows and of others; to a total
 
 
 def _three(loops: list[MeanLoop]) -> list[MeanLoop]:
