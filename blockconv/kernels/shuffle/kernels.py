@@ -40,7 +40,7 @@ class ShuffleArgs(Arguments):
 
 @jit.kernel
 def permute_channels(itemsize, pixels, width):
-    """A task is a tile of pixels, all channels, `width` at a time. Scratch: a vector of these pixels for each channel."""
+    """A task is a tile of pixels, all channels, `width` at a time. Scratch: a vector of the pixels for each channel."""
     to_planes, to_tile = tile_to_planes(itemsize, pixels, width), planes_to_tile(itemsize, pixels, width)
 
     def kernel(args, first, last, scratch):
