@@ -13,6 +13,7 @@ from blockconv._version import __version__
 from blockconv.api.functional import conv1d, conv2d, explain
 from blockconv.api.modules import Conv2d
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, global_avg_pool2d, global_max_pool2d, max_pool2d
+from blockconv.api.quantization import dequantize_linear, quantize_linear
 from blockconv.core.errors import (
     ArgumentError,
     BlockconvError,
@@ -64,6 +65,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "convolution_mode",
+    "dequantize_linear",
     "empty",
     "explain",
     "get_num_threads",
@@ -74,6 +76,7 @@ __all__ = [
     "known_layouts",
     "load_onnx",
     "max_pool2d",
+    "quantize_linear",
     "register_layout",
     "set_num_threads",
     "set_threading",

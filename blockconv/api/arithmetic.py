@@ -168,15 +168,6 @@ class Arithmetic:
             raise ArgumentError(self.op, "residual_quantization", None, rule)
         given.check(self.op, "residual_quantization", dtype)
 
-    def check_zero_point(self, argument: str, found: int, given: Quantization | None) -> None:
-        """Raise if a BlockedArray says another zero point than its Quantization; 0 says nothing."""
-        wanted = 0 if given is None else given.zero_point
-        if found not in (0, wanted):
-            rule = f"is the zero point of the array, and that of {argument}_quantization is {wanted}"
-            raise ArgumentError(
-                self.op, argument, found, rule, f"give {argument}_quantization=Quantization(scale, {found})"
-            )
-
     # -- what kernels read
 
     @property

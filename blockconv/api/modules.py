@@ -38,6 +38,7 @@ from blockconv.dispatch.packing import (
     weights_as_read,
     widened,
 )
+from blockconv.dispatch.quantizing import check_zero_point
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import get_num_threads
@@ -190,7 +191,7 @@ class Conv2d:
         dst_layout = self.out_layout or (out.layout if isinstance(out, BlockedArray) else layout)
         native = dst_layout if dst_layout.is_native else NCHW
         if x.zero_point:
-            self._arithmetic.check_zero_point("input", x.zero_point, self._options.input_quantization)
+            check_zero_point(self._op, "input", x.zero_point, self._options.input_quantization)
         bound = self._bind(src.shape, src.layout, native, src.dtype, residual is not None)
         zero_point = self._arithmetic.dst_zero_point
         if out is not None:
@@ -259,7 +260,7 @@ class Conv2d:
         if residual.shape != shape:
             raise ArgumentError(self._op, "residual", residual, f"has to be of the output's shape, {shape}")
         self._arithmetic.check_residual(residual.dtype, bound.dtype)
-        self._arithmetic.check_zero_point("residual", residual.zero_point, self._options.residual_quantization)
+        check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
         return to_layout(residual, bound.dst)
 
     # -- binding

@@ -12,7 +12,7 @@ import numpy.typing as npt
 __all__ = ["HALVES", "INT8", "ElementType", "Types", "element"]
 
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
-_KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN)
+_KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
 
 
@@ -55,6 +55,8 @@ class ElementType:
     def of(code: int) -> ElementType:
         """The type of this code."""
         kind, itemsize = _KINDS[code // 16], code % 16
+        if kind == BITS:
+            return ElementType(f"{itemsize} bytes", kind, itemsize)
         return ElementType(f"{_NAMES[kind]}{8 * itemsize}", kind, itemsize)
 
 
@@ -98,6 +100,11 @@ class Types(NamedTuple):
     def bits(itemsize: int) -> Types:
         """Of an op that moves elements of so many bytes, whatever they are."""
         return Types(*[ElementType(f"{itemsize} bytes", BITS, itemsize)] * 4)
+
+    @staticmethod
+    def converted(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:
+        """Of an op that computes in float32, whatever its arrays are of."""
+        return Types(element(src), element(src), element("float32"), element(dst))
 
     @staticmethod
     def quantized(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:

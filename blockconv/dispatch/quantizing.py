@@ -21,7 +21,15 @@ from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation
 from blockconv.kernels.common.requantize import EpilogueArguments
 
-__all__ = ["MOST_PRODUCTS", "PLAIN", "Quantizations", "check_sums", "epilogue_block", "quantized_bias"]
+__all__ = [
+    "MOST_PRODUCTS",
+    "PLAIN",
+    "Quantizations",
+    "check_sums",
+    "check_zero_point",
+    "epilogue_block",
+    "quantized_bias",
+]
 
 Array = npt.NDArray[Any]
 
@@ -50,6 +58,17 @@ def check_sums(op: str, weight: Array, bias: Array | None) -> None:
     if most + LARGEST * products > 2**31 - 1:
         rule = f"one of {most}, with the {products} products that are added to it, may be more than an int32 holds"
         raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - LARGEST * products}")
+
+
+def check_zero_point(op: str, argument: str, found: int, given: Quantization | None, name: str | None = None) -> None:
+    """Raise if a BlockedArray says another zero point than its Quantization; 0 says nothing.
+
+    name: what the Quantization is given as.
+    """
+    wanted, name = 0 if given is None else given.zero_point, name or f"{argument}_quantization"
+    if found not in (0, wanted):
+        rule = f"is the zero point of the array, and that of {name} is {wanted}"
+        raise ArgumentError(op, argument, found, rule, f"give {name}=Quantization(scale, {found})")
 
 
 def quantized_bias(

@@ -6,13 +6,14 @@ import functools
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import ReorderProblem
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.reorder.kernels import pack_nibbles, unpack_nibbles
 from blockconv.runtime import Buffer, Program
 
-__all__ = ["reorder_program"]
+__all__ = ["conversion_program", "reorder_program"]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -39,3 +40,22 @@ def reorder_program(
             reorder.nibble_op(pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
         ]
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def conversion_program(
+    shape: tuple[int, ...],
+    layouts: tuple[Layout, Layout],
+    types: Types,
+    quantizations: tuple[Quantization | None, Quantization | None],
+    stream: bool = False,
+) -> Program:
+    """The program of a reorder that converts elements, from buffer 0 to buffer 1; the padding holds the zero point.
+
+    quantizations: of source and destination, None of floats. stream: as `reorder_program` has it.
+    """
+    src, dst = layouts
+    problem = ReorderProblem(shape, src.name, dst.name, types.src.itemsize)
+    row = selection.choose("reorder", problem, src, dst, types)
+    primitive = row.prepare(problem, src, dst, types, stream=stream, quantizations=quantizations)
+    return Program(primitive.ops(), primitive.seconds)

@@ -37,8 +37,9 @@ def noted(name, body):
 families.generate = noted
 for src, dst in (("NCHW", "NCHW16"), ("NCHW16", "NCHW"), ("NCHW", "NHWC"), ("NCHW16", "NCHW64")):
     loops = nest(Layout(src), Layout(dst), (1, 64, 32, 32))
-    reorder.transpose_op(loops, 4, 0)
-    reorder.copy_op(loops, 4, 0, True)
+    elements = reorder.Elements.bits(4)
+    reorder.transpose_op(loops, elements)
+    reorder.copy_op(loops, elements, True)
 assert len(texts) > 1
 print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm", "ymm", "xmm")])
 """

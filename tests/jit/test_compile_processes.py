@@ -23,7 +23,7 @@ from blockconv.core import target
 from blockconv.kernels.reorder.kernels import reorder_copy
 {first}
 target.affinity = lambda: 2
-sizes = [(4, 4 * 2**k, 1, 0) for k in range(4)] + [(8, 8, 1, 0), (8, 16, 1, 0)]
+sizes = [(52, 52, 4 * 2**k, 1, 0) for k in range(4)] + [(56, 56, 8, 1, 0), (56, 56, 16, 1, 0)]
 with jit.collecting() as wanted:
     assert all(reorder_copy(*size).address == 0 for size in sizes)
 assert len(wanted) == 6
@@ -87,7 +87,7 @@ def test_what_a_parent_could_import_its_children_can(tmp_path: Path, monkeypatch
 
 def test_a_child_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [("blockconv.kernels.reorder.rows", "no_such_family", (k,)) for k in range(6)]
-    wanted[:2] = [("blockconv.kernels.reorder.rows", "reorder_copy", (4, 4, 1, 0)) for _ in range(2)]
+    wanted[:2] = [("blockconv.kernels.reorder.rows", "reorder_copy", (52, 52, 4, 1, 0)) for _ in range(2)]
     monkeypatch.setattr(target, "affinity", lambda: 2)
     with pytest.warns(bc.SlowPathWarning, match=r"1 of 1 processes(.|\n)*no_such_family") as caught:
         compile_processes.compile_together(wanted)
@@ -114,7 +114,7 @@ def test_a_child_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(compile_processes, "PATIENCE", 0.01)
     monkeypatch.setattr(target, "affinity", lambda: 2)
     with pytest.warns(bc.SlowPathWarning, match="stopped after"):
-        compile_processes.compile_together([("blockconv.kernels.reorder.rows", "reorder_copy", (4, 4, 1, 0))] * 6)
+        compile_processes.compile_together([("blockconv.kernels.reorder.rows", "reorder_copy", (52, 52, 4, 1, 0))] * 6)
 
 
 def test_a_long_list_of_kernels_reaches_a_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_a_long_list_of_kernels_reaches_a_child(monkeypatch: pytest.MonkeyPatch,
     child = f"import json, sys; open({str(out)!r}, 'w').write(str(len(json.load(sys.stdin)['kernels'])))"
     monkeypatch.setattr(compile_processes, "_CHILD", child)
     monkeypatch.setattr(target, "affinity", lambda: 2)
-    reorder_copy(4, 4, 1, 0)
-    wanted = [("blockconv.kernels.reorder.rows", "reorder_copy", (4, 4, 1, 0))] * 8000
+    reorder_copy(52, 52, 4, 1, 0)
+    wanted = [("blockconv.kernels.reorder.rows", "reorder_copy", (52, 52, 4, 1, 0))] * 8000
     assert len(json.dumps(wanted)) > 1 << 18
     compile_processes.compile_together(wanted)
     assert 3990 < int(out.read_text()) < 4010

@@ -34,7 +34,7 @@ def use_every_family() -> None:
     for src, dst in (("NCHW", "NHWC"), ("NHWC", "NCHW16"), ("NCHW", "NCHW4"), ("NCHW4", "CHWN4")):
         bc.to_layout(bc.to_layout(x, src), dst)
     bc.to_layout(bc.empty((1, 17, 5, 5), "NCHW", "int4"), "NCHW4")
-    reorder_elements(4)
+    reorder_elements(52, 52)
     launcher.launch_worker(0)
     launcher.launch_worker(3)
     launcher.launch_alone()
@@ -100,8 +100,8 @@ def users(k):
 
 def ours():
     for size in (1, 2, 4, 8):
-        reorder_elements(size)
-        kernels.reorder_transpose(4, 4, 4, 4, 4, size)
+        reorder_elements(48 + size, 48 + size)
+        kernels.reorder_transpose(52, 52, 4, 4, 4, 4, size)
 
 other = threading.Thread(target=ours)
 other.start()

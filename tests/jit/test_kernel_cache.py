@@ -239,8 +239,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 def other_entry() -> bytes:
     family = kernels.reorder_elements
-    family.compile(4)
-    return path_of(family, 4).read_bytes()
+    family.compile(52, 52)
+    return path_of(family, 52, 52).read_bytes()
 
 
 @pytest.mark.usefixtures("own_cache")

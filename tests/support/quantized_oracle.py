@@ -67,3 +67,28 @@ def requantize(total: Array, steps: Steps) -> Array:
     whole = np.where(wide < 0, np.ceil(wide - 0.5), np.floor(wide + 0.5)) if steps.away else np.rint(wide)
     limits = np.iinfo(steps.dst)
     return np.clip(whole + steps.dst_zero_point, limits.min, limits.max).astype(steps.dst)
+
+
+# ---------------------------------------------------------------- what stands between convolutions
+
+
+def real(x: Array, scale: float, zero_point: int) -> Array:
+    """What integers stand for, by ONNX's definition of DequantizeLinear, in float32; floats are themselves."""
+    if x.dtype == np.float32:
+        return x
+    difference = x.astype(np.int64) - zero_point
+    assert np.abs(difference).max(initial=0) < 2**31
+    return difference.astype(np.float32) * np.float32(scale)
+
+
+def integers(value: Array, dtype: str, scale: float, zero_point: int) -> Array:
+    """The integers that stand for float32, by ONNX's definition of QuantizeLinear; float32 for "float32"."""
+    assert value.dtype == np.float32
+    if dtype == "float32":
+        return value
+    with np.errstate(over="ignore"):
+        quotient = value / np.float32(scale)
+    limits = np.iinfo(dtype)
+    # float64 has a whole number and its half, and a byte more, exactly: nothing is rounded but to a whole number.
+    whole = np.rint(np.where(np.isnan(quotient), -np.inf, quotient).astype(np.float64)) + zero_point
+    return np.clip(whole, limits.min, limits.max).astype(dtype)

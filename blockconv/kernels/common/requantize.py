@@ -4,21 +4,37 @@ The steps are float32, each rounded by itself, in one order on every machine: th
 output channel (`dequantized`); plus the residual times its scale (`dequantized_residual`); the activation; times the
 inverse of the destination's scale, bounded so that it fits, rounded to a whole number, plus the zero point
 (`quantized`). Nothing is contracted to a multiply-add, so that bits agree wherever they are computed.
+
+What stands between convolutions computes as if it were dequantized, computed in float32 and quantized as ONNX has it:
+an element less its zero point times its scale; the op; divided by the destination's scale and rounded to even
+(`Elements`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from blockconv.core.types import element
-from blockconv.jit.arguments import word
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import SIGNED, ElementType, element
+from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I8, I32, call_llvm, const
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["FLOAT32", "EpilogueArguments", "dequantized", "dequantized_residual", "float_of", "quantized"]
+__all__ = [
+    "FLOAT32",
+    "Elements",
+    "EpilogueArguments",
+    "QuantizationArguments",
+    "dequantized",
+    "dequantized_residual",
+    "float_of",
+    "quantization_words",
+    "quantized",
+]
 
 FLOAT32 = element("float32")
 
@@ -35,6 +51,29 @@ class EpilogueArguments(ActivationArguments):
     residual_scale = word("the residual's scale", "bits of a float64")
     residual_flip = word("128 where the residual is signed: with that bit flipped its bytes are 128 more, unsigned")
     residual_zero = word("the residual's zero point as those bytes have it")
+
+
+class QuantizationArguments(Arguments):
+    """What the integers of an array stand for, as kernels read it."""
+
+    scale = word("the real number that an integer more stands for", "bits of a float64")
+    zero_point = word("the integer that stands for 0")
+    low = word("the least integer of the type, less the zero point", "bits of a float64")
+    high = word("the greatest one likewise", "bits of a float64")
+
+
+def quantization_words(given: Quantization | None, type: ElementType) -> QuantizationArguments:
+    """Of an array of this type; None: of floats, which stand for themselves."""
+    float64 = element("float64")
+    if given is None:
+        return QuantizationArguments(scale=float64.bits(1.0), zero_point=0, low=0, high=0)
+    bounds = np.iinfo(type.name)
+    return QuantizationArguments(
+        scale=float64.bits(float(given.scale)),
+        zero_point=given.zero_point,
+        low=float64.bits(bounds.min - given.zero_point),
+        high=float64.bits(bounds.max - given.zero_point),
+    )
 
 
 def float_of(builder: Any, lanes: int) -> Vectors:
@@ -75,8 +114,12 @@ def quantized(v: Vectors, args: EpilogueArguments, x: Any, away: bool) -> Any:
 
     away: a half is rounded away from zero, and not to the even neighbour.
     """
+    return _whole(v, args, v.mul(x, _splat_float(v, args.inverse)), away)
+
+
+def _whole(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any, away: bool) -> Any:
+    """Integers of 8 bits of multiples of the destination's scale, as float32."""
     b, bytes_ = v.b, ir.VectorType(I8, v.lanes)
-    scaled = v.mul(x, _splat_float(v, args.inverse))
     # The bounds are whole numbers, so that it is the same to bound before and after rounding.
     scaled = v.larger(scaled, _splat_float(v, args.low))
     high = _splat_float(v, args.high)
@@ -97,3 +140,48 @@ def _splat(v: Vectors, scalar: Any) -> Any:
 def _splat_float(v: Vectors, bits: Any) -> Any:
     """The float64 of these bits, which is a float32, in every lane."""
     return v.splat(v.b.fptrunc(v.b.bitcast(bits, ir.DoubleType()), v.element))
+
+
+class Elements:
+    """Code over an array's elements that computes in float32: floats are themselves, integers what they stand for.
+
+    type: float32, or integers of 8 or 32 bits, of which those of 32 are only read. address: of an array's
+    `QuantizationArguments`, for integers. `memory` loads and stores what lies there, `real` computes.
+    """
+
+    def __init__(self, builder: Any, type: ElementType, lanes: int, address: Any = None) -> None:
+        self.b, self.type = builder, type
+        self.real, self.memory = float_of(builder, lanes), Vectors(builder, type, lanes)
+        if not type.is_float:
+            self.words = QuantizationArguments.load(builder, address)
+            self.scale = _splat_float(self.real, self.words.scale)
+            self.zero_point = _splat(self.real, builder.trunc(self.words.zero_point, I32))
+
+    def load(self, address: Any, mask: Any | None = None) -> Any:
+        """The elements at an address, as float32. Lanes that the mask lacks are not read."""
+        return self.dequantized(self.memory.load(address, mask))
+
+    def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
+        """Store float32 as elements."""
+        self.memory.store(self.quantized(value), address, mask)
+
+    def dequantized(self, x: Any) -> Any:
+        """A vector of elements as float32."""
+        return x if self.type.is_float else self.scaled(self.difference(x))
+
+    def difference(self, x: Any) -> Any:
+        """A vector of integers less their zero point, as int32."""
+        wide = ir.VectorType(I32, self.memory.lanes)
+        if self.type.itemsize < 4:
+            x = (self.b.sext if self.type.kind == SIGNED else self.b.zext)(x, wide)
+        return self.b.sub(x, self.zero_point)
+
+    def scaled(self, difference: Any) -> Any:
+        """What integers less their zero point, or sums of such, stand for."""
+        return self.real.mul(self.b.sitofp(difference, self.real.kind), self.scale)
+
+    def quantized(self, x: Any) -> Any:
+        """float32 as a vector of elements: divided by the scale, and half rounded to even; see `quantized`."""
+        if self.type.is_float:
+            return x
+        return _whole(self.real, self.words, self.b.fdiv(x, self.scale), away=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from blockconv.core import target
 from blockconv.kernels.common.loop_nest import Loop, Nest
 from blockconv.kernels.common.tasks import TASK_BYTES
-from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, TileShape
+from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, Moved, TileShape
 
 __all__ = ["Copy", "Transpose", "copy_blocking", "transpose_blocking"]
 
@@ -110,7 +110,7 @@ class Transpose(NamedTuple):
         return -(-self.us // self.u_strip) * -(-self.vs // self.v_strip)
 
 
-def transpose_blocking(nest: Nest, itemsize: int, stream: bool) -> Transpose | str:
+def transpose_blocking(nest: Nest, moved: Moved, stream: bool) -> Transpose | str:
     """How to transpose a nest whose unit strides are in two different loops; else a sentence that says why not."""
     u = next((loop for loop in nest.loops if loop.src == 1), None)
     v = next((loop for loop in nest.loops if loop.dst == 1), None)
@@ -121,7 +121,7 @@ def transpose_blocking(nest: Nest, itemsize: int, stream: bool) -> Transpose | s
         return f"both unit strides are in one dimension, or {_TOO_MANY_TAILS}"
     if nest.partial(v) and nest.limits[v.dim][1] % (v.step * v.size):
         return "the destination's contiguous dimension is cut by the source's blocks and has a tail"
-    lanes = min(16, target.isa().vector_bytes // itemsize)
+    lanes = min(16, target.isa().vector_bytes // moved.itemsize)
     # Rows of whole vectors too: read on and on, they stream.
     short = u.size < lanes or (u.size == lanes and not nest.partial(u))
     u_outer = _around(nest, u, v, lambda loop: loop.src) if short else None
@@ -136,14 +136,15 @@ def transpose_blocking(nest: Nest, itemsize: int, stream: bool) -> Transpose | s
     u_strides = (u_outer.dst if u_outer else u.dst * b), u.dst
     v_strides = (v_outer.src if v_outer else v.src * a), v.src
     outer = [loop for loop in nest.loops if not any(loop is x for x in (*extent, v, u_outer, v_outer))]
-    shape = TileShape(itemsize, a, b, va, ub, TABLED if len(extent) > 1 else 0)
+    shape = TileShape(*moved, a, b, va, ub, TABLED if len(extent) > 1 else 0)
     flags = _flags(nest, shape, (u, v), u_strides, v_strides)
     rows = [*outer, *([u_outer] if u_outer else [])]  # loops over the destination's rows
+    itemsize = moved.dst_bytes
     aligned = all(loop.dst * itemsize % 64 == 0 for loop in rows) and vs % a == 0
     whole_lines = a * itemsize == 64 and u.dst * itemsize % 64 == 0
     if stream and aligned and not flags & TABLED and (whole_lines or (flags & DENSE_DST and us % b == 0)):
         flags |= STREAM
-    u_strip, v_strip = _strips(us, vs, shape, v.src * itemsize, u.dst * itemsize)
+    u_strip, v_strip = _strips(us, vs, shape, v.src * moved.src_bytes, u.dst * moved.dst_bytes)
     ahead = u_strip if stream and u_strip > b and v_strip > a else 0
     offsets = _offsets(extent) if flags & TABLED else []
     shape = shape._replace(flags=flags)
@@ -154,7 +155,7 @@ def _flags(
     nest: Nest, shape: TileShape, loops: tuple[Loop, Loop], u_strides: tuple[int, int], v_strides: tuple[int, int]
 ) -> int:
     """What a tile is like, besides what its shape says already."""
-    _, a, b, va, ub, flags = shape
+    a, b, va, ub, flags = shape[2:]
     u, _ = loops
     if a >= b and not set(nest.limits) - {u.dim} and v_strides == (va * b, b):
         flags |= DENSE_SRC
@@ -200,7 +201,7 @@ def _strips(us: int, vs: int, shape: TileShape, src_row: int, dst_row: int) -> t
 
     Rows that are far apart are streams, and memory keeps up with few: of source rows a tile takes, long parts.
     """
-    itemsize, a, b = shape.itemsize, shape.a, shape.b
+    itemsize, a, b = shape.moved.itemsize, shape.a, shape.b
     if src_row >= FAR > dst_row:
         v_strip = min(vs, a)
         u_strip = min(us, TASK_BYTES // (v_strip * itemsize))

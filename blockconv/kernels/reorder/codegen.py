@@ -1,16 +1,39 @@
-"""Tiles that are read as vectors, transposed in registers and written as vectors.
+"""Tiles that are read as vectors, transposed in registers and written as vectors; and elements that become others.
 
 Tails cost no scalar code: a row that does not exist is read from a line of fill values, and one that must not be
 written goes to a line of the scratch.
+
+Where the two sides are of different types, or their integers stand for different numbers, elements are converted
+between loads and stores: those of a tile where they are narrower, so that fewer registers are transposed.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
+from numba.core import cgutils
 
-__all__ = ["BOUNCE", "DENSE_DST", "DENSE_SRC", "FILLED", "LINE", "STREAM", "TABLED", "Tile", "TileShape", "tile_code"]
+from blockconv.core.types import BITS, ElementType
+from blockconv.jit.arguments import Arguments, group
+from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
+from blockconv.kernels.common.requantize import Elements, QuantizationArguments
+
+__all__ = [
+    "BOUNCE",
+    "DENSE_DST",
+    "DENSE_SRC",
+    "FILLED",
+    "LINE",
+    "STREAM",
+    "TABLED",
+    "ConversionArguments",
+    "Extents",
+    "Moved",
+    "Tile",
+    "TileShape",
+    "convert_extents",
+    "tile_code",
+]
 
 LINE = 64  # bytes of one line of fill values, and of one line that takes what must not be written
 
@@ -22,13 +45,120 @@ BOUNCE = 16  # a tile whose rows are longer than the source is goes through the 
 TABLED = 32  # the destination offsets of u stand in a table: u runs over several loops
 
 
+class Moved(NamedTuple):
+    """What is moved: the codes of the types of an element in the source and in the destination.
+
+    Of bits, which are one type on both sides, or of numbers, which are converted.
+    """
+
+    src: int
+    dst: int
+
+    @property
+    def types(self) -> tuple[ElementType, ElementType]:
+        return ElementType.of(self.src), ElementType.of(self.dst)
+
+    @property
+    def is_converted(self) -> bool:
+        return self.types[0].kind != BITS
+
+    @property
+    def src_bytes(self) -> int:
+        return self.types[0].itemsize
+
+    @property
+    def dst_bytes(self) -> int:
+        return self.types[1].itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the wider one."""
+        return max(self.src_bytes, self.dst_bytes)
+
+
+class ConversionArguments(Arguments):
+    """What converted elements stand for."""
+
+    src = group(QuantizationArguments, "in the source")
+    dst = group(QuantizationArguments, "in the destination")
+
+
+class Conversion:
+    """Code that converts vectors of elements; the address is that of its `ConversionArguments`."""
+
+    def __init__(self, builder: Any, moved: Moved, lanes: int, address: Any) -> None:
+        src, dst = moved.types
+        fields = ConversionArguments.fields
+        self.src = Elements(builder, src, lanes, builder.add(address, const(8 * fields["src"].first)))
+        self.dst = Elements(builder, dst, lanes, builder.add(address, const(8 * fields["dst"].first)))
+
+    def load(self, address: Any) -> Any:
+        """Elements of the source at an address, as those of the destination."""
+        return self.converted(self.src.memory.load(address))
+
+    def converted(self, value: Any) -> Any:
+        """Elements of the source as those of the destination."""
+        return self.dst.quantized(self.src.dequantized(value))
+
+
+class Extents(NamedTuple):
+    """`count` contiguous extents of `size` elements; the steps from one to the next, in bytes."""
+
+    src: Any
+    dst: Any
+    size: Any
+    count: Any
+    src_step: Any
+    dst_step: Any
+    conversion: Any  # the address of its `ConversionArguments`
+
+
+def convert_extents(moved: Moved, lanes: int, one_vector: int) -> Any:
+    """Code that converts `Extents` by vectors of `lanes`: one for an extent, or more.
+
+    The last vector of an extent is moved back to be whole; those of an extent that is shorter are of one element.
+    """
+
+    @emitted
+    def convert(builder: Any, x: Extents) -> None:
+        if not moved.is_converted:
+            return
+        vectors, one = (Conversion(builder, moved, n, x.conversion) for n in (lanes, 1))
+
+        def at(c: Conversion, k: Any, src: Any, dst: Any) -> None:
+            value = c.load(builder.add(src, builder.mul(k, const(moved.src_bytes))))
+            c.dst.memory.store(value, builder.add(dst, builder.mul(k, const(moved.dst_bytes))))
+
+        def extent(src: Any, dst: Any) -> None:
+            is_long = builder.icmp_signed(">=", x.size, const(lanes))
+            with builder.if_else(is_long) as (long, short):
+                with long:
+                    with cgutils.for_range(builder, builder.sdiv(x.size, const(lanes))) as part:
+                        at(vectors, builder.mul(part.index, const(lanes)), src, dst)
+                    with builder.if_then(builder.icmp_signed("!=", builder.srem(x.size, const(lanes)), const(0))):
+                        at(vectors, builder.sub(x.size, const(lanes)), src, dst)
+                with short, cgutils.for_range(builder, x.size) as element:
+                    at(one, element.index, src, dst)
+
+        with cgutils.for_range(builder, x.count) as loop:
+            src = builder.add(x.src, builder.mul(loop.index, x.src_step))
+            dst = builder.add(x.dst, builder.mul(loop.index, x.dst_step))
+            if one_vector:
+                at(vectors, const(0), src, dst)
+            else:
+                extent(src, dst)
+
+    return convert
+
+
 class TileShape(NamedTuple):
     """A tile: `a` elements of v by `b` of u, which are contiguous in the destination and in the source.
 
     va, ub: elements of v, and of u, in the loop that is contiguous; a tile may go on in the loop around it.
     """
 
-    itemsize: int
+    src: int
+    dst: int
     a: int
     b: int
     va: int
@@ -36,8 +166,14 @@ class TileShape(NamedTuple):
     flags: int
 
     @property
+    def moved(self) -> Moved:
+        """What src and dst are the types of."""
+        return Moved(self.src, self.dst)
+
+    @property
     def nbytes(self) -> int:
-        return self.itemsize * self.a * self.b
+        """Bytes that a tile of the source takes."""
+        return self.moved.src_bytes * self.a * self.b
 
 
 class Tile(NamedTuple):
@@ -45,8 +181,9 @@ class Tile(NamedTuple):
 
     Row r of the source is at src + (r // va) * src_outer + (r % va) * src_inner, and is fill values where
     r % va >= valid. Row q of the destination is at dst + (q // ub) * dst_outer + (q % ub) * dst_inner, is fill values
-    where q % ub >= copied, and not written at all where q % ub >= written. lines: the address of a line of fill values,
-    and then of one that takes what is not to be written. With `TABLED`, row q is at dst + the q-th int64 at dst_outer.
+    where q % ub >= copied, and not written at all where q % ub >= written. lines: the address of a line of fill values
+    of the source, then of one of the destination, and of one that takes what is not to be written. With `TABLED`, row q
+    is at dst + the q-th int64 at dst_outer. conversion: the address of the `ConversionArguments`.
     """
 
     src: int
@@ -59,28 +196,30 @@ class Tile(NamedTuple):
     copied: int
     written: int
     lines: int
+    conversion: int
 
 
 def tile_code(shape: TileShape) -> Any:
     """Code that transposes a `Tile`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
-    itemsize, a, b, va, ub, flags = shape
+    moved, (a, b, va, ub, flags) = shape.moved, shape[2:]
     lanes, stream = max(a, b), bool(flags & STREAM)
-    dense = [const(k * lanes * itemsize) for k in range(a * b // lanes)]  # offsets of the vectors of a dense tile
+    dense = range(0, a * b, lanes)  # elements before each of the vectors of a dense tile
 
     @emitted
     def transpose_tile(builder: Any, t: Tile) -> None:
+        load, store = _accesses(builder, moved, t.conversion, stream)
         if flags & DENSE_SRC:
-            vectors = [_load(builder, builder.add(t.src, offset), itemsize, lanes) for offset in dense]
+            vectors = [load(builder.add(t.src, const(k * moved.src_bytes)), lanes) for k in dense]
         else:
             addresses = _row_addresses(builder, t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
-            rows = [_load(builder, at, itemsize, b) for at in addresses]
+            rows = [load(at, b) for at in addresses]
             vectors = [join(builder, rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
         vectors = transpose(builder, vectors, a, b)
         if flags & DENSE_DST:
-            for offset, value in zip(dense, vectors, strict=True):
-                store_vector(builder, value, builder.add(t.dst, offset), stream)
+            for k, value in zip(dense, vectors, strict=True):
+                store(value, builder.add(t.dst, const(k * moved.dst_bytes)), None)
             return
-        unwritten = builder.add(t.lines, const(LINE))
+        unwritten = builder.add(t.lines, const(2 * LINE))
         if flags & TABLED:
             table = pointer(builder, t.dst_outer, I64)
             offsets = [builder.load(builder.gep(table, [const(q)])) for q in range(b)]
@@ -92,16 +231,39 @@ def tile_code(shape: TileShape) -> Any:
             value = vectors[q // per_vector]
             if per_vector > 1:
                 value = shuffle(builder, value, value, [a * (q % per_vector) + k for k in range(a)])
-            if flags & FILLED:
-                is_copied = builder.icmp_signed("<", const(q % ub), t.copied)
-                value = builder.select(is_copied, value, _load(builder, t.lines, itemsize, a))
-            store_vector(builder, value, at, stream)
+            is_copied = builder.icmp_signed("<", const(q % ub), t.copied) if flags & FILLED else None
+            store(value, at, is_copied and (is_copied, builder.add(t.lines, const(LINE))))
 
     return transpose_tile
 
 
-def _load(builder: Any, address: Any, itemsize: int, lanes: int) -> Any:
-    return builder.load(pointer(builder, address, vector(itemsize, lanes)), align=1)
+def _accesses(builder: Any, moved: Moved, conversion: Any, stream: bool) -> tuple[Any, Any]:
+    """load(address, lanes), and store(vector, address, filled) of vectors of the narrower type, as bits.
+
+    filled: (whether it is not, the address of what is stored if it is), or None.
+    """
+    by_lanes: dict[int, Conversion] = {}
+    if moved.is_converted:
+        by_lanes = {lanes: Conversion(builder, moved, lanes, conversion) for lanes in (1, 2, 4, 8, 16)}
+    narrows = moved.dst_bytes <= moved.src_bytes
+
+    def bits(itemsize: int, address: Any, lanes: int) -> Any:
+        return builder.load(pointer(builder, address, vector(itemsize, lanes)), align=1)
+
+    def load(address: Any, lanes: int) -> Any:
+        if by_lanes and narrows:
+            return builder.bitcast(by_lanes[lanes].load(address), vector(moved.dst_bytes, lanes))
+        return bits(moved.src_bytes, address, lanes)
+
+    def store(value: Any, address: Any, filled: tuple[Any, Any] | None) -> None:
+        lanes = value.type.count
+        if by_lanes and not narrows:
+            value = builder.bitcast(by_lanes[lanes].converted(value), vector(moved.dst_bytes, lanes))
+        if filled is not None:
+            value = builder.select(filled[0], value, bits(moved.dst_bytes, filled[1], lanes))
+        store_vector(builder, value, address, stream)
+
+    return load, store
 
 
 def _row_addresses(

@@ -6,7 +6,18 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, prefetch, store_bits, store_i64
-from blockconv.kernels.reorder.codegen import BOUNCE, LINE, TABLED, Tile, TileShape, tile_code
+from blockconv.kernels.reorder.codegen import (
+    BOUNCE,
+    LINE,
+    TABLED,
+    ConversionArguments,
+    Extents,
+    Moved,
+    Tile,
+    TileShape,
+    convert_extents,
+    tile_code,
+)
 
 __all__ = [
     "SCRATCH",
@@ -27,7 +38,7 @@ __all__ = [
     "unpack_nibbles",
 ]
 
-SCRATCH = 2 * LINE  # bytes that `reorder_transpose` needs, without a tile of its own
+SCRATCH = 3 * LINE  # bytes that `reorder_transpose` needs, without a tile of its own
 
 
 # ---------------------------------------------------------------- loop nests
@@ -58,6 +69,8 @@ class NestArgs(Arguments):
     src = word("the source's first element", "address")
     dst = word("the destination's first element", "address")
     fill = word("what filled elements are", "bits of an element")
+    src_fill = word("what elements of the source would become them", "bits of an element")
+    conversion = group(ConversionArguments, "where elements are converted")
     depth = word("outer loops")
     limits = table(
         Limit, 4, "of the dimension of the source's contiguous loop, of the destination's, and of two others"
@@ -107,8 +120,16 @@ class CopyArgs(NestArgs):
 
 
 @jit.kernel
-def reorder_copy(itemsize, vector_bytes, one_vector, stream):
-    """A task copies a strip of x by a strip of y, by vectors of `vector_bytes`: one for an extent, or more."""
+def reorder_copy(src_type, dst_type, vector_bytes, one_vector, stream):
+    """A task copies a strip of x by a strip of y, by vectors of `vector_bytes`: one for an extent, or more.
+
+    Bytes of the source; and of the destination, but where elements are converted.
+    """
+    moved = Moved(src_type, dst_type)
+    converted, itemsize, dst_bytes = int(moved.is_converted), moved.src_bytes, moved.dst_bytes
+    convert = convert_extents(moved, vector_bytes // itemsize, one_vector)
+    convert_rest = convert_extents(moved, vector_bytes // itemsize, 0)
+    whole = int(one_vector or converted)  # extents that exist are moved one like the other
 
     def kernel(args, first, last, scratch):
         a = CopyArgs(args)
@@ -130,7 +151,10 @@ def reorder_copy(itemsize, vector_bytes, one_vector, stream):
                 index_y = i0 + y * y_index
                 furthest = index_y + (x_last - 1) * x_index + extent
                 s, d = src + y * y_src + x_first * x_src, dst + y * y_dst + x_first * x_dst
-                if one_vector and exists and furthest <= own.copied:
+                if whole and exists and furthest <= own.copied:
+                    if converted:
+                        convert(Extents(s, d, extent, x_last - x_first, x_src, x_dst, a.conversion.address))
+                        continue
                     for _ in range(x_first, x_last):
                         move(d, s, vector_bytes, stream)
                         s, d = s + x_src, d + x_dst
@@ -139,7 +163,9 @@ def reorder_copy(itemsize, vector_bytes, one_vector, stream):
                     index = index_y + x * x_index
                     valid = min(extent, own.copied - index) if exists else 0
                     size = valid * itemsize
-                    if size >= vector_bytes:
+                    if converted:
+                        convert_rest(Extents(s, d, valid, 1, 0, 0, a.conversion.address))
+                    elif size >= vector_bytes:
                         for at in range(0, size - vector_bytes + 1, vector_bytes):
                             move(d + at, s + at, vector_bytes, stream)
                         if size % vector_bytes:
@@ -148,7 +174,7 @@ def reorder_copy(itemsize, vector_bytes, one_vector, stream):
                         for k in range(valid):
                             store_bits(d + k * itemsize, load_bits(s + k * itemsize, itemsize), itemsize)
                     for k in range(max(valid, 0), min(extent, own.written - index)):
-                        store_bits(d + k * itemsize, fill, itemsize)
+                        store_bits(d + k * dst_bytes, fill, dst_bytes)
                     s, d = s + x_src, d + x_dst
 
     return kernel
@@ -176,21 +202,38 @@ class TransposeArgs(NestArgs):
     loops = table(OuterLoop, None, "innermost first")
 
 
+@inline
+def fill_line(line, value, itemsize):
+    """Fill a line of scratch with elements of these bits."""
+    for at in range(0, LINE, itemsize):
+        store_bits(line + at, value, itemsize)
+
+
+@inline
+def copy_first(dst, src, elements, inner, count, itemsize):
+    """Of `elements` elements, copy those that are among the first `count` of their `inner` ones."""
+    for k in range(elements):
+        if k % inner < count:
+            store_bits(dst + k * itemsize, load_bits(src + k * itemsize, itemsize), itemsize)
+
+
 @jit.kernel
-def reorder_transpose(itemsize, a, b, va, ub, flags):
+def reorder_transpose(src_type, dst_type, a, b, va, ub, flags):
     """A task transposes a strip of u by a strip of v, in tiles of a x b elements (see `TileShape`).
 
-    A last tile that would hang over is moved back. Scratch: a line of fill values, a line for what must not be written,
-    and a tile, if one may be longer than the source.
+    A last tile that would hang over is moved back. Scratch: a line of fill values of each side, a line for what must
+    not be written, and a tile, if one may be longer than the source.
     """
+    shape = TileShape(src_type, dst_type, a, b, va, ub, flags)
+    itemsize, dst_bytes = shape.moved.src_bytes, shape.moved.dst_bytes
     whole_u, whole_v = int(ub == b), int(va == a)  # a loop of its own, not an inner block and the loop around it
     bounce, tabled = int(bool(flags & BOUNCE)), int(bool(flags & TABLED))
-    transpose_tile = tile_code(TileShape(itemsize, a, b, va, ub, flags))
+    transpose_tile = tile_code(shape)
 
     def kernel(args, first, last, scratch):
         w = TransposeArgs(args)
-        for at in range(0, LINE, itemsize):
-            store_bits(scratch + at, w.fill, itemsize)
+        fill_line(scratch, w.src_fill, itemsize)
+        fill_line(scratch + LINE, w.fill, dst_bytes)
         us, u_strip, d1, d0, u_index = w.u.size, w.u.strip, w.u.outer, w.u.inner, w.u.index
         vs, v_strip, s1, s0, v_index = w.v.size, w.v.strip, w.v.outer, w.v.inner, w.v.index
         of_u, of_v, third, fourth = w.limits[0], w.limits[1], w.limits[2], w.limits[3]
@@ -227,14 +270,12 @@ def reorder_transpose(itemsize, a, b, va, ub, flags):
                     if bounce and copied < ub:
                         held = scratch + SCRATCH
                         for r in range(a):
-                            row = v_src + (r // va) * s1 + (r % va) * s0
-                            for q in range(b):
-                                if r % va < valid and q % ub < copied:
-                                    bits = load_bits(row + q * itemsize, itemsize)
-                                    store_bits(held + (r * b + q) * itemsize, bits, itemsize)
+                            row, count = v_src + (r // va) * s1 + (r % va) * s0, copied if r % va < valid else 0
+                            copy_first(held + r * b * itemsize, row, b, ub, count, itemsize)
                         v_src, outer, inner = held, va * b * itemsize, b * itemsize
-                    v_dst = u_dst + v * itemsize
-                    transpose_tile(Tile(v_src, outer, inner, valid, v_dst, rows, d0, copied, written, scratch))
+                    v_dst, words = u_dst + v * dst_bytes, w.conversion.address
+                    tile = Tile(v_src, outer, inner, valid, v_dst, rows, d0, copied, written, scratch, words)
+                    transpose_tile(tile)
 
     return kernel
 
@@ -262,6 +303,7 @@ class ElementArgs(Arguments):
     src = word("the source's first element", "address")
     dst = word("the destination's first element", "address")
     fill = word("what elements are that the source does not have", "bits of an element")
+    conversion = group(ConversionArguments, "where elements are converted")
     task_size = word("in a task", "elements")
     size = word("of the destination's storage", "elements")
     dst_rank = word("axes of the destination")
@@ -270,11 +312,14 @@ class ElementArgs(Arguments):
 
 
 @jit.kernel
-def reorder_elements(itemsize):
+def reorder_elements(src_type, dst_type):
     """A task writes `task_size` elements of the destination's storage, one by one. Scratch: the logical index.
 
     After the arguments stand the destination's axes, innermost first, the source's, and the sizes of the dimensions.
     """
+    moved = Moved(src_type, dst_type)
+    converted, itemsize, dst_bytes = int(moved.is_converted), moved.src_bytes, moved.dst_bytes
+    convert = convert_extents(moved, 1, 1)
 
     def kernel(args, first, last, scratch):
         a = ElementArgs(args)
@@ -295,15 +340,18 @@ def reorder_elements(itemsize):
             exists = True
             for d in range(dims):
                 exists = exists and load_i64(scratch, d) < load_i64(sizes, d)
-            value = fill
+            value, to = fill, dst + at * dst_bytes
             if exists:
                 offset = 0
                 for k in range(src_rank):
                     held = src_axes[k]
                     index = load_i64(scratch, held.dim) // held.step
                     offset += (index % held.size) * held.stride
+                if converted:
+                    convert(Extents(src + offset * itemsize, to, 1, 1, 0, 0, a.conversion.address))
+                    continue
                 value = load_bits(src + offset * itemsize, itemsize)
-            store_bits(dst + at * itemsize, value, itemsize)
+            store_bits(to, value, dst_bytes)
 
     return kernel
 

@@ -3,6 +3,9 @@
 A reorder is a `nest` of loops. Where one loop has unit stride on both sides its extents are copied
 (`reorder_copy`); where two different ones have it, tiles of both are read as vectors, transposed
 in registers and written as vectors (`reorder_transpose`).
+
+Either converts elements on their way, of float32 or integers of 8 or 32 bits, to float32 or integers of 8 bits: types
+then are `Types.converted`, and the option `quantizations` says what the integers of source and destination stand for.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +21,14 @@ from blockconv import jit
 from blockconv.core.eltwise_problem import TransposeProblem
 from blockconv.core.layout import Layout
 from blockconv.core.problem import ReorderProblem
-from blockconv.core.types import Types
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import BITS, Types
 from blockconv.jit.arguments import Arguments
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
+from blockconv.kernels.common.requantize import quantization_words
+from blockconv.kernels.common.tasks import lanes_of
 from blockconv.kernels.reorder.blocking import copy_blocking, transpose_blocking
-from blockconv.kernels.reorder.codegen import BOUNCE, TABLED
+from blockconv.kernels.reorder.codegen import BOUNCE, TABLED, ConversionArguments, Moved
 from blockconv.kernels.reorder.kernels import (
     SCRATCH,
     CopyArgs,
@@ -40,7 +46,7 @@ from blockconv.kernels.reorder.kernels import (
     reorder_transpose,
 )
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import launch_seconds, move_seconds, scalar_seconds
+from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -53,82 +59,122 @@ SRC, DST = Buffer(0), Buffer(1)
 ALL = 1 << 40  # the limit of a dimension that is copied whole
 
 
+Quantizations = tuple[Quantization | None, Quantization | None]  # of source and destination; None: of floats
+MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in (1, 2, 4, 8))
+CONVERTED = frozenset(
+    str(Types.converted(src, dst))
+    for src in ("float32", "uint8", "int8", "int32")
+    for dst in ("float32", "uint8", "int8")
+    if src != dst or src != "float32"
+)
+
+
+class Elements(NamedTuple):
+    """What is moved, and the words of kernels that say so.
+
+    fill: what the destination's padding holds, as the bits of an element. src_fill: what it is made of.
+    """
+
+    moved: Moved
+    fill: int
+    src_fill: int
+    conversion: ConversionArguments
+
+    @staticmethod
+    def bits(itemsize: int, fill: int = 0) -> Elements:
+        """Of so many bytes, that are moved as they are."""
+        code, none = Types.bits(itemsize).src.code, quantization_words(None, Types.all("float32").src)
+        return Elements(Moved(code, code), fill, fill, ConversionArguments(src=none, dst=none))
+
+    @staticmethod
+    def converted(types: Types, quantizations: Quantizations) -> Elements:
+        """Of these types. The padding holds the zero point."""
+        ends = tuple(zip((types.src, types.dst), quantizations, strict=True))
+        src, dst = (quantization_words(given, type) for type, given in ends)
+        src_fill, fill = (type.bits(given.zero_point if given else 0) for type, given in ends)
+        return Elements(Moved(types.src.code, types.dst.code), fill, src_fill, ConversionArguments(src=src, dst=dst))
+
+    @property
+    def words(self) -> dict[str, Any]:
+        return {"src": SRC, "dst": DST, "fill": self.fill, "conversion": self.conversion}
+
+
 def _nest_words(
-    limits: dict[int, tuple[int, int]], dims: tuple[int, ...], outer: list[Loop], itemsize: int, fill: int
+    limits: dict[int, tuple[int, int]], dims: tuple[int, ...], outer: list[Loop], elements: Elements
 ) -> dict[str, Any]:
     """The words of a `NestArgs`, and the loops at the end of the block."""
     pairs = [limits.get(dim, (ALL, ALL)) for dim in dims]
     return {
-        "src": SRC,
-        "dst": DST,
-        "fill": fill,
+        **elements.words,
+        "src_fill": elements.src_fill,
         "depth": len(outer),
         "limits": [Limit(copied=copied, written=written) for copied, written in pairs],
-        "loops": [_outer_loop(loop, dims, itemsize) for loop in reversed(outer)],
+        "loops": [_outer_loop(loop, dims, elements.moved) for loop in reversed(outer)],
     }
 
 
-def _outer_loop(loop: Loop, dims: tuple[int, ...], itemsize: int) -> OuterLoop:
+def _outer_loop(loop: Loop, dims: tuple[int, ...], moved: Moved) -> OuterLoop:
     steps = {f"index{k}": loop.step * (loop.dim == dim) for k, dim in enumerate(dims)}
-    return OuterLoop(size=loop.size, src=loop.src * itemsize, dst=loop.dst * itemsize, **steps)
+    return OuterLoop(size=loop.size, src=loop.src * moved.src_bytes, dst=loop.dst * moved.dst_bytes, **steps)
 
 
-def copy_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> Op | str:
+def copy_op(nest: Nest, elements: Elements, stream: bool = False) -> Op | str:
     """The op that copies contiguous extents; else why not, in a sentence."""
-    c = copy_blocking(nest, itemsize)
+    moved = elements.moved
+    c = copy_blocking(nest, moved.itemsize)
     if isinstance(c, str):
         return c
-    nbytes = c.extent.size * itemsize
-    vector_bytes = min(64, 1 << (nbytes.bit_length() - 1))
-    aligned = all(loop.dst * itemsize % 64 == 0 for loop in (c.x, c.y, *c.outer))
-    streams = stream and vector_bytes == 64 and aligned
-    kernel = reorder_copy(itemsize, vector_bytes, int(vector_bytes == nbytes), int(streams))
+    nbytes, most = c.extent.size * moved.src_bytes, CONVERTED_LANES * moved.src_bytes if moved.is_converted else 64
+    vector_bytes = min(most, 1 << (nbytes.bit_length() - 1))
+    aligned = all(loop.dst * moved.dst_bytes % 64 == 0 for loop in (c.x, c.y, *c.outer))
+    streams = stream and vector_bytes == 64 and aligned and not moved.is_converted
+    kernel = reorder_copy(*moved, vector_bytes, int(vector_bytes == nbytes), int(streams))
     x, y = (
         CopyLoop(
             size=loop.size,
-            src=loop.src * itemsize,
-            dst=loop.dst * itemsize,
+            src=loop.src * moved.src_bytes,
+            dst=loop.dst * moved.dst_bytes,
             index=loop.step * (loop.dim == c.extent.dim),
             strip=strip,
         )
         for loop, strip in ((c.x, c.x_strip), (c.y, c.y_strip))
     )
-    args = CopyArgs(**_nest_words(c.limits, c.dims, c.outer, itemsize, fill), extent=c.extent.size, x=x, y=y)
+    args = CopyArgs(**_nest_words(c.limits, c.dims, c.outer, elements), extent=c.extent.size, x=x, y=y)
     return Op(kernel, args, c.tasks * math.prod(loop.size for loop in c.outer), scratch=SCRATCH)
 
 
-def transpose_op(nest: Nest, itemsize: int, fill: int, stream: bool = False) -> Op | str:
+def transpose_op(nest: Nest, elements: Elements, stream: bool = False) -> Op | str:
     """The op that transposes tiles; else why not, in a sentence."""
-    t = transpose_blocking(nest, itemsize, stream)
+    moved = elements.moved
+    t = transpose_blocking(nest, moved, stream)
     if isinstance(t, str):
         return t
-    (d1, d0), (s1, s0) = ([stride * itemsize for stride in strides] for strides in (t.u_strides, t.v_strides))
+    d1, d0 = (stride * moved.dst_bytes for stride in t.u_strides)
+    s1, s0 = (stride * moved.src_bytes for stride in t.v_strides)
     tabled, bounce = t.shape.flags & TABLED, t.shape.flags & BOUNCE
     args = TransposeArgs(
-        **_nest_words(nest.limits, t.dims, t.outer, itemsize, fill),
+        **_nest_words(nest.limits, t.dims, t.outer, elements),
         u=TileLoop(size=t.us, strip=t.u_strip, outer=OWN_TABLE if tabled else d1, inner=d0, index=t.u.step),
         v=TileLoop(size=t.vs, strip=t.v_strip, outer=s1, inner=s0, index=t.v.step),
-        ahead=t.ahead * itemsize,
+        ahead=t.ahead * moved.src_bytes,
     )
     return Op(
         reorder_transpose(*t.shape),
         args,
         t.tasks * math.prod(loop.size for loop in t.outer),
         scratch=SCRATCH + (t.shape.nbytes if bounce else 0),
-        table=np.array(t.offsets, np.int64) * itemsize,
+        table=np.array(t.offsets, np.int64) * moved.dst_bytes,
     )
 
 
-def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, fill: int) -> Op:
+def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Elements) -> Op:
     """The op of any two layouts of one rank."""
-    elements, task_size = dst.size(shape), 4096
+    size, task_size = dst.size(shape), 4096
     dst_axes, src_axes = dst.axes(shape)[::-1], src.axes(shape)
     args = ElementArgs(
-        src=SRC,
-        dst=DST,
-        fill=fill,
+        **elements.words,
         task_size=task_size,
-        size=elements,
+        size=size,
         dst_rank=len(dst_axes),
         src_rank=len(src_axes),
         dims=len(shape),
@@ -136,7 +182,7 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int,
     axes: list[Arguments] = [DstAxis(dim=a.dim, step=a.step, size=a.size) for a in dst_axes]
     axes += [SrcAxis(dim=a.dim, step=a.step, size=a.size, stride=a.stride) for a in src_axes]
     words = (*args, *itertools.chain(*axes), *shape)
-    return Op(reorder_elements(itemsize), words, -(-elements // task_size), scratch=8 * len(shape))
+    return Op(reorder_elements(*elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
 
 
 def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int) -> Op:
@@ -149,61 +195,83 @@ def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int) -
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _nested(problem: ReorderProblem, src: Layout, dst: Layout, op: Callable[..., Op | str]) -> Op | str:
+Make = Callable[[Nest, Elements, bool], Op | str]
+
+
+def _nested(
+    problem: ReorderProblem, src: Layout, dst: Layout, make: Make, elements: Elements, stream: bool = False
+) -> Op | str:
     loops = nest(src, dst, problem.shape)
     if loops is None:
         return "the blocks of the two layouts do not nest: neither size divides the other"
-    return op(loops, problem.itemsize, 0)
+    return make(loops, elements, stream)
 
 
-def _why_not(op: Callable[..., Op | str]) -> Callable[[ReorderProblem, Layout, Layout], str | None]:
+def _why_not(make: Make) -> Callable[[ReorderProblem, Layout, Layout], str | None]:
     def why_not(problem: ReorderProblem, src: Layout, dst: Layout) -> str | None:
         with jit.collecting():  # to ask compiles nothing
-            found = _nested(problem, src, dst, op)
+            found = _nested(problem, src, dst, make, Elements.bits(problem.itemsize))
         return found if isinstance(found, str) else None
 
     return why_not
 
 
-def _moved(problem: ReorderProblem, src: Layout, dst: Layout) -> int:
+class Sizes(NamedTuple):
     """Bytes that are read and written."""
-    return problem.itemsize * (src.size(problem.shape) + dst.size(problem.shape))
+
+    read: int
+    written: int
+
+    @property
+    def moved(self) -> int:
+        return self.read + self.written
+
+    @property
+    def seconds(self) -> float:
+        return move_seconds(self.read, self.written)
 
 
-def _seconds(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
-    """To read and write them."""
-    return move_seconds(problem.itemsize * src.size(problem.shape), problem.itemsize * dst.size(problem.shape))
+Cost = Callable[[ReorderProblem, Layout, Layout, Sizes], float]
 
 
-def _transpose_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
-    return _TRANSPOSED * _seconds(problem, src, dst)
+def _transpose_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) -> float:
+    return _TRANSPOSED * sizes.seconds
 
 
-def _copy_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
+def _copy_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) -> float:
     """Bytes at the speed of a copy, or a move for each contiguous extent, whichever takes longer."""
     loops = nest(src, dst, problem.shape)
     assert loops is not None
     extent = next((loop.size for loop in loops.loops if loop.src == loop.dst == 1), 1) * problem.itemsize
-    moved = _moved(problem, src, dst)
-    return max(_seconds(problem, src, dst), moved / 2 / min(extent, LINE) * MOVE * scalar_seconds())
+    return max(sizes.seconds, sizes.moved / 2 / min(extent, LINE) * MOVE * scalar_seconds())
 
 
-def _elements_cost(problem: ReorderProblem, src: Layout, dst: Layout) -> float:
-    return _moved(problem, src, dst) * 10e-9
+def _elements_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) -> float:
+    return sizes.moved * 10e-9
+
+
+def _converted_seconds(elements: int, types: Types) -> float:
+    """To convert so many elements, which takes longer than to move them where they are in the caches."""
+    if types.src.kind == BITS:
+        return 0.0
+    each = QUANTIZED_CYCLES if types.dst.itemsize == 1 else DEQUANTIZED_CYCLES
+    return elements / lanes_of(4) * each * cycle_seconds()
 
 
 MOVE = 1.6  # scalar moves that a load and a store of a vector take, and the loop around them
 _TRANSPOSED = 1.1  # beside a copy
 LINE = 64
+CONVERTED_LANES = 16  # of a vector that is converted: of bytes as many as make float32 of AVX-512
+# Of a vector of float32: a division is most of what it takes to quantize one.
+QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 12, 4
 
 
-def _row(
-    name: str,
-    op: Callable[..., Op | str],
-    cost: Callable[[ReorderProblem, Layout, Layout], float],
-    reference: bool = False,
-) -> Row:
-    """Options of the primitive: fill, the bits of the destination's padding; stream, to store past the caches."""
+def _row(name: str, op: Make | None, cost: Cost) -> Row:
+    """Options of the primitive: fill, the bits of the destination's padding; stream, to store past the caches.
+
+    quantizations: what the integers of source and destination stand for, of types that are converted; the padding then
+    is the zero point. op: None for the reference.
+    """
 
     def make(
         problem: ReorderProblem,
@@ -213,20 +281,31 @@ def _row(
         threads: int,
         fill: int = 0,
         stream: bool = False,
+        quantizations: Quantizations | None = None,
     ) -> Primitive:
+        sizes = Sizes(types.src.itemsize * src.size(problem.shape), types.dst.itemsize * dst.size(problem.shape))
+
         def ops() -> list[Op]:
             if 0 in problem.shape:
                 return []
-            if reference:
-                return [elements_op(src, dst, problem.shape, problem.itemsize, fill)]
-            found = op(nest(src, dst, problem.shape), problem.itemsize, fill, stream)
+            if quantizations is None:
+                elements = Elements.bits(types.src.itemsize, fill)
+            else:
+                elements = Elements.converted(types, quantizations)
+            if op is None:
+                return [elements_op(src, dst, problem.shape, elements)]
+            found = _nested(problem, src, dst, op, elements, stream)
             assert isinstance(found, Op), found
             return [found]
 
-        return Primitive(lambda: launch_seconds() + cost(problem, src, dst) / threads, ops)
+        def seconds() -> float:
+            computed = _converted_seconds(dst.size(problem.shape), types)
+            return launch_seconds() + max(cost(problem, src, dst, sizes), computed) / threads
 
-    why_not = (lambda problem, src, dst: None) if reference else _why_not(op)
-    return Row(name, "reorder", why_not=why_not, make=make, reference=reference)
+        return Primitive(seconds, ops)
+
+    why_not = (lambda problem, src, dst: None) if op is None else _why_not(op)
+    return Row(name, "reorder", why_not=why_not, make=make, dtypes=CONVERTED | MOVED, reference=op is None)
 
 
 # ---------------------------------------------------------------- permutations of row-major arrays
@@ -258,7 +337,7 @@ def _transpose_row(of: Row) -> Row:
 REORDERS = (
     _row("reorder_transpose", transpose_op, _transpose_cost),
     _row("reorder_copy", copy_op, _copy_cost),
-    _row("reorder_elements", elements_op, _elements_cost, reference=True),
+    _row("reorder_elements", None, _elements_cost),
 )
 
 ROWS = (*REORDERS, *map(_transpose_row, REORDERS))

@@ -1,0 +1,201 @@
+"""Between real numbers and the integers that stand for them, from any layout to any other in one pass."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.api.annotations import AnyArray, Dense
+from blockconv.core import target
+from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.interop import as_numpy, like
+from blockconv.core.layout import Layout
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import Types
+from blockconv.dispatch.array import BlockedArray, allocate
+from blockconv.dispatch.quantizing import check_zero_point
+from blockconv.dispatch.reorders import conversion_program
+from blockconv.runtime import address_of, get_num_threads
+
+__all__ = ["dequantize_linear", "quantize_linear"]
+
+_BYTES = ("uint8", "int8")
+
+
+@overload
+def quantize_linear(
+    x: BlockedArray,
+    quantization: Quantization,
+    dtype: npt.DTypeLike = ...,
+    *,
+    input_quantization: Quantization | None = ...,
+    layout: Layout | str | None = ...,
+) -> BlockedArray: ...
+
+
+@overload
+def quantize_linear(
+    x: Dense,
+    quantization: Quantization,
+    dtype: npt.DTypeLike = ...,
+    *,
+    input_quantization: Quantization | None = ...,
+    layout: Layout | str,
+) -> BlockedArray: ...
+
+
+@overload
+def quantize_linear(
+    x: Dense,
+    quantization: Quantization,
+    dtype: npt.DTypeLike = ...,
+    *,
+    input_quantization: Quantization | None = ...,
+    layout: None = ...,
+) -> Any: ...
+
+
+def quantize_linear(
+    x: AnyArray | npt.ArrayLike,
+    quantization: Quantization,
+    dtype: npt.DTypeLike = "uint8",
+    *,
+    input_quantization: Quantization | None = None,
+    layout: Layout | str | None = None,
+) -> Any:
+    """ONNX's QuantizeLinear: saturate(round(x / scale) + zero_point), a half rounded to the even neighbour.
+
+    Gives uint8 or int8 of x's shape: a BlockedArray in `layout`, where one is given or x is one, with the zero point as
+    its padding; else an array, or a tensor, in the memory format of x. What is less than the type holds becomes its
+    least, as a NaN does, what is more its greatest.
+
+    x: a BlockedArray, or an array of 1 to 6 dimensions or a torch CPU tensor without gradient, as `to_layout` takes
+        them. float32; or uint8, int8 or int32, which stand for real numbers by `input_quantization`: these are
+        requantized, as if they were dequantized first.
+    quantization: of the result, one scale. dtype: of the result, uint8 or int8.
+    input_quantization: of an x of integers, one scale; the zero point of int32 has to be 0.
+    layout: of the result; by default x's own. The change of layout costs no pass of its own.
+
+    The same bits on every machine, for any number of threads. Raises ArgumentError, or its kinds DtypeError and
+    LayoutError, for what breaks these rules.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.quantize_linear(np.float32([-9, -0.25, 0.75, 1.25, 99]), bc.Quantization(0.5, 10)).tolist()
+    [0, 10, 12, 12, 208]
+    """
+    op = "quantize_linear"
+    src = _entered(op, x)
+    to = _dtype(op, dtype)
+    kinds = ("float32", *_BYTES, "int32")
+    if str(src.dtype) not in kinds:
+        raise DtypeError(op, "x", str(src.dtype), f"has to be of {', '.join(kinds)}")
+    given = None
+    if src.dtype != np.float32:
+        given = _checked(op, "input_quantization", input_quantization, src)
+    elif input_quantization is not None:
+        raise ArgumentError(op, "input_quantization", input_quantization, "is for integers, and x is float32")
+    if not isinstance(quantization, Quantization):
+        raise ArgumentError(op, "quantization", quantization, "has to be a Quantization")
+    quantization.check(op, "quantization", to)
+    return _convert(op, x, src, to, (given, quantization), layout)
+
+
+@overload
+def dequantize_linear(
+    x: BlockedArray, quantization: Quantization, *, layout: Layout | str | None = ...
+) -> BlockedArray: ...
+
+
+@overload
+def dequantize_linear(x: Dense, quantization: Quantization, *, layout: Layout | str) -> BlockedArray: ...
+
+
+@overload
+def dequantize_linear(x: Dense, quantization: Quantization, *, layout: None = ...) -> Any: ...
+
+
+def dequantize_linear(
+    x: AnyArray | npt.ArrayLike, quantization: Quantization, *, layout: Layout | str | None = None
+) -> Any:
+    """ONNX's DequantizeLinear: (x - zero_point) * scale, as float32.
+
+    Gives float32 of x's shape: a BlockedArray in `layout`, where one is given or x is one; else an array, or a tensor,
+    in the memory format of x.
+
+    x: a BlockedArray, or an array of 1 to 6 dimensions or a torch CPU tensor, as `to_layout` takes them, of uint8, int8
+        or int32.
+    quantization: of x, one scale; the zero point of int32 has to be 0.
+    layout: of the result; by default x's own. The change of layout costs no pass of its own.
+
+    The same bits on every machine, for any number of threads. Raises ArgumentError, or its kinds DtypeError and
+    LayoutError, for what breaks these rules.
+
+    >>> import numpy as np, blockconv as bc
+    >>> bc.dequantize_linear(np.uint8([0, 10, 255]), bc.Quantization(0.5, 10)).tolist()
+    [-5.0, 0.0, 122.5]
+    """
+    op = "dequantize_linear"
+    src = _entered(op, x)
+    if str(src.dtype) not in (*_BYTES, "int32"):
+        raise DtypeError(op, "x", str(src.dtype), "has to be of uint8, int8 or int32")
+    given = _checked(op, "quantization", quantization, src)
+    return _convert(op, x, src, np.dtype(np.float32), (given, None), layout)
+
+
+def _entered(op: str, x: Any) -> BlockedArray:
+    if isinstance(x, BlockedArray):
+        return x
+    array = as_numpy(x, op, "x")
+    if not 1 <= array.ndim <= 6:
+        raise ArgumentError(op, "x", array, "has to be of 1 to 6 dimensions")
+    if array.dtype.hasobject:
+        raise DtypeError(op, "x", str(array.dtype), "has to be of numbers")
+    return BlockedArray.from_numpy(array)
+
+
+def _dtype(op: str, dtype: Any) -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] | None = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or str(found) not in _BYTES:
+        raise DtypeError(op, "dtype", dtype, "has to be uint8 or int8")
+    return found
+
+
+def _checked(op: str, argument: str, given: Any, src: BlockedArray) -> Quantization:
+    """The Quantization of integers."""
+    if not isinstance(given, Quantization):
+        raise ArgumentError(op, argument, given, f"has to be a Quantization, as x is of {src.dtype}")
+    assert isinstance(src.dtype, np.dtype)
+    given.check(op, argument, src.dtype)
+    if src.dtype == np.int32 and given.zero_point:
+        raise ArgumentError(op, argument, given, "has to have the zero point 0, as x is of int32")
+    check_zero_point(op, "x", src.zero_point, given, argument)
+    return given
+
+
+def _convert(
+    op: str,
+    x: Any,
+    src: BlockedArray,
+    dtype: np.dtype[Any],
+    quantizations: tuple[Quantization | None, Quantization | None],
+    layout: Layout | str | None,
+) -> Any:
+    wanted = src.layout if layout is None else Layout(layout)
+    if wanted.ndim != src.ndim:
+        rule = f"is of {wanted.ndim} dimensions, and x has {src.ndim}"
+        raise ArgumentError(op, "layout", str(wanted), rule)
+    zero_point = 0 if quantizations[1] is None else quantizations[1].zero_point
+    dst = allocate(src.shape, wanted, dtype, zero_point)
+    # Past the caches, lines that are written whole need not be read first.
+    stream = 2 * (src.nbytes + dst.nbytes) > target.last_level_cache() and address_of(dst.storage) % 64 == 0
+    types = Types.converted(str(src.dtype), str(dtype))
+    program = conversion_program(src.shape, (src.layout, wanted), types, quantizations, stream)
+    program.run([address_of(src.storage), address_of(dst.storage)], get_num_threads())
+    if isinstance(x, BlockedArray) or layout is not None:
+        return dst
+    return like(x, dst.numpy())

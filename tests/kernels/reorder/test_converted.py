@@ -1,0 +1,107 @@
+"""Reorders that quantize, dequantize and requantize: every kernel, bit for bit, and nothing else is touched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import quantized_oracle
+from guarded import Guarded, available
+from storage_oracle import Array, Shape, stored
+
+from blockconv import Layout, Quantization, ReorderProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.kernels import TABLE
+from blockconv.runtime import Program, address_of
+
+pytestmark = [
+    pytest.mark.filterwarnings("error::blockconv.SlowPathWarning"),
+    pytest.mark.skipif(not available(), reason="pages cannot be protected here"),
+]
+
+ROWS = [row for row in TABLE if row.op == "reorder"]
+LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW16", "NCHW32", "NCHW64", "CHWN4")
+SHAPES: list[Shape] = [(1, 1, 1, 1), (3, 17, 3, 5), (2, 35, 6, 7), (17, 16, 2, 9)]
+# Both ends of a type's range are zero points, and both sides have one.
+KINDS = [
+    ("float32", "uint8", 0.25, 255),
+    ("float32", "int8", 0.3, -128),
+    ("uint8", "float32", 0.1, 7),
+    ("int8", "float32", 3.0, 127),
+    ("uint8", "int8", 0.5, 127),
+    ("int8", "int8", 0.013, -128),
+    ("int32", "float32", 1e-6, 0),
+    ("int32", "uint8", 1.7, 255),
+]
+ENDS = {"float32": 0, "uint8": 200, "int8": -3, "int32": 0}
+
+
+@pytest.fixture(scope="module")
+def memory() -> tuple[Guarded, Guarded]:
+    return Guarded(1 << 22), Guarded(1 << 22)
+
+
+def numbers(dtype: str, shape: Shape, scale: float) -> Array:
+    """Of the whole range and beyond; of float32 ties of rounding, what does not fit, NaN and infinities."""
+    rng = np.random.default_rng([len(dtype), *shape])
+    if dtype == "float32":
+        x = rng.choice([0.5, 1.0, 0.497], shape) * rng.integers(-600, 600, shape) * scale
+        x.reshape(-1)[:5] = (np.nan, np.inf, -np.inf, 3e38, -1e-42)[: x.size]
+        return x.astype(np.float32)
+    bounds = np.iinfo(np.int16 if dtype == "int32" else dtype)
+    return rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
+
+
+def check(memory: tuple[Guarded, Guarded], src: str, dst: str, shape: Shape, kind: Any) -> set[str]:
+    """Every kernel that says it can: the names of those that ran."""
+    from_type, to_type, scale, zero_point = kind
+    given = Quantization(scale * (2 if to_type == "float32" else 0.75), ENDS[from_type])
+    x = numbers(from_type, shape, scale)
+    real = quantized_oracle.real(x, float(given.scale), given.zero_point)
+    wanted_fill = 0.0 if to_type == "float32" else zero_point
+    wanted = stored(quantized_oracle.integers(real, to_type, scale, zero_point), dst, wanted_fill).view(np.uint8)
+    before = stored(x, src, 99).view(np.uint8)  # a dirty tail
+    quantizations = (
+        None if from_type == "float32" else given,
+        None if to_type == "float32" else Quantization(scale, zero_point),
+    )
+    types, layouts = Types.converted(from_type, to_type), (Layout(src), Layout(dst))
+    problem, names = ReorderProblem(shape, src, dst, types.src.itemsize), set()
+    for row in ROWS:
+        if selection.why_not(row, problem, *layouts, types) is not None:
+            continue
+        for stream, where in itertools.product((False, True), ("end", "start")):
+            ops = row.prepare(problem, *layouts, types, stream=stream, quantizations=quantizations).ops()
+            from_, to = memory[0].take(before.nbytes, where), memory[1].take(wanted.nbytes, where)
+            if stream and address_of(to) % 64:
+                continue
+            from_[:], to[:] = before, 0x33
+            Program(ops).run([address_of(from_), address_of(to)], 1)
+            case = f"{row.name}, {src} to {dst}, {shape}, {kind}, stream={stream}, against the {where}"
+            wrong = np.flatnonzero(to != wanted)
+            assert wrong.size == 0, f"{case}: {wrong.size} bytes of {wanted.size}, from {wrong[0]} on"
+            assert memory[1].intact(), f"{case}: wrote outside"
+        names.add(row.name)
+    return names
+
+
+def pairs() -> Iterator[Any]:
+    """Pairs of layouts, and which kind: every kind for one, both of its kernels' ways for instruction sets."""
+    for k, (src, dst) in list(enumerate(itertools.product(LAYOUTS, LAYOUTS)))[1::3]:
+        yield pytest.param(src, dst, KINDS[k % len(KINDS)], marks=pytest.mark.slow)
+    for k, (src, dst) in enumerate((("NCHW", "NHWC"), ("NHWC", "NCHW16"), ("NCHW16", "NCHW4"), ("NCHW", "NCHW32"))):
+        yield pytest.param(src, dst, KINDS[2 * k], marks=pytest.mark.isa)
+        yield pytest.param(src, dst, KINDS[2 * k + 1], marks=pytest.mark.isa if k == 1 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("src", "dst", "kind"), list(pairs()))
+def test_every_kernel_converts_every_element_and_fills_the_padding(
+    memory: tuple[Guarded, Guarded], src: str, dst: str, kind: Any
+) -> None:
+    for shape in SHAPES:
+        names = check(memory, src, dst, shape, kind)
+        assert names - {"reorder_elements"}, "some kernel is fast"
