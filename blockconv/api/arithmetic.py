@@ -19,7 +19,7 @@ from blockconv.kernels.common.activation import Activation
 
 __all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions"]
 
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_FLOATS = ("float32", "float64", "bfloat16", "float16")
 _BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _ROUNDING = {"half_even": False, "half_away": True}
@@ -54,15 +54,12 @@ class Arithmetic:
         self, op: str, weight: Array, bias: Array | None, activation: Activation, options: QuantizedOptions
     ) -> None:
         self.op, self.options, self.activation = op, options, activation
-        self.wei, self.is_float = weight.dtype, weight.dtype in _FLOATS
+        self.wei = weight.dtype
+        self.is_float = str(self.wei) in _FLOATS
         if not self.is_float and weight.dtype != np.int8:
-            raise DtypeError(op, "weight", str(weight.dtype), "has to be float32 or float64, or int8 for integers")
-        dtype = weight.dtype if self.is_float else _INT32
-        if bias is not None and bias.dtype != dtype:
-            rule = (
-                f"has to be of the weight's dtype, {dtype}" if self.is_float else "has to be int32, as weights are int8"
-            )
-            raise DtypeError(op, "bias", str(bias.dtype), rule)
+            rule = f"has to be {', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, or int8 for integers"
+            raise DtypeError(op, "weight", str(weight.dtype), rule)
+        self._check_bias(bias)
         given = options.out_quantization
         self.dst_zero_point = 0 if given is None else given.zero_point
         self.away = self._rounding()
@@ -76,6 +73,18 @@ class Arithmetic:
 
     # -- what is given
 
+    def _check_bias(self, bias: Array | None) -> None:
+        taken = {self.wei if self.is_float else _INT32}
+        if element(self.wei).is_half:
+            taken.add(_FLOAT32)
+        if bias is not None and bias.dtype not in taken:
+            rule = (
+                f"has to be of the weight's dtype, {' or '.join(sorted(map(str, taken)))}"
+                if self.is_float
+                else "has to be int32, as weights are int8"
+            )
+            raise DtypeError(self.op, "bias", str(bias.dtype), rule)
+
     def _rounding(self) -> bool:
         rounding = self.options.rounding
         if not isinstance(rounding, str) or rounding not in _ROUNDING:
@@ -87,19 +96,24 @@ class Arithmetic:
         if self.options.out_dtype is None:
             return None
         try:
-            dtype = np.dtype(self.options.out_dtype)
+            dtype = element(self.options.out_dtype).dtype
         except TypeError:
             dtype = None
-        if dtype not in (*_BYTES, _INT32, _FLOAT32):
+        if self.is_float and (dtype is None or not element(dtype).is_float):
+            raise self._not_for_floats("out_dtype", self.options.out_dtype)
+        if not self.is_float and dtype not in (*_BYTES, _INT32, _FLOAT32):
             raise DtypeError(self.op, "out_dtype", self.options.out_dtype, "has to be uint8, int8, int32 or float32")
         return dtype
+
+    def _not_for_floats(self, name: str, value: object) -> ArgumentError:
+        rule = f"is for integers, and the weight is {self.wei}"
+        return ArgumentError(self.op, name, value, rule, "give int8 weights, or leave it out")
 
     def _check_that_nothing_is_quantized(self) -> None:
         default = NOTHING_QUANTIZED._asdict()
         for name, value in self.options._asdict().items():
-            if value is not default[name] and name != "rounding":
-                rule = f"is for integers, and the weight is {self.wei}"
-                raise ArgumentError(self.op, name, value, rule, "give int8 weights, or leave it out")
+            if value is not default[name] and name not in ("rounding", "out_dtype"):
+                raise self._not_for_floats(name, value)
 
     def _check_quantizations(self, weight: Array) -> None:
         options, op, out = self.options, self.op, self.out_dtype
@@ -126,7 +140,7 @@ class Arithmetic:
         """The output's dtype, of a source of this dtype."""
         options = self.options
         if self.is_float:
-            return src
+            return src if self.out_dtype is None else self.out_dtype
         if self.out_dtype is not None:
             return self.out_dtype
         if options.out_quantization is not None:
@@ -137,9 +151,7 @@ class Arithmetic:
     def types(self, src: Any) -> Types:
         """The types of a call with a source of this dtype. Raises ArgumentError, or DtypeError."""
         if self.is_float:
-            if src != self.wei:
-                raise DtypeError(self.op, "input", str(src), f"has to be of the weight's dtype, {self.wei}")
-            return Types.all(src)
+            return self._float_types(src)
         if src not in _BYTES:
             raise DtypeError(self.op, "input", str(src), "has to be uint8 or int8, as the weight is int8")
         dst = self.dst(src)
@@ -148,6 +160,19 @@ class Arithmetic:
         if (given := self.options.out_quantization) is not None:
             given.check(self.op, "out_quantization", dst)
         return Types.quantized(src, dst)
+
+    def _float_types(self, src: Any) -> Types:
+        is_half = str(src) in _FLOATS and element(src).is_half
+        if src != self.wei and not (is_half and self.wei == _FLOAT32):
+            rule, remedy = f"has to be of the weight's dtype, {self.wei}", ""
+            if str(src) in _FLOATS:
+                remedy = f"give input.astype({str(self.wei)!r}), or the weight as {src}"
+            raise DtypeError(self.op, "input", str(src), rule, remedy)
+        dst = self.dst(src)
+        if dst != src and not (is_half and dst == _FLOAT32):
+            rule = f"has to be {src}{' or float32' if is_half else ''}, as the input is {src}"
+            raise DtypeError(self.op, "out_dtype", str(dst), rule)
+        return Types.half(src, dst) if is_half else Types.all(src)
 
     def check_residual(self, dtype: Any, dst: np.dtype[Any]) -> None:
         """Raise unless a residual of this dtype can be added to an output of that one."""
@@ -179,7 +204,7 @@ class Arithmetic:
     ) -> Array:
         """Biases, and what follows them, as kernels read them."""
         if self.is_float:
-            return pack_bias(problem, bias, form, self.wei)
+            return pack_bias(problem, bias, form, types.acc.dtype)
         return quantized_bias(problem, weight, bias, form, types, self.quantizations)
 
     def parameters(self, types: Types, residual: np.dtype[Any] | None) -> Array:

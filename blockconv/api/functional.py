@@ -19,7 +19,7 @@ from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import INT8, Types
+from blockconv.core.types import HALVES, INT8, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.boundary import (
     Array,
@@ -59,11 +59,13 @@ def conv2d(
     OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Weights are packed at every call;
     `Conv2d` packs them once, and is what to use in a loop.
 
-    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32, float64, uint8 or int8: an array or a torch
-        CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order),
-        or a BlockedArray of 4 dimensions.
-    weight: (O, C / groups, KH, KW), of the input's dtype, or int8 for one of 8 bits; an array or a tensor.
-    bias: (O,), of the input's dtype, or int32 of the scale of input times weight; or None.
+    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32, float64, bfloat16 (of `ml_dtypes`), float16,
+        uint8 or int8: an array or a torch CPU tensor without gradient, of any strides (copied once if they are dense
+        neither in NCHW nor in NHWC order), or a BlockedArray of 4 dimensions.
+    weight: (O, C / groups, KH, KW), of the input's dtype, or int8 for one of 8 bits, or float32 for one of 16, to which
+        it is rounded; an array or a tensor.
+    bias: (O,), of the weight's dtype, or int32 of the scale of input times weight, or float32 for floats of 16 bits; or
+        None.
     stride, dilation: an int of at least 1, or a pair of them: (height, width).
     padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
         "same" (the output is of the input's size; only with a stride of 1).
@@ -85,7 +87,8 @@ def conv2d(
         output channel, and has the zero point 0.
     out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
         scales of input and weight), "uint8" or "int8" (with out_quantization). By default the input's where there is
-        an out_quantization, else "float32" where there is one of input or weight, else "int32".
+        an out_quantization, else "float32" where there is one of input or weight, else "int32". Of bfloat16 and float16
+        the input's, or "float32": sums as they are before they are rounded.
     rounding: to integers of 8 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
 
     Integers: an input of uint8 or int8 with int8 weights is summed exactly. Real numbers of these sums take float32
@@ -250,5 +253,7 @@ def _types(function: str, op: str, dtype: Any) -> Types:
         found = Types.all(dtype)
     except TypeError:
         raise ArgumentError(function, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
-    quantized = Types.quantized(dtype, dtype)
-    return quantized if op == "conv2d" and quantized in INT8 else found
+    for mixed in (Types.quantized(dtype, dtype), Types.half(dtype, dtype)):
+        if op == "conv2d" and mixed in INT8 | HALVES:
+            return mixed
+    return found

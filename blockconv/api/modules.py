@@ -56,9 +56,11 @@ class Conv2d:
 
     ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
 
-    weight: (O, C / groups, KH, KW), float32, float64, or int8 for inputs of 8 bits; an array or a torch CPU tensor,
-        kept by reference and not to be changed, as what was packed of it stays.
-    bias: (O,), of the weight's dtype, or int32 of the scale of input times weight; or None.
+    weight: (O, C / groups, KH, KW), float32, float64, bfloat16, float16, or int8 for inputs of 8 bits; an array or a
+        torch CPU tensor, kept by reference and not to be changed, as what was packed of it stays. Of float32 it is for
+        inputs of 16 bits too, and is rounded to their type.
+    bias: (O,), of the weight's dtype, or int32 of the scale of input times weight, or float32 for floats of 16 bits; or
+        None.
     stride, dilation: an int of at least 1, or a pair of them: (height, width).
     padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
         "same" (the output is of the input's size; only with a stride of 1).
@@ -82,7 +84,8 @@ class Conv2d:
         output channel, and has the zero point 0.
     out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
         scales of input and weight), "uint8" or "int8" (with out_quantization). By default the input's where there is
-        an out_quantization, else "float32" where there is one of input or weight, else "int32".
+        an out_quantization, else "float32" where there is one of input or weight, else "int32". Of bfloat16 and float16
+        the input's, or "float32": sums as they are before they are rounded.
     rounding: to integers of 8 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
     op: the name of the operation in the texts of its errors.
 
@@ -298,15 +301,19 @@ class Conv2d:
             return None
         form, how = bound.plan.form, bound.plan.packing
         if how is not None:
-            weight = weights_as_read(bound.problem, widened(self.weight, form))[0]
+            weight = weights_as_read(bound.problem, widened(self._weight_of(bound), form))[0]
             packed, between = room_for(how)
             return Packed(packed, *self._beside(bound, residual), weight, between)
         key = bound.key if residual is None else f"{bound.key}{residual.dtype}"
         held = self._packed.get(key)
         if held is None:
-            weight = pack_weights(bound.problem, self.weight, form)
+            weight = pack_weights(bound.problem, self._weight_of(bound), form)
             held = self._packed[key] = Packed(weight, *self._beside(bound, residual))
         return held
+
+    def _weight_of(self, bound: Bound) -> Array:
+        """The weights in the type that they are multiplied in: float32 ones are rounded for an input of 16 bits."""
+        return self.weight.astype(bound.types.wei.dtype, copy=False)
 
     def _beside(self, bound: Bound, residual: BlockedArray | None) -> tuple[Array, Array]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from blockconv.core.checks import MOST_BYTES, check_bytes
 from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.types import element
 
 __all__ = ["as_numpy", "like", "like_any"]
 
@@ -51,6 +52,8 @@ def like(input: Any, result: Array) -> Any:
     if _is_tensor(input):
         import torch
 
+        if result.dtype.name == "bfloat16":
+            return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(result)
     return result
 
@@ -70,6 +73,11 @@ def _is_tensor(x: object) -> bool:
 
 def _of_tensor(x: Any, op: str, argument: str) -> Array:
     try:
+        if str(x.dtype) == "torch.bfloat16":  # of which NumPy knows the bits
+            import torch
+
+            bits: Array = (x if x.requires_grad else x.view(torch.int16)).numpy()
+            return bits.view(element("bfloat16").dtype)
         array: Array = x.numpy()
     except (TypeError, RuntimeError) as error:
         raise _unreadable(x, op, argument, error) from None
@@ -82,8 +90,6 @@ def _unreadable(x: Any, op: str, argument: str, error: Exception) -> Exception:
         return ArgumentError(op, argument, x, "requires a gradient, and this library computes none", "give x.detach()")
     if x.device.type != "cpu":
         return ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
-    if str(x.dtype) == "torch.bfloat16":
-        return DtypeError(op, argument, x, "bfloat16 is not supported, and NumPy has no such type", "give x.float()")
     return DtypeError(op, argument, x, f"cannot be read as an array ({error})")  # sparse, quantized, conjugated
 
 

@@ -60,9 +60,10 @@ def weights_as_read(problem: Conv2dProblem, weight: npt.NDArray[Any]) -> tuple[n
 
 
 def widened(weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[Any]:
-    """Weights of the type that a kernel reads: what multiplies int8 weights may take them as int16."""
+    """Weights of the type that a kernel reads: int8 ones may be multiplied as int16, floats of 16 bits as float32."""
     itemsize = form.dot.itemsize
-    return weight if itemsize in (0, weight.itemsize) else weight.astype(f"i{itemsize}")
+    kind = "i" if weight.dtype.kind == "i" else "f"
+    return weight if itemsize in (0, weight.itemsize) else weight.astype(f"{kind}{itemsize}")
 
 
 def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[np.uint8]:

@@ -22,7 +22,7 @@ from storage_oracle import places, stored
 from blockconv import runtime
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
+from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block, pack_bias, pack_weights
 from blockconv.kernels import TABLE, Row
@@ -92,6 +92,12 @@ class Data:
     residual: Array | None
     sums: Array  # before the activation
     wanted: Array
+    dst: str  # the destination's dtype
+
+    @property
+    def types(self) -> Types:
+        src = self.x.dtype.name
+        return Types.half(src, self.dst) if src in ("bfloat16", "float16") else Types.all(src)
 
 
 def data(
@@ -101,8 +107,13 @@ def data(
     act: Any = None,
     residual: bool = False,
     specials: bool = False,
+    dst: str | None = None,
 ) -> Data:
-    """kind: "integers", small enough for exact sums, or "floats". specials: a NaN and infinities, in x and w."""
+    """kind: "integers", small enough for exact sums, or "floats". specials: a NaN and infinities, in x and w.
+
+    dst: the destination's dtype, and the residual's, where it is not the source's.
+    """
+    dtype, dst = element(dtype).dtype, dst or dtype
     rng = np.random.default_rng(zlib.crc32(problem.descriptor().encode()))
 
     def some(shape: tuple[int, ...], most: int) -> Array:
@@ -111,7 +122,7 @@ def data(
         return rng.standard_normal(shape).astype(dtype)
 
     x, w, bias = some(problem.src_shape, 4), some(grouped_shape(problem), 3), some((problem.oc,), 8)
-    added = some(problem.dst_shape, 8) if residual else None
+    added = some(problem.dst_shape, 8).astype(element(dst).dtype) if residual else None
     if specials:
         for array, value in ((x, np.nan), (x, np.inf), (x, -np.inf), (w, np.inf), (w, np.nan)):
             if array is x or array.size > 8:  # in a small kernel they would be all there is to see
@@ -121,7 +132,7 @@ def data(
         pads=((problem.ph, problem.ph_r), (problem.pw, problem.pw_r)), dilation=(problem.dh, problem.dw),
         groups=problem.g, residual=added,
     )  # fmt: skip
-    return Data(x, w, bias, added, sums, conv_oracle.activate(sums, act))
+    return Data(x, w, bias, added, sums, conv_oracle.activate(sums, act), dst)
 
 
 def grouped_shape(problem: Conv2dProblem) -> tuple[int, int, int, int]:
@@ -132,9 +143,10 @@ def grouped_shape(problem: Conv2dProblem) -> tuple[int, int, int, int]:
 # ---------------------------------------------------------------- running
 
 
-def rows(problem: Conv2dProblem, src: str, dst: str, dtype: str = "float32") -> list[Row]:
-    """Every row of the table that takes a problem, not only the one that would be chosen."""
-    found = selection.candidates("conv2d", problem, Layout(src), Layout(dst), Types.all(dtype), math.inf)
+def rows(problem: Conv2dProblem, src: str, dst: str, dtype: str | Types = "float32") -> list[Row]:
+    """Every row of the table that takes a problem, not only the one that would be chosen. dtype: or all four types."""
+    types = dtype if isinstance(dtype, Types) else Types.all(dtype)
+    found = selection.candidates("conv2d", problem, Layout(src), Layout(dst), types, math.inf)
     return [c.row for c in found if c.why_not is None]
 
 
@@ -150,15 +162,16 @@ def run(
 ) -> Array:
     """The raw storage that a row writes. Asserts that nothing round its buffers was written."""
     memory = Canaried() if memory is None else memory
-    dtype = str(given.x.dtype)
+    types = given.types
+    dtype = types.dst.dtype
     act_kind, act_block = activation_block(activation(act))
     epilogue = Epilogue(act_kind, given.residual is not None)
-    primitive = row.prepare(problem, Layout(src), Layout(dst), Types.all(dtype), threads, epilogue=epilogue)
+    primitive = row.prepare(problem, Layout(src), Layout(dst), types, threads, epilogue=epilogue)
     form = primitive.form
     here = functools.partial(_placed, memory)
     source = here("source", stored(given.x, src, np.nan))
     weights = here("weights", pack_weights(problem, given.w, form))
-    bias = here("bias", pack_bias(problem, given.bias, form, dtype))
+    bias = here("bias", pack_bias(problem, given.bias, form, types.acc.dtype))
     _, size = places(dst, problem.dst_shape)
     out = here("destination", np.full(size, np.nan, dtype))
     added = None if given.residual is None else here("residual", stored(given.residual, dst, np.nan))

@@ -1,8 +1,8 @@
-"""The multiply-accumulate of a reduction: floats one by one, or 8-bit integers as dot products.
+"""The multiply-accumulate of a reduction: floats one by one, or 8-bit integers and bfloat16 as dot products.
 
 A dot product is a multiply-add on wider elements. Neighbouring channels of a pixel that fill 32 bits are one element,
 which is broadcast as one float32 is; a lane of the weights has as many, of an output channel; and their products are
-added to the lane's int32. So a tile, its addresses and its loop nest are the same for floats and integers.
+added to the lane's int32, or float32. So a tile, its addresses and its loop nest are the same for all.
 
 Each dot product is an instruction, or the same emulated in plain IR, which runs everywhere.
 """
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.types import Types
+from blockconv.core.types import BRAIN, Types, element
 from blockconv.jit.ir import call_llvm
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["DOTS", "MULTIPLY_ADD", "Dot", "dot_for", "multiply_accumulate"]
+__all__ = ["BRAIN_DOTS", "DOTS", "MULTIPLY_ADD", "WIDENED", "Dot", "dot_for", "multiply_accumulate", "packed_as_one"]
 
 
 class Dot(NamedTuple):
@@ -28,32 +28,43 @@ class Dot(NamedTuple):
 
     number: how kernel families are told. channels: of an element that is broadcast. itemsize: bytes of a channel in a
     packed window and in packed weights; 0 where these hold what the arrays do. is_unsigned: a source of int8 is packed
-    with 128 more in each channel, as uint8.
+    with 128 more in each channel, as uint8. is_fused: one instruction multiplies and adds.
     """
 
     number: int
     channels: int
     itemsize: int = 0
     is_unsigned: bool = False
+    is_fused: bool = True
 
 
 MULTIPLY_ADD = Dot(0, 1)
+WIDENED = MULTIPLY_ADD._replace(itemsize=4)  # floats of 16 bits that become float32 while they are packed
 # u8 times s8, four at a time: VNNI. Or both widened to 16 bits while they are packed, two at a time: exact too.
 DOTS = {
     "vpdpbusd": Dot(1, 4, 1, True),
-    "vpmaddwd": Dot(2, 2, 2),
+    "vpmaddwd": Dot(2, 2, 2, is_fused=False),
     "vpdpbusd, emulated": Dot(3, 4, 1, True),
-    "vpmaddwd, emulated": Dot(4, 2, 2),
+    "vpmaddwd, emulated": Dot(4, 2, 2, is_fused=False),
 }
+# bfloat16, two at a time: AVX512-BF16.
+BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2)}
 
 
 def dot_for(types: Types) -> Dot:
     """The fastest multiply-accumulate of this machine for these types."""
     if types.acc.is_float:
-        return MULTIPLY_ADD
+        if not types.src.is_half:
+            return MULTIPLY_ADD
+        return BRAIN_DOTS["vdpbf16ps"] if types.src.kind == BRAIN and target.isa().bf16 else WIDENED
     if target.isa().vnni:
         return DOTS["vpdpbusd"]
     return DOTS["vpmaddwd" if platform.machine().lower() in ("x86_64", "amd64") else "vpmaddwd, emulated"]
+
+
+def packed_as_one(types: Types, dot: Dot) -> int:
+    """Channels of a source that are packed as one: those that fill 32 bits, where several are multiplied at once."""
+    return 1 if dot.channels == 1 else 4 // types.src.itemsize
 
 
 def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> Any:
@@ -95,9 +106,26 @@ def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
     return emit
 
 
+def _vdpbf16ps(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    pairs = ir.VectorType(ir.IntType(32), v.lanes)
+    name = f"llvm.x86.avx512bf16.dpbf16ps.{8 * v.bytes}"
+    return call_llvm(v.b, name, v.kind, [acc, v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
+
+
+def _vdpbf16ps_emulated(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    """The upper channel's product is added first. Denormal numbers count, which the instruction takes for zeros."""
+    ints = Vectors(v.b, element("int32"), v.lanes)
+    x, w = (v.b.bitcast(value, ints.kind) for value in (x, w))
+    upper = [v.b.bitcast(v.b.and_(value, ints.c(-1 << 16)), v.kind) for value in (x, w)]
+    lower = [v.b.bitcast(v.b.shl(value, ints.c(16)), v.kind) for value in (x, w)]
+    return v.multiply_add(lower[0], lower[1], v.multiply_add(upper[0], upper[1], acc))
+
+
 _DOTS: dict[int, Callable[..., Any]] = {
     1: _vpdpbusd,
     2: _vpmaddwd,
     3: _emulated(4, True),
     4: _emulated(2, False),
+    5: _vdpbf16ps,
+    6: _vdpbf16ps_emulated,
 }

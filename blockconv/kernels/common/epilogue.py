@@ -4,7 +4,8 @@ A tile is `rows` x `pixels` x `vectors` accumulators in vector registers. Where 
 of a pixel, and of the channels that one store writes), and the width of a store: a whole vector, part of one (NCHW4),
 or one element (NCHW: the tile is transposed in registers, and a store writes pixels of a plane). Where vectors end
 inside a destination's blocks (those of 24 channels), the parts of a tile lie at uneven distances, which a table has.
-Integer accumulators come as float32 (`requantize.py`), and are stored as such, or as integers of 8 bits.
+Integer accumulators come as float32 (`requantize.py`), and are stored as such, or as integers of 8 bits. What is stored
+as floats of 16 bits is float32 until then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numba.extending import intrinsic
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
+from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import EpilogueArguments, dequantized_residual, quantized
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
@@ -43,8 +45,8 @@ class Tile(NamedTuple):
     """A tile of `rows` x `pixels` pixels by `vectors` vectors of `lanes` output channels.
 
     element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
-    vector's channels repeat; 0 where they don't. dst: the code of an integer type of 8 bits that floats are stored as;
-    0: elements are stored as they are. away: whether a half is then rounded away from zero.
+    vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 bits
+    or floats of 16; 0: elements are stored as they are. away: whether a half is rounded away from zero to an integer.
     """
 
     element: int
@@ -149,7 +151,8 @@ class _Epilogue:
         self.b, self.v, self.tile, self.out = builder, tile.code(builder), tile, out
         self.store_width, self.act, self.masked = store_width, act, masked
         self.has_parts, self.stored = has_parts, tile.stored(builder)
-        self.args = EpilogueArguments.load(builder, out.activation) if tile.dst else None
+        self.half = self.stored.type if self.stored.type.is_half else None
+        self.args = EpilogueArguments.load(builder, out.activation) if tile.dst and not self.half else None
 
     def finish(self, accs: list[Any]) -> None:
         """Of accumulators in the order [row][pixel][vector]."""
@@ -171,11 +174,20 @@ class _Epilogue:
     @property
     def finishes_planes(self) -> bool:
         """Whether planes are finished as such: a residual need not be transposed first."""
-        return self.store_width == 1 and self.act != ActivationKind.OTHER and not self.args and self.v.type.is_float
+        is_converted = self.tile.dst or not self.v.type.is_float
+        return self.store_width == 1 and self.act != ActivationKind.OTHER and not is_converted
 
     def converted(self, value: Any) -> Any:
         """A finished vector as it is stored."""
+        if self.half:
+            return rounded(self.v, self.half, value)
         return quantized(self.v, self.args, value, bool(self.tile.away)) if self.args else value
+
+    def read(self, value: Any) -> Any:
+        """A vector as it is stored, as what is computed with."""
+        if self.half:
+            return widened(self.v, self.half, value)
+        return dequantized_residual(self.v, self.args, value) if self.args else value
 
     # ------------------------------------------------------------ activation
 
@@ -228,7 +240,7 @@ class _Epilogue:
         """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
         before = 0 if self.tile.period else vector * self.tile.lanes
         mask = self.v.below(self.b.sub(self.out.valid, const(before)), self.tile.period)
-        zero = self.v.zero
+        zero = self.stored.zero
         if self.args:
             zero = self.stored.splat(self.b.trunc(self.args.dst_fill, self.stored.element))
         return self.b.select(mask, value, zero)
@@ -249,8 +261,7 @@ class _Epilogue:
                 base = self.b.add(base, self.b.mul(const(row), self.out.dst_row))
                 slots = accs[row * count : (row + 1) * count]
                 for slot, value in zip(slots, self.load_row(base), strict=True):
-                    added = dequantized_residual(self.v, self.args, value) if self.args else value
-                    self.b.store(self.b.fadd(self.b.load(slot), added), slot)
+                    self.b.store(self.b.fadd(self.b.load(slot), self.read(value)), slot)
 
     def load_row(self, base: Any) -> list[Any]:
         count = self.tile.pixels * self.tile.vectors
@@ -315,7 +326,7 @@ class _Epilogue:
         v, slots = self.stored, []
         for at, in_bounds in self.planes(base, limit):
             slots += v.slots(1, v.zero)
-            if v.itemsize > 1:
+            if v.itemsize > 2:
                 self.b.store(v.load(at, self.plane_mask(len(pixels), in_bounds)), slots[-1])
             else:
                 with self.where(in_bounds):

@@ -19,6 +19,7 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core import target
+from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, ask, const, emitted, pointer
 from blockconv.kernels.common.dot import multiply_accumulate
@@ -103,8 +104,8 @@ class TileSpec(NamedTuple):
         """The tile as it is stored: integers that become real numbers on the way are float32 before."""
         if not self.dst:
             return self.tile
-        quantized = self.dst if self.dst != FLOAT32.code else 0
-        return self.tile._replace(element=FLOAT32.code, dst=quantized, away=self.away)
+        converted = self.dst if self.dst != FLOAT32.code else 0
+        return self.tile._replace(element=FLOAT32.code, dst=converted, away=self.away)
 
     @property
     def shared(self) -> Shared:
@@ -147,7 +148,7 @@ def _tile(spec: TileSpec) -> Any:
         else:
             v = spec.tile.code(builder)
             accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
-        if spec.dst:
+        if spec.dst and not ElementType.of(spec.element).is_float:
             accs = dequantized(spec.tile.code(builder), accs, run.scales, spec.vectors)
         finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
 

@@ -20,9 +20,11 @@ EXPM1_BY_X = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0)
 
 
 def llvm_type(element: ElementType) -> Any:
-    """LLVM's type of an element; integers have no sign there."""
+    """LLVM's type of an element; integers have no sign there, and floats of 16 bits are bits (`halves.py`)."""
     floats = {4: ir.FloatType(), 8: ir.DoubleType()}
-    return floats[element.itemsize] if element.is_float else ir.IntType(8 * element.itemsize)
+    if element.is_float and not element.is_half:
+        return floats[element.itemsize]
+    return ir.IntType(8 * element.itemsize)
 
 
 def lanes_below(builder: Any, lanes: int, limit: Any, period: int = 0) -> Any:
@@ -55,7 +57,8 @@ class Vectors:
 
     def suffix(self, lanes: int | None = None) -> str:
         """How the names of LLVM's intrinsics over such vectors end."""
-        return f"v{lanes or self.lanes}{'f' if self.type.is_float else 'i'}{8 * self.itemsize}"
+        kind = "i" if isinstance(self.element, ir.IntType) else "f"
+        return f"v{lanes or self.lanes}{kind}{8 * self.itemsize}"
 
     # ------------------------------------------------------------ memory
 

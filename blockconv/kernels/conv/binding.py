@@ -13,8 +13,9 @@ Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], ze
 destination, residual (or the destination), activation parameters. Where integer accumulators become real numbers, the
 scales of the output channels follow all biases, likewise; the activation's parameters are `EpilogueArguments`.
 
-A source of bytes is packed byte by byte, and what tiles read is then made of the whole panel: signed bytes become
-unsigned, or bytes 16 bits wide. Tiles reduce elements of several channels (`Dot`).
+A source of bytes, or of floats of 16 bits, is packed as it is, and what tiles read is then made of the whole panel:
+signed bytes become unsigned, or bytes 16 bits wide, or these floats float32. Tiles reduce elements of several channels
+(`Dot`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import SIGNED, Types, element
+from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
@@ -44,7 +46,6 @@ __all__ = ["bind_tiles"]
 
 Words = dict[str, Any]
 WORD = 8  # bytes of one in a table
-FOUR = 4  # channels of a byte that are one element of a source
 REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
 
 
@@ -76,9 +77,10 @@ def bind_tiles(
     return [Op(kernels.conv_tiles(), args, tasks, 1, blocking.scratch + RECORDS, np.array(offsets + parts, np.int64))]
 
 
-def _in_fours(src: Geometry) -> Geometry:
-    """The geometry of a source of bytes, whose channels lie in fours, with four of them as one."""
-    return src._replace(length=src.length if src.length == NO_BLOCK else src.length // FOUR, channel=FOUR)
+def _in_units(src: Geometry, unit: int) -> Geometry:
+    """The geometry of a source with `unit` neighbouring channels as one."""
+    length = src.length if src.length == NO_BLOCK else src.length // unit
+    return src._replace(length=length, channel=unit * src.channel)
 
 
 class _Binding:
@@ -93,9 +95,10 @@ class _Binding:
         self.src = geometry(src, problem.src_shape, self.src_itemsize)
         self.dst = geometry(dst, problem.dst_shape, self.dst_itemsize)
         shared, self.is_shared = blocking.shared, not blocking.shared.dense
-        if self.is_shared and not types.acc.is_float:  # four bytes are a channel, and all is as it is of floats
-            self.p, self.src = replace(problem, ic=problem.ic // FOUR), _in_fours(self.src)
-            self.itemsize, self.src_itemsize = FOUR * self.itemsize, FOUR
+        unit = packed_as_one(types, self.dot)
+        if self.is_shared and unit > 1:  # four bytes are a channel, and all is as it is of floats
+            self.p, self.src = replace(problem, ic=problem.ic // unit), _in_units(self.src, unit)
+            self.itemsize, self.src_itemsize = unit * self.itemsize, unit * self.src_itemsize
         self.groups = -(-problem.g // shared.groups)
         self.ic, self.oc = (shared.groups * (channels // problem.g) for channels in (self.p.ic, self.p.oc))
         groups_of = self.oc if self.groups > 1 else 0
@@ -290,7 +293,7 @@ class _Binding:
         """The kernel that packs a window."""
         cb, itemsize = self.blocking.cb, self.src_itemsize
         if self.blocking.interleaved:
-            return packing.pack_interleaved()
+            return packing.pack_interleaved(cb)
         if self.is_shared:
             pitch = self.pixel // self.itemsize
             filled = () if self.types.acc.is_float else (1,)
@@ -300,11 +303,14 @@ class _Binding:
         if self.blocking.pixel_lanes:
             lanes = self.blocking.pixel_lanes
             return packing.pack_planes(self.blocking.pixels // lanes, lanes * itemsize)
-        return packing.pack_window(cb, itemsize)
+        odd = (1,) if self.types.acc.is_float and self.ic % self.dot.channels else ()
+        return packing.pack_window(cb, itemsize, *odd)
 
     def converter(self) -> int:
         """The address of the kernel that converts a packed window; 0 where there is nothing to convert."""
-        signed = self.types.src.kind == SIGNED
+        src, vector_bytes = self.types.src, target.isa().vector_bytes
         if self.blocking.in_place or not is_converted(self.types, self.dot):
             return 0
-        return packing.convert_window(self.dot.itemsize, int(signed), target.isa().vector_bytes).address
+        if src.is_half:
+            return packing.widen_window(src.code, vector_bytes // self.dot.itemsize).address
+        return packing.convert_window(self.dot.itemsize, int(src.kind == SIGNED), vector_bytes).address

@@ -12,7 +12,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import SIGNED, Types
-from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.space import Space, space
@@ -28,7 +28,7 @@ __all__ = [
     "geometry",
     "has_parts",
     "is_converted",
-    "lies_in_fours",
+    "lies_in_units",
     "pixels_of_task",
     "space",
     "store_width",
@@ -112,8 +112,9 @@ def blocking(
     if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
-    interleaved = not types.acc.is_float and not lies_in_fours(p, s)
-    cb = 4 if interleaved else _source_block(p, s, 1 if types.acc.is_float else 4)
+    unit = packed_as_one(types, dot)
+    interleaved = not lies_in_units(p, s, unit)
+    cb = unit if interleaved else _source_block(p, s, unit)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     rows, pixels, vectors = tile or _tile(p, at, d, stored, lanes, dot)
     width = vectors * lanes
@@ -129,7 +130,7 @@ def blocking(
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     splits = min(ocbs, -(-tasks_wanted(threads) // tasks))
-    as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, dot))
+    as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
     in_place = as_it_is and _is_read_in_place(p, at, s, pixels)
     panel = task_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
@@ -157,15 +158,23 @@ def blocking(
     )
 
 
-def lies_in_fours(problem: Conv2dProblem, src: Geometry) -> bool:
-    """Whether four channels of a group, from a multiple of four on, are neighbours in a source of bytes."""
+def lies_in_units(problem: Conv2dProblem, src: Geometry, unit: int) -> bool:
+    """Whether so many channels of a group, from a multiple of these on, are neighbours that fill 32 bits in a source.
+
+    unit: `packed_as_one`.
+    """
+    if unit == 1:
+        return True
     ic = problem.ic // problem.g
-    return src.channel == 1 and src.length % 4 == 0 and (problem.g == 1 or ic % 4 == 0)
+    return unit * src.channel == ELEMENT and src.length % unit == 0 and (problem.g == 1 or ic % unit == 0)
 
 
-def _ends_inside(problem: Conv2dProblem, src: Geometry, dot: Dot) -> bool:
-    """Whether the last element of a pixel's channels, and of an array, would reach past it."""
-    return src.length == NO_BLOCK and problem.ic // problem.g % dot.channels > 0
+def _ends_inside(problem: Conv2dProblem, src: Geometry, types: Types, dot: Dot) -> bool:
+    """Whether the last element of a pixel's channels has others in it: of the next pixel, of what follows the array.
+
+    Or a source's padding, of floats: what it holds may be no number, and zero weights do not undo that.
+    """
+    return problem.ic // problem.g % dot.channels > 0 and (types.acc.is_float or src.length == NO_BLOCK)
 
 
 def is_converted(types: Types, dot: Dot) -> bool:
@@ -188,6 +197,7 @@ def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
     return block * unit
 
 
+ELEMENT = 4  # bytes of what is broadcast where a multiply-accumulate takes several channels
 L1_SETS, L1_WAYS = 64, 8  # of first-level caches of 32 KiB; larger ones have more ways
 
 
@@ -263,7 +273,7 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
     """The tile of least predicted time, by the machine's profile."""
     known, groups, oc = profile(), problem.g, problem.oc // problem.g
     steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
-    fused = target.isa().fma if dot == MULTIPLY_ADD else dot.channels == 4  # one instruction multiplies and adds
+    fused = target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.is_fused
     best: tuple[float, int, int, TileShape] | None = None
     for vectors, most in tiles_of_registers(fused):
         width = vectors * lanes

@@ -7,12 +7,22 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from blockconv.core.types import element
+from blockconv.core.types import ElementType, element
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, load_bits, move, pointer, store_bits, transpose
+from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Planes", "byte_converter", "fill_bytes", "interleave_four", "line_packer", "pixel_filler"]
+__all__ = [
+    "Planes",
+    "byte_converter",
+    "fill_bytes",
+    "half_widener",
+    "interleave_four",
+    "interleave_two",
+    "line_packer",
+    "pixel_filler",
+]
 
 
 @inline
@@ -116,13 +126,26 @@ def byte_converter(itemsize: int, signed: int, lanes: int) -> Any:
     return convert
 
 
+@functools.cache
+def half_widener(code: int, lanes: int) -> Any:
+    """widen(dst, src): a vector of floats of 16 bits, of the type of this code, as float32."""
+
+    @emitted
+    def widen(builder, dst, src):
+        half, v = ElementType.of(code), Vectors(builder, element("float32"), lanes)
+        v.store(widened(v, half, Vectors(builder, half, lanes).load(src)), dst)
+
+    return widen
+
+
 class Planes(NamedTuple):
-    """The addresses of four channels of a pixel."""
+    """The addresses of four channels of a pixel, or of two, and how many exist beside the first."""
 
     first: int
     second: int
     third: int
     fourth: int
+    others: int
 
 
 def _interleaver(lanes: int) -> Any:
@@ -131,7 +154,7 @@ def _interleaver(lanes: int) -> Any:
     @emitted
     def interleave(builder, planes, dst):
         v = Vectors(builder, element("int8"), lanes)
-        given = [v.load(plane) for plane in planes]
+        given = [v.load(plane) for plane in planes[:4]]
         for k, vector in enumerate(transpose(builder, given, 4, lanes)):
             v.store(vector, builder.add(dst, const(k * lanes)))
 
@@ -165,4 +188,42 @@ def interleave_four(planes, dst, count, step):
 
 @inline
 def _moved(planes, by):
-    return Planes(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by)
+    return Planes(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
+
+
+def _pair_interleaver(lanes: int) -> Any:
+    """interleave(planes, dst): of neighbouring pixels the two channels, of 16 bits, [pixel][channel]."""
+
+    @emitted
+    def interleave(builder, planes, dst):
+        v = Vectors(builder, element("int16"), lanes)
+        second = v.load(planes.second)
+        exists = builder.icmp_signed(">", planes.others, const(0))
+        second = builder.select(exists, second, v.zero)
+        for k, vector in enumerate(transpose(builder, [v.load(planes.first), second], 2, lanes)):
+            v.store(vector, builder.add(dst, const(k * v.bytes)))
+
+    return interleave
+
+
+_interleave_16_pairs, _interleave_4_pairs = _pair_interleaver(16), _pair_interleaver(4)
+
+
+@inline
+def interleave_two(planes, dst, count, step):
+    """`interleave_four` for pairs of channels of 16 bits; a second that does not exist is zero."""
+    if step == 2 and count >= 4:
+        done = 0
+        while done < count:
+            if count >= 16:
+                done = min(done, count - 16)
+                _interleave_16_pairs(_moved(planes, 2 * done), dst + 4 * done)
+                done += 16
+            else:
+                done = min(done, count - 4)
+                _interleave_4_pairs(_moved(planes, 2 * done), dst + 4 * done)
+                done += 4
+    else:
+        for p in range(count):
+            second = load_bits(planes.second + p * step, 2) if planes.others > 0 else 0
+            store_bits(dst + 4 * p, load_bits(planes.first + p * step, 2) | second << 16, 4)

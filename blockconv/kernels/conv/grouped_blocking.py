@@ -14,10 +14,10 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
-from blockconv.kernels.common.dot import dot_for
+from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, geometry
 from blockconv.kernels.common.interleaved import Shared
-from blockconv.kernels.conv.blocking import Blocking, pixels_of_task, store_width
+from blockconv.kernels.conv.blocking import Blocking, lies_in_units, pixels_of_task, store_width
 from blockconv.kernels.conv.space import Space, space
 
 __all__ = ["blocking", "groups_per_vector"]
@@ -37,21 +37,31 @@ def _lanes(problem: Conv2dProblem, lanes: int) -> int:
     return half if 10 * total[half] <= 9 * total[lanes] else lanes
 
 
+def _dot(problem: Conv2dProblem, src: Layout, types: Types) -> Dot:
+    """The multiply-accumulate: of floats the one for wider ones where channels do not lie in pairs."""
+    dot = dot_for(types)
+    lies = geometry(src, problem.src_shape, types.src.itemsize)
+    if types.src.is_half and not lies_in_units(problem, lies, packed_as_one(types, dot)):
+        return WIDENED
+    return dot
+
+
 @functools.lru_cache(maxsize=4096)
 def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
     """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
     isa, itemsize, p, at = target.isa(), types.acc.itemsize, problem, space(problem, src, dst)
-    lanes, registers, dot = _lanes(p, isa.vector_bytes // itemsize), 32 if isa.registers == 32 else 16, dot_for(types)
+    lanes, registers = _lanes(p, isa.vector_bytes // itemsize), 32 if isa.registers == 32 else 16
+    dot = _dot(p, src, types)
     count = groups_per_vector(p, lanes)
     ic, oc = p.ic // p.g // dot.channels, p.oc // p.g
     # Of elements, and of what is packed as one: four bytes, which may be several elements.
-    unit = itemsize // types.src.itemsize
+    unit = packed_as_one(types, dot)
     channels = count * (p.ic // p.g) // unit
     pitch = 1 << (channels - 1).bit_length() if channels < lanes else -(-channels // lanes) * lanes
     pitch *= unit // dot.channels
     taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1
     shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
-    rows, pixels = _tile(at, registers - taps - 2 - (dot.channels == 2))
+    rows, pixels = _tile(at, registers - taps - 2 - (not dot.is_fused))
     groups = -(-p.g // count)
     task_rows, task_cols = pixels_of_task(
         at, groups, rows, pixels, at.depth * pitch * itemsize, threads, target.second_level_cache() // 4

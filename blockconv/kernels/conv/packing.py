@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import copy_memory, move, move_part, prefetch
+from blockconv.jit.ir import copy_memory, move, move_part, prefetch, store_bits
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
@@ -13,7 +13,9 @@ from blockconv.kernels.conv.codegen import (
     Planes,
     byte_converter,
     fill_bytes,
+    half_widener,
     interleave_four,
+    interleave_two,
     line_packer,
     pixel_filler,
 )
@@ -26,6 +28,7 @@ __all__ = [
     "pack_planes",
     "pack_window",
     "source_offset",
+    "widen_window",
 ]
 
 
@@ -52,12 +55,23 @@ def _is_padding(a, h, z):
     return h < 0 or h >= a.ih or z < 0 or z >= a.depth_size
 
 
+@inline
+def _zero_second(a, window, chunk):
+    """Zeros for the second of a window's last pair of channels, of 16 bits; a pixel of a block has `chunk` bytes."""
+    pair = window + (a.ic_blocks - 1) * a.depth * a.packed_block + a.group_ic * 2 % chunk
+    for line in range(a.depth * a.window_rows):
+        level, r = line // a.window_rows, line % a.window_rows
+        at = pair + level * a.packed_block + r * a.packed_row
+        for p in range(a.window_cols):
+            store_bits(at + p * chunk, 0, 2)
+
+
 @jit.kernel
-def pack_window(cb, itemsize):
+def pack_window(cb, itemsize, odd=0):
     """Pack a window, all its blocks of `cb` channels, as [block][level][row][column][channel].
 
     Padding is zeros; of integers, which channels of a byte are, it is the zero point. What is packed in place of
-    channels that do not exist is of no account there: their weights are zero.
+    channels that do not exist is of no account: their weights are zero. odd: but for a last pair of floats (see above).
     """
     chunk = cb * itemsize
 
@@ -75,10 +89,8 @@ def pack_window(cb, itemsize):
         if (s_len < NO_BLOCK and channel % s_len) or a.depth > 1:
             contiguous = 1  # a group that begins inside a block of the source ends in another; levels lie in between
         for part in range((blocks + contiguous - 1) // contiguous):
-            first = part * contiguous
-            count = min(contiguous, blocks - first)
-            c = channel + first * cb
-            src_block = image + source_offset(a, c)
+            first, count = part * contiguous, min(contiguous, blocks - part * contiguous)
+            src_block = image + source_offset(a, channel + first * cb)
             # A source's padding is read with the rest; where there is none, a tail ends where it ends.
             tail = a.group_ic - (first + count - 1) * cb
             padded = tail >= cb or (s_len < NO_BLOCK and a.groups == 1)
@@ -101,8 +113,8 @@ def pack_window(cb, itemsize):
                     if step == chunk and count == 1 and padded:
                         copy_memory(dst, src, (right - left) * chunk)
                         continue
-                    # Of bytes, what follows a pixel's last channels may be packed with them, up to the row's end.
-                    followed = right - left - (chunk - tail + step - 1) // step if itemsize == 1 else 0
+                    # Of less than 32 bits, what follows a pixel's last channels may be packed with them, in the row.
+                    followed = right - left - (chunk - tail * itemsize + step - 1) // step if itemsize < 4 else 0
                     for p in range(right - left):
                         for k in range(full):
                             move(dst + k * w_block, src + k * chunk, chunk, 0)
@@ -111,6 +123,8 @@ def pack_window(cb, itemsize):
                         elif full < count:
                             copy_memory(dst + full * w_block, src + full * chunk, tail * itemsize)
                         src, dst = src + step, dst + chunk
+        if odd:
+            _zero_second(a, window, chunk)
 
     return kernel
 
@@ -238,21 +252,23 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
 
 
 @jit.kernel
-def pack_interleaved():
-    """Pack a window of a source of bytes whose channels do not lie in fours, as [four][level][row][column][channel].
+def pack_interleaved(unit):
+    """Pack a window of a source whose channels do not lie in fours of bytes, or in pairs of floats of 16 bits.
 
-    Where the source's pixels are neighbours, planes are interleaved in registers.
+    unit: 4 or 2. What is packed is [four or pair][level][row][column][channel]. Where the source's pixels are
+    neighbours, planes are interleaved in registers.
     """
+    interleave = interleave_four if unit == 4 else interleave_two
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
-        fill = EpilogueArguments(a.activation).src_fill
+        fill = EpilogueArguments(a.activation).src_fill if unit == 4 else 0
         depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
         cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
         left, right = _columns_in_bounds(a, iw)
         for part in range(a.ic_blocks):
-            c, last = wanted.channel + 4 * part, wanted.channel + a.group_ic - 1
-            # Of channels past the last, whose weights are zero, the last one is packed.
+            c, last = wanted.channel + unit * part, wanted.channel + a.group_ic - 1
+            # Of channels past the last, whose weights are zero, the last one is packed; of floats, zeros.
             start = wanted.image + (iw + left * a.col_step) * a.source.col
             c0, c1 = start + source_offset(a, c), start + source_offset(a, min(c + 1, last))
             c2, c3 = start + source_offset(a, min(c + 2, last)), start + source_offset(a, min(c + 3, last))
@@ -266,7 +282,8 @@ def pack_interleaved():
                 fill_bytes(out, left * 4, fill)
                 fill_bytes(out + right * 4, (cols - right) * 4, fill)
                 at = z * a.depth_bytes + h * a.source.row
-                interleave_four(Planes(c0 + at, c1 + at, c2 + at, c3 + at), out + left * 4, right - left, step)
+                planes = Planes(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
+                interleave(planes, out + left * 4, right - left, step)
 
     return kernel
 
@@ -284,5 +301,17 @@ def convert_window(itemsize, signed, lanes):
     def kernel(dst, src, size, unused_scratch):
         for at in range(0, size, lanes):
             convert(dst + at * itemsize, src + at)
+
+    return kernel
+
+
+@jit.kernel
+def widen_window(element, lanes):
+    """`convert_window` for floats of 16 bits, which become float32. element: the code of their type."""
+    widen = half_widener(element, lanes)
+
+    def kernel(dst, src, size, unused_scratch):
+        for at in range(0, size, 2 * lanes):
+            widen(dst + 2 * at, src + at)
 
     return kernel

@@ -15,7 +15,8 @@ from __future__ import annotations
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import INT8, Types, element
+from blockconv.core.types import HALVES, INT8, Types, element
+from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import grouped_blocking, pixel_blocking
@@ -24,7 +25,7 @@ from blockconv.kernels.conv.blocking import (
     Blocking,
     TileShape,
     blocking,
-    lies_in_fours,
+    lies_in_units,
     weight_layout,
     why_not_window,
 )
@@ -38,6 +39,7 @@ from blockconv.runtime import Op
 __all__ = ["DIRECT", "GROUPED", "GROUPED_INT8", "PIXELS", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
+_HALVES = frozenset(str(types) for types in HALVES)
 _NO_EPILOGUE = Epilogue()
 _FLOAT32 = element("float32")
 
@@ -86,7 +88,7 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     if not found.in_place:
         groups = at.images * p.g * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
         pixels = groups * -(-found.task_cols // found.panel) * found.window_rows * found.window_cols * at.depth
-        cb = found.cb // (itemsize // types.src.itemsize)
+        cb = found.cb // packed_as_one(types, dot)
         packed = pixels * (_PACK.get(cb, 5.4) * -(-ic // cb) + ic / found.lanes) * known.fma
     computed = tiles * (reduced + steps + stored) + packed
     return max(computed, _moved(p, src, dst, types))
@@ -117,7 +119,7 @@ def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | N
 DIRECT = Row(
     name="conv_direct",
     op="conv2d",
-    dtypes=_DTYPES | {str(types) for types in INT8},
+    dtypes=_DTYPES | {str(types) for types in INT8 | HALVES},
     why_not=_why_not_direct,
     make=_make_direct,
 )
@@ -207,11 +209,11 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
     return max(computed + stored, _moved(p, src, dst, types))
 
 
-GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES, why_not=_why_not_grouped, make=_make_grouped)
+GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES | _HALVES, why_not=_why_not_grouped, make=_make_grouped)
 
 
 def _why_not_fours(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
-    if problem.ic // problem.g % 4 or not lies_in_fours(problem, geometry(src, problem.src_shape, 1)):
+    if not lies_in_units(problem, geometry(src, problem.src_shape, 1), 4):
         return "is for groups whose channels lie in fours"
     return _why_not_grouped(problem, src, dst)
 

@@ -9,20 +9,21 @@ import pytest
 
 from blockconv import jit
 from blockconv.core import target
-from blockconv.core.types import INT8, Types, element
+from blockconv.core.types import HALVES, INT8, ElementType, Types, element
 from blockconv.jit.ir import emitted
-from blockconv.kernels.common.dot import DOTS, MULTIPLY_ADD, dot_for, multiply_accumulate
+from blockconv.kernels.common.dot import BRAIN_DOTS, DOTS, MULTIPLY_ADD, WIDENED, dot_for, multiply_accumulate
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import address_of
 
+INT32, FLOAT32 = element("int32").code, element("float32").code
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @jit.kernel
-def dot_of_vectors(number, lanes):
+def dot_of_vectors(number, lanes, accs=INT32, fma=0):
     @emitted
     def emit(builder, x, w, acc):
-        v = Vectors(builder, element("int32"), lanes)
+        v = Vectors(builder, ElementType.of(accs), lanes, bool(fma))
         v.store(multiply_accumulate(v, number, v.load(x), v.load(w), v.load(acc)), acc)
 
     def kernel(x, w, acc, unused_scratch):
@@ -57,6 +58,43 @@ def test_products_are_added(name, parts):
             assert (acc == wanted).all()
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize("name", BRAIN_DOTS)
+def test_pairs_of_bfloat16_are_added(name):
+    """Small integers exactly; random numbers to what three sums err by, each by 2^-23 of the sizes of its terms."""
+    dot, lanes = BRAIN_DOTS[name], target.isa().vector_bytes // 4
+    if "emulated" not in name and not target.isa().bf16:
+        pytest.skip(f"{target.isa().name} has no {name}")
+    kernel, rng = (
+        dot_of_vectors(dot.number, lanes, FLOAT32, int(target.isa().fma)),
+        np.random.default_rng(0),
+    )
+    for k in range(100):
+        x, w = (rng.standard_normal((lanes, 2)) * 10 for _ in "xw")
+        acc = (rng.standard_normal(lanes) * 100).astype(np.float32)
+        if k % 2:
+            x, w, acc = (np.rint(array).astype(np.float32) for array in (x, w, acc))
+        x, w = (array.astype(np.float32).astype(element("bfloat16").dtype) for array in (x, w))
+        products = x.astype(np.float64) * w.astype(np.float64)
+        wanted, sizes = acc + products.sum(axis=1), np.abs(acc) + np.abs(products).sum(axis=1)
+        jit_call(kernel, x, w, acc)
+        assert (np.abs(acc - wanted) <= (0 if k % 2 else 3 * 2.0**-23) * sizes).all()
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("name", BRAIN_DOTS)
+def test_what_is_no_number_stays_none(name):
+    dot, lanes = BRAIN_DOTS[name], target.isa().vector_bytes // 4
+    if "emulated" not in name and not target.isa().bf16:
+        pytest.skip(f"{target.isa().name} has no {name}")
+    kernel = dot_of_vectors(dot.number, lanes, FLOAT32, int(target.isa().fma))
+    x = np.ones((lanes, 2), element("bfloat16").dtype)
+    w, acc = x.copy(), np.zeros(lanes, np.float32)
+    x[0, 0], x[1, 1], x[2, 1], w[2, 1], acc[3] = np.nan, np.inf, np.inf, 0, -np.inf
+    jit_call(kernel, x, w, acc)
+    assert np.array_equal(acc[:5], [np.nan, np.inf, np.nan, -np.inf, 2], equal_nan=True)
+
+
 def jit_call(kernel, x, w, acc):
     import ctypes
 
@@ -72,6 +110,12 @@ def test_an_instruction_is_asked_for_only_where_there_is_one(monkeypatch):
         monkeypatch.setattr(target, "isa", lambda isa=isa: isa)
         assert {dot_for(types) for types in INT8} == {DOTS["vpmaddwd" if X86 else "vpmaddwd, emulated"]}
     assert dot_for(Types.all("float32")) == MULTIPLY_ADD
+    assert {dot_for(types) for types in HALVES} == {WIDENED}
+    monkeypatch.setattr(target, "isa", lambda: target.Isa("avx512", 64, 32, True, bf16=True))
+    assert {types.src.name: dot_for(types) for types in HALVES} == {
+        "bfloat16": BRAIN_DOTS["vdpbf16ps"],
+        "float16": WIDENED,
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,3 +132,20 @@ def test_an_instruction_is_asked_for_only_where_there_is_one(monkeypatch):
 def test_the_targets_features_say_whether_there_is_one(monkeypatch, features, vnni):
     monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
     assert target.isa.__wrapped__().vnni == vnni
+
+
+@pytest.mark.parametrize(
+    ("features", "bf16", "f16"),
+    [
+        ({"avx512f", "avx512dq", "avx512vl", "avx512bw", "avx512bf16"}, True, True),
+        ({"avx512f", "avx512dq", "avx512vl", "avx512bw"}, False, True),
+        ({"avx512f", "avx512bf16", "avx2", "fma"}, False, False),  # vectors of 256 bits
+        ({"avx2", "fma", "f16c"}, False, True),
+        ({"sse4.2"}, False, False),
+    ],
+)
+def test_the_targets_features_say_what_it_has_for_floats_of_16_bits(monkeypatch, features, bf16, f16):
+    monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
+    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    found = target.isa.__wrapped__()
+    assert (found.bf16, found.f16) == (bf16, f16)

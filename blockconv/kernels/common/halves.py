@@ -1,0 +1,92 @@
+"""Floats of 16 bits in memory, which are float32 in registers: how one becomes the other.
+
+Every float of 16 bits is a float32, so that widening is exact. Rounding is to the nearest, a half to the even one; what
+is too large is infinite, and a NaN stays one. bfloat16 is the upper half of a float32. float16 has instructions where
+the target says so (`Isa.f16`), and else the same in integers, bit for bit, but for what a NaN carries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from blockconv.core import target
+from blockconv.core.types import BRAIN, ElementType
+from blockconv.jit.ir import I32
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["rounded", "widened"]
+
+_I16 = ir.IntType(16)
+
+
+def widened(v: Vectors, half: ElementType, bits: Any) -> Any:
+    """The float32 of vectors `v` that these are: a vector of the bits, as integers, of type `half`."""
+    b, wide = v.b, ir.VectorType(I32, v.lanes)
+    if half.kind == BRAIN:
+        return b.bitcast(b.shl(b.zext(bits, wide), _each(v, 16)), v.kind)
+    if target.isa().f16:
+        return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), v.lanes)), v.kind)
+    return _widened_in_integers(v, b.zext(bits, wide))
+
+
+def rounded(v: Vectors, half: ElementType, x: Any) -> Any:
+    """float32 of vectors `v` rounded to type `half`: the bits, as a vector of integers."""
+    b, narrow = v.b, ir.VectorType(_I16, v.lanes)
+    if half.kind != BRAIN and target.isa().f16:
+        return b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), v.lanes)), narrow)
+    bits = b.bitcast(x, ir.VectorType(I32, v.lanes))
+    made = _rounded_to_brain(v, bits) if half.kind == BRAIN else _rounded_in_integers(v, bits)
+    return b.trunc(made, narrow)
+
+
+def _each(v: Vectors, value: int) -> ir.Constant:
+    """An integer in every lane."""
+    return ir.Constant(ir.VectorType(I32, v.lanes), [value] * v.lanes)
+
+
+def _rounded_to_brain(v: Vectors, bits: Any) -> Any:
+    b = v.b
+    upper = b.lshr(bits, _each(v, 16))
+    even = b.add(b.and_(upper, _each(v, 1)), _each(v, 0x7FFF))
+    nearest = b.lshr(b.add(bits, even), _each(v, 16))
+    x = b.bitcast(bits, v.kind)
+    return b.select(b.fcmp_unordered("uno", x, x), b.or_(upper, _each(v, 0x40)), nearest)
+
+
+# The exponent of float16 is biased by 15, that of float32 by 127, and its mantissa has 13 bits more.
+_REBIAS, _MORE = (127 - 15) << 23, 13
+_LEAST = (127 - 14) << 23  # 2^-14, the least normal float16, as bits of a float32
+_TOO_LARGE = (127 + 16) << 23  # 2^16; what is below and rounds up to it has the bits of infinity then
+_INFINITE = 0x7F800000
+
+
+def _widened_in_integers(v: Vectors, bits: Any) -> Any:
+    b = v.b
+    sign = b.shl(b.and_(bits, _each(v, 0x8000)), _each(v, 16))
+    size = b.and_(bits, _each(v, 0x7FFF))
+    normal = b.add(b.shl(size, _each(v, _MORE)), _each(v, _REBIAS))
+    special = b.icmp_unsigned(">=", size, _each(v, 0x7C00))
+    normal = b.select(special, b.or_(normal, _each(v, _INFINITE)), normal)
+    # Those below the least normal one are multiples of 2^-24, made without arithmetic on denormal floats, which a
+    # processor may have been told to take for zeros.
+    small = b.bitcast(v.mul(b.sitofp(size, v.kind), v.c(2.0**-24)), size.type)
+    made = b.select(b.icmp_unsigned("<", size, _each(v, 0x0400)), small, normal)
+    return b.bitcast(b.or_(made, sign), v.kind)
+
+
+def _rounded_in_integers(v: Vectors, bits: Any) -> Any:
+    b = v.b
+    sign = b.lshr(b.and_(bits, _each(v, 1 << 31)), _each(v, 16))
+    size = b.and_(bits, _each(v, (1 << 31) - 1))
+    odd = b.and_(b.lshr(size, _each(v, _MORE)), _each(v, 1))
+    even = b.add(odd, _each(v, (1 << (_MORE - 1)) - 1))
+    normal = b.lshr(b.add(b.sub(size, _each(v, _REBIAS)), even), _each(v, _MORE))
+    # A sum with 1/2 has as its last bit 2^-24, which is that of the smallest float16: it rounds as they do.
+    summed = b.bitcast(v.add(b.bitcast(size, v.kind), v.c(0.5)), size.type)
+    small = b.sub(summed, _each(v, (127 - 1) << 23))
+    special = b.select(b.icmp_unsigned(">", size, _each(v, _INFINITE)), _each(v, 0x7E00), _each(v, 0x7C00))
+    made = b.select(b.icmp_unsigned("<", size, _each(v, _LEAST)), small, normal)
+    made = b.select(b.icmp_unsigned(">=", size, _each(v, _TOO_LARGE)), special, made)
+    return b.or_(made, sign)

@@ -1,0 +1,167 @@
+"""Convolution of floats of 16 bits, by every multiply-accumulate of this target, against sums in float64.
+
+The bound of an output: products of two such floats are exact in float32, so what errs is each addition, by at most
+2^-23 of the partial sum (2^-24 where it is rounded to the nearest, and vdpbf16ps has its own way), and no partial sum
+is more than the sum of the sizes of all that is added. An activation of slope 1 at most keeps that. Then the result is
+rounded once to the destination's type.
+"""
+
+from __future__ import annotations
+
+import math
+
+import conv_oracle
+import guarded
+import numpy as np
+import pytest
+from conv_lab import NAMES, Paged, data, grouped_shape, rows, run
+from conv_problems import BATCHES, GROUPED, SAMPLED, WHOLE
+from storage_oracle import places
+
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import HALVES, element
+from blockconv.kernels.common.dot import BRAIN_DOTS, MULTIPLY_ADD, WIDENED
+from blockconv.kernels.conv import blocking as direct
+from blockconv.kernels.conv import grouped_blocking
+
+read = Conv2dProblem.from_descriptor
+
+# Source and destination, and what comes between.
+KINDS = (
+    {"dtype": "bfloat16", "act": "relu"},
+    {"dtype": "float16", "residual": True},
+    {"dtype": "bfloat16", "dst": "float32", "residual": True, "act": ("clip", -1.0, 0.75)},
+    {"dtype": "bfloat16", "residual": True, "act": "tanh"},
+    {"dtype": "float16", "dst": "float32"},
+)
+assert {(kind["dtype"], kind.get("dst", kind["dtype"])) for kind in KINDS} == {
+    (types.src.name, types.dst.name) for types in HALVES
+}
+# Each layout once as a source and once as a destination.
+ROUND = tuple((src, NAMES[(3 * k + 1) % len(NAMES)]) for k, src in enumerate(NAMES))
+assert {dst for _, dst in ROUND} == set(NAMES)
+
+ODD = "mb2ic7ih3iw5oc19kh3kw3ph1pw1"
+
+
+def check(descriptor, pair, number, kind="floats", memory=None, threads=2, specials=False):
+    """Every row's result is within the bound, or equal where sums are exact; and the padding is zero bits.
+
+    pair: layouts. number: of `KINDS`. kind: as `data` has it.
+    """
+    p, (src, dst), options = read(descriptor), pair, KINDS[number % len(KINDS)]
+    given, act = data(p, kind, specials=specials, **options), options.get("act")
+    taken = rows(p, src, dst, given.types)
+    assert taken
+    for row in taken:
+        out = run(row, p, src, dst, given, act, threads, memory)
+        offsets, _ = places(dst, p.dst_shape)
+        where = f"{row.name} {src} -> {dst} {descriptor} {kind} {options}"
+        hold(given, out[offsets], p, act, kind == "integers" and act != "tanh", where)
+        tail = np.ones(out.shape, bool)
+        tail[offsets] = False
+        assert not out[tail].view(f"u{out.itemsize}").any(), f"{where}: the padding is not zero"
+
+
+def hold(given, found, p, act, exact, where):
+    finite = np.isfinite(given.wanted)
+    half = given.types.dst.is_half
+    with np.errstate(over="ignore"):
+        wanted = given.wanted.astype(np.float32).astype(given.types.dst.dtype) if half else given.wanted
+    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+    assert np.array_equal(found[~finite], wanted[~finite], equal_nan=True), f"{where}: what is no finite number"
+    if exact:
+        assert (found == wanted)[finite].all(), f"{where}: {(found != wanted)[finite].sum()} differ"
+        return
+    sizes = conv_oracle.conv2d(
+        *(np.abs(array.astype(np.float64)) for array in (given.x, given.w, given.bias)),
+        stride=(p.sh, p.sw), pads=((p.ph, p.ph_r), (p.pw, p.pw_r)), dilation=(p.dh, p.dw), groups=p.g,
+        residual=None if given.residual is None else np.abs(given.residual.astype(np.float64)),
+    )  # fmt: skip
+    terms = math.prod(grouped_shape(p)[1:]) + 2
+    bound = terms * 2.0**-23 * sizes + (2e-6 if act == "tanh" else 0)
+    if half:  # rounded once more, by half of what the last digit is worth
+        digits = {"bfloat16": 8, "float16": 11}[given.dst]
+        bound = bound * (1 + 2.0**-digits) + 2.0**-digits * np.abs(given.wanted) + 2.0**-25
+    error = np.abs(found - given.wanted)
+    assert (error <= bound)[finite].all(), f"{where}: {(error / bound)[finite].max():.2f} of the bound"
+
+
+@pytest.fixture
+def dot(request, monkeypatch):
+    """The multiply-accumulate that bfloat16 takes, whatever the target would choose."""
+    packages = direct, grouped_blocking
+    chosen = {element("bfloat16"): request.param, element("float16"): WIDENED}
+    for package in packages:
+        monkeypatch.setattr(package, "dot_for", lambda types: chosen.get(types.src, MULTIPLY_ADD))
+        package.blocking.cache_clear()
+    yield request.param
+    for package in packages:
+        package.blocking.cache_clear()
+
+
+# ---------------------------------------------------------------- the table's layouts and problems
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+def test_every_layout_to_and_from(shift):
+    """Channels that are no multiple of two, exact sums."""
+    for k, pair in list(enumerate(ROUND))[shift :: 1 + shift % 2]:
+        check(ODD, pair, k + shift, "integers", threads=1 + k % 3)
+
+
+SOME = (WHOLE[0], *(SAMPLED[k] for k in (1, 9, 11, 21)), *(GROUPED[k] for k in (0, 4)), BATCHES[3])
+CLASSES = (("NHWC", "NCHW"), ("NCHW", "NHWC"), ("NCHW16", "NCHW4"), ("CHWN4", "NCHW32"))
+
+
+@pytest.mark.parametrize("descriptor", SOME)
+def test_random_numbers(descriptor):
+    shift = SOME.index(descriptor)
+    check(descriptor, CLASSES[shift % len(CLASSES)], shift)
+
+
+@pytest.mark.isa
+def test_as_another_machine():
+    for number in range(3):
+        check(ODD, ROUND[number], number)
+    check(GROUPED[0], CLASSES[SOME.index(GROUPED[0]) % len(CLASSES)], SOME.index(GROUPED[0]))
+
+
+@pytest.mark.parametrize("dot", [WIDENED, BRAIN_DOTS["vdpbf16ps, emulated"]], indirect=True)
+def test_every_multiply_accumulate(dot):
+    """What targets without the instruction do, and what stands for it, in plain IR."""
+    for descriptor, pair in ((ODD, CLASSES[0]), (GROUPED[0], CLASSES[3]), (ODD, CLASSES[2])):
+        check(descriptor, pair, 0)
+
+
+# ---------------------------------------------------------------- what is no number, and what lies beside arrays
+
+
+@pytest.mark.isa
+def test_what_is_no_number_goes_where_the_definition_sends_it():
+    """Beside it are paddings of NaN (`stored`), and neighbours in an element of two channels."""
+    for number in range(3):
+        check(ODD, ROUND[number], number, "integers", specials=True)
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mprotect")
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_nothing_is_touched_beyond_the_arrays(where):
+    for shift in (0, 3):
+        for k, pair in list(enumerate(ROUND))[shift :: 1 + shift % 2]:
+            check(ODD, pair, k + shift, "integers", memory=Paged(where))
+    check(GROUPED[0], CLASSES[SOME.index(GROUPED[0]) % len(CLASSES)], SOME.index(GROUPED[0]), memory=Paged(where))
+
+
+def test_sums_that_float16_does_not_hold_are_infinite():
+    given = data(read(ODD), "integers", "float16")
+    large = given.x.astype(np.float32) * 2.0**12
+    assert np.abs(given.sums).max() * 2.0**12 > 65520
+    for row in rows(read(ODD), "NHWC", "NHWC", given.types):
+        given.x[:] = large.astype(np.float16)
+        out = run(row, read(ODD), "NHWC", "NHWC", given)
+        offsets, _ = places("NHWC", given.wanted.shape)
+        with np.errstate(over="ignore"):
+            wanted = ((given.wanted - given.bias[:, None, None]) * 2.0**12 + given.bias[:, None, None]).astype("f4")
+            assert (out[offsets] == wanted.astype(np.float16)).all()
+        assert np.isinf(out[offsets]).any()
