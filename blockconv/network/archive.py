@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from os import PathLike
 from types import UnionType
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
@@ -12,6 +13,7 @@ import numpy as np
 
 from blockconv._version import __version__
 from blockconv.core.errors import ArgumentError
+from blockconv.core.quantization import Quantization
 from blockconv.kernels.common.activation import Activation
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
@@ -85,12 +87,16 @@ def _plain(value: Any) -> Any:
         return {"is": type(value).__name__, **fields}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
+    if isinstance(value, Quantization):
+        return [value.scale.tolist(), value.zero_point]
     return value
 
 
-def _record(value: Any) -> Any:
-    """The record of an op that `_plain` wrote."""
+def _record(value: Any, kinds: Sequence[Any] = ()) -> Any:
+    """The record that `_plain` wrote. kinds: those that it may be; all, if there are none."""
     made = _RECORDS[value["is"]]
+    if kinds and made not in kinds:
+        raise TypeError(f"{value['is']} is none of {kinds}")
     types = get_type_hints(made)
     given = {name: _typed(types[name], item) for name, item in value.items() if name != "is"}
     return made(**given)
@@ -102,7 +108,8 @@ def _typed(wanted: Any, value: Any) -> Any:
     if origin in (Union, UnionType):
         if value is None and type(None) in inner:
             return None
-        return _typed(next(kind for kind in inner if kind is not type(None)), value)
+        some = [kind for kind in inner if kind is not type(None)]
+        return _record(value, some) if len(some) > 1 else _typed(some[0], value)
     if origin is Literal and isinstance(value, str) and value in inner:
         return value
     if origin is tuple and isinstance(value, list):
@@ -113,5 +120,8 @@ def _typed(wanted: Any, value: Any) -> Any:
     if wanted in (int, str, bool) and type(value) is wanted:
         return value
     if wanted is Activation and isinstance(value, dict):
-        return _record(value)
+        return _record(value, (Activation,))
+    if wanted is Quantization and isinstance(value, list):
+        scale, zero_point = value
+        return Quantization(scale, zero_point)
     raise TypeError(f"{value!r:.60} is no {wanted}")

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.network import ops
+from blockconv.network.evaluate_quantized import QUANTIZED
 
 __all__ = ["compute"]
 
@@ -20,8 +21,10 @@ Array = npt.NDArray[Any]
 
 
 def compute(attributes: ops.Attributes, inputs: Sequence[Array], parameters: Sequence[Array]) -> Array:
-    """The output of one op, in float64 if its inputs are floating-point numbers."""
+    """The output of one op, in float64 if its inputs are floating-point numbers and its own steps are no float32."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if type(attributes) in QUANTIZED:
+            return QUANTIZED[type(attributes)](attributes, inputs, parameters, compute)
         return _OPS[type(attributes)](attributes, [_wide(x) for x in inputs], [_wide(x) for x in parameters])
 
 

@@ -2,7 +2,8 @@
 
 Every value has a name and one producer: an input of the network, a constant, or a node. A node's `inputs` are
 the values that flow at run time (one of them may be a constant: the second operand of a binary op); its
-`parameters` are constants that a kernel may repack once (weight, bias, scale, shift). What a node does is
+`parameters` are constants that a kernel may repack once (weight, bias, scale, shift), or such as are dequantized of
+one, before passes have made one of both. What a node does is
 said by its attributes, records of `blockconv.network.ops`, and these alone: front ends translate straight into
 them, so there is no second, unfused set of ops, and every pass and the evaluator know one vocabulary.
 
@@ -26,7 +27,7 @@ from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.network import evaluate
-from blockconv.network.ops import AdaptivePool2d, Attributes, Conv2d, Pool2d, Shape
+from blockconv.network.ops import AdaptivePool2d, Attributes, Convolution, Dequantize, Pool2d, Shape
 from blockconv.network.order import topological
 
 __all__ = ["Network", "Node", "Tensor", "read_shape"]
@@ -142,7 +143,7 @@ class Network:
     def problem(self, node: Node) -> Problem:
         """The problem of a conv2d or pool2d node. Raises NetworkError for any other."""
         attributes, src = node.attributes, self.shape(node.inputs[0])
-        if isinstance(attributes, Conv2d):
+        if isinstance(attributes, Convolution):
             return replace(attributes.problem(src, self.shape(node.parameters[0])), name=node.name)
         if isinstance(attributes, (Pool2d, AdaptivePool2d)):
             return attributes.problem(src)
@@ -250,8 +251,9 @@ def _ordered(net: Network) -> tuple[Node, ...]:
             raise NetworkError(what, "output", name, f"is already the name of {made[name]}", "values have one producer")
         made[name] = what
     names: set[str] = set()
+    dequantized = {n.output for n in net.nodes if isinstance(n.attributes, Dequantize) and n.inputs[0] in net.constants}
     for node in net.nodes:
-        _check_node(net, node, made)
+        _check_node(net, node, made, dequantized)
         if node.name in names:
             raise NetworkError(str(node), "name", node.name, "is the name of another node too")
         names.add(node.name)
@@ -261,14 +263,16 @@ def _ordered(net: Network) -> tuple[Node, ...]:
         if name not in made:
             raise NetworkError(net.name, "outputs", name, "no node produces it, and it is no input")
     known = [*(t.name for t in net.inputs), *net.constants]
-    order, circle = topological(net.nodes, lambda node: node.inputs, lambda node: (node.output,), known)
+    order, circle = topological(
+        net.nodes, lambda node: (*node.inputs, *node.parameters), lambda node: (node.output,), known
+    )
     if circle:
         text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])
         raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"the graph has a circle: {text}")
     return tuple(order)
 
 
-def _check_node(net: Network, node: Node, made: Mapping[str, str]) -> None:
+def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: set[str]) -> None:
     for argument, names in (("inputs", node.inputs), ("parameters", node.parameters)):
         taken: range = getattr(node.attributes, argument)
         if len(names) not in taken:
@@ -277,7 +281,7 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str]) -> None:
         for name in names:
             if name not in made:
                 raise NetworkError(str(node), argument, name, "is no input, no constant, and no node produces it")
-            if argument == "parameters" and name not in net.constants:
+            if argument == "parameters" and name not in net.constants and name not in dequantized:
                 raise NetworkError(str(node), argument, name, "has to be a constant, so that it can be packed once")
 
 
@@ -296,16 +300,12 @@ def _inferred(net: Network) -> dict[str, Tensor]:
     tensors = {t.name: t for t in net.inputs}
     tensors |= {name: Tensor(name, value.shape, value.dtype) for name, value in net.constants.items()}
     for node in net.nodes:
-        inputs = tuple(tensors[name].shape for name in node.inputs)
-        parameters = tuple(tensors[name].shape for name in node.parameters)
+        inputs, parameters = ([tensors[name] for name in names] for names in (node.inputs, node.parameters))
         try:
-            shape = node.attributes.infer(inputs, parameters)
+            shape = node.attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
+            dtype = node.attributes.infer_dtype(tuple(t.dtype for t in inputs), tuple(t.dtype for t in parameters))
         except ArgumentError as error:
             raise NetworkError(str(node), error.argument, error.value, error.rule, error.remedy) from error
-        dtypes = {tensors[name].dtype for name in (*node.inputs, *node.parameters)}
-        if len(dtypes) > 1:
-            given = ", ".join(f"{name}: {tensors[name].dtype}" for name in (*node.inputs, *node.parameters))
-            raise NetworkError(str(node), "dtype", given, "have to be of one dtype")
-        tensors[node.output] = Tensor(node.output, shape, dtypes.pop())
+        tensors[node.output] = Tensor(node.output, shape, dtype)
         check_shape(str(node), "output", shape, tensors[node.output].dtype.itemsize, NetworkError)
     return tensors

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx.ops import OPS
+from blockconv.frontends.onnx.quantized import keeps_integers
 from blockconv.frontends.onnx.rules import Rules
 from blockconv.frontends.onnx.scope import OP, Call, Scope, Unsupported, title
 from blockconv.network.graph import Network, Tensor
@@ -39,8 +40,11 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
         rules.check_node(node)
     refused = _Refused()
     for node in _needed(graph, scope):
-        if rules.schema(node) is None or any(name and name not in scope.values for name in node.input):
+        unknown = rules.schema(node) is None and _kind(node) not in OPS
+        if unknown or any(name and name not in scope.values for name in node.input):
             refused.after(node)
+        elif keeps_integers(node, scope):
+            rules.infer(node, scope.values, scope.constants)
         elif _folds(node, scope):
             rules.infer(node, scope.values, scope.constants)
             _fold(node, model, scope)
@@ -228,10 +232,11 @@ def _name_results(call: Any, results: list[Tensor]) -> None:
 def _output(name: str, scope: Any) -> str:
     """A value by ONNX's name of an output: copied to it if the network knows it by another."""
     tensor: Tensor = scope.values[name]
-    if tensor.name == name:
+    if tensor.name == name and name not in scope.dequantized:
         return name
-    if tensor.name in scope.constants:
-        scope.constants[name] = scope.constants[tensor.name]
+    value = scope.array(tensor.name)
+    if value is not None:
+        scope.constants[name] = value
         return name
     return str(scope.copy(tensor, name))
 
@@ -243,11 +248,11 @@ def _folds(node: Any, scope: Any) -> bool:
     """Whether a node depends on constants alone."""
     if _kind(node) != node.op_type or node.op_type.startswith(_IMPURE) or any(a.HasField("g") for a in node.attribute):
         return False
-    return all(scope.values[name].name in scope.constants for name in node.input if name)
+    return all(scope.array(scope.values[name].name) is not None for name in node.input if name)
 
 
 def _fold(node: Any, model: Any, scope: Any) -> None:
-    reads = {name: scope.constants[scope.values[name].name] for name in node.input if name}
+    reads = {name: scope.array(scope.values[name].name) for name in node.input if name}
     graph = helper.make_graph(
         [node],
         "constant",

@@ -125,6 +125,8 @@ class Rules:
         """Raise NetworkError unless ONNX's own inference takes the node: the number of its operands, their types and
         shapes, and the values of those that are constants."""
         schema = self.schema(node)
+        if schema is None:  # of a domain that the installed onnx does not define
+            return
         types, values = {}, {}
         for name in filter(None, node.input):
             dtype = _element_type(operands[name].dtype)

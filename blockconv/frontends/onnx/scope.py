@@ -11,10 +11,22 @@ import numpy.typing as npt
 from onnx import helper
 
 from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Node, Tensor
-from blockconv.network.ops import Attributes, Reshape, Shape
+from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
 
-__all__ = ["OP", "Call", "Op", "Scope", "Translator", "Unsupported", "registered", "title"]
+__all__ = [
+    "OP",
+    "Call",
+    "Dequantized",
+    "Op",
+    "Scope",
+    "Translator",
+    "Unsupported",
+    "only_output",
+    "registered",
+    "title",
+]
 
 Array = npt.NDArray[Any]
 OP = "load_onnx"
@@ -29,17 +41,34 @@ def title(node: Any) -> str:
     return f"node {node.name or (node.output[0] if node.output else '?')!r} ({node.op_type})"
 
 
+class Dequantized(NamedTuple):
+    """A constant of floats that is given as integers, and what they stand for."""
+
+    integers: Array
+    attributes: Dequantize
+
+    @property
+    def array(self) -> Array:
+        """The floats."""
+        return real(self.integers, self.attributes.src, self.attributes.axis)
+
+
 class Scope:
-    """The network while it is read: ONNX's names -> tensors, the nodes made, and arrays of those that are constant."""
+    """The network while it is read: ONNX's names -> tensors, the nodes made, and arrays of those that are constant.
+
+    dequantized: constants whose integers passes may take; there is a node for each that an op reads.
+    """
 
     def __init__(self, opset: int, read: set[str]) -> None:
         self.opset = opset
         self.read = read  # names that any node or output reads
         self.values: dict[str, Tensor] = {}
         self.constants: dict[str, Array] = {}
+        self.dequantized: dict[str, Dequantized] = {}
         self.nodes: list[Node] = []
         self._value_names: set[str] = set()
         self._node_names: set[str] = set()
+        self._made: set[str] = set()  # constants of integers that a node dequantizes
 
     def reserve(self, names: set[str]) -> None:
         """Names that no made-up value may take."""
@@ -57,6 +86,23 @@ class Scope:
         """A constant under a name that is its own."""
         self.constants[name] = value
         return Tensor(name, value.shape, value.dtype)
+
+    def array(self, name: str) -> Array | None:
+        """The value of a constant; None of what is none."""
+        return self.dequantized[name].array if name in self.dequantized else self.constants.get(name)
+
+    def quantized_constant(self, name: str, value: Dequantized) -> Tensor:
+        """A constant under a name that is its own, kept as integers."""
+        self.dequantized[name] = value
+        return Tensor(name, value.integers.shape, np.dtype(np.float32))
+
+    def read_by_op(self, name: str) -> None:
+        """A value that a node of the network reads: if it is a constant of integers, it is dequantized by a node."""
+        if name in self.dequantized and name not in self._made:
+            self._made.add(name)
+            integers, attributes = self.dequantized[name]
+            given = self.constant(self.value_name(f"{name}.integers"), integers)
+            self.nodes.append(Node(self.node_name(f"{name}.dequantize"), attributes, (given.name,), name))
 
     def copy(self, tensor: Tensor, name: str) -> str:
         """A value under another name."""
@@ -141,9 +187,10 @@ class Call:
     def array(self, index: int, what: str) -> Array:
         """An input that has to be a constant."""
         tensor = self.input(index)
-        if tensor.name not in self.scope.constants:
+        value = self.scope.array(tensor.name)
+        if value is None:
             raise Unsupported(f"its {what}, {tensor.name!r}, is computed or fed; give load_onnx it in `constants`")
-        return self.scope.constants[tensor.name]
+        return value
 
     def ints(self, index: int, what: str, scalar: bool = False) -> tuple[int, ...]:
         """An input that has to be a constant of one dimension (or a `scalar`), as ints."""
@@ -164,22 +211,39 @@ class Call:
 
     def constant(self, value: Array, what: str) -> Tensor:
         """A constant of this node."""
-        return self.scope.constant(self.scope.value_name(f"{self._name}.{what}"), np.asarray(value, order="C"))
+        return self.scope.constant(self.scope.value_name(f"{self.name}.{what}"), np.asarray(value, order="C"))
+
+    def weight(self, index: int, what: str, change: Callable[[Array], Array], channels: int = 0) -> Tensor:
+        """An input that has to be a constant, changed; integers stay such if each scale is that of an output channel.
+
+        channels: the axis of output channels before `change`, which makes it the first.
+        """
+        known = self.scope.dequantized.get(self.input(index).name)
+        if known is None or (known.attributes.src.scale.ndim and known.attributes.axis != channels):
+            return self.constant(change(self.array(index, what)), what)
+        made = Dequantized(np.ascontiguousarray(change(known.integers)), Dequantize(known.attributes.src))
+        return self.scope.quantized_constant(self.scope.value_name(f"{self.name}.{what}"), made)
 
     def emit(
         self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False
     ) -> Tensor:
         """A node of the network, and the value that it makes. It has this node's name unless it only helps."""
+        for read in (*inputs, *parameters):
+            self.scope.read_by_op(read.name)
         try:
             shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
         except ArgumentError as error:
             raise NetworkError(title(self.node), error.argument, error.value, error.rule, error.remedy) from error
-        name = self.scope.node_name(f"{self._name}.{attributes.op}" if helps else self._name)
+        try:
+            dtype = attributes.infer_dtype(tuple(t.dtype for t in inputs), tuple(t.dtype for t in parameters))
+        except ArgumentError:  # ONNX's own inference says more of it, and the network checks it too
+            dtype = inputs[0].dtype
+        name = self.scope.node_name(f"{self.name}.{attributes.op}" if helps else self.name)
         output = self.scope.value_name(f"{name}.value")  # until `rename`, if it is what the node gives
         node = Node(name, attributes, tuple(t.name for t in inputs), output, tuple(t.name for t in parameters))
         self.scope.nodes.append(node)
         self.made.add(output)
-        return Tensor(output, shape, inputs[0].dtype)
+        return Tensor(output, shape, dtype)
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape; itself if it has that."""
@@ -192,5 +256,11 @@ class Call:
         return self.emit(Reshape(shape), x, helps=helps)
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
         return str(self.node.name or self.node.output[0])
+
+
+def only_output(call: Call) -> None:
+    """Raise Unsupported if anything reads a further output of the node."""
+    if call.extra_outputs:
+        raise Unsupported(f"its output {call.extra_outputs[0]!r}")

@@ -22,14 +22,16 @@ from blockconv.network.ops import (
     Binary,
     Concat,
     Conv2d,
+    Convolution,
     Pad,
     Pool2d,
+    QuantizedConv2d,
     Reshape,
     Shuffle,
     Slice,
     Transpose,
 )
-from blockconv.network.passes import simplify
+from blockconv.network.passes import integers, simplify
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["PASSES", "fuse"]
@@ -63,7 +65,7 @@ def fold_constants(network: Network) -> Network:
     """Nodes whose inputs are all constants become constants."""
 
     def rule(edit: Edit, node: Node) -> bool:
-        if not all(name in edit.constants for name in node.inputs):
+        if not all(name in edit.constants for name in (*node.inputs, *node.parameters)):
             return False
         inputs, parameters = ([edit.constants[name] for name in names] for names in (node.inputs, node.parameters))
         value = evaluate.compute(node.attributes, inputs, parameters)
@@ -174,8 +176,10 @@ def _residual_into_conv(edit: Edit, node: Node) -> bool:
         return False
     found = []
     for at in (0, 1):
-        conv, other = edit.private(node.inputs[at], Conv2d), node.inputs[1 - at]
+        conv, other = edit.private(node.inputs[at], Convolution), node.inputs[1 - at]
         if conv is None or len(conv[0].inputs) > 1 or not conv[1].activation.is_identity:
+            continue
+        if isinstance(conv[1], QuantizedConv2d) and conv[1].dtype != "float32":
             continue
         if edit.shape(other) == edit.shape(node.output) == edit.shape(node.inputs[at]):
             found.append((edit.position(conv[0]), conv[0], conv[1], other))
@@ -194,8 +198,10 @@ def _residual_into_conv(edit: Edit, node: Node) -> bool:
 def _activation_into(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Activate):
         return False
-    for kind in (Conv2d, Affine, Binary, Activate):
+    for kind in (Convolution, Affine, Binary, Activate):
         before = edit.private(node.inputs[0], kind)
+        if before and isinstance(before[1], QuantizedConv2d) and before[1].dtype != "float32":
+            continue
         joined = before and _after(before[1].activation, node.attributes.activation)  # type: ignore[attr-defined]
         if before and joined:
             attributes: Any = replace(before[1], activation=joined)  # type: ignore[call-arg]
@@ -210,7 +216,7 @@ def _activation_before_concat(edit: Edit, node: Node) -> bool:
         return False
     act, parts = node.attributes.activation, list(concat[0].inputs)
     at = [i for i, name in enumerate(parts) if not (act.name == "relu" and _is_nonnegative(edit, name))]
-    if not all(any(edit.private(parts[i], kind) for kind in (Conv2d, Affine, Binary)) for i in at):
+    if not all(any(edit.private(parts[i], kind) for kind in (Convolution, Affine, Binary)) for i in at):
         return False
     made = []
     for i in at:
@@ -222,7 +228,7 @@ def _activation_before_concat(edit: Edit, node: Node) -> bool:
 
 def _is_nonnegative(edit: Edit, name: str) -> bool:
     """Whether a value is known to hold no negative numbers: it comes from a ReLU by way of pools and the like."""
-    for kind in (Conv2d, Affine, Binary, Activate):
+    for kind in (Convolution, Affine, Binary, Activate):
         before = edit.producer(name, kind)
         if before:
             act = before[1].activation  # type: ignore[attr-defined]
@@ -247,4 +253,15 @@ def _after(first: Activation, second: Activation) -> Activation | None:
     return activation(("clip", low, high))
 
 
-PASSES = (drop_dead_code, fold_constants, unify, fold_padding, flatten_into_conv, fuse_epilogues, unify, drop_dead_code)
+PASSES = (
+    drop_dead_code,
+    integers.convolutions,
+    fold_constants,
+    unify,
+    fold_padding,
+    flatten_into_conv,
+    fuse_epilogues,
+    integers.stores,
+    unify,
+    drop_dead_code,
+)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from blockconv.network.graph import Network, Node
@@ -30,12 +31,17 @@ class Edit:
         # An output is read by the caller too.
         self._reads = {name: len(nodes) + (name in network.outputs) for name, nodes in network.readers.items()}
         self._shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in network.tensors.items()}
+        self._dtypes = {name: tensor.dtype for name, tensor in network.tensors.items()}
 
     # -- looking
 
     def shape(self, name: str) -> Shape:
         """A value's shape."""
         return self._shapes[name]
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """A value's element type."""
+        return self._dtypes[name]
 
     def producer(self, name: str, kind: type[A]) -> tuple[Node, A] | None:
         """The node of that kind that produces a value, and its attributes."""
@@ -66,6 +72,7 @@ class Edit:
         """A new constant, under a name like `name`."""
         free = self.value_name(name)
         self.constants[free], self._shapes[free], self._reads[free] = value, value.shape, 0
+        self._dtypes[free] = value.dtype
         return free
 
     def replace(self, old: Iterable[Node], *new: Node) -> bool:
@@ -135,8 +142,10 @@ class Edit:
             self._reads[name] += 1
         self._producers[node.output] = node
         self._reads.setdefault(node.output, 0)
-        inputs, parameters = (tuple(map(self.shape, names)) for names in (node.inputs, node.parameters))
-        self._shapes[node.output] = node.attributes.infer(inputs, parameters)
+        shapes = [tuple(map(self.shape, names)) for names in (node.inputs, node.parameters)]
+        self._shapes[node.output] = node.attributes.infer(shapes[0], shapes[1])
+        dtypes = [tuple(map(self.dtype, names)) for names in (node.inputs, node.parameters)]
+        self._dtypes[node.output] = node.attributes.infer_dtype(dtypes[0], dtypes[1])
 
 
 Rule = Callable[[Edit, Node], bool]

@@ -54,27 +54,26 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
 
     for view in rule.views(network, node, pricing):
         offer(view)
-    problem = rule.problem(network, node)
-    if problem is not None:
-        for candidate in _with_kernels(network, node, rule, problem, pricing):
-            offer(candidate)
+    for candidate in _with_kernels(network, node, rule, pricing):
+        offer(candidate)
     if not best:
-        raise UnsupportedError(f"{node}: no kernel takes {problem}")
+        raise UnsupportedError(f"{node}: no kernel takes {rule.problem(network, node)}")
     return list(best.values())
 
 
-def _with_kernels(network: Network, node: Node, rule: Rule, problem: Any, pricing: Pricing) -> Iterator[Candidate]:
+def _with_kernels(network: Network, node: Node, rule: Rule, pricing: Pricing) -> Iterator[Candidate]:
     """A candidate for each kernel and pair of layouts that it takes; of other than four dimensions row-major alone."""
-    src_rank, dst_rank = (len(network.shape(name)) for name in (rule.leading(network, node), node.output))
-    srcs = pricing.layouts if src_rank == 4 else (plain(len(problem.src_shape)),)
-    dsts = pricing.layouts if dst_rank == 4 else (plain(len(problem.dst_shape)),)
+    leading = rule.leading(network, node)
+    ranks = src_rank, dst_rank = len(network.shape(leading)), len(network.shape(node.output))
     types = element_types(network, node)
-    for taken in accepted(node.op, problem, types, (srcs, dsts), pricing.accuracy, pricing.references):
-        src = taken.src if src_rank == 4 else plain(src_rank)
-        dst = taken.dst if dst_rank == 4 else plain(dst_rank)
-        layouts = rule.srcs(network, node, src, dst)
-        if layouts is not None:
-            yield Candidate(taken.row, problem, layouts, dst, pricing.price(taken, problem, node))
+    srcs, dsts = (pricing.layouts if rank == 4 else (plain(rank),) for rank in ranks)
+    for op, problem, *layouts in rule.asked(network, node, srcs, dsts):
+        for taken in accepted(op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references):
+            src = taken.src if src_rank == 4 else plain(src_rank)
+            dst = taken.dst if dst_rank == 4 else plain(dst_rank)
+            found = rule.srcs(network, node, src, dst)
+            if found is not None:
+                yield Candidate(taken.row, problem, found, dst, pricing.price(taken, problem, node))
 
 
 @functools.lru_cache(maxsize=4096)

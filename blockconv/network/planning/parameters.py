@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.layout import Layout
+from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_bias, pack_weights
+from blockconv.dispatch.quantizing import Quantizations, check_sums, quantized_bias
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
 
@@ -49,6 +51,26 @@ class Parameters:
             ),
         )
 
+    def quantized_weights(
+        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantizations
+    ) -> tuple[Array, Array]:
+        """Weights of a convolution of integers; and its bias, with zero points in it and what follows it.
+
+        Raises ArgumentError for sums that may be more than an int32 holds.
+        """
+        names = node.parameters
+        weight = self._constants[names[0]]
+        bias = self._constants[names[1]] if len(names) > 1 else None
+        key = names, problem.g, form, types, given.src, given.wei
+
+        def folded() -> Array:
+            check_sums(str(node), weight, bias)
+            return quantized_bias(problem, weight, bias, form, types, given)
+
+        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), self._kept(
+            key, folded
+        )
+
     def constant(self, name: str, layout: Layout) -> Array:
         """A constant operand in a layout; of fewer dimensions than that, with ones in front."""
         value = np.ascontiguousarray(self._constants[name])
@@ -80,6 +102,11 @@ class Unpacked(Parameters):
     """Stands for parameters where only the kernels of bound ops count."""
 
     def weights(self, node: Node, problem: Any, form: WeightForm) -> tuple[Array, Array]:
+        return np.empty(0), np.empty(0)
+
+    def quantized_weights(
+        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantizations
+    ) -> tuple[Array, Array]:
         return np.empty(0), np.empty(0)
 
     def constant(self, name: str, layout: Layout) -> Array:

@@ -30,9 +30,11 @@ from blockconv.core.eltwise_problem import (
 )
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout
-from blockconv.core.types import Types
+from blockconv.core.problem import ReorderProblem
+from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block
+from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block
 from blockconv.kernels import Row
 from blockconv.kernels.table import Epilogue
 from blockconv.network import ops
@@ -63,6 +65,15 @@ class Bound(NamedTuple):
 
     ops: tuple[Op, ...]
     operands: tuple[int | Array, ...]
+
+
+class Asked(NamedTuple):
+    """What the table's rows of an op are asked: to take a problem from any of these layouts to any of those."""
+
+    op: str
+    problem: Any
+    srcs: tuple[Layout, ...]
+    dsts: tuple[Layout, ...]
 
 
 class Taken(NamedTuple):
@@ -107,6 +118,18 @@ class Rule:
             return network.problem(node)
         return self._problem(node.attributes, network.shape(node.inputs[0]), network.shape(node.output))
 
+    def asked(
+        self, network: Network, node: Node, srcs: tuple[Layout, ...], dsts: tuple[Layout, ...]
+    ) -> Iterator[Asked]:
+        """What the table is asked for these layouts of source and destination, which kernels may see otherwise."""
+        problem = self.problem(network, node)
+        if problem is not None:
+            srcs, dsts = (
+                layouts if layouts[0].ndim == len(shape) else (plain(len(shape)),)
+                for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
+            )
+            yield Asked(node.op, problem, srcs, dsts)
+
     def leading(self, network: Network, node: Node) -> str:
         """The input whose layout is a kernel's source layout."""
         return node.inputs[0]
@@ -145,8 +168,13 @@ class Rule:
 
 
 def element_types(network: Network, node: Node) -> Types:
-    """The element types of a node's arrays: one for all."""
-    return Types.all(network.tensors[node.output].dtype)
+    """The element types of a node's arrays: one for all, but for ops of integers that are not only moved."""
+    src, dst = (network.tensors[name].dtype for name in (node.inputs[0], node.output))
+    if isinstance(node.attributes, ops.QuantizedConv2d):
+        return Types.quantized(src, dst)
+    if isinstance(node.attributes, (ops.Quantize, ops.Dequantize, ops.Requantize, ops.Quantized)):
+        return Types.converted(src, dst)
+    return Types.all(dst)
 
 
 class _Conv2d(Rule):
@@ -162,6 +190,39 @@ class _Conv2d(Rule):
         primitive = row.prepare(problem, src, dst, element_types(network, node), threads, epilogue=epilogue)
         weight, bias = held.weights(node, problem, primitive.form)
         return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
+
+
+class _QuantizedConv2d(_Conv2d):
+    def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+        row, problem, (src, *_), dst, _ = candidate
+        a: Any = node.attributes
+        assert row is not None
+        types, residual = element_types(network, node), len(node.inputs) > 1
+        given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN)
+        added = element(network.tensors[node.inputs[1]].dtype) if residual else None
+        epilogue = Epilogue(a.activation.kind, residual)
+        primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
+        weight, bias = held.quantized_weights(node, problem, primitive.form, types, given)
+        block = epilogue_block(a.activation, types, given, added)
+        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
+
+
+class _Conversion(Rule):
+    """Between floats and integers, and between integers: reorders that convert, from any layout to any other."""
+
+    def asked(
+        self, network: Network, node: Node, srcs: tuple[Layout, ...], dsts: tuple[Layout, ...]
+    ) -> Iterator[Asked]:
+        shape, itemsize = network.shape(node.output), network.tensors[node.inputs[0]].dtype.itemsize
+        for src in srcs:
+            for dst in dsts:
+                yield Asked("reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,))
+
+    def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
+        return candidate.srcs[0], candidate.dst
+
+    def _options(self, node: Node) -> dict[str, Any]:
+        return {"quantizations": tuple(getattr(node.attributes, end, None) for end in ("src", "dst"))}
 
 
 class _Binary(Rule):
@@ -273,6 +334,10 @@ def _resize_problem(a: Any, src: Shape, dst: Shape) -> ResizeProblem:
 
 RULES: dict[type, Rule] = {
     ops.Conv2d: _Conv2d(),
+    ops.QuantizedConv2d: _QuantizedConv2d(),
+    ops.Quantize: _Conversion(),
+    ops.Dequantize: _Conversion(),
+    ops.Requantize: _Conversion(),
     ops.Pool2d: Rule(),
     ops.AdaptivePool2d: Rule(),
     ops.Activate: Rule(lambda a, src, dst: ActivationProblem(src)),

@@ -1,0 +1,90 @@
+"""Translators of products of matrices, which are convolutions of 1x1. See `ops`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import NetworkError
+from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered, title
+from blockconv.network import ops
+from blockconv.network.graph import Tensor
+
+__all__ = ["MATRIX_OPS", "gemm", "matmul"]
+
+Array = npt.NDArray[Any]
+MATRIX_OPS: dict[str, Op] = {}
+_op = functools.partial(registered, MATRIX_OPS)
+
+
+@_op("Gemm", limits="constant B and C")
+def _gemm(call: Call) -> Tensor:
+    return gemm(call, call.input(), 1, 2)
+
+
+def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
+    """alpha * A * B + beta * C, of a node whose operands `b_at` and `c_at` are B and C."""
+    weight = call.array(b_at, "second matrix")
+    if len(a.shape) != 2 or weight.ndim != 2:
+        raise NetworkError(title(call.node), "inputs", (a.shape, weight.shape), "have to be matrices")
+    if call.attribute("transA", 0):
+        a = call.emit(ops.Transpose((1, 0)), a, helps=True)
+    alpha, beta, turned = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call.attribute("transB", 0)
+
+    # alpha is a float32; exactly one is the common case, and leaves large weights uncopied.
+    def rows(array: Array) -> Array:
+        made: Array = (array if turned else array.T)[:, :, None, None]
+        return made if alpha == 1 else (made * alpha).astype(array.dtype)
+
+    if alpha == 1:
+        wei = call.weight(b_at, "weight", rows, 0 if turned else 1)
+    else:
+        wei = call.constant(rows(weight), "weight")
+    if not call.has(c_at):
+        return _product(call, ops.Conv2d(), a, wei, None)
+    c = call.array(c_at, "third matrix")
+    c = c if beta == 1 else (c * beta).astype(c.dtype)
+    shape = (a.shape[0], wei.shape[0])
+    if c.ndim > 2 or any(size not in (1, wanted) for size, wanted in zip(c.shape[::-1], shape[::-1], strict=False)):
+        raise NetworkError(title(call.node), "C", c, f"does not broadcast to the product's shape, {shape}")
+    if c.size in (1, wei.shape[0]) and c.shape[:-1] in ((), (1,)):
+        return _product(call, ops.Conv2d(), a, wei, np.broadcast_to(c.reshape(-1), wei.shape[:1]))
+    y = _product(call, ops.Conv2d(), a, wei, None)
+    return call.emit(ops.Binary("add"), y, call.constant(c, "c"))
+
+
+@_op("MatMul", limits="constant B, a matrix or a vector")
+def _matmul(call: Call) -> Tensor:
+    return matmul(call, ops.Conv2d(), call.input(), 1)
+
+
+def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int) -> Tensor:
+    """A by B, operand `at`, as convolutions of these attributes."""
+    weight = call.array(at, "second matrix")
+    if weight.ndim > 2:
+        raise Unsupported("a batch of second matrices")
+    if len(a.shape) < 1 or weight.ndim < 1:
+        raise NetworkError(title(call.node), "inputs", (a.shape, weight.shape), "have to be vectors or matrices")
+    change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
+    wei = call.weight(at, "weight", change, 1)
+    y = _product(call, attributes, a, wei, None)
+    return call.reshape(y, a.shape[:-1] if weight.ndim == 1 else (*a.shape[:-1], wei.shape[0]))
+
+
+def _product(call: Call, attributes: ops.Convolution, a: Tensor, wei: Tensor, bias: Array | None) -> Tensor:
+    """(..., K) by weights of shape (N, K, 1, 1), plus bias: a convolution of 1x1 over images of one pixel."""
+    if wei.shape[1] != a.shape[-1]:
+        rule = f"has {a.shape[-1]} columns, and the second matrix {wei.shape[1]} rows"
+        raise NetworkError(title(call.node), "input", a.shape, rule)
+    parameters: tuple[Tensor, ...] = (wei,)
+    if bias is not None:
+        parameters = (*parameters, call.constant(bias, "bias"))
+    lead = math.prod(a.shape[:-1])
+    x = call.reshape(a, (lead, a.shape[-1], 1, 1))
+    y = call.emit(attributes, x, parameters=parameters)
+    return call.reshape(y, (lead, wei.shape[0]))

@@ -1,0 +1,143 @@
+"""Translators of convolutions and pools. See `ops`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from blockconv.core.errors import NetworkError
+from blockconv.frontends.onnx.scope import Call, Op, Unsupported, only_output, registered, title
+from blockconv.network import ops
+from blockconv.network.graph import Tensor
+
+__all__ = ["WINDOW_OPS", "average", "convolution", "global_pool"]
+
+WINDOW_OPS: dict[str, Op] = {}
+_op = functools.partial(registered, WINDOW_OPS)
+
+
+class _Window:
+    """kernel, strides, pads and dilations of a node over images, 1-D ones as rows of one pixel's height."""
+
+    def __init__(self, call: Call, kernel: Any) -> None:
+        rank = len(kernel)
+        if rank not in (1, 2):
+            raise Unsupported(f"{rank}-D windows")
+        spatial = call.input().shape[2:]
+        if len(spatial) != rank:
+            rule = f"its window, {kernel}, has not the rank of the input's image"
+            raise NetworkError(title(call.node), "input", call.input().shape, rule)
+        stride = call.attribute("strides", (1,) * rank)
+        dilation = call.attribute("dilations", (1,) * rank)
+        flat = call.attribute("pads", (0,) * 2 * rank)
+        if len(stride) != rank or len(dilation) != rank or len(flat) != 2 * rank:
+            rule = f"strides {stride}, dilations {dilation} and pads {flat} do not fit a window of {kernel}"
+            raise NetworkError(title(call.node), "kernel_shape", kernel, rule)
+        pads: Any = tuple(zip(flat[:rank], flat[rank:], strict=True))
+        auto = call.attribute("auto_pad", "") or "NOTSET"
+        if auto not in _AUTO_PADS:
+            raise NetworkError(title(call.node), "auto_pad", auto, f"has to be one of {', '.join(_AUTO_PADS)}")
+        if auto == "VALID":
+            pads = ((0, 0),) * rank
+        elif auto.startswith("SAME"):
+            pads = tuple(map(functools.partial(_same, auto), spatial, kernel, stride, dilation))
+        self.rank = rank
+        self.kernel = (1, *kernel)[-2:]
+        self.stride = (1, *stride)[-2:]
+        self.dilation = (1, *dilation)[-2:]
+        self.pads = ((0, 0), *pads)[-2:]
+
+
+_AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+
+def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    total = max(0, (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size)
+    less, more = total // 2, total - total // 2
+    return (less, more) if auto == "SAME_UPPER" else (more, less)
+
+
+def _image(call: Call, x: Tensor) -> Tensor:
+    """(N, C, L) as (N, C, 1, L)."""
+    return call.reshape(x, (*x.shape[:2], 1, x.shape[2])) if len(x.shape) == 3 else x
+
+
+def _row(call: Call, y: Tensor, rank: int) -> Tensor:
+    """Back again."""
+    return call.reshape(y, (*y.shape[:2], y.shape[3])) if rank == 1 else y
+
+
+@_op("Conv", limits="1-D and 2-D; constant weight and bias")
+def _conv(call: Call) -> Tensor:
+    bias = None
+    if call.has(2):
+        call.array(2, "bias")
+        bias = call.input(2)
+    return convolution(call, ops.Conv2d(), call.input(), 1, (bias,) if bias else ())
+
+
+def convolution(call: Call, attributes: ops.Convolution, x: Tensor, at: int, more: tuple[Tensor, ...]) -> Tensor:
+    """`attributes` with the windows that a node says, of an input and of its operand `at`, the weight, and `more`."""
+    weight = call.array(at, "weight")
+    window = _Window(call, weight.shape[2:])
+    given = call.attribute("kernel_shape", weight.shape[2:])
+    if given != weight.shape[2:]:
+        raise NetworkError(title(call.node), "kernel_shape", given, f"the weight's is {weight.shape[2:]}")
+    wei = call.input(at) if window.rank == 2 else call.weight(at, "weight", lambda array: array[:, :, None])
+    made = replace(
+        attributes,
+        stride=window.stride,
+        pads=window.pads,
+        dilation=window.dilation,
+        groups=call.attribute("group", 1),
+    )
+    y = call.emit(made, _image(call, x), parameters=(wei, *more))
+    return _row(call, y, window.rank)
+
+
+@_op("MaxPool", limits="1-D and 2-D; pads smaller than the window; no indices")
+def _max_pool(call: Call) -> Tensor:
+    return _pool(call, "max", call.input())
+
+
+@_op("AveragePool", limits="1-D and 2-D; pads smaller than the window")
+def _average_pool(call: Call) -> Tensor:
+    return average(call, call.input())
+
+
+def average(call: Call, x: Tensor) -> Tensor:
+    """The averages that a node says, of `x`."""
+    return _pool(call, "avg_include_padding" if call.attribute("count_include_pad", 0) else "avg_exclude_padding", x)
+
+
+def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
+    only_output(call)
+    window = _Window(call, call.attribute("kernel_shape", ()))
+    for size, sides in zip(window.kernel, window.pads, strict=True):
+        if max(sides) >= size:  # a window of padding alone would have no maximum and no average
+            remedy = "lower the pads, or put a Pad before the node"
+            rule = f"have to be smaller than the window, {window.kernel}"
+            raise NetworkError(title(call.node), "pads", window.pads, rule, remedy)
+    if call.attribute("storage_order", 0) not in (0, 1):
+        raise NetworkError(title(call.node), "storage_order", call.attribute("storage_order"), "has to be 0 or 1")
+    ceil_mode = bool(call.attribute("ceil_mode", 0))
+    attributes = ops.Pool2d(kind, window.kernel, window.stride, window.pads, window.dilation, ceil_mode)
+    return _row(call, call.emit(attributes, _image(call, x)), window.rank)
+
+
+@_op("GlobalMaxPool", limits="1-D and 2-D")
+def _global_max_pool(call: Call) -> Tensor:
+    return global_pool(call, "max", call.input())
+
+
+@_op("GlobalAveragePool", limits="1-D and 2-D")
+def _global_average_pool(call: Call) -> Tensor:
+    return global_pool(call, "avg_exclude_padding", call.input())
+
+
+def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
+    """One window over the whole image."""
+    if len(x.shape) not in (3, 4):
+        raise Unsupported(f"an input of {len(x.shape)} dimensions")
+    return _row(call, call.emit(ops.Pool2d(kind), _image(call, x)), len(x.shape) - 2)

@@ -1,0 +1,89 @@
+"""What ops of 8-bit integers compute, in plain NumPy: sums of integers exactly, the steps between them in float32.
+
+Each step rounds by itself, in the order in which `blockconv.conv2d` states them, so that kernels give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.quantization import Quantization
+from blockconv.kernels.common.activation import IDENTITY, Activation
+from blockconv.network import ops
+
+__all__ = ["QUANTIZED"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Plain = Callable[[ops.Attributes, Sequence[Array], Sequence[Array]], Array]  # what computes an op of floats
+
+
+def real(x: Array, given: Quantization, axis: int = 0) -> Floats:
+    """What integers stand for."""
+    scale = given.scale
+    if scale.ndim:
+        scale = scale.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+    return np.asarray((x.astype(np.int64) - given.zero_point).astype(np.float32) * scale)
+
+
+def integers(scaled: Array, given: Quantization, dtype: str) -> Array:
+    """Numbers of scale 1 as integers: rounded, half to even, then moved by the zero point, then bounded."""
+    bounds = np.iinfo(dtype)
+    whole = np.nan_to_num(np.rint(scaled), nan=bounds.min - given.zero_point) + np.float32(given.zero_point)
+    made: Array = np.clip(whole, bounds.min, bounds.max).astype(dtype)
+    return made
+
+
+def _activated(x: Floats, activation: Activation) -> Floats:
+    return np.asarray(activation.reference(x.astype(np.float64))).astype(np.float32)
+
+
+def _quantize(a: ops.Quantize, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    return integers(inputs[0] / a.dst.scale, a.dst, a.dtype)
+
+
+def _dequantize(a: ops.Dequantize, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    return real(inputs[0], a.src, a.axis)
+
+
+def _requantize(a: ops.Requantize, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    return integers(real(inputs[0], a.src) / a.dst.scale, a.dst, a.dtype)
+
+
+def _conv2d(a: ops.QuantizedConv2d, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    src, (wei, *bias) = inputs[0].astype(np.int64) - a.src.zero_point, parameters
+    summed = ops.Conv2d(a.stride, a.pads, a.dilation, a.groups)
+    # float64 holds these integers exactly, and multiplies matrices of them faster than NumPy does ints.
+    sums = plain(summed, [x.astype(np.float64) for x in (src,)], [x.astype(np.float64) for x in (wei, *bias)])
+    if a.dtype == "int32":
+        return sums.astype(np.int32)
+    scale = (a.src.scale * a.wei.scale).reshape(-1, 1, 1)
+    x = sums.astype(np.int32).astype(np.float32) * scale
+    for residual in inputs[1:]:
+        x = x + (residual if a.residual is None else real(residual, a.residual))
+    x = _activated(x, a.activation)
+    return x if a.dst is None else integers(x * (np.float32(1) / a.dst.scale), a.dst, a.dtype)
+
+
+def _quantized(a: ops.Quantized, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    given = [real(x, src) for x, src in zip(inputs, a.srcs, strict=True)]
+    if isinstance(a.of, ops.Binary):
+        x = plain(replace(a.of, activation=IDENTITY), given, ()).astype(np.float32)
+        x = _activated(x, a.of.activation)
+    else:
+        x = plain(a.of, given, ()).astype(np.float32)
+    return integers(x / a.dst.scale, a.dst, a.dtype)
+
+
+QUANTIZED: dict[type[ops.Attributes], Callable[[Any, Sequence[Array], Sequence[Array], Plain], Array]] = {
+    ops.Dequantize: _dequantize,
+    ops.Quantize: _quantize,
+    ops.Quantized: _quantized,
+    ops.QuantizedConv2d: _conv2d,
+    ops.Requantize: _requantize,
+}

@@ -1,0 +1,57 @@
+"""What all ops of a network share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blockconv.core.errors import ArgumentError, DtypeError
+
+__all__ = ["Attributes", "Dtypes", "Pads", "Pair", "Shape", "Shapes", "check_axis", "check_dtype", "check_rank"]
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+Dtypes = tuple["np.dtype[Any]", ...]
+Pair = tuple[int, int]
+Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What all ops share. `infer` gives the output's shape from those of inputs and of parameters."""
+
+    op: ClassVar[str]
+    # How many inputs and parameters (constants that a kernel may repack) there may be.
+    inputs: ClassVar[range] = range(1, 2)
+    parameters: ClassVar[range] = range(1)
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        """The output's shape. Raises ArgumentError."""
+        raise NotImplementedError
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        """The output's element type: that of all operands, unless an op says otherwise. Raises ArgumentError."""
+        given = (*inputs, *parameters)
+        if len(set(given)) > 1:
+            raise ArgumentError(self.op, "dtype", ", ".join(map(str, given)), "have to be of one dtype")
+        return given[0]
+
+
+def check_dtype(attributes: Attributes, argument: str, dtype: np.dtype[Any], *wanted: str) -> None:
+    """Raise DtypeError unless `dtype` is one of the wanted ones."""
+    if dtype.name not in wanted:
+        raise DtypeError(attributes.op, argument, dtype.name, f"has to be {' or '.join(wanted)}")
+
+
+def check_rank(attributes: Attributes, shape: Shape, rank: int) -> None:
+    """Raise ArgumentError unless a shape has that many dimensions."""
+    if len(shape) != rank:
+        raise ArgumentError(attributes.op, "input", shape, f"has to have {rank} dimensions")
+
+
+def check_axis(attributes: Attributes, axis: int, shape: Shape) -> None:
+    """Raise ArgumentError unless a shape has that axis, counted from the front."""
+    if not 0 <= axis < len(shape):
+        raise ArgumentError(attributes.op, "axis", axis, f"has to be one of the {len(shape)} axes of {shape}")

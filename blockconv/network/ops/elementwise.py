@@ -1,0 +1,62 @@
+"""Ops of each element by itself, or of each channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from blockconv.core.errors import ArgumentError
+from blockconv.kernels.common.activation import IDENTITY, Activation
+from blockconv.network.ops.base import Attributes, Shape, Shapes
+
+__all__ = ["Activate", "Affine", "Binary", "BinaryKind"]
+
+BinaryKind = Literal["add", "mul", "sub", "div", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Activate(Attributes):
+    """An activation of each element."""
+
+    op: ClassVar[str] = "activation"
+    activation: Activation
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class Affine(Attributes):
+    """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
+    parameters: scale (C,), shift (C,)."""
+
+    op: ClassVar[str] = "affine"
+    parameters: ClassVar[range] = range(2, 3)
+    activation: Activation = IDENTITY
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        src = inputs[0]
+        if len(src) < 2:
+            raise ArgumentError(self.op, "input", src, "has to have a channel axis, axis 1")
+        for name, shape in zip(("scale", "shift"), parameters, strict=True):
+            if shape != (src[1],):
+                raise ArgumentError(self.op, name, shape, f"has to be of shape ({src[1]},)")
+        return src
+
+
+@dataclass(frozen=True)
+class Binary(Attributes):
+    """dst = activation(kind(a, b)) with NumPy's broadcasting, of a over b or b over a. Either may be a constant."""
+
+    op: ClassVar[str] = "binary"
+    inputs: ClassVar[range] = range(2, 3)
+    kind: BinaryKind
+    activation: Activation = IDENTITY
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        a, b = inputs
+        rank = max(len(a), len(b))
+        wide = [(1,) * (rank - len(shape)) + shape for shape in inputs]
+        if any(x != y and 1 not in (x, y) for x, y in zip(*wide, strict=True)):
+            raise ArgumentError(self.op, "inputs", inputs, "do not broadcast")
+        return tuple(y if x == 1 else x for x, y in zip(*wide, strict=True))

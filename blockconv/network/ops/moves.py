@@ -1,0 +1,120 @@
+"""Ops that move elements and compute nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from blockconv.core.errors import ArgumentError
+from blockconv.network.ops.base import Attributes, Pair, Shape, Shapes, check_axis, check_rank
+
+__all__ = ["Concat", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
+
+
+@dataclass(frozen=True)
+class Concat(Attributes):
+    """Inputs one after the other along an axis (0 or more)."""
+
+    op: ClassVar[str] = "concat"
+    inputs: ClassVar[range] = range(1, 1 << 30)
+    axis: int = 1
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        first, at = inputs[0], self.axis
+        check_axis(self, at, first)
+        for shape in inputs:
+            if len(shape) != len(first) or shape[:at] + shape[at + 1 :] != first[:at] + first[at + 1 :]:
+                raise ArgumentError(self.op, "inputs", inputs, f"have to agree on every axis but {at}")
+        return (*first[:at], sum(shape[at] for shape in inputs), *first[at + 1 :])
+
+
+@dataclass(frozen=True)
+class Pad(Attributes):
+    """A constant written around: `pads` has (before, after) for each axis; negative ends crop."""
+
+    op: ClassVar[str] = "pad"
+    pads: tuple[Pair, ...]
+    value: float = 0.0
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        src = inputs[0]
+        if len(self.pads) != len(src):
+            raise ArgumentError(self.op, "pads", self.pads, f"has to hold a pair for each of {len(src)} axes")
+        dst = tuple(size + before + after for size, (before, after) in zip(src, self.pads, strict=True))
+        kept = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(src, self.pads, strict=True)]
+        if any(size < 0 for size in kept):
+            raise ArgumentError(self.op, "pads", self.pads, f"crops more than there is of {src}")
+        return dst
+
+
+@dataclass(frozen=True)
+class Slice(Attributes):
+    """Elements begin, begin + step, ... (`size` of them) of one axis. What a Split gives is one Slice an output."""
+
+    op: ClassVar[str] = "slice"
+    axis: int
+    begin: int
+    size: int
+    step: int = 1
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        src, at = inputs[0], self.axis
+        check_axis(self, at, src)
+        last = self.begin + (self.size - 1) * self.step
+        if self.step == 0 or self.size < 0 or (self.size and not (0 <= self.begin < src[at] and 0 <= last < src[at])):
+            rule = f"begin {self.begin} and step {self.step} leave the {src[at]} elements of axis {at}"
+            raise ArgumentError(self.op, "size", self.size, rule)
+        return (*src[:at], self.size, *src[at + 1 :])
+
+
+@dataclass(frozen=True)
+class Transpose(Attributes):
+    """dst's axis i is src's axis perm[i]."""
+
+    op: ClassVar[str] = "transpose"
+    perm: tuple[int, ...]
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        if sorted(self.perm) != list(range(len(inputs[0]))):
+            raise ArgumentError(self.op, "perm", self.perm, f"has to permute the {len(inputs[0])} axes of {inputs[0]}")
+        return tuple(inputs[0][axis] for axis in self.perm)
+
+
+@dataclass(frozen=True)
+class Reshape(Attributes):
+    """The same elements in row-major order (plain NCHW where there are four axes) under another shape.
+
+    A 0 in `shape` is the input's size at that place, one -1 is what remains.
+    """
+
+    op: ClassVar[str] = "reshape"
+    shape: Shape
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        src = inputs[0]
+        if self.shape.count(-1) > 1 or any(size < -1 for size in self.shape):
+            raise ArgumentError(self.op, "shape", self.shape, "sizes are at least 0, but for one -1")
+        if any(size == 0 and i >= len(src) for i, size in enumerate(self.shape)):
+            raise ArgumentError(self.op, "shape", self.shape, f"has a 0 where the input, {src}, has no axis")
+        shape = tuple(src[i] if size == 0 else size for i, size in enumerate(self.shape))
+        known, total = math.prod(size for size in shape if size != -1), math.prod(src)
+        if -1 in shape and known and total % known == 0:
+            shape = tuple(total // known if size == -1 else size for size in shape)
+        if math.prod(shape) != total or -1 in shape:
+            raise ArgumentError(self.op, "shape", self.shape, f"cannot hold the {total} elements of {src}")
+        return shape
+
+
+@dataclass(frozen=True)
+class Shuffle(Attributes):
+    """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
+
+    op: ClassVar[str] = "shuffle"
+    groups: int
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        check_rank(self, inputs[0], 4)
+        if self.groups < 1 or inputs[0][1] % self.groups:
+            raise ArgumentError(self.op, "groups", self.groups, f"has to divide the {inputs[0][1]} channels")
+        return inputs[0]

@@ -1,0 +1,172 @@
+"""Ops of integers of 8 bits, and those between integers and floats.
+
+Real numbers are float32 here, and so are the steps from integers to integers, in the order of `core.quantization`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.quantization import Quantization
+from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_axis, check_dtype
+from blockconv.network.ops.elementwise import Activate, Binary
+from blockconv.network.ops.windows import AdaptivePool2d, Convolution, Pool2d
+
+__all__ = ["ByteType", "Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
+
+ByteType = Literal["uint8", "int8"]
+BYTES = ("uint8", "int8")
+_PLAIN = Quantization(1.0)
+
+
+@dataclass(frozen=True)
+class Quantize(Attributes):
+    """dst = saturate(round(src / scale) + zero_point) of float32, a half to the even neighbour."""
+
+    op: ClassVar[str] = "quantize"
+    dst: Quantization
+    dtype: ByteType = "uint8"
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        return inputs[0]
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        check_dtype(self, "input", inputs[0], "float32")
+        return np.dtype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Dequantize(Attributes):
+    """dst = (src - zero_point) * scale, in float32, of 8 bits or of int32.
+
+    Of a constant there may be a scale for each index of `axis`: then it may be a parameter of a convolution, and passes
+    take the integers in its place, or fold it.
+    """
+
+    op: ClassVar[str] = "dequantize"
+    src: Quantization
+    axis: int = 0
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        if self.src.scale.ndim:
+            check_axis(self, self.axis, inputs[0])
+            if self.src.scale.size != inputs[0][self.axis]:
+                rule = f"has to have one scale, or one for each of {inputs[0][self.axis]} indices of axis {self.axis}"
+                raise ArgumentError(self.op, "src", self.src, rule)
+        return inputs[0]
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        check_dtype(self, "input", inputs[0], *BYTES, "int32")
+        self.src.check(self.op, "src", inputs[0], self.src.scale.size)
+        return np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Requantize(Attributes):
+    """Integers of 8 bits as others that stand for the same: dst = quantize(dequantize(src))."""
+
+    op: ClassVar[str] = "requantize"
+    src: Quantization
+    dst: Quantization
+    dtype: ByteType = "uint8"
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        return inputs[0]
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        check_dtype(self, "input", inputs[0], *BYTES)
+        _check_bytes(self, "src", self.src, inputs[0])
+        return np.dtype(self.dtype)
+
+
+@dataclass(frozen=True)
+class QuantizedConv2d(Convolution):
+    """`Conv2d` of integers of 8 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
+
+    inputs: src, uint8 or int8, and perhaps a residual, of 8 bits where dst is, float32 where dst is; parameters: wei,
+    int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
+    src, wei, dst, residual: what they stand for; wei may have a scale for each output channel. dtype: of dst: of int32
+    the sums are given as they are.
+    """
+
+    src: Quantization = _PLAIN
+    wei: Quantization = _PLAIN
+    dtype: Literal["uint8", "int8", "int32", "float32"] = "int32"
+    dst: Quantization | None = None
+    residual: Quantization | None = None
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether it gives integers of 8 bits."""
+        return self.dtype in BYTES
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        shape = super().infer(inputs, parameters)
+        self.wei.check(self.op, "wei", np.dtype(np.int8), shape[1])
+        if self.wei.zero_point:
+            raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
+        if (self.dst is not None) != self.is_bytes:
+            raise ArgumentError(self.op, "dst", self.dst, f"is given for 8 bits and nothing else, not for {self.dtype}")
+        if self.dst is not None:
+            _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        if (self.residual is not None) != (self.is_bytes and len(inputs) > 1):
+            rule = "is given where there is a residual of 8 bits, and nowhere else"
+            raise ArgumentError(self.op, "residual", self.residual, rule)
+        if self.dtype == "int32" and (len(inputs) > 1 or not self.activation.is_identity):
+            rule = "takes neither residual nor activation: its sums are given as they are"
+            raise ArgumentError(self.op, "dtype", self.dtype, rule)
+        return shape
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        check_dtype(self, "input", inputs[0], *BYTES)
+        _check_bytes(self, "src", self.src, inputs[0])
+        check_dtype(self, "weight", parameters[0], "int8")
+        for dtype in parameters[1:]:
+            check_dtype(self, "bias", dtype, "int32")
+        for dtype in inputs[1:]:
+            check_dtype(self, "residual", dtype, *(BYTES if self.is_bytes else ("float32",)))
+            if self.residual is not None:
+                _check_bytes(self, "residual", self.residual, dtype)
+        return np.dtype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Quantized(Attributes):
+    """An op of floats done on integers of 8 bits: dst = quantize(of(dequantize(src), ...)).
+
+    of: the op: an average, a binary op or an activation. srcs: what each input stands for. dst, dtype: of the output.
+    """
+
+    op: ClassVar[str] = "quantized"
+    inputs: ClassVar[range] = range(1, 3)
+    of: Pool2d | AdaptivePool2d | Binary | Activate
+    srcs: tuple[Quantization, ...]
+    dst: Quantization
+    dtype: ByteType = "uint8"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "op", self.of.op)  # the kernel table has its kernels under that
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        if len(inputs) not in self.of.inputs or len(inputs) != len(self.srcs):
+            raise ArgumentError(self.op, "srcs", self.srcs, f"has to hold one for each of {len(inputs)} inputs")
+        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        return self.of.infer(inputs, parameters)
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        for dtype, src in zip(inputs, self.srcs, strict=True):
+            check_dtype(self, "input", dtype, *BYTES)
+            _check_bytes(self, "srcs", src, dtype)
+        return np.dtype(self.dtype)
+
+
+def _check_bytes(attributes: Attributes, argument: str, given: Quantization, dtype: np.dtype[Any]) -> None:
+    """Raise ArgumentError unless integers of this dtype can stand for what a quantization says."""
+    check_dtype(attributes, argument, dtype, *BYTES)
+    given.check(attributes.op, argument, dtype)

@@ -1,0 +1,97 @@
+"""Convolutions and pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
+from blockconv.kernels.common.activation import IDENTITY, Activation
+from blockconv.network.ops.base import Attributes, Pads, Pair, Shape, Shapes, check_rank
+
+__all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "Pool2d"]
+
+
+@dataclass(frozen=True)
+class Convolution(Attributes):
+    """What convolutions of floats and of integers share."""
+
+    op: ClassVar[str] = "conv2d"
+    inputs: ClassVar[range] = range(1, 3)
+    parameters: ClassVar[range] = range(1, 3)
+    stride: Pair = (1, 1)
+    pads: Pads = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    activation: Activation = IDENTITY
+
+    def problem(self, src: Shape, wei: Shape) -> Conv2dProblem:
+        """The problem that kernels are chosen for."""
+        check_rank(self, src, 4)
+        if len(wei) != 4 or src[1] != wei[1] * self.groups:
+            rule = f"has to be (O, I/groups, KH, KW) with I = {src[1]} channels of the input, groups = {self.groups}"
+            raise ArgumentError(self.op, "weight", wei, rule)
+        (top, bottom), (left, right) = self.pads
+        n, ic, ih, iw = src
+        oc, _, kh, kw = wei
+        return Conv2dProblem(
+            n, ic, ih, iw, oc, kh, kw, *self.stride, top, left, bottom, right, *self.dilation, self.groups
+        )
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        problem = self.problem(inputs[0], parameters[0])
+        if len(parameters) > 1 and parameters[1] != (problem.oc,):
+            raise ArgumentError(self.op, "bias", parameters[1], f"has to be of shape ({problem.oc},)")
+        if len(inputs) > 1 and inputs[1] != problem.dst_shape:
+            raise ArgumentError(self.op, "residual", inputs[1], f"has to be of the output's shape, {problem.dst_shape}")
+        return problem.dst_shape
+
+
+@dataclass(frozen=True)
+class Conv2d(Convolution):
+    """dst = activation(conv(src, wei) + bia + res). inputs: src and perhaps res, of dst's shape; parameters: wei
+    (O, I/groups, KH, KW) and perhaps bia (O,)."""
+
+
+@dataclass(frozen=True)
+class Pool2d(Attributes):
+    """Pooling by windows; `kernel` None is one window over the whole image. Fields as in Pool2dProblem."""
+
+    op: ClassVar[str] = "pool2d"
+    kind: PoolKind
+    kernel: Pair | None = None
+    stride: Pair = (1, 1)
+    pads: Pads = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    ceil_mode: bool = False
+    divisor: int | None = None
+
+    def problem(self, src: Shape) -> Pool2dProblem:
+        """The problem that kernels are chosen for."""
+        check_rank(self, src, 4)
+        (top, bottom), (left, right) = self.pads
+        n, ic, ih, iw = src
+        kernel, pads = self.kernel or (ih, iw), (top, left, bottom, right)
+        rest = self.ceil_mode, self.divisor
+        return Pool2dProblem(self.kind, n, ic, ih, iw, *kernel, *self.stride, *pads, *self.dilation, *rest)
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        return self.problem(inputs[0]).dst_shape
+
+
+@dataclass(frozen=True)
+class AdaptivePool2d(Attributes):
+    """The average over windows that together cover the image: PyTorch's adaptive_avg_pool2d."""
+
+    op: ClassVar[str] = "pool2d"
+    size: Pair
+
+    def problem(self, src: Shape) -> AdaptivePool2dProblem:
+        """The problem that kernels are chosen for."""
+        check_rank(self, src, 4)
+        n, ic, ih, iw = src
+        return AdaptivePool2dProblem(n, ic, ih, iw, *self.size)
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        return self.problem(inputs[0]).dst_shape

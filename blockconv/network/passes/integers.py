@@ -1,0 +1,258 @@
+"""Ops between dequantized values become ops of integers.
+
+A quantized network, as ONNX's tools write it, has each op of floats between a Dequantize of what it reads and a
+Quantize of what it gives. Here Dequantize goes down and Quantize goes up past what only moves elements; a convolution
+of dequantized values is one of integers; and where a Quantize follows an op that has kernels of integers, the op gives
+integers itself. What is left runs as floats between the two (`dequantized`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import Types
+from blockconv.dispatch.quantizing import check_sums
+from blockconv.kernels import TABLE
+from blockconv.network.evaluate_quantized import real
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import (
+    Activate,
+    AdaptivePool2d,
+    Attributes,
+    Binary,
+    Concat,
+    Conv2d,
+    Dequantize,
+    Pad,
+    Pool2d,
+    Quantize,
+    Quantized,
+    QuantizedConv2d,
+    Requantize,
+    Reshape,
+    Resize,
+    Shuffle,
+    Slice,
+    Transpose,
+)
+from blockconv.network.passes.rewrite import Edit, rewritten
+
+__all__ = ["convolutions", "dequantized", "stores"]
+
+Array = npt.NDArray[Any]
+_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
+
+
+def convolutions(network: Network) -> Network:
+    """Dequantize goes down to convolutions, which become such of integers with float32 results."""
+    if not any(isinstance(node.attributes, Dequantize) for node in network.nodes):
+        return network
+    return rewritten(network, _goes_down, _conv_of_integers)
+
+
+def stores(network: Network) -> Network:
+    """Ops that a Quantize follows give integers, where they have kernels for it."""
+    if not any(isinstance(node.attributes, Quantize) for node in network.nodes):
+        return network
+    return rewritten(network, _quantize_of_dequantize, _goes_down, _goes_up, _conv_stores, _op_stores)
+
+
+def dequantized(network: Network) -> list[Node]:
+    """The nodes that compute in float32 although all that flows into them are integers that were dequantized."""
+    kinds = (Quantize, Dequantize, Requantize, Quantized, QuantizedConv2d)
+    found = []
+    for node in network.nodes:
+        flows = [name for name in node.inputs if name not in network.constants]
+        makers = [network.producers.get(name) for name in flows]
+        integers = all(maker is not None and isinstance(maker.attributes, Dequantize) for maker in makers)
+        quantized = any(isinstance(reader.attributes, Quantize) for reader in network.readers[node.output])
+        if not isinstance(node.attributes, kinds) and integers and (quantized or isinstance(node.attributes, Conv2d)):
+            found.append(node)
+    return found
+
+
+# ---------------------------------------------------------------- what moves elements
+
+
+def _moves(edit: Edit, node: Node, dtype: np.dtype[Any]) -> bool:
+    """Whether a node only moves elements, or takes the largest of them, and has kernels for elements of this type."""
+    a = node.attributes
+    if isinstance(a, Reshape):
+        return True
+    moves = (
+        isinstance(a, (Concat, Pad, Shuffle, Slice, Transpose))
+        or (isinstance(a, Pool2d) and a.kind == "max")
+        or (isinstance(a, Resize) and a.mode == "nearest")
+    )
+    return moves and _has_kernels(a.op, Types.all(dtype))
+
+
+def _has_kernels(op: str, types: Types) -> bool:
+    return any(row.op == op and row.takes(types) for row in TABLE)
+
+
+def _moved(attributes: Attributes, given: Quantization) -> Attributes:
+    """The op on integers: what is written around an image stands for the same number."""
+    if isinstance(attributes, Pad):
+        return replace(attributes, value=float(given.zero_point))
+    return attributes
+
+
+def _exact(attributes: Attributes) -> bool:
+    """Whether what a node writes besides its input's elements is an integer of any zero point."""
+    return not isinstance(attributes, Pad) or attributes.value == 0
+
+
+def _goes_down(edit: Edit, node: Node) -> bool:
+    """op(dequantize(x)) is dequantize(op(x)) where the op only moves elements."""
+    sources = [_dequantize(edit, name) for name in node.inputs]
+    first = sources[0] if sources else None
+    if first is None or any(s is None or s[1:] != first[1:] for s in sources):
+        return False
+    if not _moves(edit, node, first[2]) or not _exact(node.attributes):
+        return False
+    value = edit.value_name(f"{node.output}.integers")
+    inputs = tuple(source[0] for source in sources if source is not None)
+    moved = replace(node, attributes=_moved(node.attributes, first[1]), inputs=inputs, output=value)
+    after = Node(f"{node.name}.dequantize", Dequantize(first[1]), (value,), node.output)
+    return edit.replace((*_only_read_here(edit, node.inputs), node), moved, after)
+
+
+def _goes_up(edit: Edit, node: Node) -> bool:
+    """quantize(op(x)) is op(quantize(x)) where the op only moves elements."""
+    a, before = node.attributes, edit.private(node.inputs[0], Attributes)
+    if not isinstance(a, Quantize) or before is None:
+        return False
+    if not _moves(edit, before[0], np.dtype(a.dtype)) or not _exact(before[1]):
+        return False
+    names = dict.fromkeys(before[0].inputs)
+    values = {name: edit.value_name(f"{name}.quantized") for name in names}
+    made = [Node(f"{node.name}.{k}", a, (name,), values[name]) for k, name in enumerate(names)]
+    inputs = tuple(values[name] for name in before[0].inputs)
+    moved = replace(before[0], attributes=_moved(before[1], a.dst), inputs=inputs, output=node.output)
+    return edit.replace((before[0], node), *made, moved)
+
+
+def _quantize_of_dequantize(edit: Edit, node: Node) -> bool:
+    """Integers that become others, or the same."""
+    a = node.attributes
+    source = _dequantize(edit, node.inputs[0]) if isinstance(a, Quantize) else None
+    if source is None or not isinstance(a, Quantize):
+        return False
+    attributes: Attributes = Requantize(source[1], a.dst, a.dtype)
+    if (a.dst, np.dtype(a.dtype)) == source[1:]:
+        attributes = Reshape(edit.shape(node.output))  # changes nothing, and vanishes
+    gone = _only_read_here(edit, node.inputs)
+    return edit.replace((*gone, node), replace(node, attributes=attributes, inputs=(source[0],)))
+
+
+# ---------------------------------------------------------------- what computes
+
+
+def _conv_of_integers(edit: Edit, node: Node) -> bool:
+    a, source = node.attributes, _dequantize(edit, node.inputs[0])
+    weight = _constant(edit, node.parameters[0]) if isinstance(a, Conv2d) else None
+    if not isinstance(a, Conv2d) or source is None or weight is None:
+        return False
+    integers, given, axis = weight
+    if integers.dtype != np.int8 or given.zero_point or (given.scale.ndim and axis != 0):
+        return False
+    bias = _integer_bias(edit, node, source[1].scale * given.scale)
+    try:
+        check_sums(a.op, integers, bias)
+    except ArgumentError:
+        return False
+    parameters = [edit.constant(f"{node.name}.weight", integers)]
+    if bias is not None:
+        parameters.append(edit.constant(f"{node.name}.bias", bias))
+    common = a.stride, a.pads, a.dilation, a.groups, a.activation
+    attributes = QuantizedConv2d(*common, src=source[1], wei=given, dtype="float32")
+    conv = replace(node, attributes=attributes, inputs=(source[0], *node.inputs[1:]), parameters=tuple(parameters))
+    return edit.replace((*_only_read_here(edit, node.inputs[:1]), node), conv)
+
+
+def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
+    """A convolution's bias as integers of this scale, of those that it was, or the nearest ones."""
+    if len(node.parameters) < 2:
+        return None
+    known, wide = _constant(edit, node.parameters[1]), edit.shape(node.parameters[1])
+    exact = known is not None and known[0].dtype == np.int32 and not known[1].zero_point
+    if known is not None and exact and np.allclose(known[1].scale, scale, rtol=1e-6, atol=0):
+        return known[0]
+    values = real(*known) if known is not None else edit.constants[node.parameters[1]]
+    with np.errstate(over="ignore", invalid="ignore"):
+        whole = np.rint(values.astype(np.float64) / scale)
+    bounds = np.iinfo(np.int32)  # what is beyond them is more than `check_sums` takes
+    return np.broadcast_to(np.nan_to_num(np.clip(whole, bounds.min, bounds.max), nan=bounds.max), wide).astype(np.int32)
+
+
+def _conv_stores(edit: Edit, node: Node) -> bool:
+    """A convolution of integers stores integers, and adds a residual of them."""
+    a, conv = node.attributes, edit.private(node.inputs[0], QuantizedConv2d)
+    if not isinstance(a, Quantize) or conv is None or conv[1].dtype != "float32":
+        return False
+    inputs, residual, gone = conv[0].inputs, None, []
+    if len(inputs) > 1:
+        source = _dequantize(edit, inputs[1])
+        if source is None:
+            return False
+        gone = _only_read_here(edit, inputs[1:])
+        inputs, residual = (inputs[0], source[0]), source[1]
+    attributes = replace(conv[1], dtype=a.dtype, dst=a.dst, residual=residual)
+    fused = replace(conv[0], attributes=attributes, inputs=inputs, output=node.output)
+    return edit.replace((*gone, conv[0], node), fused)
+
+
+def _op_stores(edit: Edit, node: Node) -> bool:
+    """An op between dequantized values and a Quantize is one of integers."""
+    a = node.attributes
+    before = edit.private(node.inputs[0], Attributes) if isinstance(a, Quantize) else None
+    if (
+        before is None
+        or not isinstance(a, Quantize)
+        or not isinstance(before[1], (Pool2d, AdaptivePool2d, Binary, Activate))
+    ):
+        return False
+    sources = [_dequantize(edit, name) for name in before[0].inputs]
+    found = [source for source in sources if source is not None]
+    if len(found) < len(sources) or any(source[2] != found[0][2] for source in found):
+        return False
+    if not _has_kernels(before[1].op, Types.converted(found[0][2], a.dtype)):
+        return False
+    attributes = Quantized(before[1], tuple(source[1] for source in found), a.dst, a.dtype)
+    gone = _only_read_here(edit, before[0].inputs)
+    made = replace(before[0], attributes=attributes, inputs=tuple(s[0] for s in found), output=node.output)
+    return edit.replace((*gone, before[0], node), made)
+
+
+# ---------------------------------------------------------------- looking
+
+
+def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, np.dtype[Any]] | None:
+    """Of a value that flows: the integers of 8 bits that it is made of, what they stand for, and their type."""
+    before = edit.producer(name, Dequantize)
+    if before is None or before[0].inputs[0] in edit.constants or before[1].src.scale.ndim:
+        return None
+    dtype = edit.dtype(before[0].inputs[0])
+    return (before[0].inputs[0], before[1].src, dtype) if dtype in _BYTES else None
+
+
+def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:
+    """Of a dequantized constant: its integers, what they stand for, and the axis of their scales."""
+    before = edit.producer(name, Dequantize)
+    if before is None or before[0].inputs[0] not in edit.constants:
+        return None
+    return edit.constants[before[0].inputs[0]], before[1].src, before[1].axis
+
+
+def _only_read_here(edit: Edit, names: Iterable[str]) -> list[Node]:
+    """The Dequantize nodes of these values that nothing else reads, which may vanish."""
+    found = [edit.private(name, Dequantize) for name in dict.fromkeys(names)]
+    return [one[0] for one in found if one is not None]
