@@ -7,16 +7,21 @@ all that is not supported.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.core.errors import NetworkError, SlowPathWarning, UnsupportedError
 from blockconv.network.graph import Network
+from blockconv.network.ops import Dequantize
+from blockconv.network.passes.fuse import fuse
+from blockconv.network.passes.integers import dequantized
 
 __all__ = ["load_onnx"]
 
 Shape = tuple[int, ...]
 OP = "load_onnx"
+SHOWN = 8  # nodes that a warning names
 
 
 def load_onnx(
@@ -31,7 +36,9 @@ def load_onnx(
         only input. An open first dimension is 1 by default.
     constants: values of inputs that are not to stay inputs: {input: array}.
 
-    What depends on constants alone is computed while loading.
+    What depends on constants alone is computed while loading. Quantized models (ONNX's and ONNX Runtime's ops of 8-bit
+    integers, or floats between QuantizeLinear and DequantizeLinear) run in integers where there are kernels for it; a
+    SlowPathWarning names the nodes that run as floats.
     Raises NetworkError for a model that is broken (it names the node), UnsupportedError for one that needs what
     blockconv does not have (it lists all of it) or without the `onnx` package, ArgumentError for other arguments.
 
@@ -54,7 +61,22 @@ def load_onnx(
     try:
         proto = onnx_functions.inlined(onnx_file.read_model(model))
         arrays = onnx_file.read_initializers(proto, constants)
-        return onnx_graph.read_graph(onnx_file.without_weights(proto), arrays, input_shapes)
+        network = onnx_graph.read_graph(onnx_file.without_weights(proto), arrays, input_shapes)
     except UnicodeDecodeError as error:
         rule = f"holds a name that is no text: {error}"
         raise NetworkError(OP, "model", onnx_file.named(model), rule) from error
+    _warn_of_floats(network)
+    return network
+
+
+def _warn_of_floats(network: Network) -> None:
+    """Name the nodes of a quantized network that run as floats."""
+    if not any(isinstance(node.attributes, Dequantize) for node in network.nodes):
+        return
+    names = [f"{node.name!r} ({node.op})" for node in dequantized(fuse(network))]
+    if names:
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        said = (
+            f"blockconv: {network.name}: there are no kernels of integers for {shown}: dequantized, they run as floats"
+        )
+        warnings.warn(said, SlowPathWarning, stacklevel=3)

@@ -25,6 +25,9 @@ def rows() -> list[tuple[str, str, str]]:
 
 def _opsets(name: str, since: int) -> str:
     """The opsets that have an op, of those that are read; empty if the installed onnx knows none."""
+    domain, _, _ = name.rpartition(".")
+    if domain:  # it defines none of other domains
+        return f"{domain} {since}"
     history = [s for s in defs.get_all_schemas_with_history() if s.name == name and s.domain == ""]
     if not history:
         return ""

@@ -44,7 +44,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes.rewrite import Edit, rewritten
 
-__all__ = ["convolutions", "dequantized", "stores"]
+__all__ = ["computes_in_integers", "convolutions", "dequantized", "moves_integers", "stores"]
 
 Array = npt.NDArray[Any]
 _BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
@@ -81,17 +81,24 @@ def dequantized(network: Network) -> list[Node]:
 # ---------------------------------------------------------------- what moves elements
 
 
-def _moves(edit: Edit, node: Node, dtype: np.dtype[Any]) -> bool:
-    """Whether a node only moves elements, or takes the largest of them, and has kernels for elements of this type."""
-    a = node.attributes
+def moves_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
+    """Whether an op only moves elements, or takes the largest of them, and has kernels for elements of this type."""
+    a = attributes
     if isinstance(a, Reshape):
         return True
     moves = (
-        isinstance(a, (Concat, Pad, Shuffle, Slice, Transpose))
+        isinstance(a, (Concat, Shuffle, Slice, Transpose))
+        or (isinstance(a, Pad) and a.value == 0)  # which any zero point stands for
         or (isinstance(a, Pool2d) and a.kind == "max")
         or (isinstance(a, Resize) and a.mode == "nearest")
     )
     return moves and _has_kernels(a.op, Types.all(dtype))
+
+
+def computes_in_integers(attributes: Attributes, src: np.dtype[Any], dst: np.dtype[Any]) -> bool:
+    """Whether there are kernels of integers for an op that computes, other than a convolution."""
+    kinds = (Pool2d, AdaptivePool2d, Binary, Activate)
+    return isinstance(attributes, kinds) and _has_kernels(attributes.op, Types.converted(src, dst))
 
 
 def _has_kernels(op: str, types: Types) -> bool:
@@ -105,18 +112,13 @@ def _moved(attributes: Attributes, given: Quantization) -> Attributes:
     return attributes
 
 
-def _exact(attributes: Attributes) -> bool:
-    """Whether what a node writes besides its input's elements is an integer of any zero point."""
-    return not isinstance(attributes, Pad) or attributes.value == 0
-
-
 def _goes_down(edit: Edit, node: Node) -> bool:
     """op(dequantize(x)) is dequantize(op(x)) where the op only moves elements."""
     sources = [_dequantize(edit, name) for name in node.inputs]
     first = sources[0] if sources else None
     if first is None or any(s is None or s[1:] != first[1:] for s in sources):
         return False
-    if not _moves(edit, node, first[2]) or not _exact(node.attributes):
+    if not moves_integers(node.attributes, first[2]):
         return False
     value = edit.value_name(f"{node.output}.integers")
     inputs = tuple(source[0] for source in sources if source is not None)
@@ -130,7 +132,7 @@ def _goes_up(edit: Edit, node: Node) -> bool:
     a, before = node.attributes, edit.private(node.inputs[0], Attributes)
     if not isinstance(a, Quantize) or before is None:
         return False
-    if not _moves(edit, before[0], np.dtype(a.dtype)) or not _exact(before[1]):
+    if not moves_integers(before[1], np.dtype(a.dtype)):
         return False
     names = dict.fromkeys(before[0].inputs)
     values = {name: edit.value_name(f"{name}.quantized") for name in names}
@@ -214,19 +216,18 @@ def _op_stores(edit: Edit, node: Node) -> bool:
     """An op between dequantized values and a Quantize is one of integers."""
     a = node.attributes
     before = edit.private(node.inputs[0], Attributes) if isinstance(a, Quantize) else None
-    if (
-        before is None
-        or not isinstance(a, Quantize)
-        or not isinstance(before[1], (Pool2d, AdaptivePool2d, Binary, Activate))
-    ):
+    if before is None or not isinstance(a, Quantize):
+        return False
+    of = before[1]
+    if not isinstance(of, (Pool2d, AdaptivePool2d, Binary, Activate)):
         return False
     sources = [_dequantize(edit, name) for name in before[0].inputs]
     found = [source for source in sources if source is not None]
     if len(found) < len(sources) or any(source[2] != found[0][2] for source in found):
         return False
-    if not _has_kernels(before[1].op, Types.converted(found[0][2], a.dtype)):
+    if not computes_in_integers(before[1], found[0][2], np.dtype(a.dtype)):
         return False
-    attributes = Quantized(before[1], tuple(source[1] for source in found), a.dst, a.dtype)
+    attributes = Quantized(of, tuple(source[1] for source in found), a.dst, a.dtype)
     gone = _only_read_here(edit, before[0].inputs)
     made = replace(before[0], attributes=attributes, inputs=tuple(s[0] for s in found), output=node.output)
     return edit.replace((*gone, before[0], node), made)

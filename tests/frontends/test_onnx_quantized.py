@@ -1,0 +1,260 @@
+"""Quantized ONNX models: op by op and as a network beside ONNX Runtime, where it is installed; plans beside `evaluate`.
+
+ONNX Runtime scales a sum by one number, here it is the product of two, so that an integer may differ by one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+from blockconv.network import ops
+from blockconv.network.passes.fuse import fuse
+
+onnx = pytest.importorskip("onnx")
+from onnx_quantized import Model, small_network  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+MS = "com.microsoft"
+
+
+def by_onnx_runtime(proto: Any, feeds: dict[str, Array]) -> Array:
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found: Array = session.run(None, feeds)[0]
+    return found
+
+
+def integers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
+    bounds = np.iinfo(dtype)
+    drawn: Array = np.random.default_rng(seed).integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
+    return drawn
+
+
+def ends(scale: Any, zero_point: Any, dtype: str) -> tuple[Array, Array]:
+    return np.asarray(scale, np.float32), np.asarray(zero_point, dtype)
+
+
+# ---------------------------------------------------------------- op by op
+
+
+def _conv(dtype: str, zero_point: int, per_channel: bool, groups: int, bias: bool) -> Callable[[Model], str]:
+    def make(m: Model) -> str:
+        x = m.input("x", (2, 8, 7, 9), dtype)
+        scales = np.linspace(0.01, 0.02, 12) if per_channel else 0.015
+        weight = m.rng.integers(-63, 64, (12, 8 // groups, 3, 3)).astype(np.int8)
+        wei = weight, *ends(scales, np.zeros(12) if per_channel else 0, "int8")
+        more = (m.rng.integers(-900, 900, 12).astype(np.int32),) if bias else ()
+        given = (x, *ends(0.1, zero_point, dtype), *wei, *ends(0.7, 3, dtype), *more)
+        return m.add("QLinearConv", *given, pads=[1, 1, 0, 2], strides=[2, 1], group=groups)
+
+    return make
+
+
+def _binary(op: str) -> Callable[[Model], str]:
+    def make(m: Model) -> str:
+        a, b = m.input("x", (2, 3, 4, 5), "uint8"), integers((2, 3, 4, 5), "uint8", 5)
+        return m.add(op, a, *ends(0.3, 130, "uint8"), b, *ends(0.2, 7, "uint8"), *ends(1.7, 99, "uint8"), domain=MS)
+
+    return make
+
+
+def _of_one(op: str, **attributes: Any) -> Callable[[Model], str]:
+    def make(m: Model) -> str:
+        x = m.input("x", (2, 5, 6, 6), "uint8")
+        to = ends(0.009 if op in ("QLinearSigmoid", "QLinearSoftmax") else 0.041, 11, "uint8")
+        return m.add(op, x, *ends(0.05, 120, "uint8"), *to, domain=MS, **attributes)
+
+    return make
+
+
+def _concat(m: Model) -> str:
+    x, y = m.input("x", (2, 3, 4, 5), "uint8"), integers((2, 6, 4, 5), "uint8", 6)
+    given = (x, *ends(0.3, 130, "uint8"), y, *ends(0.2, 7, "uint8"))
+    return m.add("QLinearConcat", *ends(0.4, 90, "uint8"), *given, axis=1, domain=MS)
+
+
+def _matmul(m: Model) -> str:
+    x, weight = m.input("x", (3, 4, 20), "uint8"), m.rng.integers(-63, 64, (20, 6)).astype(np.int8)
+    return m.add("QLinearMatMul", x, *ends(0.1, 100, "uint8"), weight, *ends(0.02, 0, "int8"), *ends(2, 128, "uint8"))
+
+
+def _conv_integer(m: Model) -> str:
+    x, weight = m.input("x", (1, 5, 6, 7), "uint8"), m.rng.integers(100, 160, (4, 5, 3, 3)).astype(np.uint8)
+    return m.add("ConvInteger", x, weight, np.uint8(200), np.uint8(128), pads=[1, 1, 1, 1])
+
+
+def _matmul_integer(m: Model) -> str:
+    x, weight = m.input("x", (7, 20), "uint8"), m.rng.integers(-63, 64, (20, 6)).astype(np.int8)
+    return m.add("MatMulInteger", x, weight, np.uint8(3), np.int8(0))
+
+
+def _quantize(dtype: str, axis: bool) -> Callable[[Model], str]:
+    def make(m: Model) -> str:
+        x = m.input("x", (2, 3, 4, 5))
+        if not axis:
+            return m.add("QuantizeLinear", x, *ends(0.025, 3, dtype))
+        return m.add("QuantizeLinear", x, *ends([0.5, 0.03, 0.25], [3, 4, 5], dtype), axis=1)
+
+    return make
+
+
+def _dequantize(axis: bool) -> Callable[[Model], str]:
+    def make(m: Model) -> str:
+        x = m.input("x", (2, 3, 4, 5), "int8")
+        if not axis:
+            return m.add("DequantizeLinear", x, *ends(0.3, -5, "int8"))
+        return m.add("DequantizeLinear", x, *ends([0.5, 0.03, 0.2], [-3, 4, 5], "int8"), axis=1)
+
+    return make
+
+
+# What gives the same bits, and what may differ by one.
+EXACT: dict[str, Callable[[Model], str]] = {
+    "quantize": _quantize("uint8", False),
+    "quantize int8": _quantize("int8", False),
+    "quantize an axis": _quantize("uint8", True),
+    "dequantize": _dequantize(False),
+    "dequantize an axis": _dequantize(True),
+    "conv to integers": _conv_integer,
+    "product to integers": _matmul_integer,
+}
+CLOSE: dict[str, Callable[[Model], str]] = {
+    "conv": _conv("uint8", 128, False, 1, True),
+    "conv of channels": _conv("uint8", 0, True, 1, False),
+    "conv of int8": _conv("int8", -7, True, 1, True),
+    "conv of groups": _conv("uint8", 255, True, 2, True),
+    "depthwise": _conv("int8", 127, False, 4, True),
+    "product": _matmul,
+    "add": _binary("QLinearAdd"),
+    "mul": _binary("QLinearMul"),
+    "concat": _concat,
+    "global average": _of_one("QLinearGlobalAveragePool"),
+    "average": _of_one("QLinearAveragePool", kernel_shape=[3, 2], pads=[1, 0, 1, 1], strides=[2, 1]),
+    "sigmoid": _of_one("QLinearSigmoid"),
+    "leaky relu": _of_one("QLinearLeakyRelu", alpha=0.2),
+    "softmax": _of_one("QLinearSoftmax", axis=1, opset=13),
+}
+
+
+@pytest.mark.parametrize("name", [*EXACT, *CLOSE])
+@pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning")
+def test_an_op_gives_what_onnx_runtime_gives(name: str) -> None:
+    model = Model(1)
+    output = (EXACT | CLOSE)[name](model)
+    shape = tuple(d.dim_value for d in model.inputs[0].type.tensor_type.shape.dim)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(model.inputs[0].type.tensor_type.elem_type).name
+    x = (
+        integers(shape, dtype, 2)
+        if dtype != "float32"
+        else 2 * np.random.default_rng(2).standard_normal(shape).astype("f")
+    )
+    proto = model.proto(output, dtype="float32" if "dequantize" in name else "int32" if "integers" in name else "uint8")
+    if (dtype == "int8" and name in CLOSE) or name == "quantize int8":
+        proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT8
+    network = bc.load_onnx(proto)
+    for net in (network, fuse(network)):
+        found, wanted = net.evaluate(x)[output], by_onnx_runtime(proto, {"x": x})
+        assert found.dtype == wanted.dtype
+        if name in EXACT:
+            np.testing.assert_array_equal(found, wanted)
+        else:
+            assert np.abs(found.astype(int) - wanted).max() <= 1, name
+            assert np.mean(found != wanted) < 0.05, name
+
+
+# ---------------------------------------------------------------- networks
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Any, bc.Network]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        proto = small_network().proto("out")
+        return proto, bc.load_onnx(proto)
+
+
+def sample(seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal((1, 8, 12, 12)).astype(np.float32)
+
+
+def test_a_network_gives_what_onnx_runtime_gives(small: tuple[Any, bc.Network]) -> None:
+    proto, network = small
+    fused, differences = fuse(network), []
+    for seed in range(4):
+        wanted = by_onnx_runtime(proto, {"x": sample(seed)})
+        differences.append(fused.evaluate(sample(seed))["out"] - wanted)
+    assert np.abs(differences).max() <= 0.0201, "two steps of 0.01"
+    assert np.mean(np.abs(differences) > 1e-6) < 0.25
+
+
+def test_what_is_fused(small: tuple[Any, bc.Network]) -> None:
+    """Every convolution stores integers, the pool of maxima and the reshape take them."""
+    fused = fuse(small[1])
+    convs = [node for node in fused.nodes if node.op == "conv2d"]
+    assert len(convs) == 4
+    assert all(isinstance(c.attributes, ops.QuantizedConv2d) and c.attributes.dtype == "uint8" for c in convs)
+    assert [c.attributes.activation.name for c in convs] == ["relu", "relu", "none", "none"]
+    moved = [n for n in fused.nodes if n.op == "reshape" or getattr(n.attributes, "kind", "") == "max"]
+    assert len(moved) == 2
+    assert all(fused.tensors[n.output].dtype == np.uint8 for n in moved)
+    assert len(fused.nodes) < len(small[1].nodes)
+
+
+def test_a_plan_gives_what_evaluate_gives_and_loads_again(small: tuple[Any, bc.Network], tmp_path: Any) -> None:
+    plan = bc.compile(small[1], layouts=["NHWC"], threads=1)
+    wanted = plan.network.evaluate(sample(1))["out"]
+    found = plan(sample(1))
+    assert np.abs(found - wanted).max() <= 0.0101, "a step of 0.01: averages are sums of floats in another order"
+    plan.save(tmp_path / "plan")
+    again = bc.Plan.load(tmp_path / "plan")
+    assert again.network.nodes == plan.network.nodes
+    np.testing.assert_array_equal(again(sample(1)), found)
+    assert "quantize" in plan.network.summary()
+    plan.report(tmp_path / "page.html")
+    assert "conv_direct" in plan.explain()
+
+
+def test_one_warning_names_what_runs_as_floats() -> None:
+    m = Model()
+    x = m.quantized(m.input("x", (1, 4, 5, 5)), 0.1, 10)
+    m.add("Identity", m.quantized(m.add("Tanh", x, name="tan"), 0.01, 1), name="out")
+    m.add("Identity", m.quantized(m.add("LRN", x, name="norm", size=3), 0.01, 1), name="more")
+    with pytest.warns(bc.SlowPathWarning, match=r"no kernels of integers for .*'norm' \(lrn\)") as caught:
+        bc.load_onnx(m.proto("out", "more"))
+    assert len(caught) == 1
+
+
+def test_weights_that_no_int8_holds_run_as_floats() -> None:
+    m = Model()
+    x = m.input("x", (1, 4, 5, 5), "uint8")
+    weight = integers((6, 4, 3, 3), "uint8", 1)
+    y = m.add("QLinearConv", x, *ends(0.1, 3, "uint8"), weight, *ends(0.01, 0, "uint8"), *ends(9.0, 5, "uint8"))
+    proto = m.proto(y, dtype="uint8")
+    with pytest.warns(bc.SlowPathWarning, match="conv2d"):
+        network = bc.load_onnx(proto)
+    x_ = integers((1, 4, 5, 5), "uint8", 3)
+    assert np.abs(network.evaluate(x_)[y].astype(int) - by_onnx_runtime(proto, {"x": x_})).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero_point", "dtype", "says"),
+    [
+        (0.0, 3, "uint8", "scale=.*finite and more than 0"),
+        (np.nan, 3, "uint8", "scale=.*finite and more than 0"),
+        ([0.1, 0.2], [1, 2], "uint8", "there have to be 3, one for each index of axis 1"),
+        (0.1, 3, "int16", "integers of int16"),
+    ],
+)
+def test_what_cannot_be_is_refused(scale: Any, zero_point: Any, dtype: str, says: str) -> None:
+    m = Model()
+    y = m.add("QuantizeLinear", m.input("x", (2, 3, 4)), *ends(scale, zero_point, dtype))
+    with pytest.raises((bc.NetworkError, bc.UnsupportedError), match=says):
+        bc.load_onnx(m.proto(y, dtype="uint8", opset=21))
