@@ -51,6 +51,96 @@ class ResizePartsArgs(ResizeArgs):
 
 
 @inline
+def zero_tails(dst, plane, elements, a, itemsize):
+    """Zero what a row of the last block of channels has of channels that do not exist."""
+    if a.valid < a.block and plane % a.blocks == a.blocks - 1:
+        for k in range(elements // a.block):
+            for c in range(a.valid, a.block):
+                store_bits(dst + (k * a.block + c) * itemsize, 0, itemsize)
+
+
+@inline
+def position(a, number):
+    """Of the row of results that comes so late in memory: (outer plane, row of results, interleaved plane)."""
+    above = number // a.between
+    return above // a.oh, above % a.oh, number % a.between
+
+
+@inline
+def following(outer, k, plane, between, oh):
+    """The position of the next row of results."""
+    plane += 1
+    if plane == between:
+        plane, k = 0, k + 1
+    if k == oh:
+        k, outer = 0, outer + 1
+    return outer, k, plane
+
+
+@jit.kernel
+def resize_nearest(element, lanes, inner):
+    """A task is a row of results, in the order of memory.
+
+    One of the same row of the source as the one before is copied from there, if pixels are less than a vector.
+    inner: elements of a pixel, or 0 if there are too many to build code for.
+    """
+    itemsize, narrow = ElementType.of(element).itemsize, 0 < inner < lanes
+    copy = make_columns(ElementType.of(element), lanes, inner, 0)
+
+    def kernel(args, first, last, scratch):
+        a = ResizeArgs(args)
+        oh, ow, between, src_plane, src_row, pixel = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
+        image, rows, cols, elements = a.src, Tap(a.taps), a.taps + oh * Tap.nbytes, ow * pixel
+        line, copied, masked = elements * itemsize, first + between, a.valid < a.block
+        dst, step = a.dst + first * line, between * line
+        outer, k, plane = position(a, first)
+        image += outer * src_plane
+        row, before = rows[k].first, rows[k - 1].first if k else -1
+        for number in range(first, last):
+            if narrow and row == before and number >= copied:
+                copy_bytes(dst, dst - step, line)
+            else:
+                copy(image + plane * src_row + row, cols, dst, ow, pixel)
+                if masked:
+                    zero_tails(dst, outer * between + plane, elements, a, itemsize)
+            plane, dst = plane + 1, dst + line
+            if plane == between:
+                plane, k, before = 0, k + 1, row
+                if k == oh:
+                    k, outer, image, before = 0, outer + 1, image + src_plane, -1
+                row = rows[k].first
+
+    return kernel
+
+
+@jit.kernel
+def resize_rows(element, lanes, inner):
+    """A task is a row of results, in the order of memory. Scratch: a row of the source, blended from two.
+
+    inner: elements of a pixel, or 0 if there are too many to build code for.
+    """
+    kind = ElementType.of(element)
+    itemsize = kind.itemsize
+    blend_rows, blend_columns = blend(kind, lanes), make_columns(kind, lanes, inner, 1)
+
+    def kernel(args, first, last, scratch):
+        a = ResizeArgs(args)
+        oh, ow, between, src_plane, src_row, pixel = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
+        image, rows, cols, elements = a.src, Tap(a.taps), a.taps + oh * Tap.nbytes, ow * pixel
+        dst = a.dst + first * elements * itemsize
+        outer, k, plane = position(a, first)
+        for _ in range(first, last):
+            row, src = rows[k], image + outer * src_plane + plane * src_row
+            blend_rows(src + row.first, src + row.second, as_float64(row.weight), scratch, src_row // itemsize)
+            blend_columns(scratch, cols, dst, ow, pixel)
+            zero_tails(dst, outer * between + plane, elements, a, itemsize)
+            outer, k, plane = following(outer, k, plane, between, oh)
+            dst += elements * itemsize
+
+    return kernel
+
+
+@inline
 def plane_of(a, number, line):
     """Addresses of a plane of the source and of its first row of results; of interleaved planes, of these.
 
@@ -68,74 +158,9 @@ def rows_of(a, number, first, last):
     return max(first, start) - start, min(last, start + a.oh) - start
 
 
-@inline
-def zero_tails(dst, plane, elements, a, itemsize):
-    """Zero what a row of the last block of channels has of channels that do not exist."""
-    if a.valid < a.block and plane % a.blocks == a.blocks - 1:
-        for k in range(elements // a.block):
-            for c in range(a.valid, a.block):
-                store_bits(dst + (k * a.block + c) * itemsize, 0, itemsize)
-
-
-@jit.kernel
-def resize_nearest(element, lanes, inner):
-    """A task is a row of results of a plane.
-
-    One of the same row of the source as the one before is copied from there, if pixels are less than a vector.
-    inner: elements of a pixel, or 0 if there are too many to build code for.
-    """
-    itemsize, narrow = ElementType.of(element).itemsize, 0 < inner < lanes
-    copy = make_columns(ElementType.of(element), lanes, inner, 0)
-
-    def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        ow, cols, elements, made = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner, 0
-        line, step = elements * itemsize, elements * itemsize * a.between
-        for number in range(first // a.oh, (last - 1) // a.oh + 1):
-            image, results = plane_of(a, number, line)
-            row_first, row_last = rows_of(a, number, first, last)
-            for k in range(row_first, row_last):
-                src, dst = image + Tap(a.taps)[k].first, results + k * step
-                if narrow and src == made:
-                    copy_bytes(dst, dst - step, line)
-                else:
-                    copy(src, cols, dst, ow, a.inner)
-                    zero_tails(dst, number, elements, a, itemsize)
-                made = src
-
-    return kernel
-
-
-@jit.kernel
-def resize_rows(element, lanes, inner):
-    """A task is a row of results of a plane. Scratch: a row of the source, blended from two.
-
-    inner: elements of a pixel, or 0 if there are too many to build code for.
-    """
-    kind = ElementType.of(element)
-    itemsize = kind.itemsize
-    blend_rows, blend_columns = blend(kind, lanes), make_columns(kind, lanes, inner, 1)
-
-    def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        ow, cols, elements = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner
-        line, step = elements * itemsize, elements * itemsize * a.between
-        for number in range(first // a.oh, (last - 1) // a.oh + 1):
-            image, results = plane_of(a, number, line)
-            row_first, row_last = rows_of(a, number, first, last)
-            for k in range(row_first, row_last):
-                row, dst = Tap(a.taps)[k], results + k * step
-                x, y = image + row.first, image + row.second
-                blend_rows(x, y, as_float64(row.weight), scratch, a.src_row // itemsize)
-                blend_columns(scratch, cols, dst, ow, a.inner)
-                zero_tails(dst, number, elements, a, itemsize)
-
-    return kernel
-
-
 @jit.kernel
 def resize_columns(element, lanes, inner):
-    """A task is a row of results of a plane, of an image that has no more rows than its results.
+    """A task is a row of results, one plane after another, of an image that has no more rows than its results.
 
     Scratch: two rows of the source whose columns are blended; one that the next row of results needs too is kept.
     inner: elements of a pixel, or 0 if there are too many to build code for.

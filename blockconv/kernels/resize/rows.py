@@ -4,8 +4,9 @@ A storage is [planes][rows][planes between][columns][inner], with h and w exchan
 results is made of one or two rows of the source.
 Linear blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result. Columns of
 pixels that are less than a vector take longer than rows: where rows of the source serve several rows of results, their
-columns are blended first, into lines of the scratch that are kept. (Of wide pixels that takes longer, 1.4 times where
-results are larger than the caches: whole rows are written at once, and the memory rests while columns are blended.)
+columns are blended first, into lines of the scratch that are kept. (But where images are larger than the second-level
+cache, and pixels not very small, that takes up to twice as long: whole rows are written at once, and the memory rests
+while columns are blended.)
 Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
 
 Buffers: source, destination.
@@ -44,7 +45,8 @@ from blockconv.runtime import OWN_TABLE, Buffer, Op
 __all__ = ["ROWS", "taps"]
 
 
-PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts
+PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
+FEW = 4  # pixels in a vector: of so many, or more, blending columns takes longer than writing results to memory
 Floats = npt.NDArray[np.float64]
 
 
@@ -130,15 +132,16 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
     if whole and (at.valid == at.block or at.blocks_are_planes):
         kernel, scratch = resize_nearest, 0
         if linear:
-            scratch, results = row, 2 * p.ow * pixel
-            kernel = resize_rows
-            if p.ih <= p.oh and at.inner < lanes and results <= target.second_level_cache():
+            kernel, scratch = resize_rows, row
+            nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * pixel
+            most = nbytes if at.inner > lanes // FEW or at.between > 1 else results
+            if p.ih <= p.oh and at.inner < lanes and most <= target.second_level_cache():
                 kernel, scratch = resize_columns, results
         tables = [_table(p, "h", at.between * row), _table(p, "w", pixel)]
         if linear and pixels_of_a_vector(lanes, at.inner) > 1:
             tables.append(_weights(p, at.inner, element))
         table = np.concatenate(tables)
-        chunk = chunk_of(tasks, p.ow * pixel, threads)
+        chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
         built = kernel(element.code, lanes, at.inner if at.inner <= LARGEST_BLOCK else 0)
         return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
     inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
