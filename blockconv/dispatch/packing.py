@@ -90,7 +90,10 @@ def room_for(how: Packing) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
 def pack_bias(
     problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: WeightForm, dtype: npt.DTypeLike
 ) -> npt.NDArray[Any]:
-    """[groups][bias elements], zero beyond a group's channels; zeros without a bias."""
+    """[groups][bias elements], zero beyond a group's channels; zeros without a bias. Or in the order of the form."""
+    if form.order is not None:
+        order = form.order(problem)
+        return np.where(order < 0, 0, 0 if bias is None else bias[order]).astype(dtype)
     groups, oc = -(-problem.g // form.sharing), form.sharing * (problem.oc // problem.g)
     packed = np.zeros((groups, form.bias), dtype)
     if bias is not None:

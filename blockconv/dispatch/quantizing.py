@@ -18,7 +18,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
-from blockconv.kernels.common.activation import Activation
+from blockconv.kernels.common.activation import Activation, ActivationKind
 from blockconv.kernels.common.requantize import EpilogueArguments
 
 __all__ = [
@@ -93,13 +93,19 @@ def epilogue_block(act: Activation, types: Types, given: Quantizations, residual
     dst, zero_point = given.dst, given.dst.zero_point if types.dst.itemsize == 1 else 0
     bounds = np.iinfo(types.dst.name) if types.dst.itemsize == 1 else np.iinfo(np.int8)
     flip = 128 if residual is not None and residual.kind == SIGNED else 0
+    inverse = np.float32(1) / dst.scale
+    low, high = bounds.min - zero_point, bounds.max - zero_point
+    if act.kind == ActivationKind.CLIP and types.dst.itemsize == 1:  # see `Epilogue.kind`
+        with np.errstate(over="ignore"):
+            first, second = np.array([act.first, act.second], np.float32) * inverse
+        low, high = max(low, min(first, high)), min(high, max(second, low))
     arguments = EpilogueArguments(
         **act.arguments._asdict(),
         src_fill=_four_times(given.src.zero_point),
         dst_fill=_four_times(zero_point),
-        inverse=_bits(np.float32(1) / dst.scale),
-        low=_bits(bounds.min - zero_point),
-        high=_bits(bounds.max - zero_point),
+        inverse=_bits(inverse),
+        low=_bits(low),
+        high=_bits(high),
         zero_point=zero_point,
         residual_scale=_bits(given.residual.scale),
         residual_flip=flip,

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
+
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import Types
+from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
 from blockconv.kernels.transposed import (
     has_h_inside_w,
@@ -39,6 +42,7 @@ class WeightForm(NamedTuple):
     where they share a vector, count as one.
     transform: how what the kernel reads is computed from weights in this layout; None where it reads these. dot: the
     multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the bias.
+    order: order(problem) is the output channel of each element of the bias, -1 for none, where they lie otherwise.
     """
 
     layout: Layout
@@ -46,6 +50,7 @@ class WeightForm(NamedTuple):
     sharing: int = 1
     transform: Transform | None = None
     dot: Dot = MULTIPLY_ADD
+    order: Callable[[Any], npt.NDArray[Any]] | None = None
 
 
 class Epilogue(NamedTuple):
@@ -58,6 +63,11 @@ class Epilogue(NamedTuple):
     activation: int = 0
     residual: bool = False
     away: bool = False
+
+    def kind(self, types: Types) -> int:
+        """The activation that a kernel is compiled for: one that bounds 8 bits is part of their bounds."""
+        bounded = self.activation == ActivationKind.CLIP and types.dst.itemsize == 1
+        return 0 if bounded else self.activation
 
 
 @dataclass(frozen=True)

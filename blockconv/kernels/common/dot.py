@@ -20,7 +20,17 @@ from blockconv.core.types import BRAIN, Types, element
 from blockconv.jit.ir import call_llvm
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["BRAIN_DOTS", "DOTS", "MULTIPLY_ADD", "WIDENED", "Dot", "dot_for", "multiply_accumulate", "packed_as_one"]
+__all__ = [
+    "BRAIN_DOTS",
+    "DOTS",
+    "MULTIPLY_ADD",
+    "WIDENED",
+    "Dot",
+    "by_number",
+    "dot_for",
+    "multiply_accumulate",
+    "packed_as_one",
+]
 
 
 class Dot(NamedTuple):
@@ -65,6 +75,11 @@ def dot_for(types: Types) -> Dot:
 def packed_as_one(types: Types, dot: Dot) -> int:
     """Channels of a source that are packed as one: those that fill 32 bits, where several are multiplied at once."""
     return 1 if dot.channels == 1 else 4 // types.src.itemsize
+
+
+def by_number(number: int) -> Dot:
+    """The dot product of this number."""
+    return next(dot for dot in DOTS.values() if dot.number == number)
 
 
 def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> Any:

@@ -19,11 +19,17 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from blockconv.core.types import ElementType
+from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
 from blockconv.kernels.common.halves import rounded, widened
-from blockconv.kernels.common.requantize import EpilogueArguments, dequantized_residual, quantized
+from blockconv.kernels.common.requantize import (
+    EpilogueArguments,
+    dequantized_residual,
+    quantized,
+    quantized_parts,
+)
+from blockconv.kernels.common.unpacked import in_order, split
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 __all__ = [
@@ -47,6 +53,7 @@ class Tile(NamedTuple):
     element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
     vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 bits
     or floats of 16; 0: elements are stored as they are. away: whether a half is rounded away from zero to an integer.
+    unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
     """
 
     element: int
@@ -58,6 +65,7 @@ class Tile(NamedTuple):
     period: int = 0
     dst: int = 0
     away: int = 0
+    unpacked: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -72,9 +80,17 @@ class Tile(NamedTuple):
     def code(self, builder: Any) -> Vectors:
         return Vectors(builder, ElementType.of(self.element), self.lanes, bool(self.fma))
 
+    @property
+    def in_order(self) -> Tile:
+        """The tile as it is stored, its channels in order."""
+        if not self.unpacked:
+            return self
+        return self._replace(lanes=self.lanes * self.unpacked, vectors=self.vectors // self.unpacked, unpacked=0)
+
     def stored(self, builder: Any) -> Vectors:
         """Code over what is stored."""
-        return Vectors(builder, ElementType.of(self.dst), self.lanes) if self.dst else self.code(builder)
+        tile = self.in_order
+        return Vectors(builder, ElementType.of(self.dst), tile.lanes) if self.dst else tile.code(builder)
 
 
 class Output(NamedTuple):
@@ -148,7 +164,8 @@ class _Epilogue:
     def __init__(
         self, builder: Any, tile: Tile, store_width: int, act: int, out: Output, has_parts: bool, masked: bool
     ) -> None:
-        self.b, self.v, self.tile, self.out = builder, tile.code(builder), tile, out
+        self.b, self.v, self.out = builder, tile.code(builder), out
+        self.tile, self.parts = tile.in_order, tile.unpacked or 1  # of a vector that is stored
         self.store_width, self.act, self.masked = store_width, act, masked
         self.has_parts, self.stored = has_parts, tile.stored(builder)
         self.half = self.stored.type if self.stored.type.is_half else None
@@ -156,7 +173,7 @@ class _Epilogue:
 
     def finish(self, accs: list[Any]) -> None:
         """Of accumulators in the order [row][pixel][vector]."""
-        planes, count = self.store_width == 1, self.tile.pixels * self.tile.vectors
+        planes, count = self.store_width == 1, len(accs) // self.tile.rows
         if not self.finishes_planes:
             self.add_residual(accs)
             if self.act == ActivationKind.CLIP:
@@ -165,7 +182,7 @@ class _Epilogue:
                 self.activate_in_scratch(accs)
         for row in range(self.tile.rows):
             base = self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
-            values = [self.converted(self.b.load(slot)) for slot in accs[row * count : (row + 1) * count]]
+            values = self.converted([self.b.load(slot) for slot in accs[row * count : (row + 1) * count]])
             if planes:
                 self.each_plane(values, base, self.finish_planes)
             else:
@@ -174,14 +191,21 @@ class _Epilogue:
     @property
     def finishes_planes(self) -> bool:
         """Whether planes are finished as such: a residual need not be transposed first."""
-        is_converted = self.tile.dst or not self.v.type.is_float
+        is_converted = self.tile.dst or not self.v.type.is_float or self.parts > 1
         return self.store_width == 1 and self.act != ActivationKind.OTHER and not is_converted
 
-    def converted(self, value: Any) -> Any:
-        """A finished vector as it is stored."""
+    def converted(self, values: list[Any]) -> list[Any]:
+        """Finished vectors as they are stored."""
         if self.half:
-            return rounded(self.v, self.half, value)
-        return quantized(self.v, self.args, value, bool(self.tile.away)) if self.args else value
+            return [rounded(self.v, self.half, x) for x in values]
+        away = bool(self.tile.away)
+        if self.parts == 1:
+            return [quantized(self.v, self.args, x, away) for x in values] if self.args else values
+        groups = [values[k : k + self.parts] for k in range(0, len(values), self.parts)]
+        if not self.args:
+            return [in_order(self.b, group) for group in groups]
+        signed = self.stored.type.kind == SIGNED
+        return [quantized_parts(self.v, self.args, group, away, signed) for group in groups]
 
     def read(self, value: Any) -> Any:
         """A vector as it is stored, as what is computed with."""
@@ -239,7 +263,7 @@ class _Epilogue:
     def with_zero_tail(self, value: Any, vector: int) -> Any:
         """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
         before = 0 if self.tile.period else vector * self.tile.lanes
-        mask = self.v.below(self.b.sub(self.out.valid, const(before)), self.tile.period)
+        mask = self.stored.below(self.b.sub(self.out.valid, const(before)), self.tile.period)
         zero = self.stored.zero
         if self.args:
             zero = self.stored.splat(self.b.trunc(self.args.dst_fill, self.stored.element))
@@ -255,12 +279,14 @@ class _Epilogue:
         if not self.v.type.is_float:
             return
         with self.b.if_then(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
-            count = self.tile.pixels * self.tile.vectors
+            count = len(accs) // self.tile.rows
             for row in range(self.tile.rows):
                 base = self.b.add(self.out.dst, self.out.residual)
                 base = self.b.add(base, self.b.mul(const(row), self.out.dst_row))
-                slots = accs[row * count : (row + 1) * count]
-                for slot, value in zip(slots, self.load_row(base), strict=True):
+                slots, values = accs[row * count : (row + 1) * count], self.load_row(base)
+                if self.parts > 1:
+                    values = [part for value in values for part in split(self.b, value)]
+                for slot, value in zip(slots, values, strict=True):
                     self.b.store(self.b.fadd(self.b.load(slot), self.read(value)), slot)
 
     def load_row(self, base: Any) -> list[Any]:

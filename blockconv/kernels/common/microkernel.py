@@ -25,7 +25,7 @@ from blockconv.jit.ir import I64, ask, const, emitted, pointer
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
-from blockconv.kernels.common.requantize import FLOAT32, dequantized
+from blockconv.kernels.common.requantize import FLOAT32, dequantized, float_of
 
 __all__ = ["LINE", "Reduction", "TileRecord", "TileSpec", "conv_tile", "lines_ahead"]
 
@@ -149,7 +149,9 @@ def _tile(spec: TileSpec) -> Any:
             v = spec.tile.code(builder)
             accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
         if spec.dst and not ElementType.of(spec.element).is_float:
-            accs = dequantized(spec.tile.code(builder), accs, run.scales, spec.vectors)
+            f = float_of(builder, spec.lanes)
+            scales = [f.load(builder.add(run.scales, const(k * f.bytes))) for k in range(spec.vectors)]
+            accs = dequantized(spec.tile.code(builder), accs, scales)
         finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
 
     return tile

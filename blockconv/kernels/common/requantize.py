@@ -3,7 +3,9 @@
 The steps are float32, each rounded by itself, in one order on every machine: the accumulator times the scale of its
 output channel (`dequantized`); plus the residual times its scale (`dequantized_residual`); the activation; times the
 inverse of the destination's scale, bounded so that it fits, rounded to a whole number, plus the zero point
-(`quantized`). Nothing is contracted to a multiply-add, so that bits agree wherever they are computed.
+(`quantized`). Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. An activation
+that bounds is the same after the multiplication, with its bounds multiplied too, so that these are the bounds
+(`Epilogue.kind`).
 
 What stands between convolutions computes as if it were dequantized, computed in float32 and quantized as ONNX has it:
 an element less its zero point times its scale; the op; divided by the destination's scale and rounded to even
@@ -20,8 +22,9 @@ from llvmlite import ir
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I8, I32, call_llvm, const
+from blockconv.jit.ir import I8, I32, I64, call_llvm, splat
 from blockconv.kernels.common.activation import ActivationArguments
+from blockconv.kernels.common.unpacked import PARTS, X86, in_order, nearest, packed
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "float_of",
     "quantization_words",
     "quantized",
+    "quantized_parts",
 ]
 
 FLOAT32 = element("float32")
@@ -45,7 +49,9 @@ class EpilogueArguments(ActivationArguments):
     src_fill = word("the source's zero point, in each of four bytes: what stands for zeros")
     dst_fill = word("the destination's zero point likewise; 0 where it has none")
     inverse = word("1 / the destination's scale", "bits of a float64")
-    low = word("the least integer of the destination's type, less the zero point", "bits of a float64")
+    low = word(
+        "the least integer of the destination's type, less the zero point; or what bounds more", "bits of a float64"
+    )
     high = word("the greatest one likewise", "bits of a float64")
     zero_point = word("the destination's zero point")
     residual_scale = word("the residual's scale", "bits of a float64")
@@ -81,16 +87,14 @@ def float_of(builder: Any, lanes: int) -> Vectors:
     return Vectors(builder, FLOAT32, lanes)
 
 
-def dequantized(v: Vectors, accs: list[Any], scales: Any, vectors: int) -> list[Any]:
-    """Accumulators as float32, times the scales of their output channels, which are at the address `scales`.
+def dequantized(v: Vectors, accs: list[Any], scales: list[Any]) -> list[Any]:
+    """Accumulators as float32, times the scales of their output channels, of which a pixel has so many vectors.
 
     v: of the accumulators, stack slots in the order [row][pixel][vector]; so is what is returned.
     """
-    f, b = float_of(v.b, v.lanes), v.b
-    factors = [f.load(b.add(scales, const(k * f.bytes))) for k in range(vectors)]
-    made = []
+    f, b, made = float_of(v.b, v.lanes), v.b, []
     for i, slot in enumerate(accs):
-        made += f.slots(1, f.mul(b.sitofp(b.load(slot), f.kind), factors[i % vectors]))
+        made += f.slots(1, f.mul(b.sitofp(b.load(slot), f.kind), scales[i % len(scales)]))
     return made
 
 
@@ -120,16 +124,55 @@ def quantized(v: Vectors, args: EpilogueArguments, x: Any, away: bool) -> Any:
 def _whole(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any, away: bool) -> Any:
     """Integers of 8 bits of multiples of the destination's scale, as float32."""
     b, bytes_ = v.b, ir.VectorType(I8, v.lanes)
-    # The bounds are whole numbers, so that it is the same to bound before and after rounding.
-    scaled = v.larger(scaled, _splat_float(v, args.low))
-    high = _splat_float(v, args.high)
-    scaled = b.select(b.fcmp_ordered("<", scaled, high), scaled, high)
+    scaled = _bounded(v, args, scaled)
     if away:
-        half = call_llvm(b, f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), scaled])
-        whole = b.trunc(b.fptosi(v.add(scaled, half), ir.VectorType(I32, v.lanes)), bytes_)
+        whole = b.trunc(_whole_away(v, scaled), bytes_)
     else:
         whole = b.trunc(b.bitcast(v.add(scaled, v.c(_TO_WHOLE)), ir.VectorType(I32, v.lanes)), bytes_)
     return b.add(whole, _splat(v, b.trunc(args.zero_point, I8)))
+
+
+def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, signed: bool) -> Any:
+    """`quantized` of four parts (`unpacked.py`), as one vector of bytes in order. signed: of int8.
+
+    Packing saturates, and takes over most of the bounding: what is too low for an integer of 32 bits, or NaN, becomes
+    the least of these.
+    """
+    if not X86:
+        return in_order(v.b, [quantized(v, args, x, away) for x in parts])
+    b = v.b
+    # Packed to unsigned bytes, those of a signed type are 128 more.
+    flip = ir.Constant(I64, 128 if signed else 0)
+    offset = b.trunc(b.add(args.zero_point, flip), ir.IntType(16))
+
+    def whole(x: Any) -> Any:
+        return _whole_away(v, x) if away else nearest(b, x)
+
+    scaled = [v.mul(x, _splat_float(v, args.inverse)) for x in parts]
+    low, high = _splat_float(v, args.low), _splat_float(v, args.high)
+    if away:  # the conversion is undefined beyond 32 bits
+        found = [whole(_bounded(v, args, x)) for x in scaled]
+    else:
+        found = [whole(b.select(b.fcmp_ordered("<", high, x), high, x)) for x in scaled]
+    made, least = packed(b, found, offset), packed(b, [whole(low)] * PARTS, offset)
+    made = b.select(b.icmp_unsigned(">", made, least), made, least)
+    return b.xor(made, splat(b, b.trunc(flip, I8), made.type.count)) if signed else made
+
+
+def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any) -> Any:
+    """Multiples of the destination's scale, between its bounds; a NaN is the least.
+
+    Rounding keeps the order, so that it is the same to bound before and after.
+    """
+    scaled = v.larger(scaled, _splat_float(v, args.low))
+    high = _splat_float(v, args.high)
+    return v.b.select(v.b.fcmp_ordered("<", scaled, high), scaled, high)
+
+
+def _whole_away(v: Vectors, x: Any) -> Any:
+    """Floats rounded to integers of 32 bits, a half away from zero."""
+    half = call_llvm(v.b, f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
+    return v.b.fptosi(v.add(x, half), ir.VectorType(I32, v.lanes))
 
 
 def _splat(v: Vectors, scalar: Any) -> Any:

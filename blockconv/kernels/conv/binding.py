@@ -273,7 +273,7 @@ class _Binding:
             src_pixel=self.window_sw * self.pixel,
             step=blocking.step // self.dot.channels,
             store_width=blocking.store_width or blocking.lanes,
-            act=epilogue.activation,
+            act=epilogue.kind(self.types),
             groups=shared.groups,
             group_ic=shared.ic,
             group_oc=shared.oc,

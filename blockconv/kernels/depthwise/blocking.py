@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ElementType
+from blockconv.core.types import Types
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.unpacked import PARTS
+from blockconv.machine.costs import fma_seconds
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
 
@@ -19,6 +22,10 @@ MOST_COLUMNS = 4  # a strided load reads as many vectors
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
+MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
+# In vector operations: what a position of bytes takes to be interleaved, and a vector of them to be finished; and how
+# long one takes, in multiply-adds, of which half as many can be issued. Measured on AVX-512.
+_INTERLEAVED, _FINISHED, _ISSUED = 8, 26, 0.7
 
 
 class ChannelRun(NamedTuple):
@@ -36,7 +43,7 @@ class Blocking:
     batched: a vector runs over a pixel's elements of all images, which lie together (CHWN4, CHWN, HWCN).
     pixel: elements of a pixel that lie together. runs: the output channels of each entry of the table.
     wei_block: source channels of a block of weights; 0 where there is one block. span: entries of the table that a task
-    takes at the least.
+    takes at the least. dot: the multiply-accumulate. joined: taps of the loop axis, which it takes several of at once.
     """
 
     lanes: int
@@ -59,6 +66,8 @@ class Blocking:
     runs: tuple[ChannelRun, ...]
     wei_block: int
     span: int
+    dot: Dot = MULTIPLY_ADD
+    joined: int = 0
 
     def flops(self, problem: Conv2dProblem) -> int:
         """Of whole tiles."""
@@ -70,6 +79,24 @@ class Blocking:
             tiles = -(-p.oh // self.loops) * -(-p.ow // self.unrolled) * vectors
         images = 1 if self.batched else p.n
         return 2 * images * len(self.runs) * tiles * self.loops * self.unrolled * self.lanes * p.kh * p.kw
+
+    @property
+    def groups(self) -> int:
+        """Groups of taps of the loop axis, each multiplied at once."""
+        return -(-self.joined // self.dot.channels)
+
+    def seconds(self, problem: Conv2dProblem) -> float:
+        """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""
+        taps = problem.kh * problem.kw // self.joined
+        span = (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+        read = span / self.unrolled if self.taps else taps  # positions for each output
+        products = PARTS * self.groups * taps * (1 if self.dot.channels == PARTS else 2)
+        # Bytes are masked one by one where there are no masks of them, and gathered from several vectors.
+        masked = (self.masked or self.columns) * min(self.joined, self.dot.channels)
+        loads = 0 if not masked else masked * (2 if target.isa().name == "avx512" else self.lanes)
+        each = products + self.groups * read * (_INTERLEAVED + loads * max(1, self.columns)) + _FINISHED
+        outputs = self.flops(problem) / (2 * self.lanes * problem.kh * problem.kw)
+        return outputs * each * _ISSUED * fma_seconds(self.lanes // PARTS, 4)
 
     def share(self, problem: Conv2dProblem, threads: int) -> tuple[int, int]:
         """(entries, rows) of a task."""
@@ -109,50 +136,77 @@ class _Tiling(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType) -> Blocking | str:
+def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
     """The blocking on this machine; a sentence where there is none."""
-    p, lanes = problem, target.isa().vector_bytes // element.itemsize
-    s, d = (geometry(*of, element.itemsize) for of in ((src, p.src_shape), (dst, p.dst_shape)))
+    whole = target.isa().vector_bytes // types.src.itemsize
+    if types.acc.is_float:
+        return _with_lanes(problem, src, dst, types, whole)
+    found = [_with_lanes(problem, src, dst, types, lanes) for lanes in (64, 32, 16) if lanes <= whole]
+    taken = [at for at in found if isinstance(at, Blocking) and _is_sound(problem, at)]
+    if not taken:
+        return next(at for at in found if isinstance(at, str))
+    dot = dot_for(types)
+    whole_taps = [replace(at, dot=dot, joined=problem.kw if at.columns else problem.kh) for at in taken]
+    return min(whole_taps, key=lambda at: at.seconds(problem))
+
+
+def _is_sound(problem: Conv2dProblem, at: Blocking) -> bool:
+    """Whether vectors of so many bytes can be stored in planes, and permuted."""
+    most = 16 if at.store_width == 1 else at.lanes
+    if problem.oc > problem.ic and "avx512vbmi" not in target.target_features():
+        most = min(most, 32)
+    return at.lanes <= most
+
+
+def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, lanes: int) -> Blocking | str:
+    """With vectors of so many elements of the source."""
+    p = problem
+    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     padded = dst.padded_shape(p.dst_shape)[1]
     # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
     if s.length >= lanes or lanes % s.length:
-        return _over_channels(p, s, d, padded, lanes, element)
-    batched = _is_batched(s, p.n, element)
+        return _over_channels(p, s, d, padded, lanes, types)
+    batched = _is_batched(s, p.n, types.src.itemsize)
     pixel = s.length * (p.n if batched else 1)
-    if not batched and not _is_row(s, p.iw, pixel, element):
+    if not batched and not _is_row(s, p.iw, pixel, types.src.itemsize):
         if s.length > 1:
-            return _over_channels(p, s, d, padded, lanes, element)
+            return _over_channels(p, s, d, padded, lanes, types)
         return f"neither the channels nor the images nor the pixels of a row lie together in {src}"
-    in_rows = _is_row(d, p.ow, pixel, element)
+    in_rows = _is_row(d, p.ow, pixel, types.dst.itemsize)
     # Planes of one pixel are a pixel's channels, and may be written as planes all the same.
     alike = d.length == s.length or (s.length == 1 and p.ow == 1 and d.length == NO_BLOCK)
-    if not alike or _is_batched(d, p.n, element) != batched or not (batched or in_rows):
+    if not alike or _is_batched(d, p.n, types.dst.itemsize) != batched or not (batched or in_rows):
         return f"vectors run over the pixels of {src}, which are stored as they lie in it, not as in {dst}"
     runs = _runs(p, s.length, padded, s.length, NO_BLOCK)
-    in_rows = in_rows and _is_row(s, p.iw, pixel, element)
+    in_rows = in_rows and _is_row(s, p.iw, pixel, types.src.itemsize)
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
-        tiling, loops = _tiles_of_pixels(p)
+        tiling, loops = _tiles_of_pixels(p, _outputs(types))
         masked = int(pixel < lanes)
         return Blocking(lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=1)
-    return _over_pixels(p, lanes, s.length, batched, pixel, runs)
+    return _over_pixels(p, lanes, s.length, batched, runs, _outputs(types))
 
 
-def _is_batched(at: Geometry, images: int, element: ElementType) -> bool:
+def _is_batched(at: Geometry, images: int, itemsize: int) -> bool:
     """Whether a block's channels of all images lie together, inside a pixel."""
-    return images > 1 and at.n < at.col and at.n == at.length * element.itemsize
+    return images > 1 and at.n < at.col and at.n == at.length * itemsize
 
 
-def _is_row(at: Geometry, width: int, pixel: int, element: ElementType) -> bool:
+def _is_row(at: Geometry, width: int, pixel: int, itemsize: int) -> bool:
     """Whether pixels of so many elements lie together in a row."""
-    return width == 1 or at.col == pixel * element.itemsize
+    return width == 1 or at.col == pixel * itemsize
 
 
 def _over_pixels(
-    problem: Conv2dProblem, lanes: int, block: int, batched: bool, pixel: int, runs: tuple[ChannelRun, ...]
+    problem: Conv2dProblem,
+    lanes: int,
+    block: int,
+    batched: bool,
+    runs: tuple[ChannelRun, ...],
+    outputs: tuple[int, int],
 ) -> Blocking | str:
-    """Vectors along a row, of pixels of so many elements that repeat a block's channels."""
-    p, isa = problem, target.isa()
-    most, least = _outputs(isa.registers)
+    """Vectors along a row, of pixels that repeat a block's channels. outputs: (most, least) of a tile."""
+    p, isa, (most, least) = problem, target.isa(), outputs
+    pixel = block * (p.n if batched else 1)
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"a vector of {lanes} elements cannot be made of pixels of {pixel}, {p.sw} apart"
     tiling = _tiling(_Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
@@ -162,15 +216,16 @@ def _over_pixels(
     return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
 
 
-def _outputs(registers: int) -> tuple[int, int]:
-    """(most, least) accumulators of a tile."""
-    number = 32 if registers == 32 else 16
-    return MOST_OUTPUTS[number], LEAST_OUTPUTS[number]
+def _outputs(types: Types) -> tuple[int, int]:
+    """(most, least) vectors of outputs of a tile."""
+    number = 32 if target.isa().registers == 32 else 16
+    most, least = (MOST_OUTPUTS, LEAST_OUTPUTS) if types.acc.is_float else (MOST_OF_BYTES, LEAST_OF_BYTES)
+    return most[number], least[number]
 
 
-def _tiles_of_pixels(problem: Conv2dProblem, one_by_one: bool = False) -> tuple[_Tiling, int]:
+def _tiles_of_pixels(problem: Conv2dProblem, outputs: tuple[int, int], one_by_one: bool = False) -> tuple[_Tiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
-    p, (most, least) = problem, _outputs(target.isa().registers)
+    p, (most, least) = problem, outputs
     tiling = _tiling(_Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), 1 if one_by_one else most)
     return tiling, min(p.oh, -(-least // tiling.unrolled))
 
@@ -178,9 +233,7 @@ def _tiles_of_pixels(problem: Conv2dProblem, one_by_one: bool = False) -> tuple[
 # ---------------------------------------------------------------- vectors of channels
 
 
-def _over_channels(
-    problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int, lanes: int, element: ElementType
-) -> Blocking:
+def _over_channels(problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int, lanes: int, types: Types) -> Blocking:
     """Vectors of a pixel's channels, which end where a block of the source does.
 
     Where the parts of a vector that a block of the destination holds would not be evenly far apart, a vector ends with
@@ -190,7 +243,9 @@ def _over_channels(
     cut, store_width = _stores(s.length * m, d.length, lanes)
     ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
     runs = _runs(p, s.length, padded, lanes, cut)
-    if ragged and target.isa().halves:  # half vectors, which take half as long, if fewer of their lanes are idle
+    if (
+        ragged and target.isa().halves and types.acc.is_float
+    ):  # half vectors, which take half as long, if fewer of their lanes are idle
         halved, width = _stores(s.length * m, d.length, lanes // 2)
         halves = _runs(p, s.length, padded, lanes // 2, halved)
         if len(halves) < 2 * len(runs):
@@ -200,8 +255,12 @@ def _over_channels(
         masked, wei_block = int(s.length == NO_BLOCK and p.ic % lanes > 0), lanes
     else:
         masked, wei_block = 2, s.length if s.length < NO_BLOCK else cut if m == 1 else 0
-    scattered = d.length == 1 and p.ow > 1 and d.col != element.itemsize
-    tiling, loops = _tiles_of_pixels(p, one_by_one=scattered)
+    # The last vector of a pixel's bytes is moved back to be whole.
+    if not types.acc.is_float and m == 1 and s.length == d.length == NO_BLOCK and p.ic > lanes and masked:
+        runs = (*runs[:-1], ChannelRun(p.oc - lanes, lanes, p.ic - lanes))
+        masked = 0
+    scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
+    tiling, loops = _tiles_of_pixels(p, _outputs(types), one_by_one=scattered)
     span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return Blocking(
@@ -249,7 +308,7 @@ def _tiling(axis: _Axis, most: int) -> _Tiling:
             if best is None or score[0] <= best[0]:
                 best = score
     # Tiles of a few outputs where more would do: the edges are nearly everything.
-    if best is not None and (best[1].unrolled > 3 or best[1].unrolled == axis.out or axis.out < 7):
+    if best is not None and (best[1].unrolled > min(3, most // 2) or best[1].unrolled == axis.out or axis.out < 7):
         return best[1]
     count = -(-axis.out // most)
     return _Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)

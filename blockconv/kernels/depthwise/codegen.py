@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
-from blockconv.jit.ir import I32, const, emitted, opaque, pointer, shuffle, splat
-from blockconv.kernels.common.epilogue import Tile, finish
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import I32, const, opaque, pointer, shuffle, splat
+from blockconv.kernels.common.epilogue import Tile
+from blockconv.kernels.common.requantize import FLOAT32
+from blockconv.kernels.common.unpacked import PARTS
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
-__all__ = ["Axis", "TileRun", "TileSpec", "depthwise_tile"]
+__all__ = ["Axis", "FloatTile", "Loader", "TileRun", "TileSpec", "times"]
 
 
 class TileSpec(NamedTuple):
@@ -40,6 +43,10 @@ class TileSpec(NamedTuple):
     store_width: contiguous destination channels, which one store writes. act: an `ActivationKind`. permute: lanes of
     the source are permuted, as several channels of the destination read one. masked: 1, vectors may end past a pixel's
     elements; 2, or past a block's channels, and then with its weights.
+
+    Of a source of bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
+    multiply-accumulate, which takes several taps of the loop axis at once, and joined the taps of that axis; dst and
+    away as in `Tile`, but that dst may be float32.
     """
 
     element: int
@@ -61,13 +68,33 @@ class TileSpec(NamedTuple):
     act: int
     permute: int
     masked: int
+    src: int = 0
+    dot: int = 0
+    joined: int = 0
+    dst: int = 0
+    away: int = 0
 
     @property
     def tile(self) -> Tile:
+        """The tile as it is reduced. A vector of bytes is several of accumulators."""
         period = self.period if self.period < self.lanes else 0
-        shape = (1, self.loops) if self.columns else (self.unrolled, 1)
-        rows = self.unrolled if self.columns else self.loops
-        return Tile(self.element, self.fma, rows, *shape, self.lanes, period)
+        pixels, vectors = (1, self.loops) if self.columns else (self.unrolled, 1)
+        rows, parts = self.unrolled if self.columns else self.loops, PARTS if self.dot else 1
+        shape = rows, pixels, vectors * parts, self.lanes // parts
+        return Tile(self.element, self.fma, *shape, period, unpacked=PARTS if self.dot else 0)
+
+    @property
+    def finished(self) -> Tile:
+        """The tile as it is stored: integers that become real numbers on the way are float32 before."""
+        if not self.dst:
+            return self.tile
+        quantized = self.dst if self.dst != FLOAT32.code else 0
+        return self.tile._replace(element=FLOAT32.code, dst=quantized, away=self.away)
+
+    @property
+    def src_itemsize(self) -> int:
+        """Bytes of an element of the source."""
+        return ElementType.of(self.src or self.element).itemsize
 
     @property
     def variants(self) -> list[tuple[int, int, int]]:
@@ -75,6 +102,15 @@ class TileSpec(NamedTuple):
         edges = [(self.begin, self.end)] if self.edges == 1 else [(0, 0), (self.begin, 0), (0, self.end)]
         masks = [1] if self.masks == 1 else [0, 1]
         return [(*edge, mask) for edge in edges for mask in masks]
+
+    @property
+    def readers(self) -> tuple[dict[int, list[tuple[int, int]]], int]:
+        """Along the unrolled axis: which output reads each position, at which tap; and how many positions there are."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for p in range(self.unrolled):
+            for t in range(self.taps):
+                found.setdefault(p * self.stride + t * self.dilation, []).append((p, t))
+        return found, (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
     def accumulator(self, q: int, p: int) -> int:
         """The accumulator of output `q` along the loop axis and `p` along the unrolled one."""
@@ -87,7 +123,7 @@ class TileRun(NamedTuple):
     variant: which of `TileSpec.variants`. src: where the first output's first tap lies, in memory or not. wei: the
     weights of the first tap. bia: a bias for each valid channel. permutation: the lanes' indices, for `permute`.
     src_valid: lanes that `masked` loads read. zeros: as many as a load reads, which take the place of padding where
-    the taps are known at run time only.
+    the taps are known at run time only; of a source of bytes, its zero point. scales: one for each bias.
     """
 
     variant: int
@@ -97,6 +133,7 @@ class TileRun(NamedTuple):
     permutation: int
     src_valid: int
     zeros: int
+    scales: int
 
 
 class Axis(NamedTuple):
@@ -117,47 +154,34 @@ class Axis(NamedTuple):
     wei_step: int
 
 
-def depthwise_tile(spec: TileSpec) -> Any:
-    """tile(run, loop, unrolled, out): reduce and store one tile."""
-
-    @emitted
-    def tile(builder, run, loop, unrolled, out):
-        out = out._replace(dst_pixel=opaque(builder, out.dst_pixel))
-        code = _Tile(builder, spec, run, loop, unrolled, out.valid)
-        if not spec.taps:
-            code.reduce_any()
-        elif len(spec.variants) == 1:
-            code.reduce(spec.variants[0])
-        else:
-            for number, variant in enumerate(spec.variants):
-                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
-                    code.reduce(variant)
-        finish(builder, spec.tile, spec.store_width, spec.act, out, code.accs)
-
-    return tile
-
-
-def _times(builder: Any, value: Any, count: int) -> Any:
+def times(builder: Any, value: Any, count: int) -> Any:
     """value * count, which adds no instruction where the count is 0 or 1."""
     if count <= 1:
         return value if count else const(0)
     return builder.mul(value, const(count))
 
 
-class _Tile:
-    """The code of one tile. run, loop, unrolled: a `TileRun` and two `Axis` of LLVM's values."""
+class FloatTile:
+    """The code of one tile of floats. `accs` are the accumulators.
 
-    def __init__(self, builder: Any, spec: TileSpec, run: Any, loop: Any, unrolled: Any, valid: Any) -> None:
+    run, loop, unrolled, out: a `TileRun`, two `Axis` and an `Output` of LLVM's values.
+    """
+
+    def __init__(self, builder: Any, spec: TileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
         self.v = spec.tile.code(builder)
         self.wei_mask = None
         if spec.period == 1:
             bias = self.v.broadcast(run.bia)
         else:
-            mask = lanes_below(builder, spec.period, valid)
+            mask = lanes_below(builder, spec.period, out.valid)
             bias = self.repeated(self.v.load(run.bia, mask, lanes=spec.period))
             self.wei_mask = mask if spec.masked == 2 else None
         self.accs = self.v.slots(spec.loops * spec.unrolled, bias)
+
+    def finished(self) -> list[Any]:
+        """What the epilogue takes."""
+        return self.accs
 
     # ------------------------------------------------------------ weights
 
@@ -178,7 +202,7 @@ class _Tile:
 
     def position(self, tap: Any, q: int) -> tuple[Any, Any]:
         """Where tap `tap` of output `q` along the loop axis lies: from the first output's first tap, and of all."""
-        ahead = self.b.add(self.b.mul(tap, self.loop.dilation), _times(self.b, self.loop.stride, q))
+        ahead = self.b.add(self.b.mul(tap, self.loop.dilation), times(self.b, self.loop.stride, q))
         return ahead, self.b.add(self.loop.first, ahead)
 
     def reduce(self, variant: tuple[int, int, int]) -> None:
@@ -187,7 +211,7 @@ class _Tile:
         with cgutils.for_range(b, self.loop.taps) as taps:
             wei = b.add(self.run.wei, b.mul(taps.index, self.loop.wei_step))
             step = opaque(b, self.unrolled.wei_step)
-            weights = [self.weight(b.add(wei, _times(b, step, t))) for t in range(spec.taps)]
+            weights = [self.weight(b.add(wei, times(b, step, t))) for t in range(spec.taps)]
             for q in range(spec.loops):
                 ahead, position = self.position(taps.index, q)
                 base = b.add(self.run.src, b.mul(ahead, self.loop.src_step))
@@ -195,7 +219,7 @@ class _Tile:
                 if spec.columns:
                     self.feed(
                         variant,
-                        _Loader(self.v, spec, self.run, self.pixels(position, variant[2])),
+                        Loader(self.v, spec, self.run, self.pixels(position, variant[2])),
                         base,
                         weights,
                         slots,
@@ -204,24 +228,20 @@ class _Tile:
                 inside = b.icmp_unsigned("<", position, self.loop.size)
                 with b.if_else(inside, likely=True) as (in_bounds, outside):
                     with in_bounds:
-                        self.feed(variant, _Loader(self.v, spec, self.run), base, weights, slots)
+                        self.feed(variant, Loader(self.v, spec, self.run), base, weights, slots)
                     with outside:
                         self.feed_zeros(weights, slots)
 
     def feed(
-        self, variant: tuple[int, int, int], loader: _Loader, base: Any, weights: list[Any], slots: list[Any]
+        self, variant: tuple[int, int, int], loader: Loader, base: Any, weights: list[Any], slots: list[Any]
     ) -> None:
         """One tap of the loop axis: each source vector is loaded once, and multiplied into all outputs that read it."""
         b, spec, (begin, end, _) = self.b, self.spec, variant
-        readers: dict[int, list[tuple[int, int]]] = {}
-        for p in range(spec.unrolled):
-            for t in range(spec.taps):
-                readers.setdefault(p * spec.stride + t * spec.dilation, []).append((p, t))
-        span = (spec.unrolled - 1) * spec.stride + (spec.taps - 1) * spec.dilation + 1
+        readers, span = spec.readers
         at, before, step = base, 0, opaque(b, self.unrolled.src_step)
         for position in sorted(readers):
             if begin <= position < span - end:
-                at = b.add(at, _times(b, step, position - before)) if position > before else at
+                at = b.add(at, times(b, step, position - before)) if position > before else at
                 before = position
                 x = loader.load(at)
             else:
@@ -245,10 +265,10 @@ class _Tile:
             weight = self.weight(b.add(wei, b.mul(taps.index, u.wei_step)))
             for q in range(spec.loops):
                 ahead, position = self.position(loop.index, q)
-                loader = _Loader(self.v, spec, self.run, self.pixels(position, 1))
+                loader = Loader(self.v, spec, self.run, self.pixels(position, 1))
                 base = b.add(self.run.src, b.mul(ahead, self.loop.src_step))
                 for p in range(spec.unrolled):
-                    along = b.add(_times(b, u.stride, p), b.mul(taps.index, u.dilation))
+                    along = b.add(times(b, u.stride, p), b.mul(taps.index, u.dilation))
                     inside = b.icmp_unsigned("<", b.add(u.first, along), u.size)
                     if not spec.columns:
                         inside = b.and_(inside, b.icmp_unsigned("<", position, self.loop.size))
@@ -273,18 +293,24 @@ class _Tile:
 # ---------------------------------------------------------------- loads
 
 
-class _Loader:
-    """Loads of source vectors. masks: of vectors along pixels, of which every `columns`-th pixel is taken."""
+class Loader:
+    """Loads of source vectors. masks: of vectors along pixels, of which every `columns`-th pixel is taken.
 
-    def __init__(self, v: Vectors, spec: TileSpec, run: Any, masks: list[Any | None] | None = None) -> None:
-        self.v, self.spec, self.run = v, spec, run
+    border: what lanes are that the masks lack; zeros where there is none.
+    """
+
+    def __init__(
+        self, v: Vectors, spec: TileSpec, run: Any, masks: list[Any | None] | None = None, border: Any | None = None
+    ) -> None:
+        self.v, self.spec, self.run, self.border = v, spec, run, border
         self.masks = masks or [v.below(run.src_valid) if spec.masked else None]
 
     def load(self, address: Any) -> Any:
         """The vector whose first element is at `address`."""
         v, parts = self.v, []
         for j, mask in enumerate(self.masks):
-            parts.append(v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask))
+            part = v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask)
+            parts.append(part if mask is None or self.border is None else v.b.select(mask, part, self.border))
         value = parts[0] if len(parts) == 1 else self.chosen(parts)
         return self.permuted(value) if self.spec.permute else value
 

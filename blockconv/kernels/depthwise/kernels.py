@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_i64
 from blockconv.kernels.common.epilogue import Output
-from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec, depthwise_tile
+from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
+from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 
 __all__ = ["ZEROS", "DepthwiseArguments", "Entry", "depthwise_channels", "depthwise_pixels"]
 
@@ -49,6 +52,8 @@ class DepthwiseArguments(Arguments):
     dst_width = word("a row of the destination", "elements")
     pixel = word("from a pixel to the next", "elements")
     tap = word("from the weights of a tap to those of the next", "bytes")
+    tap_row = word("from the weights of a row of taps to those of the next; of bytes, of a group of rows", "bytes")
+    scales = word("from a bias to the scale of its channel", "bytes")
 
 
 class Entry(Arguments):
@@ -64,7 +69,15 @@ class Entry(Arguments):
     src_valid = word("how many elements a load that is masked reads", "elements")
 
 
+TWICE = (1 << 32) + 1  # times four bytes: these twice
 ZEROS = 512  # bytes at the start of the scratch: what is read where the image ends, by tiles of any shape
+
+
+@inline
+def _fill_zeros(scratch, value):
+    """Fill them with a value of eight bytes."""
+    for k in range(ZEROS // 8):
+        store_i64(scratch, k, value)
 
 
 @jit.kernel
@@ -74,18 +87,20 @@ def depthwise_channels(*spec):
     spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
     """
     shape = TileSpec(*spec)
-    itemsize, lanes, loops, unrolled, taps = shape.tile.itemsize, shape.lanes, shape.loops, shape.unrolled, shape.taps
+    lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
+    itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
     tile = depthwise_tile(shape)
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
-        if taps == 0:
-            for k in range(ZEROS // 8):
-                store_i64(scratch, k, 0)
+        if dot:
+            _fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
+        elif taps == 0:
+            _fill_zeros(scratch, 0)
         # What the loops read again and again is held: the stores between could be to the arguments, for all LLVM knows.
         oh_count, ow_count, inner = a.oh, a.ow, a.inner
         src_row, src_col, sh, sw = a.src_row, a.src_col, a.sh, a.sw
-        dst_row, dst_col, kw, tap = a.dst_row, a.dst_col, a.kw, a.tap
+        dst_row, dst_col, kw, tap, tap_row = a.dst_row, a.dst_col, a.kw, a.tap, a.tap_row
         residual = a.residual - a.dst
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
@@ -107,9 +122,9 @@ def depthwise_channels(*spec):
                         e = Entry(a.table)[k]
                         kh = a.kh if e.valid > 0 else 0  # padding is only written
                         for at in range(0, inner, lanes):
-                            i = min(at, inner - lanes) * itemsize
-                            at_src = src + e.src + i
-                            rows = Axis(kh, ih, a.ih, sh, a.dh, src_row, kw * tap)
+                            i = min(at, inner - lanes)
+                            at_src = src + e.src + i * itemsize
+                            rows = Axis(kh, ih, a.ih, sh, a.dh, src_row, tap_row)
                             run = TileRun(
                                 variant=variant,
                                 src=at_src,
@@ -118,10 +133,11 @@ def depthwise_channels(*spec):
                                 permutation=a.table + e.permutation,
                                 src_valid=e.src_valid,
                                 zeros=scratch,
+                                scales=a.bia + e.bia + a.scales,
                             )
                             cols = Axis(kw, iw, a.src_width, sw, a.dw, src_col, tap)
                             out = Output(
-                                dst=dst + e.dst + i,
+                                dst=dst + e.dst + i * dst_itemsize,
                                 dst_row=dst_row,
                                 dst_pixel=dst_col,
                                 dst_block=a.dst_block,
@@ -144,15 +160,17 @@ def depthwise_pixels(*spec):
     """
     shape = TileSpec(*spec)
     lanes, loops, unrolled, columns = shape.lanes, shape.loops, shape.unrolled, shape.columns
-    itemsize, taps, edges, masks = shape.tile.itemsize, shape.taps, shape.edges, shape.masks
+    itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
+    taps, edges, masks, dot = shape.taps, shape.edges, shape.masks, shape.dot
     width = loops * lanes
     tile = depthwise_tile(shape)
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
-        if taps == 0:
-            for k in range(ZEROS // 8):
-                store_i64(scratch, k, 0)
+        if dot:
+            _fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
+        elif taps == 0:
+            _fill_zeros(scratch, 0)
         oh_count, src_width, dst_width = a.oh, a.src_width, a.dst_width
         pixel, src_row, sh = a.pixel, a.src_row, a.sh
         dst_row, kw, tap, dw = a.dst_row, a.kw, a.tap, a.dw
@@ -186,14 +204,15 @@ def depthwise_pixels(*spec):
                         permutation=a.table + e.permutation,
                         src_valid=0,
                         zeros=scratch,
+                        scales=a.bia + e.bia + a.scales,
                     )
                     cols = Axis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
-                    rows = Axis(a.kh, ih, a.ih, sh, a.dh, src_row, kw * tap)
+                    rows = Axis(a.kh, ih, a.ih, sh, a.dh, src_row, a.tap_row)
                     out = Output(
-                        dst=dst + at * itemsize,
+                        dst=dst + at * dst_itemsize,
                         dst_row=dst_row,
                         dst_pixel=0,
-                        dst_block=lanes * itemsize,
+                        dst_block=lanes * dst_itemsize,
                         residual=residual,
                         valid=e.valid,
                         written=dst_width - at,

@@ -21,7 +21,7 @@ import numpy as np
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ElementType, Types, element
+from blockconv.core.types import INT8, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
@@ -33,6 +33,7 @@ from blockconv.kernels.depthwise.kernels import (
     depthwise_channels,
     depthwise_pixels,
 )
+from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds, store_seconds
 from blockconv.machine.profile import SCATTERED, profile
@@ -46,6 +47,8 @@ __all__ = ["ROWS"]
 
 def _weights(problem: Conv2dProblem, at: Blocking) -> WeightForm:
     """[block of source channels][tap][source channel][multiplier]; the bias as it is."""
+    if at.joined:
+        return packed_taps(problem.oc, problem.kh, problem.kw, at)
     block, m = at.wei_block, problem.oc // problem.ic
     if not block:
         return WeightForm(Layout("cdeab"), m)
@@ -55,10 +58,10 @@ def _weights(problem: Conv2dProblem, at: Blocking) -> WeightForm:
     return WeightForm(Layout(layout), m)
 
 
-def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, element: ElementType) -> Block:
+def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, types: Types) -> Block:
     """The table's entries, and the index vectors of the multiplier."""
-    p, m, width, itemsize = problem, problem.oc // problem.ic, at.period, element.itemsize
-    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    p, m, width, itemsize = problem, problem.oc // problem.ic, at.period, types.src.itemsize
+    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     padded = dst.padded_shape(p.dst_shape)[1]
     oc, count, ic = np.array(at.runs, np.int64).T
     # A vector past the last channel is written as zero: it reads what the last one does.
@@ -69,8 +72,12 @@ def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, eleme
     wei_block = at.wei_block * m or p.oc
     table = np.zeros(len(oc), [(name, np.int64) for name in Entry.fields])
     table["src"] = ic // s.length * s.block + ic % s.length * s.channel
-    table["wei"] = (wei // wei_block * p.kh * p.kw * wei_block + wei % wei_block) * itemsize
-    table["bia"] = wei * itemsize
+    if at.joined:
+        table["wei"] = existing * p.kw * p.kh // at.joined * at.groups * _tap(p, at, types)
+        table["bia"] = existing * entry_lanes(at) * types.acc.itemsize
+    else:
+        table["wei"] = (wei // wei_block * p.kh * p.kw * wei_block + wei % wei_block) * itemsize
+        table["bia"] = wei * itemsize
     table["dst"] = oc // d.length * d.block + oc % d.length * d.channel
     table["valid"] = np.minimum(p.oc - oc, count)
     table["written"] = np.minimum(padded - oc, count)
@@ -83,6 +90,13 @@ def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, eleme
     return np.concatenate([table.view(np.int64), indices.astype(f"i{itemsize}").ravel().view(np.int64)])
 
 
+def _tap(problem: Conv2dProblem, at: Blocking, types: Types) -> int:
+    """Bytes from the weights of a tap to those of the next, or of a group of taps."""
+    if at.joined:
+        return entry_lanes(at) * types.acc.itemsize
+    return (at.wei_block * (problem.oc // problem.ic) or problem.oc) * types.src.itemsize
+
+
 # ---------------------------------------------------------------- the op
 
 
@@ -90,13 +104,13 @@ def _op(
     problem: Conv2dProblem,
     src: Layout,
     dst: Layout,
-    element: ElementType,
+    types: Types,
     at: Blocking,
     epilogue: Epilogue,
     threads: int,
 ) -> Op:
-    p, itemsize, entries = problem, element.itemsize, len(at.runs)
-    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, itemsize)
+    p, itemsize, entries, tap = problem, types.dst.itemsize, len(at.runs), _tap(problem, at, types)
+    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, itemsize)
     images = 1 if at.batched else p.n
     span, rows = at.share(p, threads)
     chunks, groups = -(-p.oh // rows), -(-entries // span)
@@ -125,23 +139,38 @@ def _op(
         inner=max(at.pixel, at.lanes) if at.batched else at.lanes,
         dst_width=p.ow * at.pixel,
         pixel=at.pixel,
-        tap=(at.wei_block * (p.oc // p.ic) or p.oc) * itemsize,
+        tap=tap,
+        tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
+        scales=entries * entry_lanes(at) * types.acc.itemsize,
     )
-    spec = _spec(problem, at, element, epilogue)
-    scratch = ZEROS + at.loops * at.unrolled * at.lanes * itemsize
-    table = _table(p, src, dst, at, element)
+    spec = _spec(problem, at, types, epilogue)
+    scratch = ZEROS + at.loops * at.unrolled * at.lanes * types.acc.itemsize
+    table = _table(p, src, dst, at, types)
     if at.columns:
         tasks = images * entries * chunks
         return Op(depthwise_pixels(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     return Op(depthwise_channels(*spec), args, images * groups * chunks, 1, scratch, table)
 
 
-def _spec(problem: Conv2dProblem, at: Blocking, element: ElementType, epilogue: Epilogue) -> TileSpec:
-    """What a tile of the blocking is compiled for."""
-    taken = {name: int(getattr(at, name)) for name in TileSpec._fields if hasattr(at, name)}
+REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
+
+
+def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue) -> tuple[int, ...]:
+    """The `TileSpec` of the blocking; of floats, without what is for bytes, which would be no other tile."""
+    taken = {name: int(getattr(at, name)) for name in TileSpec._fields[:REQUIRED] if hasattr(at, name)}
     permute = int(problem.oc > problem.ic and at.period > 1)
-    fma = int(target.isa().fma)
-    return TileSpec(element=element.code, fma=fma, act=epilogue.activation, permute=permute, **taken)
+    fma = int(target.isa().fma and types.acc.is_float)
+    spec = TileSpec(element=types.acc.code, fma=fma, act=epilogue.kind(types), permute=permute, **taken)
+    if not at.joined:
+        return spec[:REQUIRED]
+    dst = types.dst
+    return spec._replace(
+        src=types.src.code,
+        dot=at.dot.number,
+        joined=at.joined if at.taps else 0,
+        dst=dst.code if dst != types.acc else 0,
+        away=int(epilogue.away and dst.itemsize == 1),
+    )
 
 
 # ---------------------------------------------------------------- the rows of the table
@@ -152,28 +181,31 @@ _STORED = 0.5, 1.7
 _APART = 2  # times as long for vectors of pixels that are not neighbours, which are gathered from several
 
 
-def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, at: Blocking, threads: int) -> float:
+def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, threads: int) -> float:
     """Multiply-adds in whole tiles at the rate of the machine's vectors, or the bytes moved, and what stores take.
 
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.
     """
-    p, itemsize = problem, element.itemsize
-    multiply_adds = at.flops(p) / (2 * at.lanes) * (1 if at.taps else 3) * (_APART if at.columns > 1 else 1)
-    moved = move_seconds(itemsize * src.size(p.src_shape), itemsize * dst.size(p.dst_shape))
+    p, itemsize = problem, types.src.itemsize
+    moved = move_seconds(itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape))
     stored = 0.0
     if at.columns == 0:
         # A vector of channels to as many planes takes what storing them one by one does.
         each = store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
         stored = each * dst.size(p.dst_shape) / at.lanes
-    outputs = at.flops(p) / (2 * at.lanes * p.kh * p.kw)
-    computed = multiply_adds * fma_seconds(at.lanes, itemsize) + outputs * profile().tile * _STORED[at.columns > 0]
+    if at.joined:
+        computed = at.seconds(p)
+    else:
+        multiply_adds = at.flops(p) / (2 * at.lanes) * (1 if at.taps else 3) * (_APART if at.columns > 1 else 1)
+        outputs = at.flops(p) / (2 * at.lanes * p.kh * p.kw)
+        computed = multiply_adds * fma_seconds(at.lanes, itemsize) + outputs * profile().tile * _STORED[at.columns > 0]
     return launch_seconds() + (max(computed, moved) + stored) / threads
 
 
-def _why_not(element: ElementType, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+def _why_not(types: Types, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
     if not problem.is_depthwise:
         return f"{problem.ic // problem.g} channels a group, not one"
-    found = blocking(problem, src, dst, element)
+    found = blocking(problem, src, dst, types)
     return found if isinstance(found, str) else None
 
 
@@ -188,24 +220,33 @@ def _make(
     threads: int,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Primitive:
-    element = types.src
-    at = blocking(problem, src, dst, element)
+    at = blocking(problem, src, dst, types)
     assert isinstance(at, Blocking)
     return Primitive(
-        cost=lambda: _cost(problem, src, dst, element, at, threads),
-        make=lambda: [_op(problem, src, dst, element, at, epilogue, threads)],
+        cost=lambda: _cost(problem, src, dst, types, at, threads),
+        make=lambda: [_op(problem, src, dst, types, at, epilogue, threads)],
         weights=_weights(problem, at),
         blocking=at,
     )
 
 
-ROWS = tuple(
-    Row(
-        "conv_depthwise",
-        "conv2d",
-        dtypes=frozenset({dtype}),
-        why_not=partial(_why_not, element(dtype)),
-        make=_make,
-    )
-    for dtype in ITEMSIZE
+INTEGERS = Row(
+    "conv_depthwise_int8",
+    "conv2d",
+    dtypes=frozenset(str(types) for types in INT8),
+    why_not=partial(_why_not, Types.quantized("uint8", "uint8")),
+    make=_make,
+)
+ROWS = (
+    *(
+        Row(
+            "conv_depthwise",
+            "conv2d",
+            dtypes=frozenset({dtype}),
+            why_not=partial(_why_not, Types.all(dtype)),
+            make=_make,
+        )
+        for dtype in ITEMSIZE
+    ),
+    INTEGERS,
 )

@@ -47,7 +47,8 @@ class Parameters:
         return (
             self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)),
             self._kept(
-                (names[1:], dtype, problem.g, form.sharing, form.bias), lambda: pack_bias(problem, bias, form, dtype)
+                (names[1:], dtype, problem.g, form.sharing, form.bias, form.order),
+                lambda: pack_bias(problem, bias, form, dtype),
             ),
         )
 

@@ -19,7 +19,7 @@ from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types, element
+from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 
@@ -128,7 +128,7 @@ def test_every_way_of_cutting_is_among_the_problems(on_machine):
         c
         for name in PROBLEMS
         for src in NAMES
-        if isinstance(c := blocking(read(name), Layout(src), Layout(src), element("float32")), Blocking)
+        if isinstance(c := blocking(read(name), Layout(src), Layout(src), Types.all("float32")), Blocking)
     ]
     assert {c.edges for c in cuts} == {1, 3}
     assert {0, 2, 3, 5, 7} <= {c.taps for c in cuts}

@@ -1,0 +1,102 @@
+"""Bytes unpacked to lanes of 32 bits, in the order that costs least, and packed again.
+
+An x86 processor unpacks within each 16 bytes of a vector, so that four vectors made of one of bytes do not hold its
+elements in order: of each 16 bytes, the first vector has the first four, the second the next four, and so on. Packing
+puts them back. What is done in between goes lane by lane, so that the order matters only to what it is done with,
+which is kept in this order too.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from blockconv.jit.ir import I8, I32, call_llvm, join, shuffle
+
+__all__ = ["PARTS", "X86", "in_order", "interleaved", "nearest", "packed", "split", "unpacked_order"]
+
+PARTS = 4  # vectors of 32 bits that a vector of bytes becomes
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+UNIT = 16  # bytes within which is unpacked
+
+
+@functools.cache
+def unpacked_order(lanes: int) -> tuple[int, ...]:
+    """Which of `lanes` bytes each lane of the four vectors holds, one vector after the other."""
+    units, each = lanes // UNIT, UNIT // PARTS
+    return tuple(UNIT * k + each * j + i for j in range(PARTS) for k in range(units) for i in range(each))
+
+
+def interleaved(builder: Any, rows: Sequence[Any], itemsize: int) -> list[Any]:
+    """The four vectors of 32-bit lanes whose elements are one of each row's: all of four rows of bytes, or of two.
+
+    rows: vectors of bytes. itemsize: of what a lane holds; 2, bytes of two rows that are widened without a sign.
+    """
+    zero = ir.Constant(rows[0].type, None)
+    pairs = [_unpacked(builder, rows[0], rows[1], 1)]
+    pairs.append(_unpacked(builder, rows[2], rows[3], 1) if itemsize == 1 else [zero, zero])
+    found = []
+    for half, other in zip(*pairs, strict=True):
+        found += _unpacked(builder, half, other, 3 - itemsize)
+    wide = ir.VectorType(I32, rows[0].type.count // PARTS)
+    return [builder.bitcast(part, wide) for part in found]
+
+
+def _unpacked(builder: Any, a: Any, b: Any, itemsize: int) -> list[Any]:
+    """The low and the high elements of each 16 bytes of `a`, each followed by its neighbour of `b`."""
+    lanes, each = a.type.count // itemsize, UNIT // itemsize
+    kind = ir.VectorType(ir.IntType(8 * itemsize), lanes)
+    a, b, found = builder.bitcast(a, kind), builder.bitcast(b, kind), []
+    for first in (0, each // 2):
+        taken = [unit + first + i for unit in range(0, lanes, each) for i in range(each // 2)]
+        both = [at for k in taken for at in (k, lanes + k)]
+        found.append(builder.bitcast(shuffle(builder, a, b, both), ir.VectorType(I8, lanes * itemsize)))
+    return found
+
+
+def in_order(builder: Any, parts: Sequence[Any]) -> Any:
+    """One vector of the elements of all parts, in order."""
+    wide = join(builder, list(parts))
+    order = unpacked_order(wide.type.count)
+    return shuffle(builder, wide, wide, [order.index(k) for k in range(len(order))])
+
+
+def split(builder: Any, value: Any) -> list[Any]:
+    """The four parts of a vector whose elements are in order."""
+    order = unpacked_order(value.type.count)
+    each = len(order) // PARTS
+    return [shuffle(builder, value, value, list(order[k : k + each])) for k in range(0, len(order), each)]
+
+
+_NARROW = {
+    4: ("llvm.x86.sse2.packssdw.128", "llvm.x86.sse2.packuswb.128"),
+    8: ("llvm.x86.avx2.packssdw", "llvm.x86.avx2.packuswb"),
+    16: ("llvm.x86.avx512.packssdw.512", "llvm.x86.avx512.packuswb.512"),
+}
+
+
+def nearest(builder: Any, x: Any) -> Any:
+    """float32 rounded to integers of 32 bits, a half to the even one; what is none of these, NaN too, is the least."""
+    kind = ir.VectorType(I32, x.type.count)
+    if x.type.count == 16:
+        rest = [ir.Constant(kind, None), ir.Constant(ir.IntType(16), -1), ir.Constant(I32, 4)]  # as MXCSR says
+        return call_llvm(builder, "llvm.x86.avx512.mask.cvtps2dq.512", kind, [x, *rest])
+    return call_llvm(builder, {4: "llvm.x86.sse2.cvtps2dq", 8: "llvm.x86.avx.cvt.ps2dq.256"}[x.type.count], kind, [x])
+
+
+def packed(builder: Any, parts: Sequence[Any], offset: Any) -> Any:
+    """The integers of four parts plus `offset` (i16), as bytes in order; what is then below 0 or above 255 is that."""
+    each = parts[0].type.count
+    words, bytes_ = ir.VectorType(ir.IntType(16), 2 * each), ir.VectorType(I8, 4 * each)
+    to_words, to_bytes = _NARROW[each]
+    one = builder.insert_element(ir.Constant(words, ir.Undefined), offset, ir.Constant(I32, 0))
+    splat = shuffle(builder, one, one, [0] * words.count)
+    halves = []
+    for low, high in zip(parts[::2], parts[1::2], strict=True):
+        half = call_llvm(builder, to_words, words, [low, high])
+        halves.append(call_llvm(builder, f"llvm.sadd.sat.v{words.count}i16", words, [half, splat]))
+    return call_llvm(builder, to_bytes, bytes_, halves)

@@ -1,0 +1,181 @@
+"""The tile of a depthwise convolution of bytes.
+
+A lane of 32 bits takes as many taps at once as it has room for: a dot product, where a convolution of many channels has
+it over channels, is one over taps here. The taps are those of the loop axis, whose vectors of the source are
+interleaved element by element (`unpacked.py`); what was interleaved serves every tap of the unrolled axis. Weights are
+packed likewise, [tap of the unrolled axis] within [group of taps of the loop axis] or the other way round, [lane][tap
+of the group], as are biases and scales: in the order of the lanes, or, where a block of few channels repeats, once.
+
+Signed bytes are read as unsigned, with 128 more. Padding is the zero point, along the unrolled axis as in a tile of
+floats; along the loop axis rows outside are read from memory that holds it, and lanes masked off are set to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv.core.types import SIGNED, ElementType, element
+from blockconv.jit.ir import I8, const, emitted, opaque, shuffle, splat
+from blockconv.kernels.common.dot import by_number, multiply_accumulate
+from blockconv.kernels.common.epilogue import finish
+from blockconv.kernels.common.requantize import EpilogueArguments, dequantized, float_of
+from blockconv.kernels.common.unpacked import PARTS, interleaved
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec, times
+
+__all__ = ["depthwise_tile", "repeats"]
+
+
+def depthwise_tile(spec: TileSpec) -> Any:
+    """tile(run, loop, unrolled, out): reduce and store one tile."""
+
+    @emitted
+    def tile(builder, run, loop, unrolled, out):
+        out = out._replace(dst_pixel=opaque(builder, out.dst_pixel))
+        code = (IntegerTile if spec.dot else FloatTile)(builder, spec, run, loop, unrolled, out)
+        if not spec.taps:
+            code.reduce_any()
+        elif len(spec.variants) == 1:
+            code.reduce(spec.variants[0])
+        else:
+            for number, variant in enumerate(spec.variants):
+                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
+                    code.reduce(variant)
+        finish(builder, spec.finished, spec.store_width, spec.act, out, code.finished())
+
+    return tile
+
+
+def repeats(period: int, lanes: int) -> bool:
+    """Whether each 16 lanes of a vector of bytes are of the same channels."""
+    return period < lanes and 16 % period == 0
+
+
+class IntegerTile(FloatTile):
+    """The code of one tile of bytes, as `FloatTile` is of floats."""
+
+    def __init__(self, builder: Any, spec: TileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
+        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
+        self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
+        self.dot = by_number(spec.dot)
+        flip = 128 if ElementType.of(spec.src).kind == SIGNED else 0
+        self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
+        zero_point = builder.trunc(EpilogueArguments.load(builder, out.activation).src_fill, I8)
+        self.border = splat(builder, zero_point, spec.lanes)
+        self.accs = [
+            slot for _ in range(spec.loops * spec.unrolled) for part in self.lanes(self.v, run.bia)
+            for slot in self.v.slots(1, part)
+        ]  # fmt: skip
+
+    def finished(self) -> list[Any]:
+        """The accumulators, as float32 where they are not stored as they are."""
+        if not self.spec.dst:
+            return self.accs
+        return dequantized(self.v, self.accs, self.lanes(float_of(self.b, self.v.lanes), self.run.scales))
+
+    def slots(self, q: int) -> list[list[Any]]:
+        """The accumulators of the outputs along the unrolled axis, by parts."""
+        numbers = [PARTS * self.spec.accumulator(q, p) for p in range(self.spec.unrolled)]
+        return [self.accs[first : first + PARTS] for first in numbers]
+
+    def lanes(self, v: Vectors, address: Any) -> list[Any]:
+        """The parts of what lies at an address for each lane, or each channel of a block."""
+        b, period = self.b, self.spec.period
+        if not repeats(period, self.spec.lanes):
+            return [v.load(b.add(address, const(j * v.bytes))) for j in range(PARTS)]
+        if period == 1:
+            return [v.broadcast(address)] * PARTS
+        few = min(period, 4)  # that a part has of each 16
+        found = {}
+        for first in {few * j % period for j in range(PARTS)}:
+            value = v.load(b.add(address, const(first * v.itemsize)), lanes=few)
+            found[first] = shuffle(b, value, value, [k % few for k in range(v.lanes)])
+        return [found[few * j % period] for j in range(PARTS)]
+
+    # ------------------------------------------------------------ the reduction
+
+    def reduce(self, variant: tuple[int, int, int]) -> None:
+        spec, taken = self.spec, self.dot.channels
+        full, rest = divmod(spec.joined, taken)
+        if full == 1:
+            self.group(variant, const(0), taken)
+        elif full:
+            with cgutils.for_range(self.b, const(full)) as group:
+                self.group(variant, group.index, taken)
+        if rest:
+            self.group(variant, const(full), rest)
+
+    def group(self, variant: tuple[int, int, int], number: Any, taps: int) -> None:
+        """A group of so many taps of the loop axis."""
+        b, spec = self.b, self.spec
+        wei = b.add(self.run.wei, b.mul(number, self.loop.wei_step))
+        first = b.mul(number, const(self.dot.channels))
+        for q in range(spec.loops):
+            rows = [self.row(b.add(first, const(k)), q, variant[2]) for k in range(taps)]
+            self.feed_rows(variant, rows, wei, self.slots(q))
+
+    def row(self, tap: Any, q: int, masked: int) -> tuple[Any, Any, Loader]:
+        """(address of the first position, bytes to the next, loader) of a tap of the loop axis."""
+        b = self.b
+        ahead, position = self.position(tap, q)
+        at, step = b.add(self.run.src, b.mul(ahead, self.loop.src_step)), self.unrolled.src_step
+        if self.spec.columns:
+            return at, step, Loader(self.bytes, self.spec, self.run, self.pixels(position, masked), self.border)
+        inside = b.icmp_unsigned("<", position, self.loop.size)
+        at, step = b.select(inside, at, self.run.zeros), b.select(inside, step, const(0))
+        return at, step, Loader(self.bytes, self.spec, self.run)
+
+    def feed_rows(
+        self, variant: tuple[int, int, int], rows: list[tuple[Any, Any, Loader]], wei: Any, slots: list[list[Any]]
+    ) -> None:
+        """One group of taps: each position is read once, and multiplied into all outputs that read it."""
+        b, spec, (begin, end, _) = self.b, self.spec, variant
+        readers, span = spec.readers
+        steps = [opaque(b, step) for _, step, _ in rows]
+        at, before = [base for base, _, _ in rows], 0
+        outside = None
+        for position in sorted(readers):
+            if begin <= position < span - end:
+                if position > before:
+                    at = [b.add(x, times(b, step, position - before)) for x, step in zip(at, steps, strict=True)]
+                before = position
+                x = self.joined([loader.load(x) for x, (_, _, loader) in zip(at, rows, strict=True)])
+            else:
+                outside = x = outside or self.joined([self.border] * len(rows))
+            # Loaded where they are used: held, they would be spilled.
+            here, step = opaque(b, wei), opaque(b, self.unrolled.wei_step)
+            for p, t in readers[position]:
+                self.accumulate(slots[p], x, self.lanes(self.v, b.add(here, times(b, step, t))))
+
+    def accumulate(self, slots: list[Any], x: list[Any], weights: list[Any]) -> None:
+        for slot, part, weight in zip(slots, x, weights, strict=True):
+            self.b.store(multiply_accumulate(self.v, self.spec.dot, part, weight, self.b.load(slot)), slot)
+
+    def joined(self, rows: list[Any]) -> list[Any]:
+        """The parts of vectors of the source, one a tap. Where there are fewer taps, weights are zero."""
+        if self.flip is not None:
+            rows = [self.b.xor(x, self.flip) for x in rows]
+        rows = rows + [self.bytes.zero] * (self.dot.channels - len(rows))
+        return interleaved(self.b, rows, self.dot.itemsize)
+
+    def reduce_any(self) -> None:
+        """Any number of taps, stride, dilation and padding: what is outside is read from `zeros`."""
+        b, spec, u, taken = self.b, self.spec, self.unrolled, self.dot.channels
+        groups = b.sdiv(b.add(self.loop.taps, const(taken - 1)), const(taken))
+        with cgutils.for_range(b, groups) as group, cgutils.for_range(b, u.taps) as taps:
+            wei = b.add(self.run.wei, b.mul(group.index, self.loop.wei_step))
+            weights = self.lanes(self.v, b.add(wei, b.mul(taps.index, u.wei_step)))
+            first = b.mul(group.index, const(taken))
+            for q in range(spec.loops):
+                rows = [self.row(b.add(first, const(k)), q, 1) for k in range(taken)]
+                for p, slots in enumerate(self.slots(q)):
+                    along = b.add(times(b, u.stride, p), b.mul(taps.index, u.dilation))
+                    inside = b.icmp_unsigned("<", b.add(u.first, along), u.size)
+                    found = []
+                    for base, step, loader in rows:
+                        at = b.select(inside, b.add(base, b.mul(along, step)), self.run.zeros)
+                        found.append(loader.load(at))
+                    self.accumulate(slots, self.joined(found), weights)

@@ -1,0 +1,108 @@
+"""What depthwise convolution of bytes packs: weights, biases and scales in the order of the lanes that they meet.
+
+A lane takes several taps of the loop axis at once, and the lanes of unpacked bytes are in an order of their own
+(`common/unpacked.py`), which no layout has: a kernel gathers weights by a table.
+"""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv import jit
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import load_bits, load_i64, store_bits
+from blockconv.kernels.common.unpacked import unpacked_order
+from blockconv.kernels.depthwise.blocking import Blocking
+from blockconv.kernels.depthwise.codegen_integers import repeats
+from blockconv.kernels.table import Transform, WeightForm
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["entry_lanes", "packed_taps"]
+
+
+def entry_lanes(at: Blocking) -> int:
+    """Lanes of which an entry of the table has weights: a vector's, or the channels that it repeats."""
+    return at.period if repeats(at.period, at.lanes) else at.lanes
+
+
+@functools.lru_cache(maxsize=1024)
+def packed_taps(oc: int, kh: int, kw: int, at: Blocking) -> WeightForm:
+    """The weights' form. [entry][row of taps][tap][lane][tap of a group], of which one axis is of groups."""
+    channels = _channels(oc, at)
+    return WeightForm(
+        Layout("abcde"),
+        channels.size,
+        oc,
+        Transform(partial(_gather, channels, kh, kw, at), lambda problem: 4 * _elements(channels, kh, kw, at)),
+        at.dot._replace(is_unsigned=True),
+        lambda problem: channels.reshape(-1),
+    )
+
+
+def _channels(oc: int, at: Blocking) -> npt.NDArray[np.int64]:
+    """The output channel of each lane of each entry; -1 for none."""
+    lanes = entry_lanes(at)
+    natural = np.arange(lanes) if lanes < at.lanes else np.array(unpacked_order(at.lanes))
+    inside = natural % at.period
+    first, count, _ = np.array(at.runs, np.int64).T[:, :, None]
+    channel = first + inside
+    return np.where((inside < count) & (channel < oc), channel, -1)
+
+
+def _elements(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking) -> int:
+    """Elements of 32 bits that are packed."""
+    return channels.size * at.groups * (kh if at.columns else kw)
+
+
+def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking) -> npt.NDArray[np.int64]:
+    """Of each packed weight, its index among all; -1 for zero."""
+    taps = np.arange(at.groups * at.dot.channels).reshape(-1, at.dot.channels)
+    if at.columns:  # [row][group of columns]
+        row, col = np.arange(kh)[:, None, None], taps[None]
+        row, col = np.broadcast_arrays(row, col)
+    else:
+        row, col = np.broadcast_arrays(taps[:, None], np.arange(kw)[:, None])
+    row, col = (axis[None, :, :, None] for axis in (row, col))
+    channel = channels[:, None, None, :, None]
+    exists = (channel >= 0) & (row < kh) & (col < kw)
+    return np.where(exists, (channel * kh + row) * kw + col, -1).reshape(-1)
+
+
+class GatherArguments(Arguments):
+    """What `gather` is called with."""
+
+    src = word("what is gathered from", "address")
+    dst = word("what is gathered to", "address")
+    table = word("the index of each element; -1: it is zero", "address")
+    count = word("of all elements", "elements")
+
+
+TASK = 4096  # elements
+
+
+@jit.kernel
+def gather(itemsize):
+    """Elements by a table. A task is `TASK` of them."""
+
+    def kernel(args, first, last, unused_scratch):
+        a = GatherArguments(args)
+        for k in range(first * TASK, min(a.count, last * TASK)):
+            at = load_i64(a.table, k)
+            value = load_bits(a.src + at * itemsize, itemsize) if at >= 0 else 0
+            store_bits(a.dst + k * itemsize, value, itemsize)
+
+    return kernel
+
+
+def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking, problem: Conv2dProblem) -> Op:
+    indices = _indices(channels, kh, kw, at)
+    args = GatherArguments(src=Buffer(0), dst=Buffer(1), table=OWN_TABLE, count=indices.size)
+    table: Any = indices
+    return Op(gather(at.dot.itemsize), args, -(-indices.size // TASK), 1, 0, table)

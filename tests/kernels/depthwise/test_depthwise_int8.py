@@ -1,0 +1,150 @@
+"""The depthwise row of 8-bit integers: every layout and way of cutting, against the oracle, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+
+import guarded
+import numpy as np
+import pytest
+from conv_lab import NAMES, Paged
+from quantized_lab import _check, case, finished, rows
+from quantized_oracle import Steps
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import INT8, Types
+from blockconv.dispatch import selection
+from blockconv.kernels.common.dot import DOTS
+from blockconv.kernels.depthwise import blocking as cut
+
+ROW = "conv_depthwise_int8"
+# Source, destination, and what comes between.
+KINDS = (
+    {"src": "uint8", "dst": "uint8", "act": "relu"},
+    {"src": "int8", "dst": "int8", "residual": "int8"},
+    {"src": "uint8", "dst": "int32"},
+    {"src": "int8", "dst": "float32", "residual": "float32", "act": ("clip", -1.0, 0.75)},
+    {"src": "int8", "dst": "uint8", "residual": "uint8", "away": True},
+)
+WIDE = "g80mb1ic80ih9iw11oc80kh3kw3ph1pw1"
+SMALL = "g17mb2ic17ih9iw11oc17kh3kw3ph1pw1"
+SAME = tuple((name, name) for name in NAMES)
+CHANGED = (("NHWC", "NCHW16"), ("NCHW16", "NHWC"), ("NHWC", "NCHW"), ("NCHW32", "NCHW4"), ("NCHW64", "CHWN4"))
+PLAIN = (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "NCHW4"))
+# Each on pairs of layouts, from the kind of this number on.
+PROBLEMS = {
+    "3x3": (SMALL, (*SAME, *CHANGED), 0),
+    "3x3 of whole vectors": (WIDE, PLAIN, 1),
+    "3x3 s2": ("g24mb1ic24ih13iw31oc24kh3kw3sh2sw2ph1pw1", PLAIN, 0),
+    "5x5, two outputs a channel": ("g20mb3ic20ih8iw13oc40kh5kw5ph2pw2", (*PLAIN[:2], ("CHWN4", "CHWN4")), 0),
+    "three outputs a channel": ("g35mb2ic35ih6iw5oc105kh3kw3ph1pw1", (("NHWC", "NCHW16"), ("NCHW8", "NCHW8")), 1),
+    "7x7": ("g19mb1ic19ih9iw31oc19kh7kw7ph3pw3", PLAIN[:1], 1),
+    "dilated": ("g18mb1ic18ih15iw17oc18kh3kw3ph2pw3dh1dw2", PLAIN[:2], 0),
+    "large": ("g16mb1ic16ih9iw16oc16kh13kw13ph6pw6", PLAIN[:2], 1),
+    "even, strides that differ": ("g6mb5ic6ih14iw9oc6kh2kw4sh3sw2ph1pw1", (("NHWC", "NHWC"), ("CHWN4", "CHWN4")), 0),
+    "more padding than image": ("g9mb1ic9ih2iw3oc9kh5kw5ph4pw4", PLAIN[:1], 1),
+}
+AS_OTHERS = ("3x3 s2", "5x5, two outputs a channel")
+
+
+@functools.lru_cache(maxsize=32)
+def made_of(descriptor, kind):
+    return case(descriptor, **KINDS[kind % len(KINDS)])
+
+
+def check(made, src, dst, threads=2, memory=None):
+    (row,) = [row for row in rows(made, src, dst) if row.name == ROW]
+    _check(row, made, src, dst, threads, memory)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.isa) if n in AS_OTHERS else n for n in PROBLEMS])
+def test_every_way_of_cutting(name):
+    descriptor, pairs, first = PROBLEMS[name]
+    for k, (src, dst) in enumerate(pairs):
+        check(made_of(descriptor, first + k), src, dst, threads=1 + k % 3)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("src", ["uint8", "int8"])
+def test_zero_points_and_values_at_the_ends(src):
+    """Sources and weights of nothing but the ends of their ranges, -128 on -128 among them."""
+    for zero_point in (np.iinfo(src).min, np.iinfo(src).max):
+        made = case("g24mb1ic24ih5oc24kh3ph1", src, "int32", zero_point=int(zero_point), ends=True)
+        assert made.w.min() == -128
+        assert made.x.min() == np.iinfo(src).min
+        for layout in ("NHWC", "NCHW4"):
+            check(made, layout, layout)
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("dst", ["uint8", "int8"])
+def test_ties_saturation_and_bounds(away, dst):
+    """Sums in halves, so that many results are ties; activations that bound inside and outside the type's range."""
+    limits = np.iinfo(dst)
+    made = case("g32mb1ic32ih1iw256oc32kh1kw1", "uint8", dst, zero_point=0)
+    made.x[:] = np.arange(256, dtype=np.uint8)
+    made.w[:] = np.resize(np.array([1, -1, 3, -3, 2], np.int8), made.w.shape)
+    made.bias[:] = np.resize([0, 0, -301, 300, -255], made.bias.shape)
+    for act in (None, "relu", ("clip", -3.25, 70.5), ("clip", 900.0, 1000.0), ("clip", -1000.0, -900.0)):
+        for zero_point in (limits.min, limits.max, 1, 2):
+            steps = Steps(dst, 0.25, 2.0, 1.0, dst_zero_point=zero_point, activation=act, away=away)
+            check(finished(type(made)(**{**vars(made), "steps": steps})), "NHWC", "NHWC")
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("name", [name for name in DOTS if "emulated" in name])
+def test_emulated(name, monkeypatch):
+    monkeypatch.setattr(cut, "dot_for", lambda types: DOTS[name])
+    cut.blocking.cache_clear()
+    try:
+        check(made_of("g32mb1ic32ih5oc32kh3ph1", 1), "NHWC", "NHWC")
+    finally:
+        cut.blocking.cache_clear()
+
+
+def test_any_number_of_threads_gives_the_same():
+    for threads in (1, 2, 3, 4):
+        check(made_of(SMALL, 0), "NCHW", "NCHW", threads=threads)
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_nothing_is_touched_beyond_the_arrays(where):
+    for name in ("3x3", "3x3 of whole vectors", "3x3 s2"):
+        descriptor, pairs, first = PROBLEMS[name]
+        for k, (src, dst) in enumerate(pairs):  # which others compile
+            check(made_of(descriptor, first + k), src, dst, memory=Paged(where))
+
+
+@pytest.mark.parametrize("types", sorted(INT8, key=str), ids=str)
+def test_the_row_is_chosen(types):
+    for descriptor in ("g144mb1ic144ih56oc144kh3ph1", "g192mb1ic192ih28oc192kh3sh2ph1", "g672mb1ic672ih14oc672kh5ph2"):
+        problem = Conv2dProblem.from_descriptor(descriptor)
+        for name in NAMES:
+            layout = Layout(name)
+            assert selection.choose("conv2d", problem, layout, layout, types).name == ROW
+
+
+def test_what_is_not_taken_is_said():
+    types = Types.quantized("uint8", "uint8")
+    dense = Conv2dProblem.from_descriptor("ic16ih5oc16kh3ph1")
+    found = selection.candidates("conv2d", dense, Layout("NHWC"), Layout("NHWC"), types)
+    assert next(c for c in found if c.row.name == ROW).why_not == "16 channels a group, not one"
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names x86's instructions")
+def test_taps_are_multiplied_together_in_whole_vectors():
+    made, layout = made_of(WIDE, 0), Layout("NHWC")
+    (row,) = [row for row in rows(made, "NHWC", "NHWC") if row.name == ROW]
+    (op,) = row.prepare(made.problem, layout, layout, made.types).ops()
+    family, _, numbers = op.kernel.name.partition("__")
+    kernel = getattr(sys.modules["blockconv.kernels.depthwise.rows"], family).compile(*map(int, numbers.split("_")))
+    wide = {64: ("zmm", "ymm"), 32: ("ymm",), 16: ("xmm",)}[target.isa().vector_bytes]
+    wanted = "vpdpbusd" if target.isa().vnni else "pmaddwd"
+    products = [line for line in kernel.code.asm().splitlines() if wanted in line]
+    assert products
+    assert all(any(name in line for name in wide) for line in products)
