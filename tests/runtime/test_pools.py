@@ -19,7 +19,14 @@ from blockconv.runtime import openmp, pools
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch here")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 needs_tbb = pytest.mark.skipif(importlib.util.find_spec("numba.np.ufunc.tbbpool") is None, reason="no TBB here")
-POOLS = [pytest.param("tbb", marks=needs_tbb), "openmp", "workqueue"]
+# Every pool by the function, and each variable once.
+ASKED = [
+    pytest.param("set_threading", "tbb", marks=needs_tbb),
+    ("set_threading", "openmp"),
+    ("set_threading", "workqueue"),
+    (pools.VARIABLE, "openmp"),
+    ("NUMBA_THREADING_LAYER", "workqueue"),
+]
 
 CHECK = """
 import os, sys, threading, warnings
@@ -164,10 +171,8 @@ def test_pytorchs_number_of_threads_may_be_any(run: Any, threads: int) -> None:
     "variables",
     [
         {"OMP_THREAD_LIMIT": "1"},
-        {"OMP_DYNAMIC": "true", "OMP_NUM_THREADS": "1"},
-        {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"},
-        {"OMP_WAIT_POLICY": "passive"},
-        {"OMP_MAX_ACTIVE_LEVELS": "3"},
+        {"OMP_DYNAMIC": "true", "OMP_NUM_THREADS": "1", "OMP_MAX_ACTIVE_LEVELS": "3"},
+        {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
     ],
 )
 def test_what_openmp_is_told_by_variables(run: Any, variables: dict[str, str]) -> None:
@@ -222,9 +227,8 @@ def test_one_processor_is_enough(run: Any, when: str) -> None:
 # ---------------------------------------------------------------- what is asked for
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("way", ["set_threading", pools.VARIABLE, "NUMBA_THREADING_LAYER"])
-def test_the_pool_that_is_asked_for(run: Any, pool: str, way: str) -> None:
+@pytest.mark.parametrize(("way", "pool"), ASKED)
+def test_the_pool_that_is_asked_for(run: Any, way: str, pool: str) -> None:
     given = {"openmp": "omp"}.get(pool, pool) if way.startswith("NUMBA") else pool
     done = run(
         f"""
@@ -240,9 +244,8 @@ def test_the_pool_that_is_asked_for(run: Any, pool: str, way: str) -> None:
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("way", ["set_threading", pools.VARIABLE, "NUMBA_THREADING_LAYER"])
-def test_what_is_asked_for_holds_beside_pytorch(run: Any, pool: str, way: str) -> None:
+@pytest.mark.parametrize(("way", "pool"), ASKED)
+def test_what_is_asked_for_holds_beside_pytorch(run: Any, way: str, pool: str) -> None:
     given = {"openmp": "omp"}.get(pool, pool) if way.startswith("NUMBA") else pool
     run(
         f"""

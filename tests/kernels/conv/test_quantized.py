@@ -40,6 +40,7 @@ KINDS = (
 assert {(kind["src"], kind["dst"]) for kind in KINDS} == {(types.src.name, types.dst.name) for types in INT8}
 
 
+BETWEEN = (("NHWC", "NHWC"), ("NCHW4", "NCHW16"), ("NCHW16", "NCHW"), ("CHWN4", "NCHW4"), ("NCHW32", "CHWN4"))
 # Groups that share a vector, of channels that lie in fours: as many as fill it, and as do not.
 SHARED = (
     "g5mb2ic20oc20ih6iw9kh3kw3ph1pw1",
@@ -115,7 +116,7 @@ def test_every_pair_of_layouts(number):
 @pytest.mark.parametrize("descriptor", [*WHOLE[::2], BATCHES[0], *SAMPLED[::8]])
 def test_cut_into_many_windows(descriptor, small_cache):
     shift = GRID.index(descriptor)
-    for k, (src, dst) in enumerate(pairs(descriptor)):
+    for k, (src, dst) in enumerate(pairs(descriptor)[::2]):
         check(kind_of(descriptor, (k + shift) % len(KINDS)), src, dst, threads=1 + k % 4)
 
 
@@ -136,8 +137,7 @@ def test_nothing_is_touched_beyond_the_arrays(where):
         for j, (src, dst) in enumerate(
             (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "CHWN4"), ("NCHW32", "NCHW16"), ("CHWN4", "NCHW8"))
         ):
-            for number in (0, 1):  # of a uint8 source, and of an int8 one
-                check(kind_of(descriptor, (2 * (k + j) + number) % 4), src, dst, memory=Paged(where))
+            check(kind_of(descriptor, (k + j) % 4), src, dst, memory=Paged(where))
 
 
 # ---------------------------------------------------------------- the ends of ranges
@@ -218,14 +218,12 @@ def test_activations_with_code_of_their_own():
 @pytest.mark.parametrize("dot", HERE, indirect=True)
 def test_groups_that_share_a_vector(dot):
     shared = 0  # vectors of fewer lanes hold fewer groups
-    for k, descriptor in enumerate(SHARED[::3]):  # they compile for long
-        for j, (src, dst) in enumerate(
-            (("NHWC", "NHWC"), ("NCHW4", "NCHW16"), ("NCHW16", "NCHW"), ("CHWN4", "NCHW4"), ("NCHW32", "CHWN4"))
-        ):
-            made = kind_of(descriptor, (k + 3 * j) % len(KINDS))
+    for k, descriptor in enumerate(SHARED[::3]):  # they compile for long, so each goes between two pairs of layouts
+        for j in (2 * k, 2 * k + 1):
+            made, (src, dst) = kind_of(descriptor, (k + 3 * j) % len(KINDS)), BETWEEN[j % len(BETWEEN)]
             shared += rows(made, src, dst)[0].name == "conv_grouped_int8"
             check(made, src, dst, threads=1 + k % 3)
-    assert shared >= 5
+    assert shared >= 2
 
 
 def test_groups_whose_channels_do_not_lie_in_fours_are_no_vectors():
@@ -259,6 +257,8 @@ INVENTED = ("aBcd24b", "aBcd2b", "aBcd12b", "aBcd6b", "Bcda8b", "cdba", "bcda", 
 @pytest.mark.parametrize("layout", INVENTED)
 def test_layouts_that_have_no_name(layout):
     """Blocks of no power of two, of less than four channels, batches inside pixels, rows inside columns."""
+    shift = INVENTED.index(layout)
     for k, descriptor in enumerate((WHOLE[0], BATCHES[1], SAMPLED[14])):
         for j, (src, dst) in enumerate(((layout, layout), (layout, "NHWC"), ("NCHW16", layout), ("NCHW", layout))):
-            check(kind_of(descriptor, (k + 3 * j) % len(KINDS)), src, dst)
+            if (shift + k + j) % 2 == 0:
+                check(kind_of(descriptor, (k + 3 * j) % len(KINDS)), src, dst)

@@ -62,7 +62,7 @@ def why_not(problem: Conv2dProblem, src: str, dst: str) -> str | None:
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 def test_each_layout_to_itself(problem):
-    for layout in INVENTED:
+    for layout in INVENTED[PROBLEMS.index(problem) % 2 :: 2]:  # three problems each, as they compile for long
         refused = why_not(problem, layout, layout)
         if refused is None:
             run(problem, layout, layout)

@@ -76,7 +76,8 @@ def isa(name: str, layout: str) -> Any:
 
 @pytest.mark.parametrize(("name", "layout"), list(itertools.starmap(isa, itertools.product(GRID, LAYOUTS))))
 def test_grid(name: str, layout: str) -> None:
-    for kind in ("max", *AVERAGES):
+    turn = list(GRID).index(name) + LAYOUTS.index(layout)  # the two averages in turns, as both compile the same sums
+    for kind in ("max", AVERAGES[turn % 2]):
         check(Pool2dProblem(kind, **GRID[name]), layout, "float32", special=True)
     if name in ALL_TYPES and layout in FEW_LAYOUTS[name]:
         p = Pool2dProblem("max", **GRID[name])
@@ -96,7 +97,8 @@ def test_adaptive(layout: str) -> None:
 def test_indices(layout: str) -> None:
     """Of each kernel that has them: maxima and places, and nothing else is touched."""
     ran = set()
-    for name, dtype in itertools.product(GRID, ("float32", "uint8")):
+    for k, name in enumerate(GRID):
+        dtype = "uint8" if k % 3 == 0 else "float32"
         ran |= check_indices(Pool2dProblem("max", **GRID[name]), layout, dtype, special=dtype == "float32")
     assert len(ran) >= 3, "a fast kernel for each of the types, and the reference"
 

@@ -115,8 +115,9 @@ def marked(name: str, other: str) -> Any:
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.starmap(marked, itertools.product(NAMES, NAMES))))
 def test_every_kernel_moves_every_element_and_fills_the_padding(arenas: Arenas, src: str, dst: str) -> None:
-    for shape, itemsize in itertools.product(SHAPES, SIZES):
-        check(arenas, src, dst, shape, itemsize)
+    for k, shape in enumerate(SHAPES):
+        for itemsize in {4, SIZES[k % len(SIZES)]}:
+            check(arenas, src, dst, shape, itemsize)
 
 
 def test_the_argument_layout(arenas: Arenas) -> None:
