@@ -15,7 +15,7 @@ from blockconv.dispatch.boundary import (
     two,
 )
 
-__all__ = ["PROBLEMS", "Shape"]
+__all__ = ["PROBLEMS", "Problem", "Shape"]
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]

@@ -225,6 +225,8 @@ class Elements:
 
     def quantized(self, x: Any) -> Any:
         """float32 as a vector of elements: divided by the scale, and half rounded to even; see `quantized`."""
-        if self.type.is_float:
-            return x
-        return _whole(self.real, self.words, self.b.fdiv(x, self.scale), away=False)
+        return x if self.type.is_float else self.rounded(self.b.fdiv(x, self.scale))
+
+    def rounded(self, x: Any) -> Any:
+        """Multiples of the scale, as float32, as a vector of elements: half rounded to even, plus the zero point."""
+        return _whole(self.real, self.words, x, away=False)

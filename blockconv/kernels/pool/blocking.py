@@ -17,12 +17,14 @@ import numpy as np
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
-from blockconv.kernels.pool.codegen import MAXIMUM, SUM, Reduction
-from blockconv.kernels.pool.kernels import PoolArgs, WindowRow
+from blockconv.kernels.pool.kernels import PoolArgs
+from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, Reduction, held_type
 from blockconv.runtime import OWN_TABLE, Block, Buffer
 
 __all__ = [
@@ -36,13 +38,10 @@ __all__ = [
     "Axis",
     "Blocking",
     "Problem",
-    "Scales",
     "View",
     "Windows",
     "all_taps",
     "axis_of",
-    "masks_of",
-    "table_of",
     "tile_pixels",
     "view",
     "windows",
@@ -190,6 +189,7 @@ class Blocking:
     dst: Layout
     element: ElementType
     threads: int = 1
+    quantizations: tuple[Quantization, Quantization] | None = None  # of source and destination, of integers
 
     @cached_property
     def view(self) -> View:
@@ -230,8 +230,40 @@ class Blocking:
         return self.element.itemsize
 
     @property
+    def held(self) -> ElementType:
+        """The type that elements are reduced in."""
+        return held_type(SUM if self.is_average else MAXIMUM, self.element)
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether that is another type than the elements'."""
+        return self.held != self.element
+
+    @property
     def lanes(self) -> int:
-        return lanes_of(self.itemsize)
+        return lanes_of(self.held.itemsize)
+
+    @property
+    def step(self) -> float:
+        """What a step of the destination's integers is of one of the source's."""
+        if self.quantizations is None:
+            return 1.0
+        src, dst = self.quantizations
+        return float(dst.scale) / float(src.scale)
+
+    @property
+    def integers(self) -> PoolQuantization:
+        """What the integers stand for; themselves, where nothing is said."""
+        given = self.quantizations or (None, None)
+        if self.is_widened and self.quantizations is None:
+            given = (Quantization(1.0), Quantization(1.0))
+        src, dst = (quantization_words(one, self.element) for one in given)
+        return PoolQuantization(src=src, dst=dst)
+
+    @property
+    def most_taps(self) -> int:
+        """Elements of the image that a window covers at the most."""
+        return math.prod(int(windows(self.problem, x).taps.max(initial=0)) for x in "hw")
 
     @property
     def is_adaptive(self) -> bool:
@@ -322,6 +354,7 @@ class Blocking:
             kw=w.kernel,
             task_rows=self.task_rows,
             plane_tasks=self.plane_tasks,
+            integers=self.integers,
         )
 
 
@@ -342,58 +375,3 @@ def tile_pixels(b: Blocking) -> int:
         return 0
     fit = [pixels for pixels in range(1, min(8, p.ow) + 1) if _tile_columns(b, pixels) <= most]
     return min(fit, key=lambda pixels: (-(-p.ow // pixels) * (_tile_columns(b, pixels) + 1), -pixels), default=0)
-
-
-# ---------------------------------------------------------------- tables
-
-
-class Scales(NamedTuple):
-    """A line of scales: each column's stands `repeat` times, and `more` elements go on from the line's beginning."""
-
-    repeat: int = 1
-    more: int = 0
-
-
-ONE_EACH = Scales()
-
-
-def table_of(
-    b: Blocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: Scales = ONE_EACH
-) -> Block:
-    """The table of a pool's windows, or `of` other rows and columns of windows.
-
-    A WindowRow for each row; a WindowColumn for each column, if the kernel asks for `columns`; for averages a line of
-    scales for each height that counts, and slack for a vector's load.
-    """
-    h, w = of or (windows(b.problem, "h"), windows(b.problem, "w"))
-    empty = np.empty(0, np.int64)
-    of_columns = np.stack([w.first, w.taps], axis=1).ravel() if columns else empty
-    held, lines = empty, np.zeros_like(h.first)
-    if b.is_average:
-        heights, which = np.unique(h.counted, return_inverse=True)
-        filled = _scales(heights, np.repeat(w.counted, scales.repeat), scales.more, b.element)
-        lines = WindowRow.nbytes * len(lines) + 8 * (len(of_columns) + filled.shape[1] * which)
-        held = np.append(filled, np.zeros(8, np.int64))
-    return np.concatenate([np.stack([h.first, h.taps, lines], axis=1).ravel(), of_columns, held])
-
-
-def masks_of(b: Blocking, elements: int) -> Block:
-    """Two masks over elements of pixels, of ones, and with zero bits for the last block's channels that do not exist.
-
-    Each holds so many elements and what vectors read after that.
-    """
-    exist = np.resize(b.view.exist, elements + MASK_VECTORS * b.lanes)
-    words = np.zeros((2, -(-exist.size * b.itemsize // 8) * 8 // b.itemsize), f"i{b.itemsize}")
-    words[0], words[1, : exist.size] = -1, np.where(exist, -1, 0)
-    return words.ravel().view(np.int64)
-
-
-def _scales(heights: Block, widths: Block, more: int, element: ElementType) -> Block:
-    """1 / (height * width), or 0 for empty windows: a line of whole words for each height."""
-    widths = np.resize(widths, widths.size + more)
-    words = -(-widths.size * element.itemsize // 8)
-    held = np.zeros((len(heights), 8 * words // element.itemsize), element.name)
-    for line, height in zip(held, heights, strict=True):
-        counts = (height * widths).astype(np.float64)
-        line[: widths.size] = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
-    return held.view(np.int64)

@@ -1,8 +1,7 @@
 """Pooling's vector code: a maximum or a sum of elements, by vectors and one by one, as LLVM IR.
 
 Every function reduces vectors that lie at run-time strides, keeping several accumulators so that no operation waits
-for the one before it. A maximum takes a NaN wherever it meets one and keeps the first of equals, as PyTorch's does.
-Sums are never taken back by a subtraction, so a NaN or infinity reaches the windows that hold it and no other.
+for the one before it.
 
 What is known when a kernel is built is a `Reduction` and a ``...Spec``; what it is called with is a ``...Run``.
 Addresses and steps between elements of memory are in bytes.
@@ -10,23 +9,19 @@ Addresses and steps between elements of memory are in bytes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, emitted, pointer, shuffle
+from blockconv.core.types import ElementType, element
+from blockconv.jit.ir import I32, I64, const, emitted, pointer
+from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors, llvm_type
+from blockconv.kernels.pool.reduction import Reducer, Reduction, averaged, quantization_at
 
 __all__ = [
-    "MAXIMUM",
-    "SUM",
-    "Reducer",
-    "Reduction",
     "TileRun",
     "TileSpec",
     "WindowRun",
@@ -35,144 +30,11 @@ __all__ = [
     "load_value",
     "pool_tile",
     "reduce_window",
+    "store_average",
     "store_value",
 ]
 
-MAXIMUM, SUM = range(2)
-SUMS = 4  # that hide the latency of an addition
-
 _Vectors = list[Any]
-
-
-class Reduction(NamedTuple):
-    """What a kernel reduces, and by which vectors."""
-
-    operation: int  # MAXIMUM or SUM
-    element: int  # the element type's code
-    lanes: int  # elements of a vector
-    masked: int = 0  # 1: zeros are stored for channels that do not exist
-
-
-class Reducer(Vectors):
-    """The vector code of a reduction."""
-
-    def __init__(self, builder: Any, reduction: Reduction) -> None:
-        super().__init__(builder, ElementType.of(reduction.element), reduction.lanes)
-        self.is_sum, self.is_masked = reduction.operation == SUM, bool(reduction.masked)
-        self.sums: _Vectors = []  # slots, while a guard adds up what is read: see `guarded`
-        self._read = 0
-
-    @property
-    def identity(self) -> Any:
-        """What changes no result, a scalar: zero, or the least value."""
-        if self.is_sum:
-            return 0.0
-        if self.type.is_float:
-            return -math.inf
-        return -(1 << (8 * self.itemsize - 1)) if self.type.kind == "signed" else 0
-
-    def more(self, x: Any, y: Any) -> Any:
-        """Where x > y, both vectors or both scalars; false where one is NaN."""
-        if self.type.is_float:
-            return self.b.fcmp_ordered(">", x, y)
-        return (self.b.icmp_signed if self.type.kind == "signed" else self.b.icmp_unsigned)(">", x, y)
-
-    def combine(self, acc: Any, x: Any) -> Any:
-        """`acc` with one value more."""
-        if self.is_sum:
-            return self.add(acc, x)
-        # x86's own maximum gives `acc` if either is NaN, which is wrong only where `x` is.
-        larger = self.b.select(self.more(x, acc), x, acc)
-        if self.sums or not self.type.is_float:
-            return larger
-        return self.b.select(self.b.fcmp_unordered("uno", x, x), x, larger)
-
-    def accumulators(self, count: int) -> _Vectors:
-        return self.slots(count, self.c(self.identity))
-
-    def accumulate(self, slot: Any, x: Any) -> None:
-        self.b.store(self.combine(self.b.load(slot), x), slot)
-
-    def reduced(self, vectors: int, known: int, count: Any, read: Callable[[Any, int], Any]) -> _Vectors:
-        """`vectors` reductions of `count` steps; read(step, v) gives a value. known: `count`, if not 0; unrolled."""
-        if known:
-            values = [read(const(0), v) for v in range(vectors)]
-            for step in range(1, known):
-                values = [self.combine(value, read(const(step), v)) for v, value in enumerate(values)]
-            return values
-        slots = self.accumulators(vectors)
-        with cgutils.for_range(self.b, count) as loop:
-            for v, slot in enumerate(slots):
-                self.accumulate(slot, read(loop.index, v))
-        return [self.b.load(slot) for slot in slots]
-
-    def guarded(self, compute: Callable[[], _Vectors], store: Callable[[_Vectors], None]) -> None:
-        """``store(compute())``, faster for maxima: as if nothing were NaN, and once more if the sums say that it was.
-
-        A maximum that takes a NaN wherever it meets one is three instructions, x86's own is one. All values that
-        `compute` reads by `read` are added up, on units that maxima leave idle; the sum is NaN if one of them is (or
-        if both infinities are among them).
-        """
-        if self.is_sum or not self.type.is_float:
-            store(compute())
-            return
-        self.sums = self.slots(SUMS, self.c(0.0))
-        values = compute()
-        total = self.b.load(self.sums[0])
-        for slot in self.sums[1:]:
-            total = self.add(total, self.b.load(slot))
-        is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), ir.IntType(self.lanes))
-        self.sums = []
-        some = self.b.icmp_unsigned("!=", is_nan, is_nan.type(0))
-        # Stored before it is known, so that no register has to hold a result until then.
-        store(values)
-        with self.b.if_then(some, likely=False):
-            store(compute())
-
-    def read(self, address: Any, mask: Any | None = None) -> Any:
-        """The vector at `address`, for the guard to see. Lanes that the mask lacks change no result."""
-        value = self.load(address, mask, self.identity)
-        if self.sums:
-            slot = self.sums[self._read % len(self.sums)]
-            self._read += 1
-            self.b.store(self.add(self.b.load(slot), value), slot)
-        return value
-
-    def read_pixels(self, address: Any, inner: int, stride: int) -> Any:
-        """As many whole pixels of `inner` elements as a vector holds, each `stride` pixels after the one before it."""
-        if stride == 1:
-            return self.load(address)
-        offsets = [(k // inner) * stride * inner + k % inner for k in range(self.lanes // inner * inner)]
-        value = ir.Constant(self.kind, ir.Undefined)
-        for first in range(0, offsets[-1] + 1, self.lanes):
-            here = [k for k, offset in enumerate(offsets) if first <= offset < first + self.lanes]
-            if not here:
-                continue
-            part = self.load(self.b.add(address, const(first * self.itemsize)))
-            chosen = list(range(self.lanes))
-            for k in here:
-                chosen[k] = self.lanes + offsets[k] - first
-            value = shuffle(self.b, value, part, chosen)
-        return value
-
-    def store_result(self, value: Any, address: Any, scale: Any, mask: Any, count: Any | None = None) -> None:
-        """Store what windows come to, sums times the vector `scale`.
-
-        mask: the address of zero bits for channels that do not exist. count: the elements that are stored, if not all.
-        """
-        if self.is_sum:
-            value = self.mul(value, scale)
-        if self.is_masked:
-            value = self.with_zero_bits(value, mask)
-        self.store(value, address, None if count is None else self.below(count))
-
-    def after(self, address: Any, steps: int, step: Any) -> Any:
-        """The address `steps` times `step` bytes after another."""
-        return address if steps == 0 else self.b.add(address, self.b.mul(const(steps), step))
-
-    def plus(self, address: Any, elements: int) -> Any:
-        """The address so many elements after another."""
-        return self.b.add(address, const(elements * self.itemsize))
 
 
 # ---------------------------------------------------------------- one element at a time
@@ -240,6 +102,19 @@ def combine(typingctx, operation_lit, element_lit, acc, x):
     return acc(operation_lit, element_lit, acc, x), codegen
 
 
+def store_average(element_type: ElementType) -> Any:
+    """Code for one integer of outputs: (its address, the sum, the address of what it is divided by, and of words)."""
+
+    @emitted
+    def store(builder: Any, address: Any, total: Any, divisor: Any, words: Any) -> None:
+        outputs = Elements(builder, element_type, 1, quantization_at(builder, words, "dst"))
+        one = Vectors(builder, element("int32"), 1)
+        value = averaged(outputs, one.splat(builder.trunc(total, I32)), outputs.real.load(divisor))
+        outputs.memory.store(value, address)
+
+    return store
+
+
 # ---------------------------------------------------------------- wide pixels
 
 
@@ -268,6 +143,7 @@ class TileRun(NamedTuple):
     d_step: Any  # from an output to the next
     scales: Any  # address of what each output's sum is multiplied by
     mask: Any  # address of zero bits for channels that do not exist
+    integers: Any  # address of the `PoolQuantization`
 
 
 def pool_tile(reduction: Reduction, spec: TileSpec) -> Any:
@@ -280,7 +156,7 @@ def pool_tile(reduction: Reduction, spec: TileSpec) -> Any:
 
     @emitted
     def tile(builder: Any, run: TileRun) -> None:
-        e = Reducer(builder, reduction)
+        e = Reducer(builder, reduction, run.integers)
         inside = {}
         for c in columns if spec.border else ():
             inside[c] = builder.icmp_unsigned("<", builder.add(run.column, const(c)), run.width)
@@ -302,7 +178,7 @@ def pool_tile(reduction: Reduction, spec: TileSpec) -> Any:
 
         def store(values: _Vectors) -> None:
             for p, value in enumerate(values):
-                scale = e.broadcast(e.plus(run.scales, p)) if e.is_sum else None
+                scale = e.scale(e.plus_held(run.scales, p))
                 e.store_result(value, e.after(run.dst, p, run.d_step), scale, run.mask)
 
         e.guarded(compute, store)
@@ -321,6 +197,7 @@ class WindowRun(NamedTuple):
     dst: Any
     scale: Any  # address of what a sum is multiplied by
     mask: Any  # address of zero bits for channels that do not exist
+    integers: Any  # address of the `PoolQuantization`
 
 
 def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
@@ -331,7 +208,7 @@ def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
 
     @emitted
     def window(builder: Any, run: WindowRun) -> None:
-        e = Reducer(builder, reduction)
+        e = Reducer(builder, reduction, run.integers)
         at = cgutils.alloca_once(builder, I64)
         parts = (unroll, builder.sdiv(run.cols, const(unroll))), (1, builder.srem(run.cols, const(unroll)))
 
@@ -354,8 +231,8 @@ def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
 
         def store(values: _Vectors) -> None:
             for v, value in enumerate(values):
-                scale = e.broadcast(run.scale) if e.is_sum else None
-                e.store_result(value, e.plus(run.dst, v * e.lanes), scale, e.plus(run.mask, v * e.lanes))
+                mask = e.plus(run.mask, v * e.lanes)
+                e.store_result(value, e.plus(run.dst, v * e.lanes), e.scale(run.scale), mask)
 
         e.guarded(compute, store)
 

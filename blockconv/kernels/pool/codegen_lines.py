@@ -13,7 +13,7 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, I64, const, emitted, pointer, shuffle, splat
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.pool.codegen import Reducer, Reduction
+from blockconv.kernels.pool.reduction import Reducer, Reduction
 
 __all__ = [
     "ColumnsRun",
@@ -46,6 +46,7 @@ class RowsRun(NamedTuple):
     rows: Any
     row_step: Any
     dst: Any  # in the line
+    integers: Any  # address of the `PoolQuantization`
     count: Any = 0
 
 
@@ -57,7 +58,7 @@ def reduce_rows(reduction: Reduction, vectors: int, known: int = 0, partial: boo
 
     @emitted
     def rows(builder: Any, run: RowsRun) -> None:
-        e = Reducer(builder, reduction)
+        e = Reducer(builder, reduction, run.integers)
         keep = e.below(run.count) if partial else None
 
         def read(row: Any, v: int) -> Any:
@@ -65,7 +66,7 @@ def reduce_rows(reduction: Reduction, vectors: int, known: int = 0, partial: boo
             return e.read(at, keep)
 
         for v, value in enumerate(e.reduced(vectors, known, run.rows, read)):
-            e.store(value, e.plus(run.dst, v * e.lanes), keep)
+            e.store(value, e.plus_held(run.dst, v * e.lanes), keep)
 
     return rows
 
@@ -92,6 +93,7 @@ class ColumnsRun(NamedTuple):
     d_step: Any
     scales: Any
     mask: Any
+    integers: Any  # address of the `PoolQuantization`
     count: Any = 0
 
 
@@ -101,16 +103,14 @@ def reduce_columns(reduction: Reduction, spec: ColumnsSpec) -> Any:
 
     @emitted
     def columns(builder: Any, run: ColumnsRun) -> None:
-        e, count = Reducer(builder, reduction), run.count if spec.partial else None
+        e, count = Reducer(builder, reduction, run.integers), run.count if spec.partial else None
 
         def read(tap: Any, v: int) -> Any:
             at = e.after(builder.add(run.src, builder.mul(tap, run.tap_step)), v, run.step)
             return e.read_pixels(at, spec.inner, spec.stride)
 
         for v, value in enumerate(e.reduced(spec.vectors, spec.taps, run.taps, read)):
-            scale = None
-            if e.is_sum:
-                scale = e.broadcast(e.plus(run.scales, v)) if spec.spread else e.load(e.plus(run.scales, v * used))
+            scale = e.scale(e.plus_held(run.scales, v if spec.spread else v * used), bool(spec.spread))
             mask = run.mask if spec.spread or not e.is_masked else e.plus(run.mask, v * used)
             e.store_result(value, e.after(run.dst, v, run.d_step), scale, mask, count)
 
@@ -137,6 +137,7 @@ class TapsRun(NamedTuple):
     dst: Any
     scales: Any  # address of what each element is multiplied by
     mask: Any
+    integers: Any  # address of the `PoolQuantization`
     count: Any = 0
 
 
@@ -145,7 +146,7 @@ def reduce_taps(reduction: Reduction, spec: TapsSpec) -> Any:
 
     @emitted
     def taps(builder: Any, run: TapsRun) -> None:
-        e = Reducer(builder, reduction)
+        e = Reducer(builder, reduction, run.integers)
         flags_kind = ir.VectorType(ir.IntType(8), e.lanes)
         count = run.count if spec.partial else None
         keep = None if count is None else e.below(count)
@@ -164,7 +165,7 @@ def reduce_taps(reduction: Reduction, spec: TapsSpec) -> Any:
             for v, value in enumerate(values):
                 to = e.plus(run.dst, v * e.lanes)
                 if spec.result:
-                    scale = e.load(e.plus(run.scales, v * e.lanes)) if e.is_sum else None
+                    scale = e.scale(e.plus_held(run.scales, v * e.lanes), False)
                     e.store_result(value, to, scale, e.plus(run.mask, v * e.lanes), count)
                 else:
                     e.store(value, to, keep)
@@ -185,6 +186,7 @@ class PlaneRun(NamedTuple):
     run: Any
     left: Any
     dst: Any
+    integers: Any  # address of the `PoolQuantization`
 
 
 def reduce_plane(reduction: Reduction, inner: int) -> Any:
@@ -198,7 +200,7 @@ def reduce_plane(reduction: Reduction, inner: int) -> Any:
 
     @emitted
     def plane(builder: Any, run: PlaneRun) -> None:
-        e = Reducer(builder, reduction)
+        e = Reducer(builder, reduction, run.integers)
         at = cgutils.alloca_once(builder, I64)
         slots = [cgutils.alloca_once(builder, e.kind) for _ in range(4)]
         # A vector with lanes to spare may not read past the plane.
@@ -241,6 +243,7 @@ class FoldRun(NamedTuple):
     src: Any  # the vectors, one after another
     dst: Any
     scale: Any  # address of what sums are multiplied by
+    integers: Any  # address of the `PoolQuantization`
 
 
 def fold_planes(reduction: Reduction, planes: int) -> Any:
@@ -252,10 +255,10 @@ def fold_planes(reduction: Reduction, planes: int) -> Any:
 
     @emitted
     def fold(builder: Any, run: FoldRun) -> None:
-        e = Reducer(builder, reduction)
+        e = Reducer(builder, reduction, run.integers)
 
         def compute() -> _Vectors:
-            vectors = [e.read(e.plus(run.src, k * lanes)) for k in range(planes)]
+            vectors = [e.read_held(e.plus_held(run.src, k * lanes)) for k in range(planes)]
             part = lanes
             while len(vectors) > 1:
                 part //= 2
@@ -265,7 +268,7 @@ def fold_planes(reduction: Reduction, planes: int) -> Any:
             return vectors
 
         def store(values: _Vectors) -> None:
-            e.store_result(values[0], run.dst, e.broadcast(run.scale) if e.is_sum else None, None)
+            e.store_result(values[0], run.dst, e.scale(run.scale), None)
 
         e.guarded(compute, store)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blockconv.kernels.pool.blocking import Blocking, all_taps
-from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
+from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds
 
 __all__ = ["Loads", "cost", "element_loads", "line_loads", "window_loads"]
 
 Loads = Callable[[Blocking], float]
 _PLANE = 20.0  # multiply-adds that a plane takes beside its loads
+_QUANTIZED_CYCLES = 10.0  # of a vector of averages that become integers, of which a division is most
 
 
 def window_loads(b: Blocking) -> float:
@@ -34,5 +35,7 @@ def cost(b: Blocking, loads: Loads, each: float) -> float:
     """Seconds to move source and destination, or for loads that take `each` multiply-adds, whichever is more."""
     p = b.problem
     moved = move_seconds(b.itemsize * b.src.size(p.src_shape), b.itemsize * b.dst.size(p.dst_shape))
-    computed = (loads(b) * each + b.view.planes * _PLANE) * fma_seconds(b.lanes, b.itemsize)
+    computed = (loads(b) * each + b.view.planes * _PLANE) * fma_seconds(b.lanes, b.held.itemsize)
+    if b.is_widened:
+        computed += b.dst.size(p.dst_shape) / b.lanes * _QUANTIZED_CYCLES * cycle_seconds()
     return launch_seconds() + max(moved, computed) / b.threads

@@ -4,7 +4,8 @@ A task is some rows of outputs of one plane. What a window covers of the image c
 columns, and what its sum is multiplied by from one more: no kernel clips a window, or counts or divides.
 
 Here are the argument blocks, what all kernels share, and the kernels that read windows from the image itself; those
-that reduce rows of windows into lines of scratch first, and those that find indices, are in `kernels_lines`.
+that reduce rows of windows into lines of scratch first, and those that find indices, are in `kernels_lines`, and the
+one that takes any two layouts in `reference`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,8 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_bits, load_f, move, store_bits, store_f, store_i64
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.jit.ir import load_bits, load_f, move, store_bits, store_f
 from blockconv.kernels.pool.codegen import (
-    SUM,
-    Reduction,
     TileRun,
     TileSpec,
     WindowRun,
@@ -28,9 +26,11 @@ from blockconv.kernels.pool.codegen import (
     load_value,
     pool_tile,
     reduce_window,
+    store_average,
     store_value,
 )
 from blockconv.kernels.pool.codegen_lines import FoldRun, PlaneRun, fold_planes, reduce_plane
+from blockconv.kernels.pool.reduction import SUM, PoolQuantization, Reduction, held_type
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.
 FILL, LINE = 0, 64
@@ -71,6 +71,7 @@ class PoolArgs(Arguments):
     kw = word("columns of a window, padding included", "columns")
     task_rows = word("rows of outputs of a task, of which a plane's last task may have fewer", "rows")
     plane_tasks = word("tasks of a plane", "tasks")
+    integers = group(PoolQuantization, "where the image is of integers")
 
 
 class WindowsArgs(PoolArgs):
@@ -93,7 +94,7 @@ class WindowRow(Arguments):
 
     first = word("the first row that exists", "rows")
     taps = word("how many rows exist", "rows")
-    scales = word("from the table to what each window's sum is multiplied by", "bytes")
+    scales = word("from the table to what each window's sum is multiplied by, or that of integers divided by", "bytes")
 
 
 class WindowColumn(Arguments):
@@ -101,26 +102,6 @@ class WindowColumn(Arguments):
 
     first = word("the first column that exists", "columns")
     taps = word("how many columns exist", "columns")
-
-
-class ReferenceArgs(Arguments):
-    """A pool from any layout to any other."""
-
-    src = word("the source", "address")
-    dst = word("the destination", "address")
-    idx = word("the indices, int64s laid out as the destination, or 0", "address")
-    table = word("as `PoolArgs.table`", "address")
-    oh = word("rows of outputs", "rows")
-    ow = word("columns of outputs", "columns")
-    iw = word("columns of the image", "columns")
-    channels = word("channels", "channels")
-    padded = word("channels of the destination, padding included", "channels")
-    row_step = word("from a row of a window to the next", "bytes")
-    col_step = word("from a column of a window to the next", "bytes")
-    dh = word("rows from a row of a window to the next", "rows")
-    dw = word("columns from a column of a window to the next", "columns")
-    s = group(Geometry, "of the source")
-    d = group(Geometry, "of the destination")
 
 
 # ---------------------------------------------------------------- what kernels share
@@ -178,6 +159,46 @@ def window_column(a, ow):
     return column.first, column.taps
 
 
+def is_widened(operation: int, element: int) -> bool:
+    """Whether elements are reduced in another type."""
+    return held_type(operation, ElementType.of(element)) != ElementType.of(element)
+
+
+def reading(operation: int, element: int) -> Any:
+    """``read(a, at)``: an element of the image as a reduction takes it; a: the pool's arguments."""
+
+    @inline
+    def as_it_is(a, at):
+        return load_value(at, element)
+
+    @inline
+    def widened(a, at):
+        return load_value(at, element) - a.integers.src.zero_point
+
+    return widened if is_widened(operation, element) else as_it_is
+
+
+def storing(operation: int, element: int) -> Any:
+    """``store(a, to, value, scale)``: what a window comes to; a sum with the number at `scale`."""
+    itemsize, average = ElementType.of(element).itemsize, store_average(ElementType.of(element))
+
+    @inline
+    def maximum(a, to, value, scale):
+        store_value(to, value, element)
+
+    @inline
+    def scaled(a, to, value, scale):
+        store_f(to, value * load_f(scale, itemsize), itemsize)
+
+    @inline
+    def divided(a, to, value, scale):
+        average(to, value, scale, a.integers.address)
+
+    if is_widened(operation, element):
+        return divided
+    return scaled if operation == SUM else maximum
+
+
 @inline
 def fill_identity(operation, element, itemsize, to, elements):
     """Fill `elements` elements with what changes no result."""
@@ -189,65 +210,6 @@ def fill_identity(operation, element, itemsize, to, elements):
 def exists(mask, i, period, itemsize):
     """Whether an element's channel exists: of a pixel's elements, with a mask that begins anew."""
     return load_bits(mask + i * itemsize % period, itemsize) != 0
-
-
-@inline
-def store_result(operation, element, itemsize, to, value, scale):
-    """Store what a window comes to: a sum times the number at `scale`."""
-    if operation == SUM:
-        store_f(to, value * load_f(scale, itemsize), itemsize)
-    else:
-        store_value(to, value, element)
-
-
-# ---------------------------------------------------------------- one output at a time
-
-
-@inline
-def _offset(strides, n, c, h, w):
-    """The offset of an element, in bytes."""
-    at = n * strides.n + c // strides.length * strides.block + c % strides.length * strides.channel
-    return at + h * strides.row + w * strides.col
-
-
-@jit.kernel
-def pool_reference(operation, element, indices):
-    """From any layout to any other; a task is one row of one channel, padding channels included (they are zero).
-
-    indices: 1 for maxima and where they are, h * width + w: of equals the first, of NaNs the last, as PyTorch has it.
-    """
-    itemsize = ElementType.of(element).itemsize
-
-    def kernel(args, first, last, scratch):
-        a = ReferenceArgs(args)
-        iw, dh, dw = a.iw, a.dh, a.dw
-        for task in range(first, last):
-            n, c, oh = task // a.oh // a.padded, task // a.oh % a.padded, task % a.oh
-            row = WindowRow(a.table)[oh]
-            ih, rows, scales = row.first, row.taps, a.table + row.scales
-            for ow in range(a.ow):
-                offset = _offset(a.d, n, c, oh, ow)
-                to, index_to = a.dst + offset, a.idx + offset // itemsize * 8
-                if c >= a.channels:
-                    store_bits(to, 0, itemsize)
-                    if indices:
-                        store_i64(index_to, 0, 0)
-                    continue
-                column, cols = window_column(a, ow)
-                start = a.src + _offset(a.s, n, c, ih, column)
-                value, index = identity(operation, element), ih * iw + column
-                for y in range(rows):
-                    for x in range(cols):
-                        more = load_value(start + y * a.row_step + x * a.col_step, element)
-                        if not indices:
-                            value = combine(operation, element, value, more)
-                        elif more > value or more != more:
-                            value, index = more, (ih + y * dh) * iw + column + x * dw
-                store_result(operation, element, itemsize, to, value, scales + ow * itemsize)
-                if indices:
-                    store_i64(index_to, 0, index)
-
-    return kernel
 
 
 # ---------------------------------------------------------------- wide pixels
@@ -270,7 +232,8 @@ def pool_tiles(operation, element, lanes, masked, *tile):
     A row's last tile, or vector, is moved back to be whole. `Tile` says what the last integers are.
     """
     pixels, kh, kw, stride, dilation = Tile(*tile)
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    reduction = Reduction(operation, element, lanes, masked)
+    itemsize, held_bytes, widened = reduction.itemsize, reduction.held.itemsize, int(is_widened(operation, element))
     span = (pixels - 1) * stride + (kw - 1) * dilation + 1
     inner_tile = pool_tile(reduction, TileSpec(pixels, kw, stride, dilation, 0, kh))
     border_tile = pool_tile(reduction, TileSpec(pixels, kw, stride, dilation, 1, 0))
@@ -278,7 +241,11 @@ def pool_tiles(operation, element, lanes, masked, *tile):
     def kernel(args, first, last, scratch):
         a = PoolArgs(args)
         fill = scratch + FILL
-        fill_identity(operation, element, itemsize, fill, 64 // itemsize)
+        for at in range(0, 64, itemsize):
+            if widened:
+                store_bits(fill + at, a.integers.src.zero_point, itemsize)
+            else:
+                store_value(fill + at, identity(operation, element), element)
         inner, iw, ow_count, pw = a.inner, a.iw, a.ow, a.pw
         s_col, d_col, row_step, period = a.s_col, a.d_col, a.row_step, a.mask_period
         for task in range(first, last):
@@ -301,8 +268,9 @@ def pool_tiles(operation, element, lanes, masked, *tile):
                             fill=fill,
                             dst=row.dst + ow * d_col + i,
                             d_step=d_col,
-                            scales=row.scales + ow * itemsize,
+                            scales=row.scales + ow * held_bytes,
                             mask=plane.mask + i % period if masked else 0,
+                            integers=a.integers.address,
                         )
                         if inside and (kh == 0 or row.rows == kh):
                             inner_tile(run)
@@ -318,13 +286,13 @@ def pool_windows(operation, element, lanes, masked, vectors, unroll):
 
     `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time.
     """
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
-    width = vectors * lanes
+    reduction = Reduction(operation, element, lanes, masked)
+    itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes
     several, one = reduce_window(reduction, vectors, unroll), reduce_window(reduction, 1, 4)
 
     def kernel(args, first, last, scratch):
         a = WindowsArgs(args)
-        s_col, d_col, splits = a.s_col, a.d_col, a.splits
+        s_col, d_col, splits, words = a.s_col, a.d_col, a.splits, a.integers.address
         inner, row_step, col_step, period = a.inner, a.row_step, a.col_step, a.mask_period
         for split_task in range(first, last):
             task = split_task // splits
@@ -335,18 +303,18 @@ def pool_windows(operation, element, lanes, masked, vectors, unroll):
                 row = output_row(a, plane, oh)
                 for ow in range(a.ow):
                     column, cols = window_column(a, ow)
-                    src, dst, scale = row.src + column * s_col, row.dst + ow * d_col, row.scales + ow * itemsize
+                    src, dst, scale = row.src + column * s_col, row.dst + ow * d_col, row.scales + ow * held_bytes
                     i = i_first
                     while i + width <= i_last:
                         at = i * itemsize
                         m = plane.mask + at % period if masked else 0
-                        several(WindowRun(src + at, row.rows, row_step, cols, col_step, dst + at, scale, m))
+                        several(WindowRun(src + at, row.rows, row_step, cols, col_step, dst + at, scale, m, words))
                         i += width
                     while i < i_last:
                         i = min(i, inner - lanes)
                         at = i * itemsize
                         m = plane.mask + at % period if masked else 0
-                        one(WindowRun(src + at, row.rows, row_step, cols, col_step, dst + at, scale, m))
+                        one(WindowRun(src + at, row.rows, row_step, cols, col_step, dst + at, scale, m, words))
                         i += lanes
 
     return kernel
@@ -358,15 +326,18 @@ def pool_windows(operation, element, lanes, masked, vectors, unroll):
 @jit.kernel
 def pool_planes(operation, element, lanes, masked, inner):
     """A task is a plane of narrow pixels, which becomes one pixel; a vector of pixels at a time, if pixels fill one."""
-    reduction, itemsize = Reduction(operation, element, lanes, 0), ElementType.of(element).itemsize
-    used, size, pixel = lanes // inner * inner, lanes * itemsize, inner * itemsize
+    reduction = Reduction(operation, element, lanes)
+    itemsize, held = reduction.itemsize, reduction.held.code
+    held_bytes = reduction.held.itemsize
+    used, size, pixel = lanes // inner * inner, lanes * held_bytes, inner * itemsize
     fold = lanes % inner == 0 and lanes // inner <= MOST_FOLDED
     planes = lanes // inner if fold else 1
     reduce, fold_all = reduce_plane(reduction, inner), fold_planes(reduction, planes)
+    store = storing(operation, element)
 
     def kernel(args, first, last, scratch):
         a = PlaneArgs(args)
-        runs, run, left, period = a.runs, a.run, a.left, a.mask_period
+        runs, run, left, period, words = a.runs, a.run, a.left, a.mask_period, a.integers.address
         scale = a.table + WindowRow(a.table).scales
         folded = scratch + LINE
         vectors = folded + size
@@ -374,17 +345,17 @@ def pool_planes(operation, element, lanes, masked, inner):
             plane = max(first, min(at, last - planes))
             count = min(planes, last - plane)
             for k in range(count):
-                reduce(PlaneRun(plane_at(a, plane + k).src, runs, run, left, vectors + k * size))
+                reduce(PlaneRun(plane_at(a, plane + k).src, runs, run, left, vectors + k * size, words))
             dst = a.dst + plane * pixel
             whole = fold and count == planes
             if fold:
-                fold_all(FoldRun(vectors, dst if whole else folded, scale))
+                fold_all(FoldRun(vectors, dst if whole else folded, scale, words))
             else:
                 for i in range(inner):
-                    value = identity(operation, element)
+                    value = identity(operation, held)
                     for k in range(i, used, inner):
-                        value = combine(operation, element, value, load_value(vectors + k * itemsize, element))
-                    store_result(operation, element, itemsize, folded + i * itemsize, value, scale)
+                        value = combine(operation, held, value, load_value(vectors + k * held_bytes, held))
+                    store(a, folded + i * itemsize, value, scale)
             if not whole:
                 for k in range(0, count * pixel, itemsize):
                     move(dst + k, folded + k, itemsize, 0)
@@ -392,6 +363,6 @@ def pool_planes(operation, element, lanes, masked, inner):
                 mask = plane_at(a, plane + k).mask
                 for i in range(inner):
                     if not exists(mask, i, period, itemsize):
-                        store_bits(dst + k * pixel + i * itemsize, 0, itemsize)
+                        store_bits(dst + k * pixel + i * itemsize, a.integers.dst.zero_point, itemsize)
 
     return kernel

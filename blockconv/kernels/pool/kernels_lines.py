@@ -13,7 +13,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
-from blockconv.kernels.pool.codegen import Reduction, combine, identity, load_value, store_value
+from blockconv.kernels.pool.codegen import combine, identity, load_value, store_value
 from blockconv.kernels.pool.codegen_lines import (
     ColumnsRun,
     ColumnsSpec,
@@ -33,9 +33,10 @@ from blockconv.kernels.pool.kernels import (
     fill_identity,
     output_row,
     start,
-    store_result,
+    storing,
     window_column,
 )
+from blockconv.kernels.pool.reduction import Reduction
 
 SLACK = 8 * 64  # bytes that a load of pixels which are apart may read after the end of a line
 GROUP = 4  # vectors of a contiguous extent that are reduced at a time
@@ -49,29 +50,27 @@ class LineArgs(PoolArgs):
 
 
 def whole_rows(reduction: Reduction, known: int = 0) -> Any:
-    """``reduce(src, elements, rows, row_step, line)``: the rows of windows, over the image's width, into a line.
+    """``reduce(a, src, elements, rows, row_step, line)``: the rows of windows, over the image's width, into a line.
 
     known: how many rows, or 0.
     """
-    lanes, itemsize = reduction.lanes, ElementType.of(reduction.element).itemsize
+    lanes, itemsize, held_bytes = reduction.lanes, reduction.itemsize, reduction.held.itemsize
     size = lanes * itemsize
     four, one = reduce_rows(reduction, 4, known), reduce_rows(reduction, 1, known)
     part = reduce_rows(reduction, 1, known, partial=True)
 
     @inline
-    def reduce(src, elements, rows, row_step, line):
-        done = 0
+    def reduce(a, src, elements, rows, row_step, line):
+        done, words = 0, a.integers.address
         while done + 4 * lanes <= elements:
-            at = done * itemsize
-            four(RowsRun(src + at, size, rows, row_step, line + at))
+            four(RowsRun(src + done * itemsize, size, rows, row_step, line + done * held_bytes, words))
             done += 4 * lanes
         while done + lanes <= elements:
-            at = done * itemsize
-            one(RowsRun(src + at, size, rows, row_step, line + at))
+            one(RowsRun(src + done * itemsize, size, rows, row_step, line + done * held_bytes, words))
             done += lanes
         if done < elements:
-            at = done * itemsize
-            part(RowsRun(src + at, size, rows, row_step, line + at, elements - done))
+            at, to = done * itemsize, line + done * held_bytes
+            part(RowsRun(src + at, size, rows, row_step, to, words, elements - done))
 
     return reduce
 
@@ -82,8 +81,9 @@ def whole_rows(reduction: Reduction, known: int = 0) -> Any:
 @jit.kernel
 def pool_wide_lines(operation, element, lanes, masked):
     """A task is rows of outputs, a vector of channels of one at a time: a line of vectors, then the line's columns."""
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
-    size = lanes * itemsize
+    reduction = Reduction(operation, element, lanes, masked)
+    itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
+    size = lanes * held_bytes
     four_rows, one_row = reduce_rows(reduction, 4), reduce_rows(reduction, 1)
     four_columns = reduce_columns(reduction, ColumnsSpec(4, spread=1))
     one_column = reduce_columns(reduction, ColumnsSpec(1, spread=1))
@@ -93,9 +93,9 @@ def pool_wide_lines(operation, element, lanes, masked):
         line = scratch + LINE
         inner, iw, ow_count = a.inner, a.iw, a.ow
         s_col, d_col, row_step, sw = a.s_col, a.d_col, a.row_step, a.sw
-        fill_identity(operation, element, itemsize, line, a.line_elements)  # its margins stay so
+        fill_identity(operation, held, held_bytes, line, a.line_elements)  # its margins stay so
         image, tap_step = line + a.pw * size, a.col_step // s_col * size
-        step, period = sw * size, a.mask_period
+        step, period, words = sw * size, a.mask_period, a.integers.address
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last):
@@ -106,19 +106,19 @@ def pool_wide_lines(operation, element, lanes, masked):
                     m = plane.mask + i % period if masked else 0
                     w = 0
                     while w + 4 <= iw:
-                        four_rows(RowsRun(src + w * s_col, s_col, row.rows, row_step, image + w * size))
+                        four_rows(RowsRun(src + w * s_col, s_col, row.rows, row_step, image + w * size, words))
                         w += 4
                     while w < iw:
-                        one_row(RowsRun(src + w * s_col, s_col, row.rows, row_step, image + w * size))
+                        one_row(RowsRun(src + w * s_col, s_col, row.rows, row_step, image + w * size, words))
                         w += 1
                     w = 0
                     while w + 4 <= ow_count:
-                        to, scales = dst + w * d_col, row.scales + w * itemsize
-                        four_columns(ColumnsRun(line + w * step, step, a.kw, tap_step, to, d_col, scales, m))
+                        to, scales = dst + w * d_col, row.scales + w * held_bytes
+                        four_columns(ColumnsRun(line + w * step, step, a.kw, tap_step, to, d_col, scales, m, words))
                         w += 4
                     while w < ow_count:
-                        to, scales = dst + w * d_col, row.scales + w * itemsize
-                        one_column(ColumnsRun(line + w * step, step, a.kw, tap_step, to, d_col, scales, m))
+                        to, scales = dst + w * d_col, row.scales + w * held_bytes
+                        one_column(ColumnsRun(line + w * step, step, a.kw, tap_step, to, d_col, scales, m, words))
                         w += 1
 
     return kernel
@@ -135,7 +135,8 @@ def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
     kh, kw: of a window that is small enough to be unrolled, or 0. stride 1: a row is one contiguous extent, whatever
     `inner` is. Else vectors hold whole pixels of it.
     """
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    reduction = Reduction(operation, element, lanes, masked)
+    itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     used = lanes if stride == 1 else lanes // inner * inner
     whole, vectors = int(used == lanes), 4 if stride < 3 else 1
     any_rows, known_rows = whole_rows(reduction), whole_rows(reduction, kh)
@@ -146,11 +147,12 @@ def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
         a = LineArgs(args)
         lines, line_bytes, period = scratch + LINE, a.line_bytes, a.mask_period
         for k in range(a.line_elements):  # the margins stay so
-            store_value(lines + k * itemsize, identity(operation, element), element)
-            store_value(lines + line_bytes + k * itemsize, identity(operation, element), element)
-        pixel = a.inner
-        margin, elements, outputs = a.pw * pixel * itemsize, a.iw * pixel, a.ow * pixel
-        row_step, taps, tap_step, step = a.row_step, a.kw, a.col_step, used * stride * itemsize
+            store_value(lines + k * held_bytes, identity(operation, held), held)
+            store_value(lines + line_bytes + k * held_bytes, identity(operation, held), held)
+        pixel, words = a.inner, a.integers.address
+        margin, elements, outputs = a.pw * pixel * held_bytes, a.iw * pixel, a.ow * pixel
+        row_step, taps, step = a.row_step, a.kw, used * stride * held_bytes
+        tap_step = a.col_step // itemsize * held_bytes
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last + 1):
@@ -158,23 +160,23 @@ def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
                     row = output_row(a, plane, oh)
                     image = lines + (oh & 1) * line_bytes + margin
                     if kh > 0 and row.rows == kh:
-                        known_rows(row.src, elements, row.rows, row_step, image)
+                        known_rows(a, row.src, elements, row.rows, row_step, image)
                     else:
-                        any_rows(row.src, elements, row.rows, row_step, image)
+                        any_rows(a, row.src, elements, row.rows, row_step, image)
                 if oh == oh_first:
                     continue
                 line, before = lines + ((oh - 1) & 1) * line_bytes, output_row(a, plane, oh - 1)
                 done, dst, scales = 0, before.dst, before.scales
                 while whole and done + vectors * lanes <= outputs:
-                    at = done * itemsize
-                    src, to, scale = line + at * stride, dst + at, scales + at
+                    at, held_at = done * itemsize, done * held_bytes
+                    src, to, scale = line + held_at * stride, dst + at, scales + held_at
                     m = plane.mask + at % period if masked else 0
-                    several(ColumnsRun(src, step, taps, tap_step, to, used * itemsize, scale, m))
+                    several(ColumnsRun(src, step, taps, tap_step, to, used * itemsize, scale, m, words))
                     done += vectors * lanes
                 while done < outputs:
-                    at, count = done * itemsize, min(used, outputs - done)
-                    m = plane.mask + at % period if masked else 0
-                    part(ColumnsRun(line + at * stride, 0, taps, tap_step, dst + at, 0, scales + at, m, count))
+                    at, held_at, count = done * itemsize, done * held_bytes, min(used, outputs - done)
+                    m, src = plane.mask + at % period if masked else 0, line + held_at * stride
+                    part(ColumnsRun(src, 0, taps, tap_step, dst + at, 0, scales + held_at, m, words, count))
                     done += used
 
     return kernel
@@ -183,31 +185,33 @@ def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
 @jit.kernel
 def pool_bins(operation, element, lanes, masked):
     """A task is rows of outputs: the windows' rows into a line by vectors, then outputs one by one."""
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
-    reduce = whole_rows(reduction)
+    reduction = Reduction(operation, element, lanes, masked)
+    itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
+    reduce, store = whole_rows(reduction), storing(operation, element)
 
     def kernel(args, first, last, scratch):
         a = PoolArgs(args)
         line = scratch + LINE
-        pixel, step, row_step, period = a.inner, a.col_step, a.row_step, a.mask_period
+        pixel, row_step, period = a.inner, a.row_step, a.mask_period
+        step = a.col_step // itemsize * held_bytes
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last):
                 row = output_row(a, plane, oh)
-                reduce(row.src, a.iw * pixel, row.rows, row_step, line)
+                reduce(a, row.src, a.iw * pixel, row.rows, row_step, line)
                 for ow in range(a.ow):
                     column, cols = window_column(a, ow)
                     for i in range(pixel):
-                        value = identity(operation, element)
-                        at = line + (column * pixel + i) * itemsize
+                        value = identity(operation, held)
+                        at = line + (column * pixel + i) * held_bytes
                         for _ in range(cols):
-                            value = combine(operation, element, value, load_value(at, element))
+                            value = combine(operation, held, value, load_value(at, held))
                             at += step
                         to = row.dst + (ow * pixel + i) * itemsize
                         if masked and not exists(plane.mask, i, period, itemsize):
-                            store_bits(to, 0, itemsize)
+                            store_bits(to, a.integers.dst.zero_point, itemsize)
                         else:
-                            store_result(operation, element, itemsize, to, value, row.scales + ow * itemsize)
+                            store(a, to, value, row.scales + ow * held_bytes)
 
     return kernel
 
@@ -238,7 +242,7 @@ def extent(reduction: Reduction, taps: int, checked: int = 0, result: bool = Fal
         """The run from element `at` on, whose flags and scales are those `offset` elements after the first."""
         src, dst = run.src + at * itemsize, run.dst + at * itemsize
         scales, mask = run.scales + offset * itemsize, run.mask + offset * itemsize
-        return TapsRun(src, run.tap_step, run.flags + offset, step, dst, scales, mask, count)
+        return TapsRun(src, run.tap_step, run.flags + offset, step, dst, scales, mask, run.integers, count)
 
     @inline
     def reduce(run, elements, row):
@@ -269,7 +273,7 @@ def pool_runs(operation, element, lanes, masked, kh, kw, checked):
         a = RunsArgs(args)
         buffer = scratch + LINE
         s_row, row_step = a.s_row, a.row_step
-        row, flags, plane_tasks = a.iw * a.inner, a.table + a.flags, a.plane_tasks
+        row, flags, plane_tasks, words = a.iw * a.inner, a.table + a.flags, a.plane_tasks, a.integers.address
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             top = oh_first - a.ph
@@ -280,14 +284,14 @@ def pool_runs(operation, element, lanes, masked, kh, kw, checked):
                     fill_identity(operation, element, itemsize, buffer + (ih - top) * row * itemsize, row)
             src = plane.src + ih_first * s_row - a.pw * a.s_col
             to = buffer + (ih_first - top) * s_row
-            columns(TapsRun(src, a.col_step, flags, 0, to, 0, 0), (ih_last - ih_first) * row, row)
+            columns(TapsRun(src, a.col_step, flags, 0, to, 0, 0, words), (ih_last - ih_first) * row, row)
             oh = oh_first
             while oh < oh_last:  # as many rows as have the same scales
                 one, upto = output_row(a, plane, oh), oh + 1
                 while upto < oh_last and output_row(a, plane, upto).scales == one.scales:
                     upto += 1
                 src = buffer + (oh - oh_first) * s_row
-                rows(TapsRun(src, row_step, 0, 0, one.dst, one.scales, plane.mask), (upto - oh) * row, row)
+                rows(TapsRun(src, row_step, 0, 0, one.dst, one.scales, plane.mask, words), (upto - oh) * row, row)
                 oh = upto
 
     return kernel
@@ -368,7 +372,7 @@ def pool_line_indices(operation, element, lanes, masked, inner, stride, dilation
             for oh in range(oh_first, oh_last):
                 row = output_row(a, plane, oh)
                 for y in range(row.rows):
-                    copy(row.src + y * row_step, iw * inner, 1, 0, line + y * line_bytes + pw * size)
+                    copy(a, row.src + y * row_step, iw * inner, 1, 0, line + y * line_bytes + pw * size)
                 idx = a.idx + (row.dst - a.dst) // itemsize * 8
                 for done in range(0, outputs, used):
                     column = done // inner * stride - pw

@@ -16,6 +16,8 @@ To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`).
 
 What a window covers of the image is a table of rows and one of columns, made when the problem is bound: no kernel
 clips, or counts what an average divides by. Buffers: source, destination, and for `pool2d_indices` the indices.
+Option of the primitive, of integers: quantizations, what those of source and destination stand for; the destination's
+padding holds its zero point. (Their types are one for all, or, of averages, `Types.converted`.)
 """
 
 from __future__ import annotations
@@ -30,33 +32,29 @@ import blockconv.kernels.pool.kernels as pk
 import blockconv.kernels.pool.kernels_lines as pl
 from blockconv.core import target
 from blockconv.core.layout import Layout
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types, element
 from blockconv.jit import Kernel
-from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
-    DST,
     ELEMENT_TYPES,
     IDX,
-    SRC,
     TASK_BYTES,
     Blocking,
-    Scales,
-    axis_of,
-    masks_of,
-    table_of,
     tile_pixels,
     windows,
 )
 from blockconv.kernels.pool.costs import Loads, cost, element_loads, line_loads, window_loads
 from blockconv.kernels.pool.kernels import PoolArgs
+from blockconv.kernels.pool.reference import reference_op
 from blockconv.kernels.pool.shuffles import pool_shuffles
 from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
+from blockconv.kernels.pool.tables import Scales, masks_of, table_of
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import OWN_TABLE, Block, Op
+from blockconv.runtime import Block, Op
 
-__all__ = ["ROWS"]
+__all__ = ["MOST_SUMMED", "ROWS"]
 
 Reason = str | None  # why a kernel does not solve a problem; None: it does
 
@@ -64,6 +62,7 @@ MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windo
 MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
 MOST_UNROLLED = 3  # taps along an axis; more are a loop
 MOST_TAPS = 5  # along an axis, of a window that is unrolled in a contiguous extent
+MOST_SUMMED = (2**31 - 1) // 255  # integers of 8 bits less a zero point, whose sum is sure to be an int32
 LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own; the second if pixels fill vectors
 
 
@@ -173,7 +172,7 @@ def _why_not_wide_lines(b: Blocking) -> Reason:
 
 def _wide_lines(b: Blocking) -> Op:
     elements = b.line_columns * b.lanes
-    args = pl.LineArgs(**b.args._asdict(), line_elements=elements, line_bytes=elements * b.itemsize)
+    args = pl.LineArgs(**b.args._asdict(), line_elements=elements, line_bytes=elements * b.held.itemsize)
     return _op(b, pl.pool_wide_lines(*b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
 
 
@@ -187,7 +186,7 @@ def _why_not_lines(b: Blocking) -> Reason:
 
 
 def _line_bytes(b: Blocking) -> int:
-    return -(-(b.line_columns * b.view.inner * b.itemsize + pl.SLACK) // 64) * 64
+    return -(-(b.line_columns * b.view.inner * b.held.itemsize + pl.SLACK) // 64) * 64
 
 
 def _lines(b: Blocking) -> Op:
@@ -199,7 +198,7 @@ def _lines(b: Blocking) -> Op:
 
 
 def _bins(b: Blocking) -> Op:
-    scratch = pk.LINE + b.row_bytes + pl.SLACK
+    scratch = pk.LINE + b.row_bytes // b.itemsize * b.held.itemsize + pl.SLACK
     return _op(b, pl.pool_bins(*b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
 
 
@@ -253,7 +252,7 @@ def _planes(b: Blocking) -> Op:
     runs = groups // run if run else 0
     args = pk.PlaneArgs(**b.args._asdict(), runs=runs, run=run, left=total - runs * run * group)
     chunk = chunk_of(v.planes, total * b.itemsize, b.threads, TASK_BYTES)
-    scratch = pk.LINE + (1 + pk.MOST_FOLDED) * lanes * b.itemsize
+    scratch = pk.LINE + (1 + pk.MOST_FOLDED) * lanes * b.held.itemsize
     kernel = pk.pool_planes(*b.reduction, v.inner)
     return _op(b, kernel, args, (v.planes, chunk), scratch, table_of(b))
 
@@ -304,33 +303,6 @@ def _line_indices(b: Blocking) -> Op:
     return _op(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
 
-# ---------------------------------------------------------------- the reference
-
-
-def _reference(b: Blocking, indices: int) -> Op:
-    p, h, w = b.problem, axis_of(b.problem, "h"), axis_of(b.problem, "w")
-    s, padded = geometry(b.src, p.src_shape, b.itemsize), b.dst.padded_shape(p.dst_shape)[1]
-    args = pk.ReferenceArgs(
-        src=SRC,
-        dst=DST,
-        idx=IDX if indices else 0,
-        table=OWN_TABLE,
-        oh=p.oh,
-        ow=p.ow,
-        iw=p.iw,
-        channels=p.ic,
-        padded=padded,
-        row_step=h.dilation * s.row,
-        col_step=w.dilation * s.col,
-        dh=h.dilation,
-        dw=w.dilation,
-        s=s,
-        d=geometry(b.dst, p.dst_shape, b.itemsize),
-    )
-    kernel = pk.pool_reference(*b.reduction[:2], indices)
-    return Op(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))
-
-
 # ---------------------------------------------------------------- rows of the table
 
 
@@ -347,17 +319,27 @@ def _row(
 
     def reason(problem: Any, src: Layout, dst: Layout) -> Reason:
         b = Blocking(problem, src, dst, first)
-        if b.is_average and not first.is_float:
-            return "averages are of floats"
+        if b.is_widened and (first.itemsize > 1 or name == "pool_runs_i8"):
+            return "averages are of floats or of integers of 8 bits, whose lines this kernel does not widen"
+        if b.is_widened and b.most_taps > MOST_SUMMED:
+            return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"
         if src != dst and not reference:
             return "does not change the layout"
         return None if why_not is None else why_not(b)
 
-    def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-        b = Blocking(problem, src, dst, types.src, threads)
+    def make(
+        problem: Any,
+        src: Layout,
+        dst: Layout,
+        types: Types,
+        threads: int,
+        quantizations: tuple[Quantization, Quantization] | None = None,
+    ) -> Primitive:
+        b = Blocking(problem, src, dst, types.src, threads, quantizations)
         return Primitive(lambda: cost(b, *loads), lambda: [op_of(b)], blocking=b)
 
-    return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
+    taken = {*dtypes, *(str(Types.converted(dtype, dtype)) for dtype in dtypes if not element(dtype).is_float)}
+    return Row(name, op, dtypes=frozenset(taken), why_not=reason, make=make, reference=reference)
 
 
 def _rows(
@@ -382,14 +364,14 @@ ROWS = (
     *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines, (line_loads, 3.0)),
     *_rows("pool_lines", _why_not_lines, _lines, (line_loads, 3.5)),
     *_rows("pool_bins", _why_not_narrow, _bins, (window_loads, 15.0)),
-    _row("pool_reference", ANY_TYPE, None, partial(_reference, indices=0), (element_loads, 8.0), "pool2d"),
+    _row("pool_reference", ANY_TYPE, None, partial(reference_op, indices=0), (element_loads, 8.0), "pool2d"),
     *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, (window_loads, 4.0), "pool2d_indices"),
     *_rows("pool_line_indices", _why_not_line_indices, _line_indices, (window_loads, 4.0), "pool2d_indices"),
     _row(
         "pool_indices",
         ANY_TYPE,
         _why_not_indices,
-        partial(_reference, indices=1),
+        partial(reference_op, indices=1),
         (element_loads, 12.0),
         "pool2d_indices",
     ),

@@ -15,8 +15,8 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.ir import I32, const, emitted, shuffle, splat
-from blockconv.kernels.pool.codegen import Reducer, Reduction
 from blockconv.kernels.pool.kernels import PoolArgs, output_row, start
+from blockconv.kernels.pool.reduction import Reducer, Reduction
 
 __all__ = ["ShuffledTile", "ShufflesArgs", "pool_shuffles"]
 

@@ -1,0 +1,208 @@
+"""Calls of pools: what goes in is bound once for each shape, layout and dtype, and what comes out is of its kind."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blockconv.api.pool_problems import PROBLEMS, Problem, Shape
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.interop import as_numpy, like
+from blockconv.core.layout import Layout
+from blockconv.core.problem import AdaptivePool2dProblem
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
+from blockconv.dispatch.boundary import (
+    NCHW,
+    Array,
+    cache_key,
+    check_out,
+    checked_alias,
+    dense_layout,
+    native_layout,
+    reordered,
+    storage_of,
+)
+from blockconv.dispatch.quantizing import check_zero_point
+from blockconv.kernels.pool.rows import MOST_SUMMED
+from blockconv.runtime import Program, address_of, get_num_threads
+
+__all__ = ["NOT_QUANTIZED", "PoolCall", "PoolIntegers", "pool"]
+
+_BYTES = ("uint8", "int8")
+_NUMBERS = ("float32", "float64", "int8", "uint8")
+
+
+class PoolIntegers(NamedTuple):
+    """The arguments of averages that are for integers, as they are given."""
+
+    input_quantization: Quantization | None = None
+    out_quantization: Quantization | None = None
+
+
+NOT_QUANTIZED = PoolIntegers()
+
+
+class PoolCall(NamedTuple):
+    """A pooling function, and its arguments beside the arrays."""
+
+    op: str
+    parameters: tuple[Any, ...]
+    indices: bool = False
+    integers: PoolIntegers = NOT_QUANTIZED
+
+
+class BoundPool(NamedTuple):
+    """A pool of one shape, layout and dtype, ready for the addresses of a call. zero_point: of outputs."""
+
+    shape: Shape
+    program: Program
+    threads: int
+    zero_point: int
+
+    def run(self, op: str, src: Array, dst: Array, indices: Array | None) -> None:
+        start, to = checked_alias(op, src, dst)
+        self.program.run((start, to) if indices is None else (start, to, address_of(indices)), self.threads)
+
+
+_made: dict[Any, BoundPool] = {}
+_MOST_MADE = 4096
+
+
+def _bind(call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int = 0) -> BoundPool:
+    """zero_point: what a BlockedArray says that its padding holds."""
+    said = call.indices, call.integers, zero_point, get_num_threads()
+    key = (call.op, cache_key(call.parameters), shape, layout, dtype, *said)
+    return _made.get(key) or _make(key, call, shape, layout, dtype, zero_point)
+
+
+def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantization, Quantization] | None:
+    """What the integers of source and destination stand for; None: of floats, or of themselves."""
+    for name, given in call.integers._asdict().items():
+        if given is None:
+            continue
+        if not isinstance(given, Quantization):
+            raise ArgumentError(call.op, name, given, "has to be a Quantization, or None")
+        if str(dtype) not in _BYTES:
+            raise ArgumentError(call.op, name, given, f"is for integers of 8 bits, and the input is {dtype}")
+        given.check(call.op, name, dtype)
+    src, dst = call.integers
+    if src is not None:
+        check_zero_point(call.op, "input", zero_point, src)
+    elif dst is not None:
+        raise ArgumentError(call.op, "input_quantization", None, "has to be given with out_quantization")
+    elif zero_point and str(dtype) in _BYTES:
+        src = Quantization(1.0, zero_point)
+    return None if src is None else (src, src if dst is None else dst)
+
+
+def _check_sums(op: str, problem: Problem) -> None:
+    """Raise if the sum of a window's integers may be more than an int32 holds."""
+    kh, kw = (problem.ih, problem.iw) if isinstance(problem, AdaptivePool2dProblem) else (problem.kh, problem.kw)
+    covered = min(kh, problem.ih) * min(kw, problem.iw)
+    if covered > MOST_SUMMED:
+        rule = f"a window of integers may cover at most {MOST_SUMMED} elements, whose sum is an int32"
+        raise ArgumentError(op, "input", problem.src_shape, rule, "average the averages of parts, or floats")
+
+
+def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int) -> BoundPool:
+    op, indices, threads = call.op, call.indices, get_num_threads()
+    name = str(dtype)
+    if name not in _NUMBERS:
+        raise DtypeError(op, "input", name, f"has to be of {', '.join(_NUMBERS)}")
+    given = _quantizations(call, dtype, zero_point)
+    least = 0 if op == "adaptive_avg_pool2d" else 1  # torch takes no channels there, and only there
+    if shape[1] < least or min(shape[2:]) < 1:
+        raise ArgumentError(op, "input", shape, f"H and W have to be at least 1, C at least {least}")
+    problem = PROBLEMS[op](shape, *call.parameters)
+    if name in _BYTES and "max" not in op:
+        _check_sums(op, problem)
+    program = Program(())
+    if 0 not in problem.dst_shape:
+        types = Types.all(dtype) if "max" in op or name not in _BYTES else Types.converted(name, name)
+        row = selection.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, types)
+        seconds = row.prepare(problem, layout, layout, types).seconds
+        ops = row.prepare(problem, layout, layout, types, threads, quantizations=given).ops()
+        program = Program(ops, seconds)
+    if len(_made) >= _MOST_MADE:
+        _made.clear()
+    zero_point = given[1].zero_point if given is not None and not indices else 0
+    bound = _made[key] = BoundPool(problem.dst_shape, program, threads, zero_point)
+    return bound
+
+
+def pool(call: PoolCall, input: Any, out: Any, out_layout: Layout | str | None) -> Any:
+    """The output, and for indices these too, of the input's kind."""
+    wanted = None if out_layout is None else native_layout(out_layout, call.op, "out_layout")
+    if isinstance(input, BlockedArray):
+        return _on_blocked(call, input, out, wanted)
+    return _on_array(call, input, out, wanted)
+
+
+def _on_blocked(call: PoolCall, x: BlockedArray, out: Any, wanted: Layout | None) -> Any:
+    op, indices = call.op, call.indices
+    if len(x.shape) != 4:
+        raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
+    src = x if x.layout.is_native else reordered(op, x, NCHW, 5)
+    bound = _bind(call, src.shape, src.layout, x.dtype, src.zero_point)
+    final = wanted or x.layout
+    if out is not None:
+        check_out(op, out, BlockedArray, bound.shape, src.storage.dtype, final)
+        if out.zero_point != bound.zero_point:
+            raise ArgumentError(op, "out", out, f"has to have the output's zero point, {bound.zero_point}")
+    # Pools do not change layouts: another one is a reorder of their output, which is smaller than their input.
+    direct = final is src.layout
+    dst = out if out is not None and direct else allocate(bound.shape, src.layout, src.storage.dtype, bound.zero_point)
+    where = allocate(bound.shape, src.layout, np.dtype(np.int64)) if indices else None
+    bound.run(op, src.storage, dst.storage, None if where is None else where.storage)
+    if not direct:
+        dst = to_layout(dst, final, out=out)
+    if where is None:
+        return dst
+    return dst, where if direct else to_layout(where, final)
+
+
+def _on_array(call: PoolCall, input: Any, out: Any, wanted: Layout | None) -> Any:
+    op, indices = call.op, call.indices
+    x = as_numpy(input, op, "input")
+    unbatched = x.ndim == 3
+    if unbatched:
+        x = x[None]
+    if x.ndim != 4:
+        raise ArgumentError(op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+    storage, layout = storage_of(x, is_channels_last(x))
+    bound = _bind(call, x.shape, layout, x.dtype)
+    target, final = _target(op, out, bound.shape, x, layout, wanted, unbatched)
+    direct = final is layout
+    dst = target if direct else allocate(bound.shape, layout, x.dtype).storage
+    where = allocate(bound.shape, layout, np.dtype(np.int64)).storage if indices else None
+    bound.run(op, storage, dst, where)
+    if not direct:
+        to_layout(BlockedArray(dst, layout, bound.shape), final, out=BlockedArray(target, final, bound.shape))
+
+    def leave(held: Array, layout: Layout) -> Any:
+        result = held.transpose(layout.logical)
+        return like(input, result[0] if unbatched else result)
+
+    result = out if out is not None else leave(target, final)
+    return result if where is None else (result, leave(where, layout))
+
+
+def _target(
+    op: str, out: Any, shape: Shape, x: Array, layout: Layout, wanted: Layout | None, unbatched: bool
+) -> tuple[Array, Layout]:
+    """The storage to write, and its layout: that of `out`, else a new one."""
+    if wanted is not None and wanted.is_blocked:
+        rule = "an array's output can be NCHW or NHWC"
+        raise LayoutError(op, "out_layout", str(wanted), rule, "give a BlockedArray as input")
+    if out is None:
+        final = wanted or layout
+        return allocate(shape, final, x.dtype).storage, final
+    written = as_numpy(out, op, "out", write=True)
+    written = written[None] if unbatched else written
+    check_out(op, written, np.ndarray, shape, x.dtype, None)
+    final = dense_layout(op, written, is_channels_last(written))
+    return written.transpose(final.outer), final

@@ -1,0 +1,239 @@
+"""What pooling reduces, and by which vectors: a maximum or a sum of elements, of floats or integers.
+
+A maximum takes a NaN wherever it meets one and keeps the first of equals, as PyTorch's does. Sums are never taken back
+by a subtraction, so a NaN or infinity reaches the windows that hold it and no other. Integers are summed less their
+zero point, as int32, and such sums are what lines of scratch then hold: an average is the sum as float32, divided by
+how many it counts times what a step of outputs is of one of the image, and rounded to even.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType, element
+from blockconv.jit.arguments import Arguments, group
+from blockconv.jit.ir import const, pointer, shuffle
+from blockconv.kernels.common.requantize import Elements, QuantizationArguments
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = [
+    "MAXIMUM",
+    "SUM",
+    "PoolQuantization",
+    "Reducer",
+    "Reduction",
+    "averaged",
+    "held_type",
+    "quantization_at",
+]
+
+MAXIMUM, SUM = range(2)
+SUMS = 4  # that hide the latency of an addition
+
+_Vectors = list[Any]
+
+
+def held_type(operation: int, element_type: ElementType) -> ElementType:
+    """The type that elements are reduced in: int32 for sums of integers."""
+    return element("int32") if operation == SUM and not element_type.is_float else element_type
+
+
+class Reduction(NamedTuple):
+    """What a kernel reduces, and by which vectors."""
+
+    operation: int  # MAXIMUM or SUM
+    element: int  # the element type's code
+    lanes: int  # elements of a vector
+    masked: int = 0  # 1: a value is stored for channels that do not exist: zero, or what stands for it
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the image and of outputs."""
+        return ElementType.of(self.element).itemsize
+
+    @property
+    def held(self) -> ElementType:
+        """The type that elements are reduced in, and that lines of scratch hold."""
+        return held_type(self.operation, ElementType.of(self.element))
+
+
+class PoolQuantization(Arguments):
+    """What the integers of a pool stand for."""
+
+    src = group(QuantizationArguments, "of the image")
+    dst = group(QuantizationArguments, "of outputs")
+
+
+def quantization_at(builder: Any, address: Any, side: str) -> Any:
+    """The address of one side's `QuantizationArguments`."""
+    return builder.add(address, const(8 * PoolQuantization.fields[side].first))
+
+
+def averaged(elements: Elements, total: Any, divisor: Any) -> Any:
+    """Sums of integers less their zero point as integers of outputs: divided as float32, which rounds once."""
+    return elements.rounded(elements.b.fdiv(elements.b.sitofp(total, elements.real.kind), divisor))
+
+
+class Reducer(Vectors):
+    """The vector code of a reduction: over vectors of what is held, which are read from `memory`.
+
+    integers: the address of their `QuantizationArguments`, where integers are read or written.
+    """
+
+    def __init__(self, builder: Any, reduction: Reduction, integers: Any = None) -> None:
+        super().__init__(builder, reduction.held, reduction.lanes)
+        self.memory = Vectors(builder, ElementType.of(reduction.element), reduction.lanes)
+        self.is_sum, self.is_masked = reduction.operation == SUM, bool(reduction.masked)
+        self.is_widened = reduction.held != self.memory.type
+        if integers is not None and self.is_widened:
+            sides = [quantization_at(builder, integers, side) for side in ("src", "dst")]
+            self.image, self.outputs = (Elements(builder, self.memory.type, self.lanes, side) for side in sides)
+        if integers is not None and self.is_masked and not self.memory.type.is_float:
+            words = QuantizationArguments.load(builder, quantization_at(builder, integers, "dst"))
+            self.filled = self.memory.splat(builder.trunc(words.zero_point, self.memory.element))
+        self.sums: _Vectors = []  # slots, while a guard adds up what is read: see `guarded`
+        self._read = 0
+
+    @property
+    def identity(self) -> Any:
+        """What changes no result, a scalar: zero, or the least value."""
+        if self.is_sum:
+            return 0.0 if self.type.is_float else 0
+        if self.type.is_float:
+            return -math.inf
+        return -(1 << (8 * self.itemsize - 1)) if self.type.kind == "signed" else 0
+
+    def add(self, x: Any, y: Any) -> Any:
+        return self.b.fadd(x, y) if self.type.is_float else self.b.add(x, y)
+
+    def more(self, x: Any, y: Any) -> Any:
+        """Where x > y, both vectors or both scalars; false where one is NaN."""
+        if self.type.is_float:
+            return self.b.fcmp_ordered(">", x, y)
+        return (self.b.icmp_signed if self.type.kind == "signed" else self.b.icmp_unsigned)(">", x, y)
+
+    def combine(self, acc: Any, x: Any) -> Any:
+        """`acc` with one value more."""
+        if self.is_sum:
+            return self.add(acc, x)
+        # x86's own maximum gives `acc` if either is NaN, which is wrong only where `x` is.
+        larger = self.b.select(self.more(x, acc), x, acc)
+        if self.sums or not self.type.is_float:
+            return larger
+        return self.b.select(self.b.fcmp_unordered("uno", x, x), x, larger)
+
+    def accumulators(self, count: int) -> _Vectors:
+        return self.slots(count, self.c(self.identity))
+
+    def accumulate(self, slot: Any, x: Any) -> None:
+        self.b.store(self.combine(self.b.load(slot), x), slot)
+
+    def reduced(self, vectors: int, known: int, count: Any, read: Callable[[Any, int], Any]) -> _Vectors:
+        """`vectors` reductions of `count` steps; read(step, v) gives a value. known: `count`, if not 0; unrolled."""
+        if known:
+            values = [read(const(0), v) for v in range(vectors)]
+            for step in range(1, known):
+                values = [self.combine(value, read(const(step), v)) for v, value in enumerate(values)]
+            return values
+        slots = self.accumulators(vectors)
+        with cgutils.for_range(self.b, count) as loop:
+            for v, slot in enumerate(slots):
+                self.accumulate(slot, read(loop.index, v))
+        return [self.b.load(slot) for slot in slots]
+
+    def guarded(self, compute: Callable[[], _Vectors], store: Callable[[_Vectors], None]) -> None:
+        """``store(compute())``, faster for maxima: as if nothing were NaN, and once more if the sums say that it was.
+
+        A maximum that takes a NaN wherever it meets one is three instructions, x86's own is one. All values that
+        `compute` reads by `read` are added up, on units that maxima leave idle; the sum is NaN if one of them is (or
+        if both infinities are among them).
+        """
+        if self.is_sum or not self.type.is_float:
+            store(compute())
+            return
+        self.sums = self.slots(SUMS, self.c(0.0))
+        values = compute()
+        total = self.b.load(self.sums[0])
+        for slot in self.sums[1:]:
+            total = self.add(total, self.b.load(slot))
+        is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), ir.IntType(self.lanes))
+        self.sums = []
+        some = self.b.icmp_unsigned("!=", is_nan, is_nan.type(0))
+        # Stored before it is known, so that no register has to hold a result until then.
+        store(values)
+        with self.b.if_then(some, likely=False):
+            store(compute())
+
+    def read(self, address: Any, mask: Any | None = None) -> Any:
+        """The image's vector at `address`, for the guard to see. Lanes that the mask lacks change no result."""
+        if not self.is_widened:
+            return self.read_held(address, mask)
+        value = self.image.difference(self.memory.load(address, mask))
+        return value if mask is None else self.b.select(mask, value, self.zero)
+
+    def read_held(self, address: Any, mask: Any | None = None) -> Any:
+        """The same of a vector in the scratch."""
+        value = self.load(address, mask, self.identity)
+        if self.sums:
+            slot = self.sums[self._read % len(self.sums)]
+            self._read += 1
+            self.b.store(self.add(self.b.load(slot), value), slot)
+        return value
+
+    def read_pixels(self, address: Any, inner: int, stride: int) -> Any:
+        """As many whole pixels of `inner` elements as a vector holds, each `stride` pixels after the one before it."""
+        if stride == 1:
+            return self.load(address)
+        offsets = [(k // inner) * stride * inner + k % inner for k in range(self.lanes // inner * inner)]
+        value = ir.Constant(self.kind, ir.Undefined)
+        for first in range(0, offsets[-1] + 1, self.lanes):
+            here = [k for k, offset in enumerate(offsets) if first <= offset < first + self.lanes]
+            if not here:
+                continue
+            part = self.load(self.b.add(address, const(first * self.itemsize)))
+            chosen = list(range(self.lanes))
+            for k in here:
+                chosen[k] = self.lanes + offsets[k] - first
+            value = shuffle(self.b, value, part, chosen)
+        return value
+
+    def scale(self, address: Any, spread: bool = True) -> Any:
+        """What sums are multiplied by, or those of integers divided by; spread: one for all lanes. None: for maxima."""
+        if not self.is_sum:
+            return None
+        f = Vectors(self.b, element("float32"), self.lanes) if self.is_widened else self
+        return f.broadcast(address) if spread else f.load(address)
+
+    def store_result(self, value: Any, address: Any, scale: Any, mask: Any, count: Any | None = None) -> None:
+        """Store what windows come to, with the vector `scale` of sums.
+
+        mask: the address of zero bits for channels that do not exist. count: the elements that are stored, if not all.
+        """
+        memory = self.memory
+        if self.is_widened:
+            value = averaged(self.outputs, value, scale)
+        elif self.is_sum:
+            value = self.mul(value, scale)
+        if self.is_masked and self.type.is_float:
+            value = memory.with_zero_bits(value, mask)
+        elif self.is_masked:
+            keep = self.b.load(pointer(self.b, mask, memory.kind), align=1)
+            value = self.b.select(self.b.icmp_signed("!=", keep, memory.zero), value, self.filled)
+        memory.store(value, address, None if count is None else self.below(count))
+
+    def after(self, address: Any, steps: int, step: Any) -> Any:
+        """The address `steps` times `step` bytes after another."""
+        return address if steps == 0 else self.b.add(address, self.b.mul(const(steps), step))
+
+    def plus(self, address: Any, elements: int) -> Any:
+        """The address so many elements of the image, or of outputs, after another."""
+        return self.b.add(address, const(elements * self.memory.itemsize))
+
+    def plus_held(self, address: Any, elements: int) -> Any:
+        """The same of what is held, in the scratch, and of scales."""
+        return self.b.add(address, const(elements * self.itemsize))

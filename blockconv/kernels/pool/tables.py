@@ -1,0 +1,72 @@
+"""The tables of pools: what windows cover, what their sums are multiplied by, which channels exist."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from blockconv.kernels.pool.blocking import MASK_VECTORS, Blocking, Windows, windows
+from blockconv.kernels.pool.kernels import WindowRow
+from blockconv.runtime import Block
+
+__all__ = ["Scales", "masks_of", "table_of"]
+
+
+class Scales(NamedTuple):
+    """A line of scales: each column's stands `repeat` times, and `more` elements go on from the line's beginning."""
+
+    repeat: int = 1
+    more: int = 0
+
+
+ONE_EACH = Scales()
+
+
+def table_of(
+    b: Blocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: Scales = ONE_EACH
+) -> Block:
+    """The table of a pool's windows, or `of` other rows and columns of windows.
+
+    A WindowRow for each row; a WindowColumn for each column, if the kernel asks for `columns`; for averages a line of
+    scales for each height that counts, and slack for a vector's load.
+    """
+    h, w = of or (windows(b.problem, "h"), windows(b.problem, "w"))
+    empty = np.empty(0, np.int64)
+    of_columns = np.stack([w.first, w.taps], axis=1).ravel() if columns else empty
+    held, lines = empty, np.zeros_like(h.first)
+    if b.is_average:
+        heights, which = np.unique(h.counted, return_inverse=True)
+        filled = _scales(b, heights, np.repeat(w.counted, scales.repeat), scales.more)
+        lines = WindowRow.nbytes * len(lines) + 8 * (len(of_columns) + filled.shape[1] * which)
+        held = np.append(filled, np.zeros(8, np.int64))
+    return np.concatenate([np.stack([h.first, h.taps, lines], axis=1).ravel(), of_columns, held])
+
+
+def masks_of(b: Blocking, elements: int) -> Block:
+    """Two masks over elements of pixels, of ones, and with zero bits for the last block's channels that do not exist.
+
+    Each holds so many elements and what vectors read after that.
+    """
+    exist = np.resize(b.view.exist, elements + MASK_VECTORS * b.lanes)
+    words = np.zeros((2, -(-exist.size * b.itemsize // 8) * 8 // b.itemsize), f"i{b.itemsize}")
+    words[0], words[1, : exist.size] = -1, np.where(exist, -1, 0)
+    return words.ravel().view(np.int64)
+
+
+def _scales(b: Blocking, heights: Block, widths: Block, more: int) -> Block:
+    """A line of whole words for each height: 1 / (height * width), or 0 for empty windows.
+
+    Of integers (height * width) times what a step of outputs is of one of the image, by which sums are divided.
+    """
+    widths = np.resize(widths, widths.size + more)
+    itemsize = b.held.itemsize
+    words = -(-widths.size * itemsize // 8)
+    held = np.zeros((len(heights), 8 * words // itemsize), "float32" if b.is_widened else b.element.name)
+    for line, height in zip(held, heights, strict=True):
+        counts = (height * widths).astype(np.float64)
+        if b.is_widened:
+            line[: widths.size] = np.where(counts != 0, counts * b.step, 1.0)
+        else:
+            line[: widths.size] = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
+    return held.view(np.int64)
