@@ -29,10 +29,10 @@ def isa_layouts() -> list[Any]:
 _ARENAS = [Guarded(1 << 21) for _ in range(7)] if available() else []
 
 
-def rows(op: str, problem: Any, src: str, dst: str | None = None, dtype: str = "float32") -> Iterator[Row]:
+def rows(op: str, problem: Any, src: str, dst: str | None, types: Types) -> Iterator[Row]:
     """Every row that says that it can solve the problem."""
     for row in TABLE:
-        if row.op == op and not selection.why_not(row, problem, Layout(src), Layout(dst or src), Types.all(dtype)):
+        if row.op == op and not selection.why_not(row, problem, Layout(src), Layout(dst or src), types):
             yield row
 
 
@@ -46,21 +46,23 @@ def place(logical: Array, layout: str, dirt: object) -> Array:
 def check(
     op: str, problem: Any, layout: str, operands: Sequence[tuple[Array, str]], wanted: Array, *,
     dst: str | None = None, exact: bool = True, tolerance: float = 1e-6, threads: int = 1, in_place: int | None = None,
-    scale: float | None = None, **options: Any,
+    scale: float | None = None, fill: float = 0, **options: Any,
 ) -> set[str]:  # fmt: skip
     """Run every kernel for it at both ends of guarded memory. operands: logical arrays, and their layouts ("": dense).
 
-    in_place: the destination is this operand's memory.
+    in_place: the destination is this operand's memory. fill: what its padding has to hold. (Integers are computed with
+    where an option says what they stand for.)
     """
     dtype = wanted.dtype
+    types = Types.converted(str(dtype), str(dtype)) if "quantizations" in options else Types.all(dtype)
     names = set()
-    after = place(wanted, dst or layout, 0)
-    before = [np.ravel(x) if lay == "" else place(x, lay, np.nan) for x, lay in operands]
-    found = list(rows(op, problem, layout, dst, str(dtype)))
+    after = place(wanted, dst or layout, fill)
+    before = [np.ravel(x) if lay == "" else place(x, lay, np.nan if x.dtype.kind == "f" else 99) for x, lay in operands]
+    found = list(rows(op, problem, layout, dst, types))
     assert found, f"no kernel for {problem} from {layout} to {dst or layout}"
     for row, where in itertools.product(found, ("end", "start")):
         layouts = Layout(layout), Layout(dst or layout)
-        program = Program(row.prepare(problem, *layouts, Types.all(dtype), threads, **options).ops())
+        program = Program(row.prepare(problem, *layouts, types, threads, **options).ops())
         what = f"{row.name}, {problem}, {layout} to {dst or layout}, {dtype}, {options}, against the {where}"
         sources = []
         for arena, storage in zip(_ARENAS, before, strict=False):

@@ -1,4 +1,7 @@
-"""Elementwise ops as vector code: contiguous elements, and what goes along with them."""
+"""Elementwise ops as vector code: contiguous elements, and what goes along with them.
+
+Integers of 8 bits are computed with as what they stand for, in float32, and the result is quantized.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.arguments import Arguments, group
+from blockconv.jit.ir import const, emitted, pointer
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
+from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["UNROLL", "Extents", "OpKind", "Operand", "eltwise_extent", "operand_count"]
+__all__ = ["UNROLL", "EltwiseQuantization", "Extents", "OpKind", "Operand", "eltwise_extent", "operand_count"]
 
 UNROLL = 4  # vectors at a time
 
@@ -38,13 +43,21 @@ def operand_count(kind: int) -> int:
     return {OpKind.NOTHING: 0, OpKind.AFFINE: 2}.get(kind, 1)
 
 
+class EltwiseQuantization(Arguments):
+    """What the integers of an elementwise op stand for."""
+
+    src = group(QuantizationArguments, "of the source")
+    other = group(QuantizationArguments, "of the operand")
+    dst = group(QuantizationArguments, "of the destination")
+
+
 class Extents(NamedTuple):
     """Extents of contiguous elements.
 
     src, dst: the addresses of the first one. other, second: those of as many elements of the operands, or of those that
     are repeated. mask: of as many elements with zero bits where no channel exists. size: elements of an extent.
     activation: the address of its `ActivationArguments`. extents: how many; step, stride: bytes from an extent to the
-    next, and of the operands.
+    next, and of the operands. integers: the address of their `EltwiseQuantization`.
     """
 
     src: int
@@ -57,6 +70,37 @@ class Extents(NamedTuple):
     extents: int
     step: int
     stride: int
+    integers: int
+
+
+class _Sides:
+    """Code over the elements of source, operands and destination, and over those that are computed with."""
+
+    def __init__(self, builder: Any, element: ElementType, lanes: int, integers: Any) -> None:
+        self.memory = self.real = Vectors(builder, element, lanes)
+        self.is_converted = not element.is_float
+        if self.is_converted:
+            at = [builder.add(integers, const(8 * field.first)) for field in EltwiseQuantization.fields.values()]
+            self.src, self.other, self.dst = (Elements(builder, element, lanes, address) for address in at)
+            self.real = self.dst.real
+            self.fill = self.memory.splat(builder.trunc(self.dst.words.zero_point, self.memory.element))
+
+    def source(self, x: Any) -> Any:
+        return self.src.dequantized(x) if self.is_converted else x
+
+    def operand(self, x: Any) -> Any:
+        return self.other.dequantized(x) if self.is_converted else x
+
+    def result(self, x: Any) -> Any:
+        return self.dst.quantized(x) if self.is_converted else x
+
+    def masked(self, x: Any, mask: Any) -> Any:
+        """A result where the bits at the address `mask` are not zero; elsewhere zero, or what stands for it."""
+        b, v = self.memory.b, self.memory
+        if not self.is_converted:
+            return v.with_zero_bits(x, mask)
+        keep = b.load(pointer(b, mask, v.kind), align=1)
+        return b.select(b.icmp_signed("!=", keep, v.zero), x, self.fill)
 
 
 def eltwise_extent(
@@ -71,20 +115,23 @@ def eltwise_extent(
 
     @emitted
     def compute(builder: Any, x: Extents) -> None:
-        v = Vectors(builder, element, lanes)
-        activate = _activation(v, act, x.activation)
+        sides = _Sides(builder, element, lanes, x.integers)
+        activate = _activation(sides.real, act, x.activation)
         with cgutils.for_range(builder, x.extents) as loop:
             at, offset = builder.mul(loop.index, x.step), builder.mul(loop.index, x.stride)
             src, dst = builder.add(x.src, at), builder.add(x.dst, at)
             addresses = [builder.add(address, offset) for address in (x.other, x.second)][: operand_count(kind)]
-            _extent(v, x, src, dst, _operands(v, operand, addresses, inner), activate)
+            _extent(sides, x, src, dst, _operands(sides, operand, addresses, inner), activate)
 
-    def _extent(v: Vectors, x: Extents, src: Any, dst: Any, operands: Any, activate: Any) -> None:
+    def _extent(sides: _Sides, x: Extents, src: Any, dst: Any, operands: Any, activate: Any) -> None:
+        v = sides.memory
+
         def vector(offset: Any, mask: Any | None, k: int | None = None) -> None:
-            value = v.load(v.b.add(src, offset), mask)
+            value = sides.source(v.load(v.b.add(src, offset), mask))
             value = activate(_combined(v, kind, value, *[*operands(offset, mask, k), None, None][:2]))
+            value = sides.result(value)
             if masked:
-                value = v.with_zero_bits(value, v.b.add(x.mask, offset))
+                value = sides.masked(value, v.b.add(x.mask, offset))
             v.store(value, v.b.add(dst, offset), mask)
 
         v.each(x.size, vector, unroll)
@@ -92,21 +139,23 @@ def eltwise_extent(
     return compute
 
 
-def _operands(v: Vectors, operand: int, addresses: list[Any], inner: int) -> Callable[..., list[Any]]:
+def _operands(sides: _Sides, operand: int, addresses: list[Any], inner: int) -> Callable[..., list[Any]]:
     """operands(offset, mask, k): their vectors at an offset; k: the vector's number in an unrolled loop, if known."""
+    v, real = sides.memory, sides.real
     if operand != Operand.REPEATED:
-        return lambda offset, mask, k: [v.load(v.b.add(address, offset), mask) for address in addresses]
-    held = [v.repeated(address, inner) for address in addresses]
+        return lambda offset, mask, k: [sides.operand(v.load(v.b.add(at, offset), mask)) for at in addresses]
+    held = [[sides.operand(x) for x in v.repeated(address, inner)] for address in addresses]
     count = math.lcm(inner, v.lanes) // v.lanes
     if count == 1:
         return lambda offset, mask, k: [vectors[0] for vectors in held]
-    kept = [v.kept(vectors) for vectors in held]
+    kept = [real.kept(vectors) for vectors in held]
 
     def operands(offset: Any, mask: Any | None, k: int | None) -> list[Any]:
         if k is not None:
             return [vectors[k % count] for vectors in held]
         period = v.b.urem(offset, const(count * v.bytes))
-        return [v.load(v.b.add(address, period)) for address in kept]
+        at = v.b.mul(period, const(real.itemsize // v.itemsize))
+        return [real.load(v.b.add(address, at)) for address in kept]
 
     return operands
 

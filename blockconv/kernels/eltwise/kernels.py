@@ -6,10 +6,10 @@ import functools
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, table, word
+from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
-from blockconv.kernels.eltwise.codegen import Extents, Operand, eltwise_extent, operand_count
+from blockconv.kernels.eltwise.codegen import EltwiseQuantization, Extents, Operand, eltwise_extent, operand_count
 
 __all__ = ["EltwiseArgs", "EltwiseLoop", "eltwise"]
 
@@ -46,6 +46,7 @@ class EltwiseArgs(Arguments):
     written = word("whether it is to be written out", "0 or 1")
     valid = word("channels that exist")
     block = word("in a block, where the last one has a tail; else 1", "channels")
+    integers = group(EltwiseQuantization, "of elements that are integers")
     depth = word("loops around the last")
     loops = table(EltwiseLoop, None, "loops around the last, innermost first")
 
@@ -108,6 +109,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
         a = EltwiseArgs(args)
         extent, extents, inner, period = a.extent, a.extents, a.inner, a.period
         written, block, act_at, table_bytes = a.written, a.block, a.activation, a.period * itemsize
+        words = a.integers.address
         mask, held, masked = scratch + 2 * table_bytes, -1, 0
         for task in range(first, last):
             start, count, extent_first, outer = part_of(a, task)
@@ -120,7 +122,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
                     size, times, stride = period, count // period, 0
                 step = (period if periodic else extent) * itemsize
                 x, y, z = a.src + at, a.other + offset, a.second + offset
-                compute(Extents(x, y, z, mask, a.dst + at, size, act_at, times, step, stride))
+                compute(Extents(x, y, z, mask, a.dst + at, size, act_at, times, step, stride, words))
                 continue
             for row in range(extent_first, min(extents, extent_first + a.task_extents)):
                 at = ((outer * extents + row) * extent + start) * itemsize
@@ -144,7 +146,8 @@ def eltwise(element, lanes, kind, operand, act, repeated):
                 for p in range((count + part - 1) // part):
                     at = p * part * itemsize
                     y, z = other + (at if full else 0), second + (at if full else 0)
-                    run = Extents(src + at, y, z, mask, dst + at, min(part, count - p * part), act_at, 1, 0, 0)
+                    size = min(part, count - p * part)
+                    run = Extents(src + at, y, z, mask, dst + at, size, act_at, 1, 0, 0, words)
                     if valid < block:
                         compute_masked(run)
                     else:

@@ -10,7 +10,9 @@ zero, and whatever lay there.
 Buffers: activation: source, destination. binary: first operand, second operand, destination.
 affine: source, scale (C), shift (C), destination. The destination may be an operand of its own shape and layout.
 Options of the primitive: activation, an `Activation` that follows (for the op "activation": the one that is meant);
-for binary, other: the layout of the operand that is broadcast, if it is not the destination's.
+for binary, other: the layout of the operand that is broadcast, if it is not the destination's; for integers of 8 bits
+(`Types.converted`), quantizations: what those of the sources and of the destination stand for, in the order of the
+buffers. These compute as if they were dequantized and the result quantized; the padding then is the zero point.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
-from blockconv.kernels.eltwise.codegen import UNROLL, Operand, OpKind
+from blockconv.kernels.eltwise.codegen import UNROLL, EltwiseQuantization, Operand, OpKind
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import launch_seconds, move_seconds
+from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -46,6 +50,8 @@ KINDS = {
     "max": OpKind.MAX,
     "min": OpKind.MIN,
 }
+FLOATS = frozenset(ITEMSIZE)
+INTEGERS = frozenset(str(Types.converted(dtype, dtype)) for dtype in ("uint8", "int8"))
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
 WRITTEN = 128  # elements that a written-out period has at the least, if the extent is long
 LONGEST = 2048  # elements that it has at the most
@@ -76,10 +82,9 @@ class Extents:
 
 
 def extents(
-    layout: Layout, shape: tuple[int, ...], other: Layout | None, other_shape: tuple[int, ...], itemsize: int
+    layout: Layout, shape: tuple[int, ...], other: Layout | None, other_shape: tuple[int, ...], lanes: int
 ) -> Extents | str:
     """The extents of a storage with an operand (None: without one); or why there are none, in a sentence."""
-    lanes = lanes_of(itemsize)
     ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
     loops = _loops(layout, shape, other, other_shape)
     loops = fused(loops, alone=lambda loop: ragged and _channels(loop) > 0)
@@ -136,17 +141,38 @@ def _channels(loop: Loop) -> int:
 # ---------------------------------------------------------------- ops
 
 
+@dataclass(frozen=True)
+class How:
+    """How an op is computed, whatever its shape is.
+
+    quantizations: of the sources and the destination, of integers; None: they stand for themselves.
+    """
+
+    element: ElementType
+    threads: int
+    activation: Activation
+    quantizations: tuple[Quantization, ...] | None = None
+
+    @property
+    def lanes(self) -> int:
+        """Of a vector that is computed with: of float32, for integers."""
+        return lanes_of(self.element.itemsize if self.element.is_float else 4)
+
+    def integers(self, *buffers: int) -> EltwiseQuantization:
+        """Of these sources and the destination."""
+        given: list[Quantization | None] = [None] * 3
+        if not self.element.is_float:
+            said = self.quantizations
+            given = [Quantization(1.0) if said is None else said[buffer] for buffer in buffers]
+        words = [quantization_words(one, self.element) for one in given]
+        return EltwiseQuantization(src=words[0], other=words[1], dst=words[2])
+
+
 def _op(
-    found: Extents,
-    kind: int,
-    buffers: tuple[int, int, int, int],
-    layout: Layout,
-    shape: tuple[int, ...],
-    e: ElementType,
-    threads: int,
-    activation: Activation,
+    found: Extents, kind: int, buffers: tuple[int, int, int, int], layout: Layout, shape: tuple[int, ...], how: How
 ) -> list[Op]:
     """buffers: source, operand, second operand, destination."""
+    e, threads, activation = how.element, how.threads, how.activation
     if 0 in shape:
         return []
     last, outer = (found.loops[-1], found.loops[:-1]) if found.loops else (Loop(1, (0, 0)), ())
@@ -159,6 +185,7 @@ def _op(
     extent_tasks = -(-last.size // count)
     loops = [_loop(loop, e.itemsize, found.ragged) for loop in (*outer, last)]
     src, other, second, dst = map(Buffer, buffers)
+    first, operand, _, last_buffer = buffers
     args = EltwiseArgs(
         src=src,
         other=other,
@@ -178,6 +205,7 @@ def _op(
         written=found.written,
         valid=shape[1] if found.ragged else ALL,
         block=layout.blocks[1] if found.ragged else 1,
+        integers=how.integers(first, operand, last_buffer),
         depth=len(outer),
         loops=loops[-2::-1],
     )
@@ -185,7 +213,7 @@ def _op(
     chunk = chunk_of(tasks, min(found.size, size) * count * e.itemsize, threads, nbytes)
     table = np.array(activation.arguments, np.int64)
     repeated = found.inner if found.operand == Operand.REPEATED else 0
-    kernel = eltwise(e.code, lanes_of(e.itemsize), kind, found.operand, activation.kind, repeated)
+    kernel = eltwise(e.code, how.lanes, kind, found.operand, activation.kind, repeated)
     return [Op(kernel, args, tasks, chunk, scratch=3 * found.period * e.itemsize + 64, table=table)]
 
 
@@ -193,12 +221,10 @@ def _loop(loop: Loop, itemsize: int, ragged: bool) -> EltwiseLoop:
     return EltwiseLoop(size=loop.size, stride=loop.dst * itemsize, channels=_channels(loop) if ragged else 0)
 
 
-def _activation_ops(
-    problem: ActivationProblem, dst: Layout, element: ElementType, threads: int, activation: Activation
-) -> list[Op]:
-    found = extents(dst, problem.shape, None, (), element.itemsize)
+def _activation_ops(problem: ActivationProblem, dst: Layout, how: How) -> list[Op]:
+    found = extents(dst, problem.shape, None, (), how.lanes)
     assert isinstance(found, Extents)
-    return _op(found, OpKind.NOTHING, (0, 0, 0, 1), dst, problem.shape, element, threads, activation)
+    return _op(found, OpKind.NOTHING, (0, 0, 0, 1), dst, problem.shape, how)
 
 
 def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
@@ -209,33 +235,24 @@ def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
     return kind, swapped, problem.src if swapped else problem.other
 
 
-def _binary_ops(
-    problem: BinaryProblem,
-    dst: Layout,
-    element: ElementType,
-    threads: int,
-    activation: Activation,
-    other: Layout | None = None,
-) -> list[Op]:
+def _binary_ops(problem: BinaryProblem, dst: Layout, how: How, other: Layout | None = None) -> list[Op]:
     kind, swapped, shape = _broadcast(problem)
-    found = extents(dst, problem.dst_shape, dst if other is None else other, shape, element.itemsize)
+    found = extents(dst, problem.dst_shape, dst if other is None else other, shape, how.lanes)
     assert isinstance(found, Extents), found
     first, second = (1, 0) if swapped else (0, 1)
-    return _op(found, kind, (first, second, second, 2), dst, problem.dst_shape, element, threads, activation)
+    return _op(found, kind, (first, second, second, 2), dst, problem.dst_shape, how)
 
 
-def _affine_extents(problem: AffineProblem, layout: Layout, itemsize: int) -> Extents | str:
+def _affine_extents(problem: AffineProblem, layout: Layout, lanes: int) -> Extents | str:
     rank = len(problem.shape)
     shape = (1, problem.shape[1], *[1] * (rank - 2))
-    return extents(layout, problem.shape, Layout("abcdef"[:rank]), shape, itemsize)
+    return extents(layout, problem.shape, Layout("abcdef"[:rank]), shape, lanes)
 
 
-def _affine_ops(
-    problem: AffineProblem, dst: Layout, element: ElementType, threads: int, activation: Activation
-) -> list[Op]:
-    found = _affine_extents(problem, dst, element.itemsize)
+def _affine_ops(problem: AffineProblem, dst: Layout, how: How) -> list[Op]:
+    found = _affine_extents(problem, dst, how.lanes)
     assert isinstance(found, Extents), found
-    return _op(found, OpKind.AFFINE, (0, 1, 2, 3), dst, problem.shape, element, threads, activation)
+    return _op(found, OpKind.AFFINE, (0, 1, 2, 3), dst, problem.shape, how)
 
 
 # ---------------------------------------------------------------- rows of the kernel table
@@ -249,24 +266,31 @@ def _why_not_binary(problem: BinaryProblem, src: Layout, dst: Layout, other: Lay
     why_not = same_layout_why_not(problem.dst_shape, src, dst)
     if why_not or 0 in problem.dst_shape:
         return why_not
-    found = extents(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2], 4)
+    found = extents(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2], lanes_of(4))
     return found if isinstance(found, str) else None
 
 
 def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout) -> str | None:
     why_not = same_layout_why_not(problem.shape, src, dst)
-    found = None if why_not or 0 in problem.shape else _affine_extents(problem, dst, 4)
+    found = None if why_not or 0 in problem.shape else _affine_extents(problem, dst, lanes_of(4))
     return why_not or (found if isinstance(found, str) else None)
 
 
-def _cost(problem: Any, dst: Layout, threads: int) -> float:
-    """The result, and the operands that are as large, at the speed of memory."""
-    result = 4 * dst.size(problem.dst_shape)
+# Of a vector of float32: to dequantize a source, and to quantize a result, of which a division is most.
+DEQUANTIZED_CYCLES, QUANTIZED_CYCLES = 2, 10
+
+
+def _cost(problem: Any, dst: Layout, how: How) -> float:
+    """The result, and the operands that are as large, at the speed of memory; or the time to convert integers."""
+    elements = dst.size(problem.dst_shape)
+    result = (4 if how.element.is_float else how.element.itemsize) * elements
     arrays = 2 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 1
-    return launch_seconds() + move_seconds(arrays * result, result) / threads
+    converted = 0.0 if how.element.is_float else arrays * DEQUANTIZED_CYCLES + QUANTIZED_CYCLES
+    computed = elements / how.lanes * converted * cycle_seconds()
+    return launch_seconds() + max(move_seconds(arrays * result, result), computed) / how.threads
 
 
-def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]]) -> Row:
+def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]], dtypes: frozenset[str]) -> Row:
     def make(
         problem: Any,
         src: Layout,
@@ -274,18 +298,17 @@ def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op
         types: Types,
         threads: int,
         activation: Activation = IDENTITY,
+        quantizations: tuple[Quantization, ...] | None = None,
         **options: Any,
     ) -> Primitive:
-        return Primitive(
-            cost=lambda: _cost(problem, dst, threads),
-            make=lambda: ops(problem, dst, types.src, threads, activation, **options),
-        )
+        how = How(types.src, threads, activation, quantizations)
+        return Primitive(cost=lambda: _cost(problem, dst, how), make=lambda: ops(problem, dst, how, **options))
 
-    return Row(op, op, dtypes=frozenset(ITEMSIZE), why_not=why_not, make=make)
+    return Row(op, op, dtypes=dtypes, why_not=why_not, make=make)
 
 
 ROWS = (
-    _row("activation", _why_not_activation, _activation_ops),
-    _row("binary", _why_not_binary, _binary_ops),
-    _row("affine", _why_not_affine, _affine_ops),
+    _row("activation", _why_not_activation, _activation_ops, FLOATS | INTEGERS),
+    _row("binary", _why_not_binary, _binary_ops, FLOATS | INTEGERS),
+    _row("affine", _why_not_affine, _affine_ops, FLOATS),
 )

@@ -1,0 +1,101 @@
+"""Elementwise ops of 8-bit integers: bit for bit what dequantizing, the op in float32 and quantizing give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import conv_oracle
+import numpy as np
+import pytest
+import quantized_oracle
+from eltwise_lab import available, check
+from storage_oracle import Array
+
+from blockconv import Quantization
+from blockconv.core.eltwise_problem import ActivationProblem, BinaryProblem
+from blockconv.core.types import Types
+from blockconv.kernels import TABLE
+from blockconv.kernels.common.activation import activation
+
+pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
+
+SHAPES = [(2, 20, 3, 5), (1, 64, 7, 7), (3, 3, 9, 4), (4, 33, 1, 1)]
+# Scales and zero points of both operands and the result: ties of rounding, saturation, both ends of the range.
+UNSIGNED = ("uint8", (0.5, 255), (0.25, 0), (0.5, 128))
+SIGNED = ("int8", (0.03, -128), (0.011, 127), (0.02, -128))
+KINDS = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
+}  # fmt: skip
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
+    limits = np.iinfo(dtype)
+    found: Array = np.random.default_rng([*shape, seed]).integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    return found
+
+
+def run(kind: str, layout: str, arrays: tuple[Array, Array], given: Any, act: Any = None, **options: Any) -> None:
+    dtype, *sides, dst = given
+    x, y = (quantized_oracle.real(a, *side) for a, side in zip(arrays, sides, strict=True))
+    with np.errstate(all="ignore"):
+        value = np.asarray(conv_oracle.activate(KINDS[kind](x, y), act), np.float32)
+    wanted = quantized_oracle.integers(value, dtype, *dst)
+    problem = BinaryProblem(kind, arrays[0].shape, arrays[1].shape)  # type: ignore[arg-type]
+    said = tuple(Quantization(*one) for one in (*sides, dst))
+    operands = [(a, layout) for a in arrays]
+    options = {"fill": dst[1], "activation": activation(act), "quantizations": said, **options}
+    check("binary", problem, layout, operands, wanted, **options)
+
+
+# Layouts, types and what is added: as much, a number for each channel, or one for each pixel.
+ADDED = [(layout, UNSIGNED, (False, False, False)) for layout in ("NCHW", "NHWC", "NCHW4", "NCHW64", "CHWN4")]
+ADDED += [("NHWC", SIGNED, (False, False, False)), ("NCHW16", UNSIGNED, (True, False, True))]
+ADDED += [("NHWC", UNSIGNED, (True, False, True)), ("NCHW", SIGNED, (True, True, False))]
+
+
+@pytest.mark.parametrize("k", [pytest.param(k, marks=[pytest.mark.isa] * (k in (1, 2, 6))) for k in range(len(ADDED))])
+def test_add_of_every_broadcast(k: int) -> None:
+    layout, given, ones = ADDED[k]
+    for shape in SHAPES:
+        other = tuple(1 if one else size for size, one in zip(shape, (*ones, ones[2]), strict=True))
+        arrays = numbers(shape, str(given[0])), numbers(other, str(given[0]), 1)
+        run("add", layout, arrays, given, threads=2)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind[0] in "am")) for kind in KINDS])
+def test_every_kind_and_which_operand_is_broadcast(kind: str) -> None:
+    shape, small = (2, 20, 3, 5), (2, 20, 1, 1)
+    run(kind, "NCHW16", (numbers(shape, "uint8"), numbers(shape, "uint8", 1)), UNSIGNED)
+    if kind == "sub":
+        run("sub", "NCHW16", (numbers(small, "int8"), numbers(shape, "int8", 1)), SIGNED)
+
+
+@pytest.mark.isa
+def test_mul_with_an_activation_in_place() -> None:
+    arrays = numbers(SHAPES[0], "int8"), numbers(SHAPES[0], "int8", 1)
+    run("mul", "NCHW16", arrays, SIGNED, "relu", in_place=0)
+
+
+def test_activations() -> None:
+    layout = "NCHW8"
+    for act, (dtype, src, _, dst) in (("relu", UNSIGNED), (("leaky_relu", 0.5), SIGNED)):
+        x = numbers(SHAPES[0], str(dtype))
+        value = np.asarray(conv_oracle.activate(quantized_oracle.real(x, *src), act), np.float32)
+        said = Quantization(*src), Quantization(*dst)
+        wanted = quantized_oracle.integers(value, str(dtype), *dst)
+        options = {"activation": activation(act), "quantizations": said, "fill": dst[1]}
+        check("activation", ActivationProblem(x.shape), layout, [(x, layout)], wanted, **options)
+
+
+def test_a_sigmoid_of_every_byte() -> None:
+    x = np.arange(256, dtype=np.uint8).reshape(1, 256, 1, 1)
+    value = (1 / (1 + np.exp(-(x.astype(np.float64) - 128) * 0.05))).astype(np.float32)
+    said = Quantization(0.05, 128), Quantization(1 / 256, 0)
+    wanted = quantized_oracle.integers(value, "uint8", 1 / 256, 0)
+    check("activation", ActivationProblem(x.shape), "NHWC", [(x, "NHWC")], wanted, activation=activation("sigmoid"),
+          quantizations=said)  # fmt: skip
+
+
+def test_scale_and_shift_are_of_floats() -> None:
+    (row,) = [row for row in TABLE if row.op == "affine"]
+    assert not row.takes(Types.converted("uint8", "uint8"))
