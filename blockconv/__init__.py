@@ -33,6 +33,8 @@ from blockconv.frontends.onnx import load_onnx
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 from blockconv.network.plan import Plan, compile
+from blockconv.network.quantization.calibration import Calibration
+from blockconv.network.quantization.quantize import quantize
 from blockconv.runtime import get_num_threads, get_threading, set_num_threads, set_threading
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Axis",
     "BlockconvError",
     "BlockedArray",
+    "Calibration",
     "Conv2d",
     "Conv2dProblem",
     "ConvolutionMode",
@@ -76,6 +79,7 @@ __all__ = [
     "known_layouts",
     "load_onnx",
     "max_pool2d",
+    "quantize",
     "quantize_linear",
     "register_layout",
     "set_num_threads",

@@ -18,6 +18,7 @@ ORDER = [
     "blockconv",
     "blockconv.api",
     "blockconv.frontends",
+    "blockconv.network.quantization",
     "blockconv.network.plan",
     "blockconv.network.reporting",
     "blockconv.network.instance",

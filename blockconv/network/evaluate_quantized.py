@@ -71,6 +71,8 @@ def _conv2d(a: ops.QuantizedConv2d, inputs: Sequence[Array], parameters: Sequenc
 
 
 def _quantized(a: ops.Quantized, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    if isinstance(a.of, (ops.Pool2d, ops.AdaptivePool2d)):
+        return integers(_average(a, inputs[0], a.of, plain), a.dst, a.dtype)
     given = [real(x, src) for x, src in zip(inputs, a.srcs, strict=True)]
     if isinstance(a.of, ops.Binary):
         x = plain(replace(a.of, activation=IDENTITY), given, ()).astype(np.float32)
@@ -78,6 +80,29 @@ def _quantized(a: ops.Quantized, inputs: Sequence[Array], parameters: Sequence[A
     else:
         x = plain(a.of, given, ()).astype(np.float32)
     return integers(x / a.dst.scale, a.dst, a.dtype)
+
+
+def _average(a: ops.Quantized, src: Array, of: ops.Pool2d | ops.AdaptivePool2d, plain: Plain) -> Floats:
+    """Multiples of the destination's scale: the sum of each window as float32, over their number times the ratio of
+    the scales."""
+    exact = (src.astype(np.int64) - a.srcs[0].zero_point).astype(np.float64)
+    ones = np.ones((1, 1, *src.shape[2:]))
+    if isinstance(of, ops.AdaptivePool2d):
+        each = [
+            [-(-(o + 1) * size // count) - o * size // count for o in range(count)]
+            for size, count in zip(src.shape[2:], of.size, strict=True)
+        ]
+        counts: Array = np.outer(each[0], each[1]).astype(np.float64)
+        total = np.rint(plain(of, [exact], ()) * counts)
+    else:
+        summed = replace(of, kind="avg_exclude_padding", divisor=1)
+        total, covered = plain(summed, [exact], ()), plain(summed, [ones], ())
+        counts = np.full(covered.shape, float(of.divisor or 1))
+        if of.divisor is None:  # the mean of ones is the part of those that count which a window covers
+            some = covered > 0
+            counts[some] = np.rint(covered[some] / plain(of, [ones], ())[some])
+    ratio = float(a.dst.scale) / float(a.srcs[0].scale)
+    return np.asarray(total.astype(np.float32) / (counts * ratio).astype(np.float32))
 
 
 QUANTIZED: dict[type[ops.Attributes], Callable[[Any, Sequence[Array], Sequence[Array], Plain], Array]] = {

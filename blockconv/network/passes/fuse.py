@@ -128,12 +128,13 @@ def flatten_into_conv(network: Network) -> Network:
 
 def _flat_conv(edit: Edit, node: Node) -> bool:
     flat = edit.producer(node.inputs[0], Reshape)
-    if not isinstance(node.attributes, Conv2d) or flat is None or len(node.inputs) > 1:
+    a = node.attributes
+    if not isinstance(a, Convolution) or flat is None or len(node.inputs) > 1:
         return False
     src, wide, wei = (edit.shape(name) for name in (*flat[0].inputs, node.inputs[0], node.parameters[0]))
     if len(src) != 4 or wide != (src[0], src[1] * src[2] * src[3], 1, 1) or wei[1:] != wide[1:] or 0 in src:
         return False
-    if replace(node.attributes, activation=activation(None)) != Conv2d():
+    if (a.stride, a.pads, a.dilation, a.groups) != ((1, 1), ((0, 0), (0, 0)), (1, 1), 1):
         return False
     weight = edit.constants[node.parameters[0]].reshape(wei[0], *src[1:])
     parameters = (edit.constant(f"{node.name}.weight", weight), *node.parameters[1:])

@@ -95,10 +95,10 @@ def moves_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
     return moves and _has_kernels(a.op, Types.all(dtype))
 
 
-def computes_in_integers(attributes: Attributes, src: np.dtype[Any], dst: np.dtype[Any]) -> bool:
-    """Whether there are kernels of integers for an op that computes, other than a convolution."""
+def computes_in_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
+    """Whether there are kernels from and to integers of this type for an op that computes, other than a convolution."""
     kinds = (Pool2d, AdaptivePool2d, Binary, Activate)
-    return isinstance(attributes, kinds) and _has_kernels(attributes.op, Types.converted(src, dst))
+    return isinstance(attributes, kinds) and _has_kernels(attributes.op, Types.all(dtype))
 
 
 def _has_kernels(op: str, types: Types) -> bool:
@@ -223,9 +223,8 @@ def _op_stores(edit: Edit, node: Node) -> bool:
         return False
     sources = [_dequantize(edit, name) for name in before[0].inputs]
     found = [source for source in sources if source is not None]
-    if len(found) < len(sources) or any(source[2] != found[0][2] for source in found):
-        return False
-    if not computes_in_integers(before[1], found[0][2], np.dtype(a.dtype)):
+    dtype = np.dtype(a.dtype)
+    if len(found) < len(sources) or any(source[2] != dtype for source in found) or not computes_in_integers(of, dtype):
         return False
     attributes = Quantized(of, tuple(source[1] for source in found), a.dst, a.dtype)
     gone = _only_read_here(edit, before[0].inputs)

@@ -91,7 +91,8 @@ class Edit:
                 nodes[name] = node
             if name == gone[-1].name:
                 for one in new:
-                    named = one if one.name not in nodes else replace(one, name=_free(one.name, self.nodes))
+                    taken = one.name in nodes or (one.name in self.nodes and one.name not in names)
+                    named = replace(one, name=_free(one.name, {*self.nodes, *nodes})) if taken else one
                     nodes[named.name] = named
                     self.merged.pop(named.name, None)
                     self._remember(named)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -172,7 +172,7 @@ def element_types(network: Network, node: Node) -> Types:
     src, dst = (network.tensors[name].dtype for name in (node.inputs[0], node.output))
     if isinstance(node.attributes, ops.QuantizedConv2d):
         return Types.quantized(src, dst)
-    if isinstance(node.attributes, (ops.Quantize, ops.Dequantize, ops.Requantize, ops.Quantized)):
+    if isinstance(node.attributes, (ops.Quantize, ops.Dequantize, ops.Requantize)):
         return Types.converted(src, dst)
     return Types.all(dst)
 
@@ -332,12 +332,38 @@ def _resize_problem(a: Any, src: Shape, dst: Shape) -> ResizeProblem:
     return ResizeProblem(n, c, ih, iw, oh, ow, a.mode, a.coordinates, a.nearest, scale_h, scale_w)
 
 
+class _Quantized(Rule):
+    """The rule of the op of floats that it stands for, with what the integers stand for."""
+
+    def problem(self, network: Network, node: Node) -> Any:
+        return self._of(node)[0].problem(network, self._of(node)[1])
+
+    def leading(self, network: Network, node: Node) -> str:
+        return self._of(node)[0].leading(network, self._of(node)[1])
+
+    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...] | None:
+        return self._of(node)[0].srcs(network, self._of(node)[1], src, dst)
+
+    def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
+        rule: Rule = RULES[ops.Binary if len(candidate.srcs) > 1 else ops.Activate]
+        return rule.kernel_layouts(candidate)
+
+    def _options(self, node: Node) -> dict[str, Any]:
+        a: Any = node.attributes
+        return {**super()._options(self._of(node)[1]), "quantizations": (*a.srcs, a.dst)}
+
+    def _of(self, node: Node) -> tuple[Rule, Node]:
+        of = node.attributes.of  # type: ignore[attr-defined]
+        return RULES[type(of)], replace(node, attributes=of)
+
+
 RULES: dict[type, Rule] = {
     ops.Conv2d: _Conv2d(),
     ops.QuantizedConv2d: _QuantizedConv2d(),
     ops.Quantize: _Conversion(),
     ops.Dequantize: _Conversion(),
     ops.Requantize: _Conversion(),
+    ops.Quantized: _Quantized(),
     ops.Pool2d: Rule(),
     ops.AdaptivePool2d: Rule(),
     ops.Activate: Rule(lambda a, src, dst: ActivationProblem(src)),

@@ -1,0 +1,1 @@
+"""From a network of floats to one of integers: ranges measured on samples, a rewriting, a report."""

@@ -1,0 +1,196 @@
+"""`quantize`: an int8 network of a float one, from the user's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.quantization import Quantization
+from blockconv.network.evaluate_quantized import real
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import ByteType, Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
+from blockconv.network.passes.fuse import fuse
+from blockconv.network.quantization.calibration import (
+    METHODS,
+    OP,
+    Calibration,
+    flowing,
+    measured,
+    read_samples,
+    values_of,
+    with_outputs,
+)
+from blockconv.network.quantization.report import LayerReport, QuantizationReport, decibels
+from blockconv.network.quantization.rewriting import quantizable, quantization_of, rewritten
+
+__all__ = ["QuantizedNetwork", "quantize"]
+
+TYPES: tuple[ByteType, ...] = ("uint8", "int8")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QuantizedNetwork(Network):
+    """A network of integers, as `quantize` makes it.
+
+    calibration: the ranges that it was made by. report: the signal-to-noise ratio layer by layer.
+    """
+
+    calibration: Calibration = field(default_factory=lambda: Calibration({}), repr=False)
+    report: QuantizationReport = field(default=QuantizationReport((), {}), repr=False)
+
+
+def quantize(
+    network: Network,
+    samples: Any = None,
+    method: str = "minmax",
+    per_channel: bool = True,
+    *,
+    float32: Iterable[str] = (),
+    dtype: str = "uint8",
+    percentile: float = 99.99,
+    calibration: Calibration | None = None,
+) -> QuantizedNetwork:
+    """A network of 8-bit integers that stands for one of float32: smaller by four, and faster; `compile` takes it.
+
+    Convolutions read integers of 8 bits and int8 weights, and add exactly; what is between them runs in integers where
+    there are kernels for it. Batch norms and activations are fused first. What the network takes and gives stays
+    float32.
+
+    network: of float32. It is not changed.
+    samples: what it is called with, typical inputs: a sequence of arrays, or of {input: array} where there are several
+        inputs. Values are measured on all of them; ten to a few hundred do.
+    method: the range of a value: "minmax", all that occurs, or "percentile", which leaves out the rarest of either end.
+    per_channel: each output channel's weights have a scale of their own; else a layer's have one.
+    float32: the names of nodes that are to compute in float32.
+    dtype: of values: "uint8" or "int8". Weights are int8 with the zero point 0.
+    percentile: of the numbers that are at or below a range's upper end, for that method: 50 to 100.
+    calibration: ranges that were measured before, in place of measuring them; samples then are for the report alone.
+
+    The result's `report` has the signal-to-noise ratio of each layer against the network of floats, over the samples;
+    its `calibration` can be saved and given again. Raises ArgumentError, NetworkError for what breaks these rules.
+
+    >>> import numpy as np, blockconv as bc
+    >>> rng = np.random.default_rng(0)
+    >>> builder = bc.NetworkBuilder("one layer")
+    >>> x = builder.input("x", (1, 4, 6, 6))
+    >>> builder.output(builder.conv2d(x, rng.standard_normal((8, 4, 1, 1)).astype("f"), activation="relu", name="conv"))
+    >>> samples = rng.standard_normal((5, 1, 4, 6, 6)).astype("f")
+    >>> small = bc.quantize(builder.build(), samples)
+    >>> small.report.outputs["conv"] > 30  # decibels
+    True
+    """
+    kind = _checked_options(network, method, dtype, percentile)
+    fed = None if samples is None and calibration is not None else read_samples(network, samples)
+    if calibration is None:
+        calibration = measured(network, fed or (), method, percentile, None)
+    fused = fuse(network)
+    excluded = _excluded(fused, float32)
+    shared = quantizable(fused, excluded, kind)
+    quantizations = _quantizations(fused, shared, calibration, kind)
+    made = fuse(rewritten(fused, quantizations, excluded, kind, per_channel))
+    report = _report(fused, made, quantizations, fed)
+    kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
+    return QuantizedNetwork(**kept, calibration=calibration, report=report)
+
+
+def _checked_options(network: Any, method: object, dtype: object, percentile: object) -> ByteType:
+    if not isinstance(network, Network):
+        raise ArgumentError(OP, "network", network, "has to be a Network", "see load_onnx and NetworkBuilder")
+    if method not in METHODS:
+        raise ArgumentError(OP, "method", method, f"has to be {' or '.join(map(repr, METHODS))}")
+    if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
+        raise ArgumentError(OP, "percentile", percentile, "has to be a number of more than 50, and at most 100")
+    for tensor in network.inputs:
+        if tensor.dtype != np.float32:
+            rule = f"is of {tensor.dtype}: only networks of float32 are quantized"
+            raise NetworkError(network.name, tensor.name, tensor.shape, rule)
+    for known in TYPES:
+        if dtype == known:
+            return known
+    raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, TYPES))}")
+
+
+def _excluded(fused: Network, names: Iterable[str]) -> set[str]:
+    """The nodes that do what those of these names did before fusion."""
+    found = set()
+    for name in [names] if isinstance(names, str) else names:
+        holder = fused.holder(name)
+        if holder is None:
+            runs = ", ".join(node.name for node in fused.nodes)
+            raise NetworkError(
+                fused.name, "float32", name, "is the name of no node that runs", f"what runs is {runs:.200}"
+            )
+        found.add(holder)
+    return found
+
+
+def _quantizations(
+    fused: Network, shared: Mapping[str, str], calibration: Calibration, dtype: ByteType
+) -> dict[str, Quantization]:
+    """What the integers of each value stand for; values that share it have the range of all of them."""
+    missing = [name for name in shared if name not in calibration.ranges]
+    if missing:
+        rule = f"has no range of {', '.join(missing):.200}"
+        raise ArgumentError(OP, "calibration", calibration.method, rule, "give one of this network")
+    ranges: dict[str, tuple[float, float]] = {}
+    for name, root in shared.items():
+        low, high = calibration.ranges[name]
+        known = ranges.get(root, (low, high))
+        ranges[root] = min(low, known[0]), max(high, known[1])
+    return {name: quantization_of(*ranges[root], dtype) for name, root in shared.items()}
+
+
+# ---------------------------------------------------------------- the report
+
+
+def _report(
+    fused: Network,
+    made: Network,
+    quantizations: Mapping[str, Quantization],
+    samples: Sequence[Mapping[str, Any]] | None,
+) -> QuantizationReport:
+    """What the layers of the new network give beside those of the old one."""
+    # A node of the new network gives what the one of its name gave.
+    named = {node.name: node.output for node in fused.nodes}
+    given = {node.output: named[node.name] for node in made.nodes if node.name in named}
+    floats = set(flowing(made))
+    compared = {value: name for value, name in given.items() if value in floats or name in quantizations}
+    ratios = {} if samples is None else _ratios(fused, made, quantizations, compared, samples)
+    layers = [
+        LayerReport(node.name, node.op, _runs_as(made, node), ratios.get(node.output))
+        for node in made.nodes
+        if not isinstance(node.attributes, (Quantize, Dequantize, Requantize, Reshape))
+    ]
+    return QuantizationReport(tuple(layers), {name: ratios[name] for name in made.outputs if name in ratios})
+
+
+def _runs_as(made: Network, node: Node) -> str:
+    """The type of what a node gives; of a convolution of integers that gives floats, of what it reads."""
+    if isinstance(node.attributes, QuantizedConv2d) and node.attributes.dtype == "float32":
+        return str(made.tensors[node.inputs[0]].dtype)
+    return str(made.tensors[node.output].dtype)
+
+
+def _ratios(
+    fused: Network,
+    made: Network,
+    quantizations: Mapping[str, Quantization],
+    compared: Mapping[str, str],
+    samples: Sequence[Mapping[str, Any]],
+) -> dict[str, float]:
+    """Signal to noise of each value of the new network, by its name."""
+    plans = with_outputs(fused, compared.values(), None), with_outputs(made, compared, None)
+    signal, noise = dict.fromkeys(compared, 0.0), dict.fromkeys(compared, 0.0)
+    for sample in samples:
+        wanted, found = (values_of(plan, sample) for plan in plans)
+        for value, name in compared.items():
+            exact, given = wanted[name].astype(np.float64), found[value]
+            if given.dtype != np.float32:
+                given = real(given, quantizations[name])
+            signal[value] += float(np.square(exact).sum())
+            noise[value] += float(np.square(exact - given).sum())
+    return {value: decibels(signal[value], noise[value]) for value in compared}

@@ -1,0 +1,154 @@
+"""A network of floats, with Quantize and Dequantize around what has kernels of integers; passes do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.quantization import Quantization
+from blockconv.dispatch.quantizing import LARGEST, check_sums
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import ByteType, Conv2d, Dequantize, Quantize
+from blockconv.network.passes.integers import computes_in_integers, moves_integers
+
+__all__ = ["quantizable", "quantization_of", "rewritten"]
+
+Array = npt.NDArray[Any]
+LEAST = 1e-30  # of a scale
+
+
+def quantization_of(low: float, high: float, dtype: ByteType) -> Quantization:
+    """What integers stand for that reach from `low` to `high`, and hold 0 exactly."""
+    low, high, bounds = min(low, 0.0), max(high, 0.0), np.iinfo(dtype)
+    scale = np.float32(max((high - low) / (bounds.max - bounds.min), LEAST))
+    if high == low:
+        scale = np.float32(1.0)
+    zero_point = int(np.clip(round(bounds.min - low / float(scale)), bounds.min, bounds.max))
+    return Quantization(scale, zero_point)
+
+
+# ---------------------------------------------------------------- what is quantized
+
+
+def quantizable(network: Network, excluded: Collection[str], dtype: ByteType) -> dict[str, str]:
+    """The values that are to be integers, each with the one that stands for all that share its scale and zero point.
+
+    What a convolution reads is; and what other ops with kernels of integers read, where what they give is. Values that
+    are only moved, or are parts of a concatenation, keep their scale.
+    """
+    wanted: set[str] = set()
+    moved: dict[str, str] = {}
+    for node in reversed(network.nodes):
+        flows = [name for name in node.inputs if name not in network.constants]
+        if node.name in excluded or any(network.tensors[name].dtype != np.float32 for name in (*flows, node.output)):
+            continue
+        if isinstance(node.attributes, Conv2d):
+            if takes_integers(network, node):
+                wanted.add(node.inputs[0])
+                wanted |= set(flows[1:]) if node.output in wanted else set()
+        elif node.output in wanted and flows == list(node.inputs):
+            if moves_integers(node.attributes, np.dtype(dtype)):
+                wanted |= set(flows)
+                for name in flows:
+                    _joined(moved, name, node.output)
+            elif computes_in_integers(node.attributes, np.dtype(dtype)):
+                wanted |= set(flows)
+    return {name: _root(moved, name) for name in flows_in_order(network) if name in wanted}
+
+
+def takes_integers(network: Network, node: Node) -> bool:
+    """Whether the sums of a convolution are sure to be an int32."""
+    try:
+        check_sums(node.op, network.constants[node.parameters[0]], None)
+    except ArgumentError:
+        return False
+    return True
+
+
+def flows_in_order(network: Network) -> list[str]:
+    """All values that flow, a producer's before its readers'."""
+    return [*(tensor.name for tensor in network.inputs), *(node.output for node in network.nodes)]
+
+
+def _root(joined: Mapping[str, str], name: str) -> str:
+    while name in joined:
+        name = joined[name]
+    return name
+
+
+def _joined(joined: dict[str, str], a: str, b: str) -> None:
+    a, b = _root(joined, a), _root(joined, b)
+    if a != b:
+        joined[a] = b
+
+
+# ---------------------------------------------------------------- the network
+
+
+def rewritten(
+    network: Network,
+    quantizations: Mapping[str, Quantization],
+    excluded: Collection[str],
+    dtype: ByteType,
+    per_channel: bool,
+) -> Network:
+    """The network, which is fused, with the values of `quantizations` as integers and back."""
+    constants, nodes, names = dict(network.constants), [], dict[str, str]()
+    inputs = {tensor.name for tensor in network.inputs}
+    for name in inputs & set(quantizations):
+        names[name] = f"{name}.dequantized"
+        nodes += _there_and_back(name, names[name], name, quantizations[name], dtype)
+    for node in network.nodes:
+        made = replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
+        if isinstance(node.attributes, Conv2d) and node.name not in excluded and node.inputs[0] in quantizations:
+            scale = quantizations[node.inputs[0]].scale
+            made, before = _with_integer_weights(made, constants, float(scale), per_channel)
+            nodes += before
+        if node.output in quantizations:
+            given, value = quantizations[node.output], f"{node.output}.float"
+            nodes += [replace(made, output=value), *_there_and_back(value, node.output, node.output, given, dtype)]
+        else:
+            nodes.append(made)
+    return network.changed(nodes, constants)
+
+
+def _there_and_back(src: str, dst: str, name: str, given: Quantization, dtype: ByteType) -> list[Node]:
+    between = f"{name}.integers"
+    return [
+        Node(f"{name}.quantize", Quantize(given, dtype), (src,), between),
+        Node(f"{name}.dequantize", Dequantize(given), (between,), dst),
+    ]
+
+
+def _with_integer_weights(
+    node: Node, constants: dict[str, Array], src_scale: float, per_channel: bool
+) -> tuple[Node, list[Node]]:
+    """A convolution with weights and bias of integers, and the nodes that dequantize them."""
+    weight, *bias = (constants[name].astype(np.float64) for name in node.parameters)
+    oc = len(weight)
+    largest = np.abs(weight.reshape(oc, -1)).max(axis=1, initial=0.0)
+    if bias:  # what is added to it stays an int32 too
+        most = 0.99 * (2**31 - 1 - LARGEST * (weight.size // max(oc, 1)))
+        largest = np.maximum(largest, 127 * np.abs(bias[0]) / (src_scale * most))
+    if not per_channel:
+        largest = np.full(oc, largest.max(initial=0.0))
+    scale = np.maximum(np.where(largest > 0, largest / 127, 1.0), LEAST).astype(np.float32)
+    integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127).astype(np.int8)
+    parts = [("weight", integers, scale)]
+    if bias:
+        both = (np.float32(src_scale) * scale).astype(np.float32)
+        parts.append(("bias", np.rint(bias[0] / both).astype(np.int32), both))
+    made = []
+    for part, values, scales in parts:
+        name = f"{node.name}.{part}.integers"
+        constants[name] = values
+        given = Quantization(scales if per_channel else scales[0])
+        made.append(
+            Node(f"{node.name}.{part}.dequantize", Dequantize(given), (name,), f"{node.name}.{part}.dequantized")
+        )
+    return replace(node, parameters=tuple(one.output for one in made)), made

@@ -1,0 +1,166 @@
+"""`quantize`: what is integers, what it costs in accuracy, and that plans give the bits of `evaluate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from small_networks import residual_network, values
+
+import blockconv as bc
+from blockconv.network import ops
+from blockconv.network.quantization.rewriting import quantization_of
+from blockconv.network.resnet import resnet50
+
+SAMPLES = [values((1, 3, 12, 12), seed) for seed in range(20, 24)]
+
+
+@pytest.fixture(scope="module")
+def network() -> bc.Network:
+    return residual_network()
+
+
+@pytest.fixture(scope="module")
+def made(network: bc.Network) -> Any:
+    return bc.quantize(network, SAMPLES)
+
+
+def kinds(made: bc.Network) -> dict[str, Any]:
+    return {node.name: node.attributes for node in made.nodes}
+
+
+def test_what_runs_in_integers(made: Any) -> None:
+    """Every convolution, the residuals that they add, and the pool of maxima; what the network gives is float32."""
+    found = kinds(made)
+    for name in ("stem", "a", "join", "b", "classes"):
+        assert isinstance(found[name], ops.QuantizedConv2d), name
+        assert found[name].wei.scale.ndim == 1
+    assert [found[name].dtype for name in ("stem", "a", "join", "classes")] == ["uint8", "uint8", "uint8", "float32"]
+    (short,) = [node for node in made.nodes if node.name == "short"]
+    assert made.tensors[short.output].dtype == np.uint8
+    assert found["join"].residual is not None
+    assert made.tensors[made.outputs[0]].dtype == np.float32
+    # A relu's values have no use for numbers below zero, and the two ends of a pool of maxima one scale.
+    assert found["stem"].dst.zero_point == 0
+    assert found["b"].residual == found["join"].dst
+
+
+def test_the_report_says_how_far_it_is(network: bc.Network, made: Any) -> None:
+    report = made.report
+    assert {one.name for one in report.layers} >= {"stem", "a", "join", "b", "classes"}
+    measured = [one.snr for one in report.layers if one.snr is not None]
+    assert min(measured) > 25
+    (output,) = report.outputs.values()
+    exact = [network.evaluate(x)["flat"] for x in SAMPLES]
+    found = [made.evaluate(x)["flat"] for x in SAMPLES]
+    noise = np.square(np.subtract(exact, found, dtype=np.float64)).sum()
+    assert output == pytest.approx(10 * np.log10(np.square(exact, dtype=np.float64).sum() / noise), abs=0.3)
+    text = str(report)
+    assert "join" in text
+    assert f"{output:.1f}" in text
+
+
+def test_a_plan_gives_the_bits_of_evaluate_in_a_quarter_of_the_memory(network: bc.Network, made: Any) -> None:
+    plan = bc.compile(made, threads=1)
+    for x in SAMPLES[:2]:
+        np.testing.assert_allclose(plan(x), made.evaluate(x)["flat"], rtol=0, atol=0)
+    assert bc.compile(network, threads=1).weights_nbytes > 2.5 * plan.weights_nbytes
+
+
+def test_a_calibration_is_kept_and_given_again(network: bc.Network, made: Any, tmp_path: Any) -> None:
+    made.calibration.save(tmp_path / "ranges")
+    again = bc.quantize(network, calibration=bc.Calibration.load(tmp_path / "ranges"))
+    assert again.nodes == made.nodes
+    assert all(one.snr is None for one in again.report.layers)
+    assert not again.report.outputs
+
+
+def test_percentiles_leave_out_the_rarest(network: bc.Network, made: Any) -> None:
+    found = bc.quantize(network, SAMPLES, "percentile", percentile=99.0).calibration
+    for name, (low, high) in found.ranges.items():
+        least, most = made.calibration.ranges[name]
+        assert least <= low <= high <= most
+    assert found.ranges["x"][1] < 0.9 * made.calibration.ranges["x"][1]
+    x = np.concatenate([sample.reshape(-1) for sample in SAMPLES])
+    assert found.ranges["x"][1] == pytest.approx(np.percentile(x, 99), abs=0.02)
+
+
+def test_layers_are_left_in_float32_by_name(network: bc.Network, made: Any) -> None:
+    found = bc.quantize(network, float32=["a"], calibration=made.calibration)
+    assert isinstance(kinds(found)["a"], ops.Conv2d)
+    assert isinstance(kinds(found)["stem"], ops.QuantizedConv2d)
+    assert found.report.floats[0] == "a"
+
+
+def test_int8_values_and_one_scale_for_a_layer(network: bc.Network, made: Any) -> None:
+    found = bc.quantize(network, per_channel=False, dtype="int8", calibration=made.calibration)
+    stem: Any = kinds(found)["stem"]
+    assert stem.dtype == "int8"
+    assert stem.dst.zero_point == -128
+    assert len(set(stem.wei.scale.reshape(-1).tolist())) == 1
+
+
+def test_quantization_of_a_range() -> None:
+    assert quantization_of(0, 255, "uint8") == bc.Quantization(1.0, 0)
+    assert quantization_of(-128, 127, "int8") == bc.Quantization(1.0, 0)
+    assert quantization_of(-1, 254, "uint8") == bc.Quantization(1.0, 1)
+    assert quantization_of(3, 510, "uint8") == bc.Quantization(2.0, 0), "0 is held exactly"
+    assert quantization_of(0, 0, "uint8") == bc.Quantization(1.0, 0)
+
+
+def test_a_channel_of_zeros_and_a_large_bias() -> None:
+    b = bc.NetworkBuilder()
+    weight = np.zeros((3, 4, 1, 1), np.float32)
+    weight[0], weight[2] = 1e-7, 0.5
+    bias = np.array([3.0, -40.0, 0.0], np.float32)
+    b.output(b.conv2d(b.input("x", (1, 4, 3, 3)), weight, bias, name="conv"))
+    x = values((1, 4, 3, 3))
+    net = b.build()
+    made = bc.quantize(net, calibration=bc.Calibration({"x": (-3, 3), "conv": (-40, 40)}))
+    np.testing.assert_allclose(made.evaluate(x)["conv"], net.evaluate(x)["conv"], atol=0.1)
+    assert np.abs(made.evaluate(x)["conv"][0, :2] - bias[:2, None, None]).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"samples": []}, "samples=.*a sample at least"),
+        ({"samples": None}, "has to be a sequence"),
+        ({"samples": [{"y": 1}]}, "has to be the inputs x"),
+        ({"samples": SAMPLES, "method": "entropy"}, "method='entropy': has to be 'minmax' or 'percentile'"),
+        ({"samples": SAMPLES, "dtype": "int16"}, "dtype='int16'"),
+        ({"samples": SAMPLES, "percentile": 3}, "percentile=3"),
+        ({"calibration": bc.Calibration({"x": (0, 1)})}, "has no range of"),
+        ({"calibration": bc.Calibration({}), "float32": ["none"]}, "float32='none': is the name of no node"),
+    ],
+)
+def test_what_cannot_be_is_refused(network: bc.Network, arguments: Any, says: str) -> None:
+    with pytest.raises(bc.ArgumentError, match=says):
+        bc.quantize(network, **arguments)
+
+
+def test_samples_of_nan_are_refused(network: bc.Network) -> None:
+    with pytest.raises(bc.ArgumentError, match="a pair of finite numbers"):
+        bc.quantize(network, [np.full((1, 3, 12, 12), np.nan, np.float32)])
+
+
+def test_a_network_of_other_types_is_refused() -> None:
+    b = bc.NetworkBuilder()
+    b.output(b.max_pool2d(b.input("x", (1, 3, 4, 4), np.uint8), 2))
+    with pytest.raises(bc.NetworkError, match="only networks of float32"):
+        bc.quantize(b.build(), [np.zeros((1, 3, 4, 4), np.uint8)])
+
+
+@pytest.mark.slow
+def test_resnet50() -> None:
+    size = 64
+    net = resnet50(size=size)
+    samples = values((3, 1, 3, size, size))
+    made = bc.quantize(net, samples)
+    assert all(isinstance(n.attributes, ops.QuantizedConv2d) for n in made.nodes if n.op == "conv2d")
+    assert min(one.snr for one in made.report.layers if one.snr is not None) > 15
+    plan, x = bc.compile(made, threads=1), values((1, 3, size, size), 9)
+    (wanted,) = made.evaluate(x).values()
+    np.testing.assert_array_equal(plan(x), wanted)
+    assert plan.arena_nbytes < 0.35 * bc.compile(net, threads=1).arena_nbytes
