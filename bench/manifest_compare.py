@@ -140,7 +140,7 @@ def _kernel_names(
 def _fields(before: Mapping[str, Record], after: Mapping[str, Record]) -> dict[str, str]:
     """Fields of blockings by their old name and their new: their values agree in all cases of a row."""
     columns: list[dict[tuple[str, str], list[Any]]] = []
-    common = [key for key in sorted(before) if before[key].get("row") == after.get(key, {}).get("row", "")]
+    common = [key for key in sorted({*before} & {*after}) if before[key].get("row", "") == after[key].get("row")]
     for records in (before, after):
         found: dict[tuple[str, str], list[Any]] = {}
         for key in common:

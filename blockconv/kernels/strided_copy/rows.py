@@ -1,10 +1,10 @@
 """Strided copies from one array into another: concat, slice, pad and channel shuffle, from any layout to any other.
 
-One idea serves all four. N, H and W are three loops with a stride on either side (a step of the source is part of its
-stride), with a border before and after that is filled. The channels are a list of *extents* that are contiguous on both
-sides, cut where a block of either layout ends, so that an offset that is no multiple of a block, a permutation or a
-step costs no case of its own. An extent is copied for a row of pixels at a time; where it is contiguous with that of
-the next pixel on both sides, as one.
+So is a reorder between layouts whose blocks of channels do not nest (24 and 16, say). One idea serves all. N, H and W are
+three loops with a stride on either side (a step of the source is part of its stride), with a border before and after
+that is filled. The channels are a list of *extents* that are contiguous on both sides, cut where a block of either
+layout ends, so that an offset that is no multiple of a block, a permutation or a step costs no case of its own. An
+extent is copied for a row of pixels at a time; where it is contiguous with that of the next pixel on both sides, as one.
 
 Buffers: the source(s), the destination. Options of the primitive, for concat only: srcs, the layouts of the sources, if
 they differ from the first one's; take, which sources to copy (the others were written into the destination by others).
@@ -12,6 +12,7 @@ they differ from the first one's; take, which sources to copy (the others were w
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +22,10 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
 from blockconv.core.layout import Layout
+from blockconv.core.problem import ReorderProblem
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.loop_nest import Loop, fused, nest
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.strided_copy.kernels import COPY, FILL, ZERO, CopyArgs, Extent, PixelLoop, strided_copy
 from blockconv.kernels.table import Primitive, Row
@@ -174,8 +176,8 @@ def _blocking(loops: list[Bordered], sizes: list[int], contiguous: int, threads:
     return Blocking(width, extents, col_tasks, extent_tasks, tasks, chunk)
 
 
-def _ops(region: Region, src: Side, dst: Side, kind: ElementType, threads: int, fill: float = 0.0) -> list[Op]:
-    """The op that copies a region. No op if nothing is written."""
+def _ops(region: Region, src: Side, dst: Side, kind: ElementType, threads: int, fill: int = 0) -> list[Op]:
+    """The op that copies a region; fill: bits of an element. No op if nothing is written."""
     if 0 in region.sizes or 0 in dst.shape or region.last == region.first:
         return []
     s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
@@ -194,7 +196,7 @@ def _ops(region: Region, src: Side, dst: Side, kind: ElementType, threads: int, 
         src=Buffer(src.buffer, sum(map(operator.mul, region.sources, _pixels(s)))),
         dst=Buffer(dst.buffer, sum(map(operator.mul, region.starts, _pixels(d)))),
         extents=OWN_TABLE,
-        fill=kind.bits(fill),
+        fill=fill,
         count=len(extents),
         task_extents=blocking.extents,
         extent_tasks=blocking.extent_tasks,
@@ -228,7 +230,7 @@ def _space(shape: Sequence[int]) -> tuple[int, int, int]:
     return shape[0], shape[2], shape[3]
 
 
-# ---------------------------------------------------------------- the four ops
+# ---------------------------------------------------------------- the ops
 
 
 def _concat_ops(
@@ -270,7 +272,7 @@ def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, element: ElementType
     region = Region(
         channels, 0, True, _space(shape), begins=_space(begins), counts=_space(counts), sources=_space(sources)
     )
-    return _ops(region, Side(p.shape, src, 0), Side(shape, dst, 1), element, threads, p.value)
+    return _ops(region, Side(p.shape, src, 0), Side(shape, dst, 1), element, threads, element.bits(p.value))
 
 
 def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> list[Op]:
@@ -280,33 +282,60 @@ def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, element: Ele
     return _ops(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), element, threads)
 
 
+def _reorder_ops(
+    problem: ReorderProblem,
+    src: Layout,
+    dst: Layout,
+    element: ElementType,
+    threads: int,
+    fill: int = 0,
+    stream: bool = False,
+) -> list[Op]:
+    """stream: as of other reorders; here it does nothing."""
+    shape = problem.shape
+    channels = [Span(shape[1]), Span(dst.padded_shape(shape)[1] - shape[1], action=FILL)]
+    region = Region(channels, 0, False, _space(shape))
+    return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), element, threads, fill)
+
+
+def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout) -> str | None:
+    if not (src.is_native and dst.is_native):
+        return "is for layouts with at most one block, of channels"
+    if problem.itemsize not in ITEMSIZE.values():
+        return f"elements have {problem.itemsize} bytes"
+    return None if nest(src, dst, problem.shape) is None else "the blocks of the two layouts nest"
+
+
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _cost(problem: Any, src: Layout, dst: Layout, threads: int) -> float:
+def _seconds(problem: Any, src: Layout, dst: Layout, itemsize: int) -> float:
     """Bytes at the speed of a copy, and moves of elements, where no extent is longer than one."""
-    elements = dst.size(problem.dst_shape)
-    moved = move_seconds(4 * elements, 4 * elements)
-    if isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, 4).channel == 4:
-        moved += elements * scalar_seconds()
-    elif src != dst:
-        moved *= 3
-    return launch_seconds() + moved / threads
+    elements = dst.size(problem.shape if isinstance(problem, ReorderProblem) else problem.dst_shape)
+    moved = move_seconds(itemsize * elements, itemsize * elements)
+    if isinstance(problem, ReorderProblem):
+        return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * scalar_seconds())
+    if isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, itemsize).channel == itemsize:
+        return moved + elements * scalar_seconds()
+    return moved if src == dst else 3 * moved
 
 
-def _row(op: str, ops: Callable[..., list[Op]]) -> Row:
+def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
     def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int, **options: Any) -> Primitive:
         return Primitive(
-            cost=lambda: _cost(problem, src, dst, threads),
+            cost=lambda: launch_seconds() + _seconds(problem, src, dst, types.src.itemsize) / threads,
             make=lambda: ops(problem, src, dst, types.src, threads, **options),
         )
 
-    return Row(f"{op}_box", op, dtypes=frozenset(ITEMSIZE), make=make)
+    return Row(f"{op}_box", op, make=make, **{"dtypes": frozenset(ITEMSIZE), **given})
 
+
+MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())
 
 ROWS = (
     _row("concat", _concat_ops),
     _row("slice", _slice_ops),
     _row("pad", _pad_ops),
     _row("shuffle", _shuffle_ops),
+    _row("reorder", _reorder_ops, why_not=_why_not_reorder, dtypes=MOVED),
 )

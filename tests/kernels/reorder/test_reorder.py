@@ -129,10 +129,10 @@ def test_the_argument_layout(arenas: Arenas) -> None:
 
 def test_each_kernel_of_the_table_is_reached(arenas: Arenas) -> None:
     """Lest the tests above pass because no kernel but the reference says that it can."""
-    pairs = [("NCHW", "NHWC"), ("NHWC", "NCHW16"), ("NCHW16", "NCHW4"), ("NCHW", "NCHW64"), ("NHWC", "CHWN")]
+    pairs = [("NCHW", "NHWC"), ("NHWC", "NCHW16"), ("NCHW16", "NCHW4"), ("NCHW", "NCHW64"), ("aBcd6b", "NCHW4")]
     found = [check(arenas, src, dst, (3, 17, 3, 5), 4) for src, dst in pairs]
     assert set().union(*found) == {row.name for row in ROWS}
-    assert all("reorder_transpose" in names or "reorder_copy" in names for names in found)
+    assert all(names - {"reorder_elements"} for names in found)
 
 
 # What makes kernels take other paths than small maps do: long runs that are cut, whole lines, many tasks.
@@ -205,11 +205,13 @@ def test_between_blocked_weights(arenas: Arenas, src: str, dst: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("src", "dst"), [("aBcd6b", "aBcd4b"), ("aBcd4b", "aBcd6b"), ("ABcd6a3b", "aBcd5b"), ("aBcd3b", "ABcd2a4b")]
+    ("src", "dst"), [("aBcd6b", "aBcd4b"), ("aBcd24b", "acBd16b"), ("ABcd6a3b", "aBcd5b"), ("aBcd3b", "ABcd2a4b")]
 )
-def test_blocks_that_do_not_nest_run_on_the_reference(arenas: Arenas, src: str, dst: str) -> None:
+def test_blocks_that_do_not_nest(arenas: Arenas, src: str, dst: str) -> None:
+    """One block, of channels, is moved in parts that both layouts have contiguous; others run on the reference."""
     for shape, itemsize in itertools.product([(1, 1, 1, 1), (3, 5, 2, 3), (7, 13, 1, 4), (2, 24, 2, 2)], SIZES):
-        assert check(arenas, src, dst, shape, itemsize) == {"reorder_elements"}
+        one_each = Layout(src).is_native and Layout(dst).is_native and itemsize >= 4
+        assert check(arenas, src, dst, shape, itemsize) == {"reorder_elements", *["reorder_box"] * one_each}
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2, 2), (2, 0, 2, 2), (2, 3, 0, 2), (0, 0, 0, 0)])
@@ -289,7 +291,7 @@ def test_the_rule_and_the_formulas_agree(data: st.DataObject) -> None:
 
 
 def test_a_reference_that_is_fallen_back_to_warns_once_and_names_what_was_missing() -> None:
-    x = BlockedArray(np.zeros((1, 1, 2, 2, 6), np.float32), "aBcd6b", (1, 5, 2, 2))
-    with pytest.warns(SlowPathWarning, match=r"aBcd6b to .*reorder_elements.*do not nest"):
+    x = BlockedArray(np.zeros((1, 2, 2, 2, 6, 3), np.float32), "ABcd6a3b", (1, 5, 2, 2))
+    with pytest.warns(SlowPathWarning, match=r"ABcd6a3b to .*reorder_elements.*do not nest"):
         to_layout(x, "aBcd4b")
     to_layout(x, "aBcd4b")  # a second warning would be an error
