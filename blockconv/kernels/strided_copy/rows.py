@@ -1,10 +1,11 @@
 """Strided copies from one array into another: concat, slice, pad and channel shuffle, from any layout to any other.
 
-So is a reorder between layouts whose blocks of channels do not nest (24 and 16, say). One idea serves all. N, H and W are
-three loops with a stride on either side (a step of the source is part of its stride), with a border before and after
-that is filled. The channels are a list of *extents* that are contiguous on both sides, cut where a block of either
-layout ends, so that an offset that is no multiple of a block, a permutation or a step costs no case of its own. An
-extent is copied for a row of pixels at a time; where it is contiguous with that of the next pixel on both sides, as one.
+So is a reorder between layouts whose blocks of channels do not nest (24 and 16, say). One idea serves all. N, H and W
+are three loops with a stride on either side (a step of the source is part of its stride), with a border before and
+after that is filled. The channels are a list of *extents* that are contiguous on both sides, cut where a block of
+either layout ends, so that an offset that is no multiple of a block, a permutation or a step costs no case of its own.
+An extent is copied for a row of pixels at a time; where it is contiguous with that of the next pixel on both sides, as
+one.
 
 Buffers: the source(s), the destination. Options of the primitive, for concat only: srcs, the layouts of the sources, if
 they differ from the first one's; take, which sources to copy (the others were written into the destination by others).
