@@ -172,7 +172,7 @@ class Arithmetic:
         if dst != src and not (is_half and dst == _FLOAT32):
             rule = f"has to be {src}{' or float32' if is_half else ''}, as the input is {src}"
             raise DtypeError(self.op, "out_dtype", str(dst), rule)
-        return Types.half(src, dst) if is_half else Types.all(src)
+        return Types.converted(src, dst) if is_half else Types.all(src)
 
     def check_residual(self, dtype: Any, dst: np.dtype[Any]) -> None:
         """Raise unless a residual of this dtype can be added to an output of that one."""

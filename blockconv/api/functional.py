@@ -253,7 +253,7 @@ def _types(function: str, op: str, dtype: Any) -> Types:
         found = Types.all(dtype)
     except TypeError:
         raise ArgumentError(function, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
-    for mixed in (Types.quantized(dtype, dtype), Types.half(dtype, dtype)):
+    for mixed in (Types.quantized(dtype, dtype), Types.converted(dtype, dtype)):
         if op == "conv2d" and mixed in INT8 | HALVES:
             return mixed
     return found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HALVES", "INT8", "ElementType", "Types", "element"]
+__all__ = ["HALVES", "INT8", "ElementType", "Types", "element", "numpy_dtype"]
 
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
 _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
@@ -40,7 +40,7 @@ class ElementType:
     @property
     def dtype(self) -> np.dtype[Any]:
         """NumPy's."""
-        return _dtype(self.name)
+        return numpy_dtype(self.name)
 
     @property
     def code(self) -> int:
@@ -62,10 +62,11 @@ class ElementType:
 
 def element(dtype: npt.DTypeLike) -> ElementType:
     """The element type of NumPy's `dtype`, or of its name."""
-    return _element(_dtype(dtype))
+    return _element(numpy_dtype(dtype))
 
 
-def _dtype(name: npt.DTypeLike) -> np.dtype[Any]:
+def numpy_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
+    """`numpy.dtype`, which knows bfloat16 by its name."""
     if isinstance(name, str) and name == "bfloat16":  # imported here, as it takes longer than all that most users need
         import ml_dtypes
 
@@ -111,11 +112,6 @@ class Types(NamedTuple):
         """Of int8 weights, whose products with a source of 8 bits are added as int32."""
         return Types(element(src), element("int8"), element("int32"), element(dst))
 
-    @staticmethod
-    def half(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:
-        """Of a source and weights that are floats of 16 bits, whose products are added as float32."""
-        return Types(element(src), element(src), element("float32"), element(dst))
-
     @property
     def is_uniform(self) -> bool:
         return len(set(self)) == 1
@@ -134,4 +130,4 @@ INT8 = frozenset(
     Types.quantized(src, dst) for src in ("uint8", "int8") for dst in ("uint8", "int8", "int32", "float32")
 )
 # What convolutions of floats of 16 bits are computed with.
-HALVES = frozenset(Types.half(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))
+HALVES = frozenset(Types.converted(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))

@@ -15,16 +15,18 @@ from blockconv.core.checks import check_bytes, check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
+from blockconv.core.types import Types
 from blockconv.dispatch.array_checks import (
     PACKED,
     checked_dtype,
     checked_shape,
     checked_zero_point,
+    converted_dtype,
     require_dtype,
     require_movable,
     storage_for,
 )
-from blockconv.dispatch.reorders import reorder_program
+from blockconv.dispatch.reorders import conversion_program, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
 __all__ = ["BlockedArray", "allocate", "empty", "is_channels_last", "reorder_program", "to_layout"]
@@ -240,7 +242,11 @@ def allocate(shape: tuple[int, ...], layout: Layout, dtype: np.dtype[Any], zero_
 
 
 def to_layout(
-    x: BlockedArray | npt.ArrayLike, layout: Layout | str, *, out: BlockedArray | None = None
+    x: BlockedArray | npt.ArrayLike,
+    layout: Layout | str,
+    *,
+    dtype: npt.DTypeLike | str | None = None,
+    out: BlockedArray | None = None,
 ) -> BlockedArray:
     """`x` as a BlockedArray in `layout`: the reorder.
 
@@ -249,9 +255,11 @@ def to_layout(
         ones are copied once. A torch CPU tensor without gradient will do. Elements: any numbers of 1, 2, 4 or 8 bytes;
         of a BlockedArray packed 4-bit ones too.
     layout: a Layout, or a name or tag in any notation that `Layout` reads.
-    out: a BlockedArray of x's shape, dtype and zero point, in `layout`, to write and give back; it does not overlap
-        `x`, and its padding is written too. Without it, an `x` that is in `layout` already comes back as it is, and an
-        array in its own layout is not copied: the result then shares its memory.
+    dtype: of the result, by default x's: float32, bfloat16 and float16 become each other in the same pass, rounded to
+        the nearest, a half to even.
+    out: a BlockedArray of x's shape and zero point and the result's dtype, in `layout`, to write and give back; apart
+        from `x`, its padding is written too. Without it, an `x` that is in `layout` already comes back as it is, and
+        an array in its own layout is not copied: the result then shares its memory.
 
     Raises LayoutError, DtypeError or ArgumentError for what breaks these rules, with nothing written.
 
@@ -267,16 +275,18 @@ def to_layout(
     if out is not None and not isinstance(out, BlockedArray):
         rule = "has to be a BlockedArray"
         raise ArgumentError("to_layout", "out", type(out).__name__, rule, "see blockconv.empty")
-    src = x if isinstance(x, BlockedArray) else _enter("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, out)
+    given = out if dtype is None else None
+    src = x if isinstance(x, BlockedArray) else _enter("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, given)
+    wanted = src.dtype if dtype is None else converted_dtype("to_layout", src.dtype, dtype)
     if src.ndim != target.ndim:
         rule = f"is of {target.ndim} dimensions, and the array has {src.ndim}"
         raise LayoutError("to_layout", "layout", str(target), rule)
     if out is None:
-        if src.layout == target:
+        if src.layout == target and src.dtype == wanted:
             return src
-        out = empty(src.shape, target, src.dtype, src.zero_point)
+        out = empty(src.shape, target, wanted, src.zero_point)
     else:
-        _check_out(src, target, out)
+        _check_out(src, target, out, wanted)
     _reorder(src, out)
     return out
 
@@ -288,7 +298,11 @@ def _reorder(src: BlockedArray, out: BlockedArray) -> None:
     # Past the caches, lines that are written whole need not be read first.
     stream = 2 * nbytes > target.last_level_cache() and addresses[1] % 64 == 0
     itemsize = 0 if packed else src.storage.itemsize
-    program = reorder_program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
+    if out.dtype == src.dtype:
+        program = reorder_program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
+    else:
+        types = Types.converted(src.dtype, out.dtype)
+        program = conversion_program(src.shape, (src.layout, out.layout), types, (None, None), stream)
     if packed:
         # One byte an element in between; an odd last nibble is zero.
         wide = [np.zeros(2 * a.nbytes, np.uint8) for a in (src, out)]
@@ -372,12 +386,12 @@ def _fill(array: BlockedArray) -> int:
     return int(bits) & ((1 << 8 * array.dtype.itemsize) - 1) if bits.itemsize < 8 else int(bits)
 
 
-def _check_out(src: BlockedArray, target: Layout, out: BlockedArray) -> None:
+def _check_out(src: BlockedArray, target: Layout, out: BlockedArray, dtype: np.dtype[Any] | str) -> None:
     if out.layout != target:
         raise LayoutError("to_layout", "out", out, f"has to be in {target}")
     if out.shape != src.shape:
         raise ArgumentError("to_layout", "out", out, f"has to be of the source's shape, {src.shape}")
-    require_dtype("to_layout", "out", out.dtype, src.dtype)
+    require_dtype("to_layout", "out", out.dtype, dtype)
     if out.zero_point != src.zero_point:
         raise ArgumentError("to_layout", "out", out, f"has to have the source's zero point, {src.zero_point}")
     if not out.storage.flags.writeable:

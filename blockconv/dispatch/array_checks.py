@@ -13,12 +13,14 @@ import numpy.typing as npt
 from blockconv.core.checks import check_bytes, check_extents
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout
+from blockconv.core.types import numpy_dtype
 
 __all__ = [
     "PACKED",
     "checked_dtype",
     "checked_shape",
     "checked_zero_point",
+    "converted_dtype",
     "require_dtype",
     "require_movable",
     "storage_for",
@@ -52,9 +54,22 @@ def checked_dtype(op: str, dtype: npt.DTypeLike | str) -> np.dtype[Any] | str:
     if isinstance(dtype, str) and dtype in PACKED:
         return dtype
     try:
-        return np.dtype(dtype)
+        return numpy_dtype(dtype)
     except (TypeError, ValueError):
         raise DtypeError(op, "dtype", dtype, f"is none of NumPy's, nor one of {', '.join(PACKED)}") from None
+
+
+CONVERTED = ("float32", "bfloat16", "float16")  # what becomes each other as it is reordered
+
+
+def converted_dtype(op: str, src: np.dtype[Any] | str, dtype: npt.DTypeLike | str) -> np.dtype[Any] | str:
+    """The dtype that elements of `src` are to become. Raises DtypeError for one that they cannot."""
+    wanted = checked_dtype(op, dtype)
+    if wanted != src and not {str(src), str(wanted)} <= set(CONVERTED):
+        rule = f"x is of {src}, and only {', '.join(CONVERTED)} become each other"
+        remedy = "quantize_linear and dequantize_linear are for integers"
+        raise DtypeError(op, "dtype", str(wanted), rule, remedy)
+    return wanted
 
 
 def require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:

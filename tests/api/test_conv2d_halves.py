@@ -77,6 +77,26 @@ def test_weights_of_float32_are_rounded_to_the_inputs_type(dtype):
     assert conv(X.astype(np.float32)).dtype == np.float32, "and of float32 inputs it is what it was"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reorders_convert(dtype):
+    """In one pass, to and from float32, from arrays, tensors and BlockedArrays."""
+    x = np.random.default_rng(1).standard_normal((2, 6, 5, 7)).astype(np.float32)
+    narrow = bc.to_layout(x, "NCHW16", dtype=dtype)
+    assert narrow.dtype == half(x, dtype).dtype
+    assert (np.asarray(narrow) == half(x, dtype)).all()
+    wide = bc.to_layout(narrow, "NHWC", dtype="float32")
+    assert (wide.numpy() == half(x, dtype).astype(np.float32)).all()
+    out = bc.empty(x.shape, "NHWC", dtype)
+    assert bc.to_layout(x, "NHWC", dtype=dtype, out=out) is out
+    assert (out.numpy() == half(x, dtype)).all()
+    assert bc.to_layout(narrow, "NCHW16", dtype=dtype) is narrow
+    assert bc.to_layout(narrow, "NCHW16", dtype="float32").dtype == np.float32, "in its own layout too"
+    with pytest.raises(bc.DtypeError, match=f"out='{dtype}': has to be of dtype float32"):
+        bc.to_layout(x, "NHWC", out=out)
+    with pytest.raises(bc.DtypeError, match=r"dtype='int8': x is of float32, and only.*quantize_linear"):
+        bc.to_layout(x, "NHWC", dtype="int8")
+
+
 F, H, BR = X.astype(np.float32), half(X, "float16"), half(X, "bfloat16")
 FW, HW = W.astype(np.float32), half(W, "float16")
 

@@ -36,4 +36,4 @@ def test_bfloat16_is_a_float():
 def test_types_of_convolutions_have_names_of_their_own():
     every = [*HALVES, *INT8, Types.all("float32"), Types.all("bfloat16"), Types.all("float16")]
     assert len({str(types) for types in every}) == len(every)
-    assert str(Types.half("bfloat16", "float32")) == "bfloat16/bfloat16/float32/float32"
+    assert str(Types.converted("bfloat16", "float32")) == "bfloat16/bfloat16/float32/float32"

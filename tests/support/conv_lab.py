@@ -97,7 +97,7 @@ class Data:
     @property
     def types(self) -> Types:
         src = self.x.dtype.name
-        return Types.half(src, self.dst) if src in ("bfloat16", "float16") else Types.all(src)
+        return Types.converted(src, self.dst) if src in ("bfloat16", "float16") else Types.all(src)
 
 
 def data(

@@ -24,6 +24,7 @@ from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I8, I32, I64, call_llvm, splat
 from blockconv.kernels.common.activation import ActivationArguments
+from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.unpacked import PARTS, X86, in_order, nearest, packed
 from blockconv.kernels.common.vectors import Vectors
 
@@ -188,8 +189,8 @@ def _splat_float(v: Vectors, bits: Any) -> Any:
 class Elements:
     """Code over an array's elements that computes in float32: floats are themselves, integers what they stand for.
 
-    type: float32, or integers of 8 or 32 bits, of which those of 32 are only read. address: of an array's
-    `QuantizationArguments`, for integers. `memory` loads and stores what lies there, `real` computes.
+    type: float32, floats of 16 bits, or integers of 8 or 32 bits, of which those of 32 are only read. address: of an
+    array's `QuantizationArguments`, for integers. `memory` loads and stores what lies there, `real` computes.
     """
 
     def __init__(self, builder: Any, type: ElementType, lanes: int, address: Any = None) -> None:
@@ -210,6 +211,8 @@ class Elements:
 
     def dequantized(self, x: Any) -> Any:
         """A vector of elements as float32."""
+        if self.type.is_half:
+            return widened(self.real, self.type, x)
         return x if self.type.is_float else self.scaled(self.difference(x))
 
     def difference(self, x: Any) -> Any:
@@ -225,6 +228,8 @@ class Elements:
 
     def quantized(self, x: Any) -> Any:
         """float32 as a vector of elements: divided by the scale, and half rounded to even; see `quantized`."""
+        if self.type.is_half:
+            return rounded(self.real, self.type, x)
         return x if self.type.is_float else self.rounded(self.b.fdiv(x, self.scale))
 
     def rounded(self, x: Any) -> Any:

@@ -4,8 +4,9 @@ A reorder is a `nest` of loops. Where one loop has unit stride on both sides its
 (`reorder_copy`); where two different ones have it, tiles of both are read as vectors, transposed
 in registers and written as vectors (`reorder_transpose`).
 
-Either converts elements on their way, of float32 or integers of 8 or 32 bits, to float32 or integers of 8 bits: types
-then are `Types.converted`, and the option `quantizations` says what the integers of source and destination stand for.
+Either converts elements on their way, of float32, floats of 16 bits or integers of 8 or 32 bits, to all of these but
+the last: types then are `Types.converted`, and the option `quantizations` says what the integers of source and
+destination stand for.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ ALL = 1 << 40  # the limit of a dimension that is copied whole
 
 Quantizations = tuple[Quantization | None, Quantization | None]  # of source and destination; None: of floats
 MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in (1, 2, 4, 8))
+_FLOATS = ("float32", "bfloat16", "float16")
 CONVERTED = frozenset(
     str(Types.converted(src, dst))
-    for src in ("float32", "uint8", "int8", "int32")
-    for dst in ("float32", "uint8", "int8")
-    if src != dst or src != "float32"
+    for src in (*_FLOATS, "uint8", "int8", "int32")
+    for dst in (*_FLOATS, "uint8", "int8")
+    if src != dst or src not in _FLOATS
 )
 
 

@@ -13,7 +13,7 @@ from guarded import Guarded, available
 from storage_oracle import Array, Shape, stored
 
 from blockconv import Layout, Quantization, ReorderProblem
-from blockconv.core.types import Types
+from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.kernels import TABLE
 from blockconv.runtime import Program, address_of
@@ -63,13 +63,20 @@ def check(memory: tuple[Guarded, Guarded], src: str, dst: str, shape: Shape, kin
     x = numbers(from_type, shape, scale)
     real = quantized_oracle.real(x, float(given.scale), given.zero_point)
     wanted_fill = 0.0 if to_type == "float32" else zero_point
-    wanted = stored(quantized_oracle.integers(real, to_type, scale, zero_point), dst, wanted_fill).view(np.uint8)
-    before = stored(x, src, 99).view(np.uint8)  # a dirty tail
+    wanted = stored(quantized_oracle.integers(real, to_type, scale, zero_point), dst, wanted_fill)
+    before = stored(x, src, 99)  # a dirty tail
     quantizations = (
         None if from_type == "float32" else given,
         None if to_type == "float32" else Quantization(scale, zero_point),
     )
-    types, layouts = Types.converted(from_type, to_type), (Layout(src), Layout(dst))
+    return hold(memory, (src, dst), shape, (before, wanted), quantizations)
+
+
+def hold(memory: tuple[Guarded, Guarded], pair: Any, shape: Shape, storages: Any, quantizations: Any) -> set[str]:
+    """Every kernel makes the second storage of the first, bit for bit: the names of those that ran."""
+    kind, (src, dst) = tuple(str(storage.dtype) for storage in storages), pair
+    before, wanted = (storage.view(np.uint8) for storage in storages)
+    types, layouts = Types.converted(*kind), (Layout(src), Layout(dst))
     problem, names = ReorderProblem(shape, src, dst, types.src.itemsize), set()
     for row in ROWS:
         if selection.why_not(row, problem, *layouts, types) is not None:
@@ -105,3 +112,23 @@ def test_every_kernel_converts_every_element_and_fills_the_padding(
     for shape in SHAPES:
         names = check(memory, src, dst, shape, kind)
         assert names - {"reorder_elements"}, "some kernel is fast"
+
+
+HALVES = [("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16"), ("float16", "float32")]
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("number", range(len(HALVES)))
+def test_floats_of_16_bits(memory: tuple[Guarded, Guarded], number: int) -> None:
+    """Ties, the largest and the smallest numbers, infinities; copies and transposes."""
+    src_type, dst_type = (element(name).dtype for name in HALVES[number])
+    for src, dst in (("NCHW", "NHWC"), ("NHWC", "NCHW16"), ("NCHW16", "NCHW32"))[number % 2 :: 2]:
+        for shape in SHAPES[1:3]:
+            rng = np.random.default_rng(number)
+            x = (rng.integers(-(1 << 12), 1 << 12, shape) * 2.0 ** rng.integers(-12, 4, shape)).astype(np.float32)
+            x.reshape(-1)[:6] = np.inf, -np.inf, 3e38, 65520, 65519, 2.0**-25
+            with np.errstate(over="ignore"):
+                given = x.astype(src_type)
+                wanted = given.astype(np.float32).astype(dst_type)
+            names = hold(memory, (src, dst), shape, (stored(given, src, 99), stored(wanted, dst)), (None, None))
+            assert names - {"reorder_elements"}, "some kernel is fast"
