@@ -122,7 +122,7 @@ def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, ze
         _check_sums(op, problem)
     program = Program(())
     if 0 not in problem.dst_shape:
-        types = Types.all(dtype) if "max" in op or name not in _BYTES else Types.converted(name, name)
+        types = Types.all(dtype)
         row = selection.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, types)
         seconds = row.prepare(problem, layout, layout, types).seconds
         ops = row.prepare(problem, layout, layout, types, threads, quantizations=given).ops()

@@ -50,19 +50,17 @@ def check(
 ) -> set[str]:  # fmt: skip
     """Run every kernel for it at both ends of guarded memory. operands: logical arrays, and their layouts ("": dense).
 
-    in_place: the destination is this operand's memory. fill: what its padding has to hold. (Integers are computed with
-    where an option says what they stand for.)
+    in_place: the destination is this operand's memory. fill: what its padding has to hold.
     """
     dtype = wanted.dtype
-    types = Types.converted(str(dtype), str(dtype)) if "quantizations" in options else Types.all(dtype)
     names = set()
     after = place(wanted, dst or layout, fill)
     before = [np.ravel(x) if lay == "" else place(x, lay, np.nan if x.dtype.kind == "f" else 99) for x, lay in operands]
-    found = list(rows(op, problem, layout, dst, types))
+    found = list(rows(op, problem, layout, dst, Types.all(dtype)))
     assert found, f"no kernel for {problem} from {layout} to {dst or layout}"
     for row, where in itertools.product(found, ("end", "start")):
         layouts = Layout(layout), Layout(dst or layout)
-        program = Program(row.prepare(problem, *layouts, types, threads, **options).ops())
+        program = Program(row.prepare(problem, *layouts, Types.all(dtype), threads, **options).ops())
         what = f"{row.name}, {problem}, {layout} to {dst or layout}, {dtype}, {options}, against the {where}"
         sources = []
         for arena, storage in zip(_ARENAS, before, strict=False):

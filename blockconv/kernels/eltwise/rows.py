@@ -10,9 +10,9 @@ zero, and whatever lay there.
 Buffers: activation: source, destination. binary: first operand, second operand, destination.
 affine: source, scale (C), shift (C), destination. The destination may be an operand of its own shape and layout.
 Options of the primitive: activation, an `Activation` that follows (for the op "activation": the one that is meant);
-for binary, other: the layout of the operand that is broadcast, if it is not the destination's; for integers of 8 bits
-(`Types.converted`), quantizations: what those of the sources and of the destination stand for, in the order of the
-buffers. These compute as if they were dequantized and the result quantized; the padding then is the zero point.
+for binary, other: the layout of the operand that is broadcast, if it is not the destination's; for integers of 8 bits,
+quantizations: what those of the sources and of the destination stand for, in the order of the buffers. These compute as
+if they were dequantized and the result quantized; a destination's padding then is its zero point.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ KINDS = {
     "max": OpKind.MAX,
     "min": OpKind.MIN,
 }
-FLOATS = frozenset(ITEMSIZE)
-INTEGERS = frozenset(str(Types.converted(dtype, dtype)) for dtype in ("uint8", "int8"))
+FLOATS, INTEGERS = frozenset(ITEMSIZE), frozenset(("uint8", "int8"))
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
 WRITTEN = 128  # elements that a written-out period has at the least, if the extent is long
 LONGEST = 2048  # elements that it has at the most

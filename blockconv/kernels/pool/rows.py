@@ -17,7 +17,7 @@ To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`).
 What a window covers of the image is a table of rows and one of columns, made when the problem is bound: no kernel
 clips, or counts what an average divides by. Buffers: source, destination, and for `pool2d_indices` the indices.
 Option of the primitive, of integers: quantizations, what those of source and destination stand for; the destination's
-padding holds its zero point. (Their types are one for all, or, of averages, `Types.converted`.)
+padding holds its zero point.
 """
 
 from __future__ import annotations
@@ -338,8 +338,7 @@ def _row(
         b = Blocking(problem, src, dst, types.src, threads, quantizations)
         return Primitive(lambda: cost(b, *loads), lambda: [op_of(b)], blocking=b)
 
-    taken = {*dtypes, *(str(Types.converted(dtype, dtype)) for dtype in dtypes if not element(dtype).is_float)}
-    return Row(name, op, dtypes=frozenset(taken), why_not=reason, make=make, reference=reference)
+    return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
 
 
 def _rows(
