@@ -197,7 +197,7 @@ class _Epilogue:
     def converted(self, values: list[Any]) -> list[Any]:
         """Finished vectors as they are stored."""
         if self.half:
-            return [rounded(self.v, self.half, x) for x in values]
+            return [rounded(self.v, self.half, x, flushes=True) for x in values]
         away = bool(self.tile.away)
         if self.parts == 1:
             return [quantized(self.v, self.args, x, away) for x in values] if self.args else values

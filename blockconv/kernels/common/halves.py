@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.core.types import BRAIN, ElementType
-from blockconv.jit.ir import I32
+from blockconv.jit.ir import I32, call_llvm
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["rounded", "widened"]
@@ -31,9 +31,14 @@ def widened(v: Vectors, half: ElementType, bits: Any) -> Any:
     return _widened_in_integers(v, b.zext(bits, wide))
 
 
-def rounded(v: Vectors, half: ElementType, x: Any) -> Any:
-    """float32 of vectors `v` rounded to type `half`: the bits, as a vector of integers."""
+def rounded(v: Vectors, half: ElementType, x: Any, flushes: bool = False) -> Any:
+    """float32 of vectors `v` rounded to type `half`: the bits, as a vector of integers.
+
+    flushes: denormal numbers may become zeros, as they do by the instruction that AVX512-BF16 has for bfloat16.
+    """
     b, narrow = v.b, ir.VectorType(_I16, v.lanes)
+    if half.kind == BRAIN and flushes and target.isa().bf16 and v.bytes in (32, 64):
+        return call_llvm(b, f"llvm.x86.avx512bf16.cvtneps2bf16.{8 * v.bytes}", narrow, [x])
     if half.kind != BRAIN and target.isa().f16:
         return b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), v.lanes)), narrow)
     bits = b.bitcast(x, ir.VectorType(I32, v.lanes))

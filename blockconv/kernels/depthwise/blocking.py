@@ -11,7 +11,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
-from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for
+from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.unpacked import PARTS
 from blockconv.machine.costs import fma_seconds
@@ -138,9 +138,11 @@ class _Tiling(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
     """The blocking on this machine; a sentence where there is none."""
-    whole = target.isa().vector_bytes // types.src.itemsize
+    computed = types.acc if types.acc.is_float else types.src
+    whole = target.isa().vector_bytes // computed.itemsize
     if types.acc.is_float:
-        return _with_lanes(problem, src, dst, types, whole)
+        at = _with_lanes(problem, src, dst, types, whole)
+        return replace(at, dot=WIDENED) if types.src.is_half and isinstance(at, Blocking) else at
     found = [_with_lanes(problem, src, dst, types, lanes) for lanes in (64, 32, 16) if lanes <= whole]
     taken = [at for at in found if isinstance(at, Blocking) and _is_sound(problem, at)]
     if not taken:

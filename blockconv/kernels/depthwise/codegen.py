@@ -22,6 +22,7 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, const, opaque, pointer, shuffle, splat
 from blockconv.kernels.common.epilogue import Tile
+from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
 from blockconv.kernels.common.unpacked import PARTS
 from blockconv.kernels.common.vectors import Vectors, lanes_below
@@ -44,7 +45,8 @@ class TileSpec(NamedTuple):
     the source are permuted, as several channels of the destination read one. masked: 1, vectors may end past a pixel's
     elements; 2, or past a block's channels, and then with its weights.
 
-    Of a source of bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
+    Of a source of floats of 16 bits, src is the code of its type, and dst as in `Tile`; weights are float32. Of one of
+    bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
     multiply-accumulate, which takes several taps of the loop axis at once, and joined the taps of that axis; dst and
     away as in `Tile`, but that dst may be float32.
     """
@@ -95,6 +97,12 @@ class TileSpec(NamedTuple):
     def src_itemsize(self) -> int:
         """Bytes of an element of the source."""
         return ElementType.of(self.src or self.element).itemsize
+
+    @property
+    def half(self) -> ElementType | None:
+        """The type of the source's elements where these are floats of 16 bits, which are widened as they are loaded."""
+        src = ElementType.of(self.src or self.element)
+        return src if src.is_half else None
 
     @property
     def variants(self) -> list[tuple[int, int, int]]:
@@ -294,15 +302,17 @@ class FloatTile:
 
 
 class Loader:
-    """Loads of source vectors. masks: of vectors along pixels, of which every `columns`-th pixel is taken.
+    """Loads of source vectors, as what is computed with.
 
-    border: what lanes are that the masks lack; zeros where there is none.
+    masks: of vectors along pixels, of which every `columns`-th pixel is taken. border: what lanes are that the masks
+    lack; zeros where there is none.
     """
 
     def __init__(
         self, v: Vectors, spec: TileSpec, run: Any, masks: list[Any | None] | None = None, border: Any | None = None
     ) -> None:
-        self.v, self.spec, self.run, self.border = v, spec, run, border
+        self.wide, self.spec, self.run, self.border = v, spec, run, border
+        self.v = Vectors(v.b, spec.half, spec.lanes) if spec.half else v
         self.masks = masks or [v.below(run.src_valid) if spec.masked else None]
 
     def load(self, address: Any) -> Any:
@@ -312,7 +322,8 @@ class Loader:
             part = v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask)
             parts.append(part if mask is None or self.border is None else v.b.select(mask, part, self.border))
         value = parts[0] if len(parts) == 1 else self.chosen(parts)
-        return self.permuted(value) if self.spec.permute else value
+        value = self.permuted(value) if self.spec.permute else value
+        return widened(self.wide, self.spec.half, value) if self.spec.half else value
 
     def chosen(self, parts: list[Any]) -> Any:
         """Of neighbouring vectors, every `columns`-th pixel."""

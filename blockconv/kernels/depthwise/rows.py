@@ -21,7 +21,7 @@ import numpy as np
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import INT8, Types
+from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
@@ -51,11 +51,11 @@ def _weights(problem: Conv2dProblem, at: Blocking) -> WeightForm:
         return packed_taps(problem.oc, problem.kh, problem.kw, at)
     block, m = at.wei_block, problem.oc // problem.ic
     if not block:
-        return WeightForm(Layout("cdeab"), m)
+        return WeightForm(Layout("cdeab"), m, dot=at.dot)
     inner = f"{block}a" if block > 1 else ""
     outer = ("A" if inner else "a") + ("B" if m > 1 and inner else "b")
     layout = f"{outer}cde{inner}{m}b" if m > 1 and inner else f"aBcde{m}b" if m > 1 else f"{outer}cde{inner}"
-    return WeightForm(Layout(layout), m)
+    return WeightForm(Layout(layout), m, dot=at.dot)
 
 
 def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, types: Types) -> Block:
@@ -76,8 +76,8 @@ def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, types
         table["wei"] = existing * p.kw * p.kh // at.joined * at.groups * _tap(p, at, types)
         table["bia"] = existing * entry_lanes(at) * types.acc.itemsize
     else:
-        table["wei"] = (wei // wei_block * p.kh * p.kw * wei_block + wei % wei_block) * itemsize
-        table["bia"] = wei * itemsize
+        table["wei"] = (wei // wei_block * p.kh * p.kw * wei_block + wei % wei_block) * types.acc.itemsize
+        table["bia"] = wei * types.acc.itemsize
     table["dst"] = oc // d.length * d.block + oc % d.length * d.channel
     table["valid"] = np.minimum(p.oc - oc, count)
     table["written"] = np.minimum(padded - oc, count)
@@ -94,7 +94,7 @@ def _tap(problem: Conv2dProblem, at: Blocking, types: Types) -> int:
     """Bytes from the weights of a tap to those of the next, or of a group of taps."""
     if at.joined:
         return entry_lanes(at) * types.acc.itemsize
-    return (at.wei_block * (problem.oc // problem.ic) or problem.oc) * types.src.itemsize
+    return (at.wei_block * (problem.oc // problem.ic) or problem.oc) * types.acc.itemsize
 
 
 # ---------------------------------------------------------------- the op
@@ -156,14 +156,16 @@ REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that
 
 
 def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue) -> tuple[int, ...]:
-    """The `TileSpec` of the blocking; of floats, without what is for bytes, which would be no other tile."""
+    """The `TileSpec` of the blocking; where all types are one, without what is for others, for it is the same tile."""
     taken = {name: int(getattr(at, name)) for name in TileSpec._fields[:REQUIRED] if hasattr(at, name)}
     permute = int(problem.oc > problem.ic and at.period > 1)
     fma = int(target.isa().fma and types.acc.is_float)
     spec = TileSpec(element=types.acc.code, fma=fma, act=epilogue.kind(types), permute=permute, **taken)
+    dst = types.dst
+    if types.src.is_half:
+        return spec._replace(src=types.src.code, dst=dst.code if dst != types.acc else 0)
     if not at.joined:
         return spec[:REQUIRED]
-    dst = types.dst
     return spec._replace(
         src=types.src.code,
         dot=at.dot.number,
@@ -178,6 +180,7 @@ def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue
 
 # What an output vector takes beside its multiply-adds, in those of a dense tile's: of channels, and of pixels.
 _STORED = 0.5, 1.7
+_WIDENED = 1.15  # times as long for floats of 16 bits, which are widened and rounded
 _APART = 2  # times as long for vectors of pixels that are not neighbours, which are gathered from several
 
 
@@ -198,7 +201,9 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
     else:
         multiply_adds = at.flops(p) / (2 * at.lanes) * (1 if at.taps else 3) * (_APART if at.columns > 1 else 1)
         outputs = at.flops(p) / (2 * at.lanes * p.kh * p.kw)
-        computed = multiply_adds * fma_seconds(at.lanes, itemsize) + outputs * profile().tile * _STORED[at.columns > 0]
+        stores = outputs * profile().tile * _STORED[at.columns > 0]
+        computed = multiply_adds * fma_seconds(at.lanes, types.acc.itemsize) + stores
+        computed *= _WIDENED if types.src.is_half else 1
     return launch_seconds() + (max(computed, moved) + stored) / threads
 
 
@@ -247,6 +252,13 @@ ROWS = (
             make=_make,
         )
         for dtype in ITEMSIZE
+    ),
+    Row(
+        "conv_depthwise",
+        "conv2d",
+        dtypes=frozenset(str(types) for types in HALVES),
+        why_not=partial(_why_not, Types.converted("bfloat16", "bfloat16")),
+        make=_make,
     ),
     INTEGERS,
 )

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.isa
 
 
 @jit.kernel
-def convert_halves(code, lanes, to_half, in_integers):
+def convert_halves(code, lanes, to_half, in_integers, flushes):
     half = ElementType.of(code)
 
     @emitted
@@ -33,7 +33,7 @@ def convert_halves(code, lanes, to_half, in_integers):
             wide = Vectors(builder, element("int32"), lanes)
             v.store(halves._widened_in_integers(v, builder.zext(stored.load(src), wide.kind)), dst)
         elif to_half:
-            stored.store(halves.rounded(v, half, v.load(src)), dst)
+            stored.store(halves.rounded(v, half, v.load(src), flushes=bool(flushes)), dst)
         else:
             v.store(halves.widened(v, half, stored.load(src)), dst)
 
@@ -46,8 +46,8 @@ def convert_halves(code, lanes, to_half, in_integers):
     return kernel
 
 
-def convert(name, array, to, in_integers):
-    kernel = convert_halves(element(name).code, LANES, int(to == name), in_integers)
+def convert(name, array, to, in_integers, flushes=0):
+    kernel = convert_halves(element(name).code, LANES, int(to == name), in_integers, flushes)
     out = np.empty(array.shape, element(to).dtype)
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(kernel.address)
     assert array.size % LANES == 0
@@ -94,4 +94,8 @@ def test_rounding_is_to_the_nearest_half_to_even(name, in_integers):
     numbers = ~np.isnan(x)
     wrong = (found.view(np.uint16) != wanted.view(np.uint16)) & numbers
     assert not wrong.any(), (x[wrong][:5], found[wrong][:5], wanted[wrong][:5])
+    assert np.isnan(found[~numbers].astype(np.float32)).all()
+    found = convert(name, x, name, in_integers, flushes=1)
+    normal = numbers & (np.abs(x) >= 2.0**-126)
+    assert (found.view(np.uint16) == wanted.view(np.uint16))[normal].all(), "by the target's instruction too"
     assert np.isnan(found[~numbers].astype(np.float32)).all()

@@ -44,14 +44,14 @@ assert {dst for _, dst in ROUND} == set(NAMES)
 ODD = "mb2ic7ih3iw5oc19kh3kw3ph1pw1"
 
 
-def check(descriptor, pair, number, kind="floats", memory=None, threads=2, specials=False):
+def check(descriptor, pair, number, kind="floats", memory=None, threads=2, specials=False, name=""):
     """Every row's result is within the bound, or equal where sums are exact; and the padding is zero bits.
 
-    pair: layouts. number: of `KINDS`. kind: as `data` has it.
+    pair: layouts. number: of `KINDS`. kind: as `data` has it. name: of the one row that is to be run.
     """
     p, (src, dst), options = read(descriptor), pair, KINDS[number % len(KINDS)]
     given, act = data(p, kind, specials=specials, **options), options.get("act")
-    taken = rows(p, src, dst, given.types)
+    taken = [row for row in rows(p, src, dst, given.types) if name in ("", row.name)]
     assert taken
     for row in taken:
         out = run(row, p, src, dst, given, act, threads, memory)
@@ -127,6 +127,24 @@ def test_as_another_machine():
     check(GROUPED[0], CLASSES[SOME.index(GROUPED[0]) % len(CLASSES)], SOME.index(GROUPED[0]))
 
 
+DEPTHWISE = (
+    ("g16mb1ic16ih14oc16kh3ph1", ("NHWC", "NCHW4")),
+    ("g5mb1ic5ih7oc15kh3ph1", ("NHWC", "NHWC")),  # three outputs a channel: lanes are permuted
+    ("g18mb2ic18ih9oc18kh3sh2ph1", ("NCHW", "NCHW")),  # every second pixel of a row
+    ("g18mb3ic18ih5oc18kh3ph1", ("CHWN4", "CHWN4")),
+    ("g20mb1ic20ih7oc20kh3ph2dh1", ("NCHW16", "NCHW16")),
+)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("number", range(len(DEPTHWISE)))
+def test_depthwise(number):
+    """Windows of one channel; what is no number among them."""
+    descriptor, pair = DEPTHWISE[number]
+    for kind, specials in (("floats", False), ("integers", True)):
+        check(descriptor, pair, number, kind, specials=specials, name="conv_depthwise")
+
+
 @pytest.mark.parametrize("dot", [WIDENED, BRAIN_DOTS["vdpbf16ps, emulated"]], indirect=True)
 def test_every_multiply_accumulate(dot):
     """What targets without the instruction do, and what stands for it, in plain IR."""
@@ -151,6 +169,8 @@ def test_nothing_is_touched_beyond_the_arrays(where):
         for k, pair in list(enumerate(ROUND))[shift :: 1 + shift % 2]:
             check(ODD, pair, k + shift, "integers", memory=Paged(where))
     check(GROUPED[0], CLASSES[SOME.index(GROUPED[0]) % len(CLASSES)], SOME.index(GROUPED[0]), memory=Paged(where))
+    for number, (descriptor, pair) in enumerate(DEPTHWISE):
+        check(descriptor, pair, number, memory=Paged(where), name="conv_depthwise")
 
 
 def test_sums_that_float16_does_not_hold_are_infinite():
