@@ -10,7 +10,7 @@ __all__ = ["copy_bytes", "copy_pixels", "gather_blocks", "scatter_blocks"]
 
 @inline
 def copy_bytes(dst, src, size):
-    """Copy `size` bytes, a multiple of 4."""
+    """Copy `size` bytes."""
     if size >= 64:
         for at in range(0, size - 63, 64):
             move(dst + at, src + at, 64, 0)
@@ -21,9 +21,14 @@ def copy_bytes(dst, src, size):
             move(dst + at, src + at, 16, 0)
         if size % 16:
             move(dst + size - 16, src + size - 16, 16, 0)
-    else:
-        for at in range(0, size, 4):
+    elif size >= 4:
+        for at in range(0, size - 3, 4):
             move(dst + at, src + at, 4, 0)
+        if size % 4:
+            move(dst + size - 4, src + size - 4, 4, 0)
+    else:
+        for at in range(size):
+            move(dst + at, src + at, 1, 0)
 
 
 @inline
@@ -32,6 +37,10 @@ def copy_pixels(dst, src, pixels, d_col, s_col, size):
     if size == 4:
         for _ in range(pixels):
             store_bits(dst, load_bits(src, 4), 4)
+            dst, src = dst + d_col, src + s_col
+    elif size == 1:
+        for _ in range(pixels):
+            store_bits(dst, load_bits(src, 1), 1)
             dst, src = dst + d_col, src + s_col
     elif size == 8:
         for _ in range(pixels):

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from blockconv.core import target
+from blockconv.kernels.common.conversion import Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest
 from blockconv.kernels.common.tasks import TASK_BYTES
-from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, Moved, TileShape
+from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, TileShape
 
 __all__ = ["Copy", "Transpose", "copy_blocking", "transpose_blocking"]
 

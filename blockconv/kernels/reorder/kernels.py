@@ -6,16 +6,13 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, prefetch, store_bits, store_i64
+from blockconv.kernels.common.conversion import ConversionArguments, Extents, Moved, convert_extents
 from blockconv.kernels.reorder.codegen import (
     BOUNCE,
     LINE,
     TABLED,
-    ConversionArguments,
-    Extents,
-    Moved,
     Tile,
     TileShape,
-    convert_extents,
     tile_code,
 )
 

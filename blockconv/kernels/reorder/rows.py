@@ -25,11 +25,12 @@ from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BITS, Types
 from blockconv.jit.arguments import Arguments
+from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import lanes_of
 from blockconv.kernels.reorder.blocking import copy_blocking, transpose_blocking
-from blockconv.kernels.reorder.codegen import BOUNCE, TABLED, ConversionArguments, Moved
+from blockconv.kernels.reorder.codegen import BOUNCE, TABLED
 from blockconv.kernels.reorder.kernels import (
     SCRATCH,
     CopyArgs,
@@ -263,7 +264,6 @@ def _converted_seconds(elements: int, types: Types) -> float:
 MOVE = 1.6  # scalar moves that a load and a store of a vector take, and the loop around them
 _TRANSPOSED = 1.1  # beside a copy
 LINE = 64
-CONVERTED_LANES = 16  # of a vector that is converted: of bytes as many as make float32 of AVX-512
 # Of a vector of float32: a division is most of what it takes to quantize one.
 QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 12, 4
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from blockconv import jit
-from blockconv.jit.arguments import Arguments, table, word
+from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import store_bits
+from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Extents, Moved, convert_extents
 from blockconv.kernels.common.copies import copy_bytes, copy_pixels
 
 __all__ = ["COPY", "FILL", "ZERO", "CopyArgs", "Extent", "PixelLoop", "strided_copy"]
@@ -38,6 +39,8 @@ class CopyArgs(Arguments):
     dst = word("of the destination, the first pixel", "address")
     extents = word("an `Extent` for each of a pixel", "address")
     fill = word("what filled elements are", "bits of an element")
+    zero = word("what elements are of channels that do not exist", "bits of an element")
+    conversion = group(ConversionArguments, "where elements are converted")
     count = word("extents of a pixel")
     task_extents = word("extents in a task")
     extent_tasks = word("tasks that the extents of a pixel make")
@@ -48,8 +51,13 @@ class CopyArgs(Arguments):
 
 
 @jit.kernel
-def strided_copy(itemsize):
-    """A task reads and writes some extents of some columns of one row. Nothing is rounded: elements are bits."""
+def strided_copy(src_type, dst_type):
+    """A task reads and writes some extents of some columns of one row.
+
+    Elements are bits, of which nothing is rounded, or of 8 bits on both sides, and converted.
+    """
+    moved = Moved(src_type, dst_type)
+    itemsize, converted, convert = moved.src_bytes, int(moved.is_converted), convert_extents(moved, CONVERTED_LANES, 0)
 
     def kernel(args, first, last, scratch):
         a = CopyArgs(args)
@@ -74,14 +82,20 @@ def strided_copy(itemsize):
                 size, action = extent.size, extent.action
                 s, d = src + extent.src, dst + extent.dst
                 copied, until = (left, right) if action == COPY else (end, end)
-                value = 0 if action == ZERO else a.fill
+                value = a.zero if action == ZERO else a.fill
                 for c in range(col, copied):
                     for at in range(0, size, itemsize):
                         store_bits(d + c * d_col + at, value, itemsize)
                 for c in range(until, end):
                     for at in range(0, size, itemsize):
                         store_bits(d + c * d_col + at, value, itemsize)
-                if until > copied:
+                if until > copied and converted:
+                    pixels, to, words = until - copied, d + copied * d_col, a.conversion.address
+                    if contiguous == size:
+                        convert(Extents(s, to, pixels * size, 1, 0, 0, words))
+                    else:
+                        convert(Extents(s, to, size, pixels, s_col, d_col, words))
+                elif until > copied:
                     if contiguous == size:
                         copy_bytes(d + copied * d_col, s, (until - copied) * size)
                     else:

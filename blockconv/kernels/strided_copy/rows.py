@@ -9,6 +9,9 @@ one.
 
 Buffers: the source(s), the destination. Options of the primitive, for concat only: srcs, the layouts of the sources, if
 they differ from the first one's; take, which sources to copy (the others were written into the destination by others).
+For integers of 8 bits, of all but the reorder: quantizations, what those of the source(s) and of the destination stand
+for. Where they are not the same, elements are requantized as they are copied; the destination's padding is its zero
+point.
 """
 
 from __future__ import annotations
@@ -24,19 +27,20 @@ import numpy as np
 from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
 from blockconv.core.layout import Layout
 from blockconv.core.problem import ReorderProblem
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, Types
+from blockconv.kernels.common.conversion import ConversionArguments, Moved
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.loop_nest import Loop, fused, nest
-from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+from blockconv.kernels.common.loop_nest import fused, nest
+from blockconv.kernels.common.requantize import quantization_words
+from blockconv.kernels.common.tasks import lanes_of
+from blockconv.kernels.strided_copy.blocking import Bordered, blocking_of
 from blockconv.kernels.strided_copy.kernels import COPY, FILL, ZERO, CopyArgs, Extent, PixelLoop, strided_copy
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import launch_seconds, move_seconds, scalar_seconds
+from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
-
-LARGE_TASK = 64 * 1024  # bytes of the destination in a task where pixels are contiguous; elsewhere TASK_BYTES
-EXTENT, PIXELS = 16 * 1024, 16  # bytes of an extent, or pixels, in a task at the least
 
 
 # ---------------------------------------------------------------- what is copied
@@ -88,18 +92,6 @@ class Side(NamedTuple):
         return geometry(self.layout, self.shape, itemsize)
 
 
-@dataclass(frozen=True)
-class Bordered(Loop):
-    """A loop over elements of the destination, of which `count` from `begin` on are copied."""
-
-    begin: int = 0
-    count: int = 0
-
-    def around(self, inner: Bordered) -> Bordered | None:
-        one = super().around(inner) if inner.begin == 0 and inner.count == inner.size else None
-        return one and replace(one, begin=inner.size * self.begin, count=inner.size * self.count)
-
-
 def _loops(region: Region, s: Geometry, d: Geometry) -> list[Bordered]:
     """Three loops over pixels, in the destination's order; those that are one on both sides are fused."""
     strides = [(step * src, dst) for step, src, dst in zip(region.steps, _pixels(s), _pixels(d), strict=True)]
@@ -146,39 +138,49 @@ def _contiguous(g: Geometry, channel: int, itemsize: int) -> int:
     return g.length - channel % g.length if g.channel == itemsize else 1
 
 
-# ---------------------------------------------------------------- how it is cut into tasks
+# ---------------------------------------------------------------- how it is copied
 
 
-class Blocking(NamedTuple):
-    """Columns, and extents, in a task; the tasks that those of a row make; all tasks, and those taken at a time."""
+@dataclass(frozen=True)
+class How:
+    """How a region is copied, whatever its shape is.
 
-    cols: int
-    extents: int
-    col_tasks: int
-    extent_tasks: int
-    tasks: int
-    chunk: int
+    quantizations: what integers of the source(s) and of the destination stand for. fill: the bits of an element of the
+    border.
+    """
+
+    kind: ElementType
+    threads: int
+    quantizations: tuple[Quantization, ...] | None = None
+    fill: int = 0
+
+    def of_source(self, k: int) -> How:
+        """The same with one of the sources."""
+        given = self.quantizations
+        return self if given is None else replace(self, quantizations=(given[k], given[-1]))
+
+    @property
+    def moved(self) -> Moved:
+        """The elements, which are bits unless they are requantized."""
+        given = self.quantizations
+        same = given is None or given[0] == given[1]
+        code = Types.bits(self.kind.itemsize).src.code if same else self.kind.code
+        return Moved(code, code)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        src, dst = self.quantizations or (None, None)
+        conversion = ConversionArguments(src=quantization_words(src, self.kind), dst=quantization_words(dst, self.kind))
+        return {
+            "fill": self.fill,
+            "zero": 0 if dst is None else self.kind.bits(dst.zero_point),
+            "conversion": conversion,
+        }
 
 
-def _blocking(loops: list[Bordered], sizes: list[int], contiguous: int, threads: int) -> Blocking:
-    """sizes: bytes of each extent. contiguous: of those whose pixels are contiguous."""
-    cols, total, largest = loops[2], sum(sizes), max(sizes)
-    least, nbytes = (-(-EXTENT // largest), LARGE_TASK) if contiguous == largest else (PIXELS, TASK_BYTES)
-    width = min(cols.size, max(least, nbytes // total))
-    col_tasks = -(-cols.size // width)
-    width = -(-cols.size // col_tasks)
-    row_parts = loops[0].size * loops[1].size * col_tasks
-    extents = max(1, min(len(sizes), nbytes * len(sizes) // (width * total)))
-    if row_parts * -(-len(sizes) // extents) < 4 * threads:
-        extents = max(1, min(extents, len(sizes) * row_parts // (4 * threads)))
-    extent_tasks = -(-len(sizes) // extents)
-    tasks = row_parts * extent_tasks
-    chunk = chunk_of(tasks, width * total // extent_tasks, threads, nbytes)
-    return Blocking(width, extents, col_tasks, extent_tasks, tasks, chunk)
-
-
-def _ops(region: Region, src: Side, dst: Side, kind: ElementType, threads: int, fill: int = 0) -> list[Op]:
-    """The op that copies a region; fill: bits of an element. No op if nothing is written."""
+def _ops(region: Region, src: Side, dst: Side, how: How) -> list[Op]:
+    """The op that copies a region. No op if nothing is written."""
+    kind, threads = how.kind, how.threads
     if 0 in region.sizes or 0 in dst.shape or region.last == region.first:
         return []
     s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
@@ -192,12 +194,12 @@ def _ops(region: Region, src: Side, dst: Side, kind: ElementType, threads: int, 
     extents = _extents(region, s, d, dst.layout.padded_shape(dst.shape)[1], unit)
     cols = loops[2]
     contiguous = cols.src if cols.src == cols.dst or cols.size == 1 else 0
-    blocking = _blocking(loops, [extent.size for extent in extents], contiguous, threads)
+    blocking = blocking_of(loops, [extent.size for extent in extents], contiguous, threads)
     args = CopyArgs(
         src=Buffer(src.buffer, sum(map(operator.mul, region.sources, _pixels(s)))),
         dst=Buffer(dst.buffer, sum(map(operator.mul, region.starts, _pixels(d)))),
         extents=OWN_TABLE,
-        fill=fill,
+        **how.words,
         count=len(extents),
         task_extents=blocking.extents,
         extent_tasks=blocking.extent_tasks,
@@ -207,7 +209,7 @@ def _ops(region: Region, src: Side, dst: Side, kind: ElementType, threads: int, 
         loops=[PixelLoop(size=x.size, begin=x.begin, count=x.count, src_stride=x.src, dst_stride=x.dst) for x in loops],
     )
     table = np.array(extents, np.int64).ravel()
-    return [Op(strided_copy(kind.itemsize), args, blocking.tasks, blocking.chunk, table=table)]
+    return [Op(strided_copy(*how.moved), args, blocking.tasks, blocking.chunk, table=table)]
 
 
 def _images_are_innermost(region: Region, side: Side, g: Geometry, itemsize: int) -> bool:
@@ -238,8 +240,7 @@ def _concat_ops(
     problem: ConcatProblem,
     src: Layout,
     dst: Layout,
-    element: ElementType,
-    threads: int,
+    how: How,
     srcs: Sequence[Layout] | None = None,
     take: Iterable[int] | None = None,
 ) -> list[Op]:
@@ -252,18 +253,18 @@ def _concat_ops(
         else:
             region = replace(region, starts=_space([start if axis == p.axis else 0 for axis in range(4)]))
         source = Side(shape, src if srcs is None else srcs[k], k)
-        ops += _ops(region, source, Side(p.dst_shape, dst, len(p.shapes)), element, threads)
+        ops += _ops(region, source, Side(p.dst_shape, dst, len(p.shapes)), how.of_source(k))
     return ops
 
 
-def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> list[Op]:
+def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
     p = problem
     channels = [Span(p.sizes[1], p.begins[1], p.steps[1])]
     region = Region(channels, 0, True, _space(p.sizes), sources=_space(p.begins), steps=_space(p.steps))
-    return _ops(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), element, threads)
+    return _ops(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), how)
 
 
-def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> list[Op]:
+def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
     p, shape = problem, problem.dst_shape
     begins = [min(max(0, begin), size) for begin, size in zip(p.begins, shape, strict=True)]
     sources = [max(0, -begin) for begin in p.begins]
@@ -273,22 +274,21 @@ def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, element: ElementType
     region = Region(
         channels, 0, True, _space(shape), begins=_space(begins), counts=_space(counts), sources=_space(sources)
     )
-    return _ops(region, Side(p.shape, src, 0), Side(shape, dst, 1), element, threads, element.bits(p.value))
+    return _ops(region, Side(p.shape, src, 0), Side(shape, dst, 1), replace(how, fill=how.kind.bits(p.value)))
 
 
-def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> list[Op]:
+def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
     p, each = problem, problem.shape[1] // problem.groups
     channels = [Span(p.groups, k, each) for k in range(each)]
     region = Region(channels, 0, True, _space(p.shape))
-    return _ops(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), element, threads)
+    return _ops(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), how)
 
 
 def _reorder_ops(
     problem: ReorderProblem,
     src: Layout,
     dst: Layout,
-    element: ElementType,
-    threads: int,
+    how: How,
     fill: int = 0,
     stream: bool = False,
 ) -> list[Op]:
@@ -296,7 +296,7 @@ def _reorder_ops(
     shape = problem.shape
     channels = [Span(shape[1]), Span(dst.padded_shape(shape)[1] - shape[1], action=FILL)]
     region = Region(channels, 0, False, _space(shape))
-    return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), element, threads, fill)
+    return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
 
 
 def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout) -> str | None:
@@ -321,14 +321,36 @@ def _seconds(problem: Any, src: Layout, dst: Layout, itemsize: int) -> float:
     return moved if src == dst else 3 * moved
 
 
-def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
-    def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int, **options: Any) -> Primitive:
-        return Primitive(
-            cost=lambda: launch_seconds() + _seconds(problem, src, dst, types.src.itemsize) / threads,
-            make=lambda: ops(problem, src, dst, types.src, threads, **options),
-        )
+def _requantized_seconds(problem: Any, dst: Layout, how: How) -> float:
+    """To requantize as many elements as the destination has, where some stand for something else."""
+    given = how.quantizations
+    if given is None or all(one == given[-1] for one in given):
+        return 0.0
+    return dst.size(problem.dst_shape) / lanes_of(4) * REQUANTIZED_CYCLES * cycle_seconds()
 
-    return Row(f"{op}_box", op, make=make, **{"dtypes": frozenset(ITEMSIZE), **given})
+
+REQUANTIZED_CYCLES = 10.0  # of a vector of float32, of which a division is most
+
+
+def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
+    def make(
+        problem: Any,
+        src: Layout,
+        dst: Layout,
+        types: Types,
+        threads: int,
+        quantizations: tuple[Quantization, ...] | None = None,
+        **options: Any,
+    ) -> Primitive:
+        how = How(types.src, threads, quantizations)
+
+        def cost() -> float:
+            moved = _seconds(problem, src, dst, types.src.itemsize)
+            return launch_seconds() + max(moved, _requantized_seconds(problem, dst, how)) / threads
+
+        return Primitive(cost=cost, make=lambda: ops(problem, src, dst, how, **options))
+
+    return Row(f"{op}_box", op, make=make, **{"dtypes": frozenset((*ITEMSIZE, "uint8", "int8")), **given})
 
 
 MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())

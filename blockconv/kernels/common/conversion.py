@@ -1,0 +1,122 @@
+"""Elements that become others on their way from one array to another, by vectors and one by one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core.types import BITS, ElementType
+from blockconv.jit.arguments import Arguments, group
+from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.requantize import Elements, QuantizationArguments
+
+__all__ = ["CONVERTED_LANES", "Conversion", "ConversionArguments", "Extents", "Moved", "convert_extents"]
+
+CONVERTED_LANES = 16  # of a vector that is converted: of bytes as many as make float32 of AVX-512
+
+
+class Moved(NamedTuple):
+    """What is moved: the codes of the types of an element in the source and in the destination.
+
+    Of bits, which are one type on both sides, or of numbers, which are converted.
+    """
+
+    src: int
+    dst: int
+
+    @property
+    def types(self) -> tuple[ElementType, ElementType]:
+        return ElementType.of(self.src), ElementType.of(self.dst)
+
+    @property
+    def is_converted(self) -> bool:
+        return self.types[0].kind != BITS
+
+    @property
+    def src_bytes(self) -> int:
+        return self.types[0].itemsize
+
+    @property
+    def dst_bytes(self) -> int:
+        return self.types[1].itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the wider one."""
+        return max(self.src_bytes, self.dst_bytes)
+
+
+class ConversionArguments(Arguments):
+    """What converted elements stand for."""
+
+    src = group(QuantizationArguments, "in the source")
+    dst = group(QuantizationArguments, "in the destination")
+
+
+class Conversion:
+    """Code that converts vectors of elements; the address is that of its `ConversionArguments`."""
+
+    def __init__(self, builder: Any, moved: Moved, lanes: int, address: Any) -> None:
+        src, dst = moved.types
+        fields = ConversionArguments.fields
+        self.src = Elements(builder, src, lanes, builder.add(address, const(8 * fields["src"].first)))
+        self.dst = Elements(builder, dst, lanes, builder.add(address, const(8 * fields["dst"].first)))
+
+    def load(self, address: Any) -> Any:
+        """Elements of the source at an address, as those of the destination."""
+        return self.converted(self.src.memory.load(address))
+
+    def converted(self, value: Any) -> Any:
+        """Elements of the source as those of the destination."""
+        return self.dst.quantized(self.src.dequantized(value))
+
+
+class Extents(NamedTuple):
+    """`count` contiguous extents of `size` elements; the steps from one to the next, in bytes."""
+
+    src: Any
+    dst: Any
+    size: Any
+    count: Any
+    src_step: Any
+    dst_step: Any
+    conversion: Any  # the address of its `ConversionArguments`
+
+
+def convert_extents(moved: Moved, lanes: int, one_vector: int) -> Any:
+    """Code that converts `Extents` by vectors of `lanes`: one for an extent, or more.
+
+    The last vector of an extent is moved back to be whole; those of an extent that is shorter are of one element.
+    """
+
+    @emitted
+    def convert(builder: Any, x: Extents) -> None:
+        if not moved.is_converted:
+            return
+        vectors, one = (Conversion(builder, moved, n, x.conversion) for n in (lanes, 1))
+
+        def at(c: Conversion, k: Any, src: Any, dst: Any) -> None:
+            value = c.load(builder.add(src, builder.mul(k, const(moved.src_bytes))))
+            c.dst.memory.store(value, builder.add(dst, builder.mul(k, const(moved.dst_bytes))))
+
+        def extent(src: Any, dst: Any) -> None:
+            is_long = builder.icmp_signed(">=", x.size, const(lanes))
+            with builder.if_else(is_long) as (long, short):
+                with long:
+                    with cgutils.for_range(builder, builder.sdiv(x.size, const(lanes))) as part:
+                        at(vectors, builder.mul(part.index, const(lanes)), src, dst)
+                    with builder.if_then(builder.icmp_signed("!=", builder.srem(x.size, const(lanes)), const(0))):
+                        at(vectors, builder.sub(x.size, const(lanes)), src, dst)
+                with short, cgutils.for_range(builder, x.size) as element:
+                    at(one, element.index, src, dst)
+
+        with cgutils.for_range(builder, x.count) as loop:
+            src = builder.add(x.src, builder.mul(loop.index, x.src_step))
+            dst = builder.add(x.dst, builder.mul(loop.index, x.dst_step))
+            if one_vector:
+                at(vectors, const(0), src, dst)
+            else:
+                extent(src, dst)
+
+    return convert

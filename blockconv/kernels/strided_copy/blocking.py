@@ -1,0 +1,54 @@
+"""How a strided copy's loops are cut into tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from blockconv.kernels.common.loop_nest import Loop
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+
+__all__ = ["Bordered", "blocking_of"]
+
+LARGE_TASK = 64 * 1024  # bytes of the destination in a task where pixels are contiguous; elsewhere TASK_BYTES
+EXTENT, PIXELS = 16 * 1024, 16  # bytes of an extent, or pixels, in a task at the least
+
+
+@dataclass(frozen=True)
+class Bordered(Loop):
+    """A loop over elements of the destination, of which `count` from `begin` on are copied."""
+
+    begin: int = 0
+    count: int = 0
+
+    def around(self, inner: Bordered) -> Bordered | None:
+        one = super().around(inner) if inner.begin == 0 and inner.count == inner.size else None
+        return one and replace(one, begin=inner.size * self.begin, count=inner.size * self.count)
+
+
+class Blocking(NamedTuple):
+    """Columns, and extents, in a task; the tasks that those of a row make; all tasks, and those taken at a time."""
+
+    cols: int
+    extents: int
+    col_tasks: int
+    extent_tasks: int
+    tasks: int
+    chunk: int
+
+
+def blocking_of(loops: list[Bordered], sizes: list[int], contiguous: int, threads: int) -> Blocking:
+    """sizes: bytes of each extent. contiguous: of those whose pixels are contiguous."""
+    cols, total, largest = loops[2], sum(sizes), max(sizes)
+    least, nbytes = (-(-EXTENT // largest), LARGE_TASK) if contiguous == largest else (PIXELS, TASK_BYTES)
+    width = min(cols.size, max(least, nbytes // total))
+    col_tasks = -(-cols.size // width)
+    width = -(-cols.size // col_tasks)
+    row_parts = loops[0].size * loops[1].size * col_tasks
+    extents = max(1, min(len(sizes), nbytes * len(sizes) // (width * total)))
+    if row_parts * -(-len(sizes) // extents) < 4 * threads:
+        extents = max(1, min(extents, len(sizes) * row_parts // (4 * threads)))
+    extent_tasks = -(-len(sizes) // extents)
+    tasks = row_parts * extent_tasks
+    chunk = chunk_of(tasks, width * total // extent_tasks, threads, nbytes)
+    return Blocking(width, extents, col_tasks, extent_tasks, tasks, chunk)
