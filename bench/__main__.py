@@ -127,6 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--lists", nargs="+", default=list(costs.LISTS), choices=costs.LISTS)
     command.add_argument("--layouts", nargs="+", default=["all"], help="ours, or all (8)")
     command.add_argument("--rounds", type=int, default=9)
+    command.add_argument("--measured", type=Path, help="predict anew for the times in this file, and measure nothing")
+    command.add_argument("--check", action="store_true", help="status 1 if predictions are below the bars")
     command.add_argument("--worst", type=int, default=10, help="how many of the costliest choices are listed (10)")
     command.add_argument("--out", type=Path, nargs="?", const=KEPT, help="write the results there, as JSON lines")
     command.set_defaults(run=_costs)
@@ -315,15 +317,20 @@ def _page(options: argparse.Namespace, console: Console) -> int:
 
 
 def _costs(options: argparse.Namespace, console: Console) -> int:
-    header: dict[str, Any] = {"machine": machine.record(), "command": sys.argv[1:]}
-    results = ResultFile(_out(options.out, "costs", header["machine"]), header)
-    problems = [(name, problem) for name in options.lists for problem in _listed(name)]
-    for name, problem in track(problems, "measuring", console=console):
-        results.add(costs.case(name, problem, _layouts(options), options.rounds))
-    found = list(results.cases.values())
+    if options.measured:
+        found = [costs.anew(case) for case in load(options.measured)[1].values()]
+    else:
+        header: dict[str, Any] = {"machine": machine.record(), "command": sys.argv[1:]}
+        results = ResultFile(_out(options.out, "costs", header["machine"]), header)
+        problems = [(name, problem) for name in options.lists for problem in _listed(name)]
+        for name, problem in track(problems, "measuring", console=console):
+            results.add(costs.case(name, problem, _layouts(options), options.rounds))
+        found = list(results.cases.values())
     console.print(costs.table(found))
     console.print(costs.worst(found, options.worst))
-    return 0
+    short = costs.missed(costs.quality(found))
+    console.print(*(f"below the bar: {text}" for text in short), sep="\n", markup=False)
+    return 1 if short and options.check else 0
 
 
 def _listed(name: str) -> Sequence[Conv2dProblem | Pool2dProblem]:

@@ -4,6 +4,9 @@ Every row of the kernel table that takes a problem of the lists runs it in every
 figures tell whether a prediction is of use: its error; of two ways to run the same problem whose times differ, whether
 the faster one is predicted to be (a planner asks no more); and by how much the row that is taken is slower than the
 best one for the same layout (its regret).
+
+Times that were measured once judge any prediction: `--measured FILE` asks the rows anew, under the profile that counts
+now, and measures nothing. `--check` ends with status 1 where predictions are below `BARS`.
 """
 
 from __future__ import annotations
@@ -24,11 +27,36 @@ from blockconv.dispatch.selection import Candidate
 from .results import Case
 from .timing import compare
 
-__all__ = ["DIFFERENT", "LISTS", "Quality", "Way", "case", "quality", "table", "worst"]
+__all__ = [
+    "BARS",
+    "DIFFERENT",
+    "LISTS",
+    "Quality",
+    "Way",
+    "anew",
+    "case",
+    "markdown",
+    "missed",
+    "quality",
+    "table",
+    "worst",
+]
 
 LISTS = ("peers", "depthwise", "grouped", "pools")
 DIFFERENT = 0.10  # times that differ by less are level: neither need be predicted to be the shorter
 TYPES = Types.all("float32")
+LEVEL = 0.05  # a choice that is slower than the best one by no more is right
+
+
+class Bars(NamedTuple):
+    """What predictions have to reach: a median error at the most, shares of pairs and of choices at the least."""
+
+    error: float = 0.15
+    ordered: float = 0.95
+    right: float = 0.95
+
+
+BARS = Bars()
 
 
 class Way(NamedTuple):
@@ -50,9 +78,11 @@ def case(of: str, problem: Conv2dProblem | Pool2dProblem, layouts: Sequence[str]
     found = {(c.row.name, str(c.src)): c for name in layouts for c in _ways(op, problem, Layout(name))}
     taken = {(selection.choose(op, problem, lay, lay, TYPES).name, str(lay)) for lay in map(Layout, layouts)}
     runs = {" ".join(key): _run(problem, candidate) for key, candidate in found.items()}
-    measured = compare(runs, rounds=rounds, min_time=200e-6, warmup=2)
+    measured = compare(runs | {"": tuning.nothing()}, rounds=rounds, min_time=200e-6, warmup=2)
+    seconds = {name: min(measured[name].samples) * 1e-9 for name in (*runs, "")}
     ways = [
-        Way(*key, c.primitive.seconds, min(measured[" ".join(key)].samples) * 1e-9, key in taken)
+        # What a call from Python takes is no kernel's time.
+        Way(*key, c.primitive.seconds, max(1e-9, seconds[" ".join(key)] - seconds[""]), key in taken)
         for key, c in found.items()
         if c.primitive is not None
     ]
@@ -65,6 +95,24 @@ def case(of: str, problem: Conv2dProblem | Pool2dProblem, layouts: Sequence[str]
         "others": measured.others,
         "entries": [way._asdict() for way in ways],
     }
+
+
+def anew(case: Case) -> Case:
+    """A case with predictions and choices as they are now, for the times that were measured."""
+    _, _, op, text, kind = case["key"].split("|")
+    problem: Any = Conv2dProblem.from_descriptor(text) if op == "conv2d" else Pool2dProblem.from_descriptor(text, kind)
+    entries = []
+    for name in dict.fromkeys(entry["layout"] for entry in case["entries"]):
+        there = [entry for entry in case["entries"] if entry["layout"] == name]
+        found = {c.row.name: c.primitive for c in _ways(op, problem, Layout(name))}
+        chosen = selection.choose(op, problem, Layout(name), Layout(name), TYPES).name
+        if chosen in {entry["row"] for entry in there}:  # else rows have changed since
+            entries += [
+                {**entry, "predicted": primitive.seconds, "taken": entry["row"] == chosen}
+                for entry in there
+                if (primitive := found.get(entry["row"])) is not None
+            ]
+    return {**case, "entries": entries}
 
 
 def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Candidate]:
@@ -98,6 +146,11 @@ class Quality(NamedTuple):
     ordered: float
     regrets: tuple[float, ...]
 
+    @property
+    def right(self) -> float:
+        """The share of choices that cost no more than `LEVEL` over the best."""
+        return sum(regret <= LEVEL for regret in self.regrets) / max(1, len(self.regrets))
+
 
 def quality(cases: Iterable[Case]) -> Quality:
     """Of all ways of these cases."""
@@ -110,6 +163,16 @@ def quality(cases: Iterable[Case]) -> Quality:
     regrets = sorted(regret for ways in problems for regret, _, _ in _choices(ways))
     error = errors[len(errors) // 2], errors[len(errors) * 9 // 10]
     return Quality(len(ratios), middle, error, len(pairs), right / max(1, len(pairs)), tuple(regrets))
+
+
+def missed(q: Quality) -> list[str]:
+    """What falls short of `BARS`, in words; nothing of what reaches them."""
+    found = {
+        f"the median error is {q.error[0]:.1%}, over {BARS.error:.0%}": q.error[0] > BARS.error,
+        f"{q.ordered:.1%} of the pairs are in order, under {BARS.ordered:.0%}": q.ordered < BARS.ordered,
+        f"{q.right:.1%} of the choices are right within {LEVEL:.0%}, under {BARS.right:.0%}": q.right < BARS.right,
+    }
+    return [text for text, is_short in found.items() if is_short]
 
 
 def _differ(a: Way, b: Way) -> bool:
@@ -125,28 +188,36 @@ def _choices(ways: Sequence[Way]) -> Iterator[tuple[float, Way, Way]]:
         yield taken.measured / best.measured - 1, taken, best
 
 
-def table(cases: Sequence[Case]) -> Table:
-    """The quality of each list, and of all."""
-    found = Table(title="Predicted beside measured, one thread", title_justify="left", title_style="bold")
-    heads = "list", "ways", "predicted\n/ measured", "error,\nmedian", "error,\n90 %", "pairs that\ndiffer", "in order"
-    for k, head in enumerate((*heads, "choices", "regret\nup to 5 %", "largest\nregret")):
-        found.add_column(head, justify="right" if k else "left")
+HEADS = ("list", "ways", "predicted / measured", "error, median", "error, 90 %", "pairs that differ", "in order",
+         "choices", "regret up to 5 %", "largest regret")  # fmt: skip
+
+
+def _rows(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
+    """The quality of each list, and of all, under `HEADS`."""
     for name in (*LISTS, None):
         chosen = [case for case in cases if name is None or case["params"]["list"] == name]
         if not chosen:
             continue
         q = quality(chosen)
-        cells = (
-            str(q.ways),
-            f"{q.ratio:.2f}",
-            f"{q.error[0]:.0%}",
-            f"{q.error[1]:.0%}",
-            str(q.pairs),
-            f"{q.ordered:.1%}",
-        )
-        within = sum(regret <= 0.05 for regret in q.regrets) / len(q.regrets)
-        found.add_row(name or "all", *cells, str(len(q.regrets)), f"{within:.1%}", f"{q.regrets[-1]:.0%}")
+        shares = f"{q.ratio:.2f}", f"{q.error[0]:.0%}", f"{q.error[1]:.0%}", str(q.pairs), f"{q.ordered:.1%}"
+        yield name or "all", str(q.ways), *shares, str(len(q.regrets)), f"{q.right:.1%}", f"{q.regrets[-1]:.0%}"
+
+
+def table(cases: Sequence[Case]) -> Table:
+    """The quality of each list, and of all."""
+    found = Table(title="Predicted beside measured, one thread", title_justify="left", title_style="bold")
+    for k, head in enumerate(HEADS):
+        found.add_column(head, justify="right" if k else "left")
+    for row in _rows(cases):
+        found.add_row(*row)
     return found
+
+
+def markdown(cases: Sequence[Case]) -> Iterator[str]:
+    """The same as Markdown."""
+    yield f"| {' | '.join(HEADS)} |"
+    yield f"| --- |{' ---: |' * (len(HEADS) - 1)}"
+    yield from (f"| {' | '.join(row)} |" for row in _rows(cases))
 
 
 def worst(cases: Sequence[Case], count: int) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import cpu, lab
+from . import costs, cpu, lab
 from .report import DISTURBED, bandwidth, share_of_copy, short_title, summary
 from .results import Case, Entry, load, seconds
 from .standings import against, is_wide, layout_speeds, libraries, timed
@@ -41,7 +41,8 @@ def _section(headers: list[dict[str, Any]], cases: dict[str, Case]) -> str:
         table = TABLES[suite](chosen)
         disturbed = sum((case.get("others") or 0.0) > DISTURBED for case in chosen)
         quiet = f" Other processes were busy during {disturbed} of the {len(chosen)} cases." if disturbed else ""
-        parts.append("\n".join(table) + f"\n\n{summary(chosen)}.{quiet}")
+        told = f"{summary(chosen)}.{quiet}" if suite != "costs" else quiet.strip()
+        parts.append("\n".join(table) + f"\n\n{told}")
         if suite in ("layers", "pools"):
             parts += [text for threads in _threads(chosen) if (text := _means(_of_threads(chosen, threads), threads))]
     return "\n\n".join(parts)
@@ -141,7 +142,15 @@ def _mixed(cases: Sequence[Case]) -> Iterable[str]:
             yield f"| {short_title(case)} | {case['params']['threads']} | {pool} | {' | '.join(cells)} | {ratio} |"
 
 
-TABLES = {"layers": _layers, "pools": _pools, "reorders": _reorders, "nets": _nets, "lab": _lab, "mixed": _mixed}
+TABLES = {
+    "costs": costs.markdown,
+    "layers": _layers,
+    "pools": _pools,
+    "reorders": _reorders,
+    "nets": _nets,
+    "lab": _lab,
+    "mixed": _mixed,
+}
 
 
 def _ratio(case: Case, names: Sequence[str]) -> str:

@@ -16,9 +16,11 @@ from numba.core.registry import cpu_target
 __all__ = [
     "Isa",
     "affinity",
+    "cache_line",
     "container_quota",
     "default_threads",
     "first_level_cache",
+    "first_level_ways",
     "isa",
     "last_level_cache",
     "omp_num_threads",
@@ -168,10 +170,29 @@ def last_level_cache() -> int:
     return _cache_size(3) or second_level_cache()
 
 
+@functools.cache
+def first_level_ways() -> int:
+    """Ways of a core's first-level data cache; 8 where the system does not tell."""
+    return int(_cache_fact(1, "ways_of_associativity") or 8)
+
+
+@functools.cache
+def cache_line() -> int:
+    """Bytes of a line of a core's first-level data cache; 64 where the system does not tell."""
+    return int(_cache_fact(1, "coherency_line_size") or 64)
+
+
+def _cache_fact(level: int, name: str) -> str | None:
+    index = 0 if level == 1 else level  # 1 is the first level's, of instructions
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/{name}").read_text().strip()
+    except OSError:
+        return None
+
+
 def _cache_size(level: int) -> int | None:
     try:
-        index = 0 if level == 1 else level  # 1 is the first level's, of instructions
-        text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size").read_text().strip()
+        text = _cache_fact(level, "size") or ""
         units = {"K": 1 << 10, "M": 1 << 20}
         return int(text[:-1]) * units[text[-1]]
     except (OSError, ValueError, KeyError, IndexError):

@@ -7,7 +7,6 @@ step is the slope over the length of the reduction, its end what is left at leng
 from __future__ import annotations
 
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -16,36 +15,25 @@ from typing import Any
 import numpy as np
 
 from blockconv.core import target
-from blockconv.core.errors import BlockconvError
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem, ReorderProblem
+from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
+from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.selection import named
-from blockconv.dispatch.tuning import program_runner, runner
+from blockconv.dispatch.tuning import runner
+from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, in_turns, rates
 from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
 from blockconv.kernels.winograd.blocking import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
-from blockconv.machine.profile import SCATTERED, Profile, TileTimes
+from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileTimes
 
 __all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
 
-ROUNDS = 15
-LEAST = 300e-6  # seconds of a sample
-WARM = 0.05  # seconds of work before the first sample, in which a processor's clock rises
-ATTEMPTS = 5
-MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
 DEPTHS = 32, 128  # channels of the two reductions
 BLOCKS = 1, 8  # of output channels
 NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
 ITEMSIZE = 4
-
-
-class UnsteadyError(BlockconvError):
-    """Times that differ too much from round to round to be kept."""
-
-
-Runs = dict[Any, Callable[[], None]]
 
 
 def measure() -> Profile:
@@ -54,7 +42,7 @@ def measure() -> Profile:
     Takes some seconds besides what kernels take to compile. Raises UnsteadyError if times differ by more than
     `MOST_SPREAD`.
     """
-    isa, lanes = target.isa(), target.isa().vector_bytes // ITEMSIZE
+    isa, lanes = target.isa(), _lanes()
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(isa.fma)]
     times = {shape: _tile_times(shape, f"nCHW{lanes}") for shape in (*shapes, NARROW)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
@@ -67,12 +55,19 @@ def measure() -> Profile:
         vector_bytes=isa.vector_bytes,
         registers=isa.registers,
         halves=isa.halves,
-        caches=_caches(),
+        caches=memory.caches(),
+        ways=target.first_level_ways(),
+        line=target.cache_line(),
         tiles=tuple(times.values()),
         stores=_stores(shapes[1], times[shapes[1]]),
-        transforms={f"{form.m}x{form.m} stride {form.stride}": _transforms(form, fma) for form in FORMS},
-        copies=_copies(),
-        launch=_launch(),
+        packs=_packs(),
+        spread={"direct": _spread(), "winograd": max(fma, _winograd_spread())},
+        depthwise=_depthwise(),
+        transforms=_all_transforms(fma),
+        pools=memory.pools(),
+        copies=memory.bandwidths(memory.copy),
+        reads=memory.bandwidths(memory.read),
+        launch=memory.launch(),
         record=record,
     )
 
@@ -82,14 +77,13 @@ def measure() -> Profile:
 
 def _tile_times(shape: TileShape, dst: str) -> TileTimes:
     """Of a tile whose source is read in place, and whose destination has this layout."""
-    lanes = target.isa().vector_bytes // ITEMSIZE
-    count, runs = 8, {}
+    lanes, count, runs = _lanes(), 8, {}
     for depth in DEPTHS:
         for blocks in BLOCKS:
             oc = blocks * shape.vectors * lanes
             problem = Conv2dProblem(1, depth, 1, count * shape.pixels, oc, 1, 1)
-            runs[depth, blocks] = _convolution(problem, _layout(dst), shape)
-    found = _in_turns(runs)
+            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), _layout(dst), shape)
+    found = in_turns(runs)
     few, many = BLOCKS
     more = count * (many - few)
     shallow, deep = ((found[depth, many] - found[depth, few]) / more for depth in DEPTHS)
@@ -97,105 +91,168 @@ def _tile_times(shape: TileShape, dst: str) -> TileTimes:
     return TileTimes(shape.pixels, shape.vectors, step, max(0.0, shallow - DEPTHS[0] * step))
 
 
+def _lanes() -> int:
+    """Floats of a vector."""
+    return target.isa().vector_bytes // ITEMSIZE
+
+
 def _layout(name: str) -> Layout:
     """nCHW<block> of any block, or a layout's own name."""
-    return Layout(f"aBcd{name[4:]}b") if name.startswith("nCHW") else Layout(name)
+    if name.startswith("nCHW"):
+        return Layout(f"aBcd{name[4:]}b" if name != "nCHW1" else "NCHW")
+    return Layout(name)
 
 
-def _convolution(problem: Conv2dProblem, dst: Layout, shape: TileShape) -> Callable[[], None]:
-    src, types = Layout("NHWC"), Types.all("float32")
-    found = named("conv2d", "conv_direct").prepare(problem, src, dst, types, tile=shape)
+def _convolution(
+    problem: Conv2dProblem, src: Layout, dst: Layout, shape: TileShape | None = None, row: str = "conv_direct"
+) -> Callable[[], None]:
+    given: dict[str, Any] = {"tile": shape} if shape else {}
+    found = named("conv2d", row).prepare(problem, src, dst, Types.all("float32"), **given)
     return runner(found, problem, src, dst, ITEMSIZE)
+
+
+def _spread() -> float:
+    """Seconds of a multiply-add of groups that share a vector: the slope over rows of a kernel."""
+    lanes, of, rows, cols = _lanes(), _lanes() // 2, 8, 56
+    lay, (few, many), types = _layout(f"nCHW{lanes}"), (1, 3), Types.all("float32")
+    kernels = {kh: Conv2dProblem(1, lanes, rows + kh - 1, cols + 2, lanes, kh, 3, g=lanes // of) for kh in (few, many)}
+    found = in_turns({kh: _convolution(p, lay, lay, row="conv_grouped") for kh, p in kernels.items()})
+    tile = named("conv2d", "conv_grouped").prepare(kernels[few], lay, lay, types).blocking
+    outputs = -(-rows // tile.rows) * tile.rows * -(-cols // tile.pixels) * tile.pixels
+    return (found[many] - found[few]) / float(outputs * of * 3 * (many - few))
 
 
 def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
     """Seconds of a vector beyond one stored whole, by the channels stored together; see `Profile.stores`."""
-    lanes, vectors = target.isa().vector_bytes // ITEMSIZE, shape.pixels * shape.vectors
-    layouts = {"rows": "NHWC", "1": "NCHW", str(SCATTERED): "nCHW3"}
+    lanes, vectors = _lanes(), shape.pixels * shape.vectors
+    layouts = {"rows": "NHWC", "1": "NCHW", str(SCATTERED): f"nCHW{SCATTERED_BLOCK}"}
     layouts |= {str(part): f"nCHW{part}" for part in (2, 4, 8) if part < lanes}
     found = {name: _tile_times(shape, layout) for name, layout in layouts.items()}
-    return {name: max(0.0, (at.tile - whole.tile) / vectors) for name, at in found.items()}
+    stored = {name: max(0.0, (at.tile - whole.tile) / vectors) for name, at in found.items()}
+    return stored | {"partial": _partial()}
 
 
-def _transforms(form: Form, fma: float) -> tuple[float, float]:
+def _partial() -> float:
+    """Seconds of a vector of which three quarters of the channels exist, beyond one that is stored whole."""
+    lanes, tiles, groups, src = _lanes(), 32, 8, Layout("NHWC")
+    pixels = next(most for vectors, most in tiles_of_registers(target.isa().fma) if vectors == 1)
+    runs = {}
+    for oc in (lanes * 3 // 4, lanes):
+        problem = Conv2dProblem(1, groups * 8, 1, tiles * pixels, groups * oc, 1, 1, g=groups)
+        runs[oc] = _convolution(problem, src, src, TileShape(1, pixels, 1))
+    part, whole = in_turns(runs).values()
+    return max(0.0, (part - whole) / (groups * tiles * pixels))
+
+
+def _winograd_spread() -> float:
+    """The same of Winograd's products: the slope over the channels of a group, which change nothing else."""
+    lanes, size, form = _lanes(), 24, FORMS[1]
+    lay, row = _layout(f"nCHW{lanes}"), f"conv_winograd_f{form.m}"
+    groups = {of: Conv2dProblem(1, 8 * lanes, size, size, 8 * lanes, 3, 3, ph=1, pw=1, g=8 * lanes // of)
+              for of in (lanes // 2, lanes)}  # fmt: skip
+    found = in_turns({of: _convolution(p, lay, lay, row=row) for of, p in groups.items()})
+    at = named("conv2d", row).prepare(groups[lanes], lay, lay, Types.all("float32")).blocking
+    products = form.positions * at.tile_blocks * at.block_tiles * 8 * (lanes - lanes // 2)
+    return (found[lanes] - found[lanes // 2]) / float(products)
+
+
+# Of sources whose windows are packed: (layout, groups, channels of a group), by what `Profile.packs` calls them.
+_PACKED = {
+    "1": ("NCHW", 1, 16),
+    "2": ("NHWC", 1, 2),
+    "3": ("NHWC", 1, 3),
+    "4": ("nCHW4", 1, 16),
+    "8": ("nCHW8", 1, 16),
+    "16": ("nCHW16", 1, 16),
+    "2 apart": ("NHWC", 8, 2),
+    "3 apart": ("NHWC", 8, 3),
+    "4 apart": ("NHWC", 8, 4),
+    "8 apart": ("NHWC", 4, 8),
+    "16 apart": ("NHWC", 4, 16),
+    "4 cut": ("nCHW4", 8, 3),
+    "8 cut": ("nCHW8", 8, 6),
+    "16 cut": ("nCHW16", 8, 12),
+}
+_WINDOWS = (8, 112), (64, 14), (4, 14)  # (rows, columns) of outputs: many pixels in few rows, in many, and few pixels
+
+
+def _packs() -> dict[str, float]:
+    """What it takes to pack windows: see `Profile.packs`.
+
+    Two blocks of output channels read one window. So what a problem takes beside its tiles is twice what it takes with
+    one, less what it takes with two; and that is so much for a call, a task, a row of a window and each pixel.
+    """
+    pixels = next(most for vectors, most in tiles_of_registers(target.isa().fma) if vectors == 2)
+    shape, dst = TileShape(1, min(pixels, 14), 2), _layout(f"nCHW{_lanes()}")
+    sums: list[list[float]] = []
+    taken: list[float] = []
+    for k, (layout, groups, channels) in enumerate(_PACKED.values()):
+        runs = {}
+        for rows, cols in _WINDOWS:
+            for blocks in (1, 2):
+                oc = groups * blocks * shape.vectors * _lanes()
+                problem = Conv2dProblem(1, groups * channels, rows + 1, cols, oc, 2, 1, g=groups)
+                runs[rows, blocks] = _convolution(problem, _layout(layout), dst, shape)
+            parts = groups * -(-channels // _block(problem, _layout(layout), dst))
+            lines = parts * (rows + 1)
+            sums.append([1, groups, lines, *(lines * cols * (k == other) for other in range(len(_PACKED)))])
+        found = in_turns(runs)
+        taken += [2 * found[rows, 1] - found[rows, 2] for rows, _ in _WINDOWS]
+    return dict(zip(("task", "row", *_PACKED), rates(sums, taken)[1:], strict=True))
+
+
+def _block(problem: Conv2dProblem, src: Layout, dst: Layout) -> int:
+    """Channels that are packed together."""
+    found = named("conv2d", "conv_direct").prepare(problem, src, dst, Types.all("float32")).blocking
+    return int(found.cb)
+
+
+def _depthwise() -> dict[str, list[float]]:
+    """Seconds of a multiply-add and of a vector of outputs; see `Profile.depthwise`. By two sizes of kernels."""
+    found, size, types = {}, 28, Types.all("float32")
+    for name, (layout, stride) in {
+        "channels": (f"nCHW{_lanes()}", 1),
+        "pixels": ("NCHW", 1),
+        "pixels apart": ("NCHW", 2),
+    }.items():
+        lay, channels, runs, counts = _layout(layout), 4 * _lanes(), {}, []
+        for k in (3, 5):
+            sizes = channels, stride * size, stride * size, channels, k, k
+            problem = Conv2dProblem(1, *sizes, sh=stride, sw=stride, ph=k // 2, pw=k // 2, g=channels)
+            runs[k] = _convolution(problem, lay, lay, row="conv_depthwise")
+            at = named("conv2d", "conv_depthwise").prepare(problem, lay, lay, types).blocking
+            products = at.flops(problem) / (2 * at.lanes)
+            counts.append((products, products / k**2))
+        found[name] = rates(counts, list(in_turns(runs).values()))
+    return found
+
+
+def _all_transforms(fma: float) -> dict[str, tuple[float, float]]:
+    """Seconds of Winograd's transforms, as `Profile.transforms` names them. fma: seconds of a multiply-add."""
+    found, parts = {}, [width for width in (1, 2, 4, 8) if width < _lanes()]
+    for form in FORMS:
+        name = f"{form.m}x{form.m} stride {form.stride}"
+        found[name] = _transforms(form, f"nCHW{_lanes()}", fma)
+        found[f"{name} in rows"] = _transforms(form, "NHWC", fma)
+        found |= {f"{name} of {width}": _transforms(form, f"nCHW{width}", fma) for width in parts}
+    return found
+
+
+def _transforms(form: Form, layout: str, fma: float) -> tuple[float, float]:
     """Seconds of a vector's, of source and destination: of two problems, one with few channels there, one here.
 
     fma: seconds of a multiply-add, which the products are made of.
     """
-    lanes, size = target.isa().vector_bytes // ITEMSIZE, 24
-    lay, row = Layout(f"aBcd{lanes}b"), named("conv2d", f"conv_winograd_f{form.m}")
+    lanes, size = _lanes(), 24
+    lay, row = _layout(layout), named("conv2d", f"conv_winograd_f{form.m}")
     runs, counts, products = {}, [], []
     for ic, oc in ((8 * lanes, lanes), (lanes, 8 * lanes)):
         ih, s = size * form.stride, form.stride
         problem = Conv2dProblem(1, ic, ih, ih, oc, 3, 3, sh=s, sw=s, ph=1, pw=1)
         found = row.prepare(problem, lay, lay, Types.all("float32"))
         runs[ic] = runner(found, problem, lay, lay, ITEMSIZE)
-        counts.append(transforms(problem, lay, lay, found.blocking))
+        counts.append(transforms(problem, lay, found.blocking))
         products.append(multiply_adds(problem, found.blocking) * fma)
-    taken = np.array(list(_in_turns(runs).values())) - np.array(products)
+    taken = np.array(list(in_turns(runs).values())) - np.array(products)
     source, destination = np.linalg.solve(np.array(counts), taken)
-    return float(source), float(destination)
-
-
-# ---------------------------------------------------------------- memory and launches
-
-
-def _caches() -> dict[str, int]:
-    return {"L1": target.first_level_cache(), "L2": target.second_level_cache(), "L3": target.last_level_cache()}
-
-
-def _copies() -> dict[str, float]:
-    """Bytes a second of copies that stay within three quarters of a cache, and of one that does not stay in any."""
-    caches = _caches()
-    last = min(caches["L3"], 16 << 20)  # of a machine's last cache a core has a share
-    sizes = {"L2": caches["L2"] * 3 // 4, "L3": max(last // 2, 2 * caches["L2"]), "memory": 4 * caches["L3"]}
-    found = _in_turns({name: _copy(size // 2) for name, size in sizes.items()})
-    return {name: size // 2 * 2 / found[name] for name, size in sizes.items()}
-
-
-def _copy(nbytes: int) -> Callable[[], None]:
-    """Of so many bytes, so that twice as many are moved."""
-    line = Layout("a")
-    problem = ReorderProblem((nbytes // ITEMSIZE,), line.name, line.name, ITEMSIZE)
-    found = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE))
-    return program_runner(found.ops(), (nbytes, nbytes))
-
-
-def _launch() -> float:
-    """Seconds of an op with next to nothing to do, in a program of many."""
-    line, few, many = Layout("a"), 1, 33
-    problem = ReorderProblem((16,), line.name, line.name, ITEMSIZE)
-    (op,) = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE)).ops()
-    found = _in_turns({count: program_runner([op] * count, (64, 64)) for count in (few, many)})
-    return (found[many] - found[few]) / (many - few)
-
-
-# ---------------------------------------------------------------- timing
-
-
-def _in_turns(runs: Runs) -> dict[Any, float]:
-    """Seconds of a call of each: the least of samples taken in turns, again where a machine's neighbours disturbed."""
-    repeats = {name: _repeats(run) for name, run in runs.items()}
-    for _ in range(ATTEMPTS):
-        samples: dict[Any, list[float]] = {name: [] for name in runs}
-        for _ in range(ROUNDS):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                for _ in range(repeats[name]):
-                    run()
-                samples[name].append((time.perf_counter() - start) / repeats[name])
-        quartiles = {name: statistics.quantiles(taken, n=4) for name, taken in samples.items()}
-        name, spread = max(((name, at[1] / at[0] - 1) for name, at in quartiles.items()), key=lambda item: item[1])
-        if spread <= MOST_SPREAD:
-            return {name: min(taken) for name, taken in samples.items()}
-    raise UnsteadyError(f"tune: samples of {name!r} differed by {spread:.0%} in each of {ATTEMPTS} attempts; try again")
-
-
-def _repeats(run: Callable[[], None]) -> int:
-    """Calls of a sample, found once the processor has worked for a while."""
-    run()
-    begin, calls = time.perf_counter(), 0
-    while time.perf_counter() - begin < WARM:
-        run()
-        calls += 1
-    return max(1, round(LEAST * calls / (time.perf_counter() - begin)))
+    return max(0.0, float(source)), max(0.0, float(destination))

@@ -24,7 +24,18 @@ from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
 from blockconv.runtime import Op, Program, address_of, aligned_empty
 
-__all__ = ["Costs", "Machine", "calibrate", "key", "machine", "program_runner", "read_costs", "runner", "seconds_of"]
+__all__ = [
+    "Costs",
+    "Machine",
+    "calibrate",
+    "key",
+    "machine",
+    "nothing",
+    "program_runner",
+    "read_costs",
+    "runner",
+    "seconds_of",
+]
 
 RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
 PARAMETERS = 24  # bytes of an activation's parameters
@@ -168,6 +179,14 @@ def program_runner(ops: Sequence[Op], nbytes: Sequence[int]) -> Callable[[], Non
         program.run(addresses, 1)
 
     return run
+
+
+def nothing() -> Callable[[], None]:
+    """What runs an op with next to nothing to do: so long a call takes."""
+    line = Layout("a")
+    problem = ReorderProblem((16,), line.name, line.name, 4)
+    copy = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(4))
+    return program_runner(copy.ops(), (64, 64))
 
 
 def filled(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blockconv.core.layout import Layout
-from blockconv.machine.profile import profile
+from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, profile
 
 __all__ = [
     "cycle_seconds",
+    "depthwise_seconds",
     "fma_seconds",
     "launch_seconds",
     "move_seconds",
+    "pool_rates",
     "scalar_seconds",
+    "scatter_seconds",
+    "spread_seconds",
     "store_seconds",
     "transform_seconds",
 ]
@@ -28,9 +34,30 @@ def fma_seconds(lanes: int, itemsize: int) -> float:
     return known.fma / 2 if part and known.halves else known.fma
 
 
+def spread_seconds(kernel: str, lanes: int, itemsize: int) -> float:
+    """Of a multiply-add whose source is spread over groups that share a vector. kernel: "direct" or "winograd"."""
+    known = profile()
+    return known.spread[kernel] / known.fma * fma_seconds(lanes, itemsize)
+
+
+def depthwise_seconds(kind: str, lanes: int, itemsize: int) -> tuple[float, float]:
+    """Of a multiply-add and of an output of depthwise convolution. kind: as in `Profile.depthwise`."""
+    known = profile()
+    part = fma_seconds(lanes, itemsize) / known.fma
+    product, output = known.depthwise[kind]
+    return product * part, output * part
+
+
 def move_seconds(read: float, written: float) -> float:
     """To read and write so many bytes, on one core, in the caches that hold them all."""
     return profile().move(read, written)
+
+
+def pool_rates(row: str, kind: str) -> Sequence[float]:
+    """Seconds of a plane, a row, a vector of outputs, a load of this row of pools. kind: "max" or "average"."""
+    known = profile().pools
+    # A machine whose instruction set has a row that the profile's does not price it as the plainest.
+    return known.get(f"{row} {kind}", known[f"pool_tiles {kind}"])
 
 
 def launch_seconds() -> float:
@@ -48,8 +75,20 @@ def store_seconds(dst: Layout, channels: int, lanes: int) -> float:
     return profile().store(channels, lanes, rows=dst.blocks[1] == 1)
 
 
-def transform_seconds(form: tuple[int, int]) -> tuple[float, float]:
-    """Of Winograd's transforms of a vector of a tile's channels, source and destination, by m and stride."""
-    m, stride = form
-    source, destination = profile().transforms[f"{m}x{m} stride {stride}"]
-    return source, destination
+def scatter_seconds(dst: Layout, channels: float, lanes: int) -> float:
+    """Of a vector's channels that are moved to the blocks in which they lie, which are so many as a rule."""
+    known, block = profile(), dst.blocks[1]
+    return known.stores[str(SCATTERED)] * _blocks(channels, block) / _blocks(lanes, SCATTERED_BLOCK)
+
+
+def _blocks(channels: float, block: int) -> float:
+    """How many blocks so many channels from anywhere on lie in, in the mean."""
+    return (channels + block - 1) / block
+
+
+def transform_seconds(form: tuple[int, int], width: int, rows: bool) -> tuple[float, float]:
+    """Of Winograd's transforms of a vector of a tile's channels, source and destination.
+
+    form: m and stride. width, rows: as in `Profile.transform`.
+    """
+    return profile().transform(*form, width, rows)

@@ -20,12 +20,16 @@ from typing import Any, NamedTuple
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["SCATTERED", "VARIABLE", "Profile", "TileTimes", "committed", "profile", "read"]
+__all__ = ["SCATTERED", "SCATTERED_BLOCK", "VARIABLE", "Profile", "TileTimes", "committed", "profile", "read"]
 
 VARIABLE = "BLOCKCONV_MACHINE"  # names a committed profile, or the file of one
 DIRECTORY = Path(__file__).parents[1] / "data" / "machines"
 FORMAT = 1
-SCATTERED = 0  # channels of a store, where each is written by itself
+SCATTERED = 0  # channels of a store, where a vector is moved to its blocks piece by piece
+SCATTERED_BLOCK = 3  # channels of the blocks for which that is measured
+
+
+LAST = 16 << 20  # bytes of a machine's last cache that a core has for itself, at the most
 
 
 class TileTimes(NamedTuple):
@@ -44,13 +48,23 @@ class TileTimes(NamedTuple):
 class Profile:
     """One model of processor, with the instruction set that kernels were held to.
 
-    cpu: LLVM's name. caches: bytes by level ("L1", "L2", "L3"), as one core sees them. halves: whether a vector is run
-    as two halves. stores: seconds of a vector stored in parts, beyond one stored whole, by the channels of a part, in
-    `str`: "1" are planes, transposed in registers, "0" is channel by channel; "rows": whole, but each pixel's channels
-    far from the next pixel's, as in NHWC. transforms: seconds of Winograd's, of a vector of a tile's channels, (source,
-    destination) by "4x4 stride 1". copies: bytes read and written a second by one core, by the level that they
-    stay in ("L2", "L3", "memory"). launch: seconds of an op with nothing to do. record: the machine's, when it was
-    measured.
+    All times are seconds, of floats, in the first-level or second-level cache.
+
+    cpu: LLVM's name. halves: whether a vector is run as two halves.
+    caches: bytes by level ("L1", "L2", "L3"), as one core sees them. ways, line: of the first, and the bytes of a line.
+    stores: a vector stored in parts, beyond one stored whole, by the channels of a part: "1" are planes, transposed in
+        registers, "0" is to blocks of `SCATTERED_BLOCK`, piece by piece; "rows": whole, but each pixel's channels far
+        from the next pixel's, as in NHWC; "partial": of which not all channels exist.
+    packs: to pack a window: "task", "row", and a pixel's channels by how many are packed together, "4" where the pixels
+        follow one another in the source, "4 apart" where they do not, "4 cut" where channels lie in two of its blocks.
+    spread: a multiply-add whose source is spread over groups that share a vector, "direct" and in "winograd".
+    depthwise: a multiply-add and a vector of outputs, of vectors of "channels", of "pixels", and of "pixels apart".
+    transforms: Winograd's, of a vector of a tile's channels, (source, destination) by "4x4 stride 1", by "4x4 stride 1
+        of 8" where so many of the channels lie together, and "in rows" where all do, with more up to the next pixel's.
+    pools: a plane, a row, a vector of outputs and a load, by row of the table and "max" or "average".
+    copies: bytes read and written a second by one core, by the level that they stay in ("L2", "L3", "memory").
+    reads: the same of bytes that are only read.
+    launch: an op with nothing to do. record: the machine's, when it was measured.
     """
 
     name: str
@@ -60,10 +74,17 @@ class Profile:
     registers: int
     halves: bool
     caches: Mapping[str, int]
+    ways: int
+    line: int
     tiles: tuple[TileTimes, ...]
     stores: Mapping[str, float]
+    packs: Mapping[str, float]
+    spread: Mapping[str, float]
+    depthwise: Mapping[str, Sequence[float]]
     transforms: Mapping[str, Sequence[float]]
+    pools: Mapping[str, Sequence[float]]
     copies: Mapping[str, float]
+    reads: Mapping[str, float]
     launch: float
     record: Mapping[str, Any]
 
@@ -91,17 +112,25 @@ class Profile:
         whole = [at for at in self.tiles if at.vectors > 1]
         return min(at.tile / (at.pixels * at.vectors) for at in whole)
 
+    @functools.cached_property
+    def sets(self) -> int:
+        """Of lines, in the first-level cache."""
+        return self.caches["L1"] // (self.ways * self.line)
+
     def end(self, vectors: int) -> float:
         """Seconds of a tile of so many vectors beside its steps: something for the tile, and something for each."""
         narrow = min(self.tiles, key=lambda at: at.step)
         return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile) + vectors * self.tile
 
-    def step(self, pixels: int, vectors: int) -> float:
-        """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond multiply-adds."""
+    def step(self, pixels: int, vectors: int, part: float = 1.0) -> float:
+        """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond multiply-adds.
+
+        part: of the time of a multiply-add that one of these vectors takes; one half of halves.
+        """
         # A profile of another machine may know no tile of so many.
         known = min(self.tiles, key=lambda at: (abs(at.vectors - vectors), -at.pixels))
         beyond = known.step - known.pixels * known.vectors * self.fma
-        return max(pixels * vectors * self.fma, self.latency) + beyond
+        return max(part * pixels * vectors * self.fma, self.latency) + beyond
 
     def store(self, channels: int, lanes: int, rows: bool) -> float:
         """Seconds of a vector stored so many channels at a time, beyond one stored whole. rows: as in `stores`."""
@@ -109,13 +138,47 @@ class Profile:
             return self.stores["rows"] if rows else 0.0
         return self.stores[str(channels)] if str(channels) in self.stores else self.stores["1"]
 
-    def move(self, read: float, written: float) -> float:
-        """Seconds for one core to read and write so many bytes, in the caches that hold all of them.
+    def pack(self, channels: int, how: str) -> float:
+        """Seconds to pack a pixel's channels, so many of them together. how: "", "apart" or "cut", as in `packs`."""
+        kinds = (name.partition(" ") for name in self.packs)
+        known = [int(count) for count, _, kind in kinds if count.isdecimal() and kind == how]
+        count = min(known, key=lambda count: abs(count - channels))
+        return self.packs[f"{count} {how}".strip()]
 
-        What is written is fetched first and goes back later, so it counts twice; in a copy it is half.
+    def transform(self, m: int, stride: int, width: int, rows: bool) -> tuple[float, float]:
+        """Seconds of Winograd's transforms of a vector; width: channels of it that lie together, 0 for all.
+
+        rows: whether of all, the next pixel's are farther than the next vector.
         """
-        level = next((name for name in ("L2", "L3") if read + written <= self.caches[name]), "memory")
-        return (read + 2 * written) / (1.5 * self.copies[level])
+        name = f"{m}x{m} stride {stride}"
+        if width:
+            of = [int(known.rpartition(" ")[2]) for known in self.transforms if known.startswith(f"{name} of ")]
+            name += f" of {min(of, key=lambda known: abs(known - width))}"
+        elif rows:
+            name += " in rows"
+        source, destination = self.transforms[name]
+        return source, destination
+
+    def move(self, read: float, written: float) -> float:
+        """Seconds for one core to read and write so many bytes.
+
+        Half the bytes of a copy are read; the rest of its time is that of bytes written. What does not fit into a
+        cache comes from the next.
+        """
+        total, left, seconds = read + written, 1.0, 0.0
+        for level, rate in self.copies.items():
+            share = min(left, min(self.caches[level], LAST) / total) if level in self.caches and total else left
+            reading = 1 / max(rate, self.reads[level])  # a kernel that only reads may be slower than a copy for itself
+            seconds += share * (read * reading + written * (2 / rate - reading))
+            left -= share
+        return seconds
+
+    def pack_bytes(self, nbytes: float, lines: float, source: float) -> float:
+        """Seconds to move so many bytes of a source of `source` bytes to windows, which stay in the second-level cache.
+
+        lines: how many times as many are read, where whole lines are.
+        """
+        return self.move(0, nbytes) + lines * nbytes / source * self.move(source, 0)
 
     def to_json(self) -> str:
         """The text of a file that `read` takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,8 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
-from blockconv.dispatch import measuring
+from blockconv.dispatch import measuring, turns
+from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.selection import named
 from blockconv.kernels.conv import blocking as cut
 from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
@@ -32,8 +34,10 @@ def test_committed_profiles_are_whole(known: profiles.Profile) -> None:
     assert (profiles.DIRECTORY / f"{known.name}.json").is_file()
     assert known.name.endswith(known.isa)
     times = [*(at.step for at in known.tiles), *known.copies.values(), known.launch, known.tile, known.latency]
-    assert min(times) > 0
+    assert min(*times, *known.packs.values(), *known.spread.values()) > 0
     assert min(seconds for each in known.transforms.values() for seconds in each) > 0
+    assert all(product > 0 <= output for product, output in known.depthwise.values())
+    assert all(min(rates) >= 0 < max(rates) and len(rates) == 4 for rates in known.pools.values())
     assert set(known.copies) == {"L2", "L3", "memory"} <= {*known.caches, "memory"}
     assert known.record["cpu"]
     assert known.record["date"]
@@ -103,8 +107,13 @@ def test_a_tile_can_be_asked_for() -> None:
 def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few rounds, and any spread: of the figures only that they are times is looked at."""
     for name, value in {"ROUNDS": 2, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": 1e9}.items():
-        monkeypatch.setattr(measuring, name, value)
-    monkeypatch.setattr(measuring, "_transforms", lambda form, fma: (1e-8, 1e-8))  # their kernels compile for long
+        monkeypatch.setattr(turns, name, value)
+    # Few of what compiles for long.
+    monkeypatch.setattr(measuring, "_transforms", lambda form, layout, fma: (1e-8, 1e-8))
+    monkeypatch.setattr(measuring, "_winograd_spread", lambda: 1e-10)
+    monkeypatch.setattr(measuring, "_depthwise", lambda: {"channels": [1e-10, 0.0]})
+    monkeypatch.setattr(measuring, "_PACKED", {"16": measuring._PACKED["16"], "4 cut": measuring._PACKED["4 cut"]})
+    monkeypatch.setattr(memory, "_POOLED", {"pool_tiles": memory._POOLED["pool_tiles"]})
     found = measuring.measure()
     path = tmp_path / "profile.json"
     path.write_text(found.to_json())
@@ -119,7 +128,39 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"ROUNDS": 3, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": -1.0}.items():
-        monkeypatch.setattr(measuring, name, value)
+        monkeypatch.setattr(turns, name, value)
     runs: dict[Any, Any] = {"nothing": lambda: None}
-    with pytest.raises(measuring.UnsteadyError, match="samples of 'nothing' differed"):
-        measuring._in_turns(runs)
+    with pytest.raises(turns.UnsteadyError, match="samples of 'nothing' differed"):
+        turns.in_turns(runs)
+
+
+def test_rates_are_found_from_sums() -> None:
+    """Exactly, where there is an exact answer; never less than nothing, where the nearest is."""
+    counts = [(1, 2, 3), (4, 0, 1), (2, 2, 0), (1, 1, 1)]
+    wanted = 3e-9, 5e-9, 1e-9
+    seconds = [sum(n * each for n, each in zip(of, wanted, strict=True)) for of in counts]
+    assert turns.rates(counts, seconds) == pytest.approx(wanted)
+    found = turns.rates([(1, 0), (2, 1), (3, 3)], [1.0, 1.9, 2.5])
+    assert found[1] == 0
+    assert 0.8 < found[0] < 1.0
+
+
+@pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
+def test_what_was_not_measured_is_priced_as_the_nearest(known: profiles.Profile) -> None:
+    assert known.pack(8, "") == known.packs["8"]
+    assert known.pack(24, "apart") == known.packs["16 apart"]
+    assert known.pack(1, "cut") == known.packs["4 cut"]
+    whole = tuple(known.transforms["4x4 stride 1"])
+    assert known.transform(4, 1, 0, rows=False) == whole
+    assert known.transform(4, 1, 0, rows=True) == tuple(known.transforms["4x4 stride 1 in rows"])
+    assert known.transform(4, 1, 1, rows=True) == tuple(known.transforms["4x4 stride 1 of 1"])
+
+
+def test_bytes_that_leave_a_cache_cost_more() -> None:
+    """A byte takes longer the more there are; none of it suddenly."""
+    known = profile()
+    sizes = [known.caches["L2"] * k / 8 for k in range(1, 400)]
+    each = [known.move(size / 2, size / 2) / size for size in sizes]
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(each))
+    assert max(b / a for a, b in itertools.pairwise(each)) < 1.1
+    assert each[0] == pytest.approx(1 / known.copies["L2"])

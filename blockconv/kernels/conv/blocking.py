@@ -192,13 +192,13 @@ def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
     if units <= 4 and src.length == NO_BLOCK:
         return units * unit  # few channels are packed without padding, but for a source that has it in the same order
     block = math.gcd(src.length // unit, 4 if units <= 4 else 16)
-    if unit > 1 and problem.g > 1:
-        block = math.gcd(block, units)  # no block of bytes lies in two of the source's
-    return block * unit
+    # Halves of blocks of which groups are whole ones, 8 or 24 channels, neither are padded nor lie in two of the
+    # source's. (No block of bytes may.)
+    whole = math.gcd(block, units)
+    return unit * (whole if problem.g > 1 and (unit > 1 or 2 * whole == block) else block)
 
 
 ELEMENT = 4  # bytes of what is broadcast where a multiply-accumulate takes several channels
-L1_SETS, L1_WAYS = 64, 8  # of first-level caches of 32 KiB; larger ones have more ways
 
 
 def _is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: int) -> bool:
@@ -214,8 +214,9 @@ def _is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: 
         return False
     if problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length:
         return False
-    lines, rest = divmod(src.along(at.axes[2]), 64)
-    return rest > 0 or pixels <= L1_WAYS * (L1_SETS // math.gcd(L1_SETS, lines)) - 2
+    known = profile()
+    lines, rest = divmod(src.along(at.axes[2]), known.line)
+    return rest > 0 or pixels <= known.ways * (known.sets // math.gcd(known.sets, lines)) - 2
 
 
 def store_width(dst: Geometry, at: Space, itemsize: int, lanes: int, groups_of: int) -> int:

@@ -16,8 +16,8 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types, element
-from blockconv.kernels.common.dot import packed_as_one
-from blockconv.kernels.common.geometry import ITEMSIZE, geometry
+from blockconv.kernels.common.epilogue import LINE
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import grouped_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
@@ -32,7 +32,15 @@ from blockconv.kernels.conv.blocking import (
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.machine.costs import (
+    cycle_seconds,
+    fma_seconds,
+    launch_seconds,
+    move_seconds,
+    scatter_seconds,
+    spread_seconds,
+    store_seconds,
+)
 from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import Op
 
@@ -65,8 +73,6 @@ def _make_direct(
     )
 
 
-# Of a pixel's channels packed together, by how many, in multiply-adds of vectors.
-_PACK = {1: 0.4, 2: 16.0, 3: 24.0, 4: 2.4, 8: 3.6}
 _STEP = 1.4  # of a step's address, in multiply-adds
 
 
@@ -77,21 +83,50 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, fma_seconds(found.lanes, itemsize)
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     pixels = found.rows * found.pixels
-    reduced = ic * p.kh * p.kw * known.step(pixels, found.vectors) * fma / known.fma
+    reduced = ic * p.kh * p.kw * known.step(pixels, found.vectors, fma / known.fma)
     each = _STEP * fma + _plane_reads(src, p, found, itemsize) * cycle_seconds()
     steps = -(-p.ic // p.g // found.step) * p.kh * p.kw * each
-    # Scattered channels are moved one by one, and only those that exist.
-    existing = oc / (-(-oc // found.width) * found.width) if found.store_width == SCATTERED else 1.0
-    vectors = pixels * found.vectors
-    stored = known.end(vectors) + vectors * existing * store_seconds(dst, found.store_width, found.lanes)
-    packed = 0.0
-    if not found.in_place:
-        groups = at.images * p.g * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
-        pixels = groups * -(-found.task_cols // found.panel) * found.window_rows * found.window_cols * at.depth
-        cb = found.cb // packed_as_one(types, dot)
-        packed = pixels * (_PACK.get(cb, 5.4) * -(-ic // cb) + ic / found.lanes) * known.fma
+    vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
+    stored = known.end(vectors) + vectors * _storing(dst, found, existing)
+    if _ends_in_part(p, dst, found):  # of a tile's vectors the last
+        stored += pixels * known.stores["partial"] / -(-oc // found.width)
+    packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
     computed = tiles * (reduced + steps + stored) + packed
     return max(computed, _moved(p, src, dst, types))
+
+
+def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: Blocking) -> bool:
+    """Whether a group's last vector is not stored whole; a destination's padding is stored, of the last group."""
+    oc = problem.oc if problem.g > 1 else dst.padded_shape(problem.dst_shape)[1]
+    return found.store_width > 1 and oc // problem.g % found.lanes > 0
+
+
+def _storing(dst: Layout, found: Blocking, channels: float) -> float:
+    """Seconds of a vector beyond one stored whole. channels: those that exist, which alone are scattered."""
+    if found.store_width == SCATTERED:
+        return scatter_seconds(dst, channels, found.lanes)
+    return store_seconds(dst, found.store_width, found.lanes)
+
+
+def _packing(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+    """Seconds to pack all windows: what the kernel takes, or the lines of the source and what is written of them."""
+    p, at, known, itemsize = problem, space(problem, src, dst), profile(), types.src.itemsize
+    lies, shared = geometry(src, p.src_shape, itemsize), found.shared.groups
+    tasks = at.images * -(-p.g // shared) * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
+    panels = tasks * -(-found.task_cols // found.panel)
+    rows = panels * found.window_rows * at.depth
+    ic = p.ic // p.g * shared
+    parts, pixels, chunk = -(-ic // found.cb), rows * found.window_cols, found.cb * itemsize
+    stride, how = lies.along(at.axes[2]) * (at.sw if at.kw == 1 else 1), ""
+    if found.shared.dense and p.g > 1 and lies.length < NO_BLOCK and ic % found.cb:
+        how = "cut"
+    elif found.shared.dense and stride != chunk:  # what packs pixels of several groups takes no longer for these
+        how = "apart"
+    each = known.pack(max(1, chunk // _FLOAT32.itemsize), how)
+    # Of pixels that are apart, whole lines are read, where what is packed together is not next to what was before.
+    lines = max(1.0, min(LINE, stride) / (ic * itemsize))
+    moved = known.pack_bytes(itemsize * pixels * ic, lines, itemsize * src.size(p.src_shape))
+    return max(panels * known.packs["task"] + parts * (rows * known.packs["row"] + pixels * each), moved)
 
 
 def _plane_reads(src: Layout, problem: Conv2dProblem, found: Blocking, itemsize: int) -> float:
@@ -196,17 +231,16 @@ def _weights_grouped(found: Blocking) -> WeightForm:
     return WeightForm(Layout(f"{outer}{'C' if each > 1 else 'c'}de{inner}"), found.lanes, count, dot=found.dot)
 
 
-_SHARED = 1.4  # multiply-adds that one takes whose source is spread over the channels of its groups
-
-
 def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: arithmetic in whole tiles at the rate of vectors, or the bytes moved, the larger."""
     p, at, itemsize = problem, space(problem, src, dst), types.acc.itemsize
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
-    flops = 2 * tiles * found.rows * found.pixels * found.lanes * found.shared.ic * p.kh * p.kw
-    stored = store_seconds(dst, found.store_width, found.lanes) * tiles * found.rows * found.pixels
-    computed = flops / (2 * found.lanes) * _SHARED * fma_seconds(found.lanes, itemsize)
-    return max(computed + stored, _moved(p, src, dst, types))
+    vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.oc
+    step = max(vectors * spread_seconds("direct", found.lanes, itemsize), profile().latency)
+    multiply_adds = found.shared.ic * p.kh * p.kw * step
+    stored = vectors * _storing(dst, found, channels) + profile().end(vectors)
+    computed = tiles * (multiply_adds + stored) + _packing(p, src, dst, types, found)
+    return max(computed, _moved(p, src, dst, types))
 
 
 GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES | _HALVES, why_not=_why_not_grouped, make=_make_grouped)

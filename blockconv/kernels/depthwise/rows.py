@@ -35,8 +35,8 @@ from blockconv.kernels.depthwise.kernels import (
 )
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds, store_seconds
-from blockconv.machine.profile import SCATTERED, profile
+from blockconv.machine.costs import depthwise_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import OWN_TABLE, Block, Op
 
 __all__ = ["ROWS"]
@@ -178,14 +178,11 @@ def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue
 # ---------------------------------------------------------------- the rows of the table
 
 
-# What an output vector takes beside its multiply-adds, in those of a dense tile's: of channels, and of pixels.
-_STORED = 0.5, 1.7
 _WIDENED = 1.15  # times as long for floats of 16 bits, which are widened and rounded
-_APART = 2  # times as long for vectors of pixels that are not neighbours, which are gathered from several
 
 
 def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, threads: int) -> float:
-    """Multiply-adds in whole tiles at the rate of the machine's vectors, or the bytes moved, and what stores take.
+    """Multiply-adds in whole tiles and outputs at the machine's rates, or the bytes moved, and what stores take.
 
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.
     """
@@ -199,10 +196,11 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
     if at.joined:
         computed = at.seconds(p)
     else:
-        multiply_adds = at.flops(p) / (2 * at.lanes) * (1 if at.taps else 3) * (_APART if at.columns > 1 else 1)
-        outputs = at.flops(p) / (2 * at.lanes * p.kh * p.kw)
-        stores = outputs * profile().tile * _STORED[at.columns > 0]
-        computed = multiply_adds * fma_seconds(at.lanes, types.acc.itemsize) + stores
+        products = at.flops(p) / (2 * at.lanes)
+        kind = "channels" if at.columns == 0 else "pixels" if at.columns == 1 else "pixels apart"
+        product, output = depthwise_seconds(kind, at.lanes, types.acc.itemsize)
+        # A loop over taps that is not unrolled waits for each product.
+        computed = products * (product if at.taps else 3 * product) + products / (p.kh * p.kw) * output
         computed *= _WIDENED if types.src.is_half else 1
     return launch_seconds() + (max(computed, moved) + stored) / threads
 

@@ -1,41 +1,119 @@
-"""What pooling is predicted to take: vectors that are loaded, planes, or the bytes that are moved."""
+"""What pooling is predicted to take: planes, rows, outputs and loads, each at its kernel's rate; or the bytes moved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from blockconv.kernels.pool.blocking import Blocking, all_taps
-from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds
+from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, pool_rates
 
-__all__ = ["Loads", "cost", "element_loads", "line_loads", "window_loads"]
+__all__ = [
+    "WIDTHS",
+    "Counts",
+    "apart_counts",
+    "bin_counts",
+    "cost",
+    "counts",
+    "line_counts",
+    "plane_counts",
+    "reference_cost",
+    "window_counts",
+]
 
-Loads = Callable[[Blocking], float]
-_PLANE = 20.0  # multiply-adds that a plane takes beside its loads
 _QUANTIZED_CYCLES = 10.0  # of a vector of averages that become integers, of which a division is most
 
 
-def window_loads(b: Blocking) -> float:
-    """Vectors loaded where every window reads all that it covers."""
-    return float(b.problem.n * b.problem.ic * all_taps(b.problem, "h") * all_taps(b.problem, "w") / b.lanes)
+class Counts(NamedTuple):
+    """What a kernel does: planes, rows of outputs, vectors of outputs, and vectors loaded."""
+
+    planes: float
+    rows: float
+    outputs: float
+    loads: float
 
 
-def element_loads(b: Blocking) -> float:
-    """The same, an element at a time."""
-    return window_loads(b) * b.lanes
+WIDTHS = 8, 4, 2, 1  # vectors of a pixel that `pool_windows` reduces together
+Counted = Callable[[Blocking], Counts]
 
 
-def line_loads(b: Blocking) -> float:
+def _vectors(b: Blocking, columns: int) -> int:
+    """Of a row of so many pixels: of each pixel where it has a vector or more, else of the whole row."""
+    inner = b.view.inner
+    return columns * -(-inner // b.lanes) if inner >= b.lanes else -(-columns * inner // b.lanes)
+
+
+def _counts(b: Blocking, outputs: float, loads: float) -> Counts:
+    return Counts(b.view.planes, b.view.planes * b.problem.oh, b.view.planes * outputs, b.view.planes * loads)
+
+
+def window_counts(b: Blocking) -> Counts:
+    """Where every window reads all that it covers."""
+    p = b.problem
+    row = _vectors(b, p.ow)
+    return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
+
+
+def apart_counts(b: Blocking) -> Counts:
+    """The same of kernels that reduce the vectors of a pixel together, which take no longer than one of them."""
+    p = b.problem
+    together = next(count for count in WIDTHS if count * b.lanes <= b.view.inner or count == 1)
+    row = p.ow * -(-b.view.inner // (together * b.lanes))
+    return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
+
+
+def bin_counts(b: Blocking) -> Counts:
+    """The same of kernels that compute one output pixel at a time, of less than a vector."""
+    p = b.problem
+    return _counts(b, p.oh * p.ow, all_taps(p, "h") * all_taps(p, "w"))
+
+
+def line_counts(b: Blocking) -> Counts:
     """Where windows' rows are reduced into a line first, and then the line's columns."""
     p = b.problem
-    image, output = (-(-columns * b.view.inner // b.lanes) for columns in (p.iw, p.ow))
-    return float(b.view.planes * (all_taps(p, "h") * image + p.oh * all_taps(p, "w") / p.ow * output))
+    image, row = _vectors(b, p.iw), _vectors(b, p.ow)
+    return _counts(b, p.oh * row, all_taps(p, "h") * image + p.oh * all_taps(p, "w") / p.ow * row)
 
 
-def cost(b: Blocking, loads: Loads, each: float) -> float:
-    """Seconds to move source and destination, or for loads that take `each` multiply-adds, whichever is more."""
+def plane_counts(b: Blocking) -> Counts:
+    """Where a plane is one window, and one contiguous extent."""
     p = b.problem
-    moved = move_seconds(b.itemsize * b.src.size(p.src_shape), b.itemsize * b.dst.size(p.dst_shape))
-    computed = (loads(b) * each + b.view.planes * _PLANE) * fma_seconds(b.lanes, b.held.itemsize)
+    return _counts(b, 1, _vectors(b, p.ih * p.iw) if b.view.inner < b.lanes else p.ih * p.iw)
+
+
+counts: dict[str, Counted] = {
+    "pool_runs": window_counts,
+    "pool_shuffles": window_counts,
+    "pool_tiles": window_counts,
+    "pool_planes": plane_counts,
+    "pool_windows": apart_counts,
+    "pool_wide_lines": line_counts,
+    "pool_lines": line_counts,
+    "pool_bins": bin_counts,
+}
+
+
+def cost(b: Blocking, name: str) -> float:
+    """Seconds of the row of this name: to move source and destination, or to compute, whichever is more.
+
+    A line is made of one vector of each pixel, and then of the next: of pixels of several the rest is skipped, and
+    nothing is fetched ahead.
+    """
+    rates, moved = pool_rates(name, "average" if b.is_average else "max"), _moved(b)
+    computed = sum(count * rate for count, rate in zip(counts[name](b), rates, strict=True))
     if b.is_widened:
-        computed += b.dst.size(p.dst_shape) / b.lanes * _QUANTIZED_CYCLES * cycle_seconds()
-    return launch_seconds() + max(moved, computed) / b.threads
+        computed += b.dst.size(b.problem.dst_shape) / b.lanes * _QUANTIZED_CYCLES * cycle_seconds()
+    waits = name == "pool_wide_lines" and b.view.inner > b.lanes
+    return launch_seconds() + (moved + computed if waits else max(moved, computed)) / b.threads
+
+
+def reference_cost(b: Blocking, each: float) -> float:
+    """Seconds of a kernel that takes an element at a time, at so many multiply-adds."""
+    p = b.problem
+    elements = p.n * p.ic * all_taps(p, "h") * all_taps(p, "w")
+    return launch_seconds() + max(_moved(b), elements * each * fma_seconds(b.lanes, b.held.itemsize)) / b.threads
+
+
+def _moved(b: Blocking) -> float:
+    p = b.problem
+    return move_seconds(b.itemsize * b.src.size(p.src_shape), b.itemsize * b.dst.size(p.dst_shape))

@@ -45,7 +45,7 @@ from blockconv.kernels.pool.blocking import (
     tile_pixels,
     windows,
 )
-from blockconv.kernels.pool.costs import Loads, cost, element_loads, line_loads, window_loads
+from blockconv.kernels.pool.costs import WIDTHS, cost, reference_cost
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reference import reference_op
 from blockconv.kernels.pool.shuffles import pool_shuffles
@@ -138,7 +138,7 @@ def _why_not_windows(b: Blocking) -> Reason:
 
 def _windows(b: Blocking) -> Op:
     p, v, lanes, masked = b.problem, b.view, b.lanes, b.reduction.masked
-    vectors = next(k for k in (8, 4, 2, 1) if k == 1 or k * lanes <= (v.period if masked else v.inner))
+    vectors = next(k for k in WIDTHS if k == 1 or k * lanes <= (v.period if masked else v.inner))
     split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
     # A last vector that is moved back would lie in two tasks, and be summed in two orders.
     if tasks < 4 * b.threads and v.inner % lanes == 0:
@@ -311,7 +311,7 @@ def _row(
     dtypes: tuple[str, ...],
     why_not: Callable[[Blocking], Reason] | None,
     op_of: Callable[[Blocking], Op],
-    loads: tuple[Loads, float],
+    seconds: Callable[[Blocking], float],
     op: str,
 ) -> Row:
     """A row of the table; one for elements of any size is the reference."""
@@ -336,7 +336,7 @@ def _row(
         quantizations: tuple[Quantization, Quantization] | None = None,
     ) -> Primitive:
         b = Blocking(problem, src, dst, types.src, threads, quantizations)
-        return Primitive(lambda: cost(b, *loads), lambda: [op_of(b)], blocking=b)
+        return Primitive(lambda: seconds(b), lambda: [op_of(b)], blocking=b)
 
     return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
 
@@ -345,14 +345,18 @@ def _rows(
     name: str,
     why_not: Callable[[Blocking], Reason],
     op_of: Callable[[Blocking], Op],
-    loads: tuple[Loads, float] = (window_loads, 1.0),
+    seconds: Callable[[Blocking], float] | None = None,
     op: str = "pool2d",
     least: int = 1,
 ) -> list[Row]:
     """A row for each size of element, at least `least` bytes, as it decides how many of them are a vector."""
     types = {suffix: dtypes for suffix, dtypes in ELEMENT_TYPES.items() if element(dtypes[0]).itemsize >= least}
-    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, loads, op) for suffix, dtypes in types.items()]
+    priced = seconds or partial(cost, name=name)
+    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, priced, op) for suffix, dtypes in types.items()]
 
+
+# Vectors run over wide pixels or over narrow ones: no problem has a choice of the two.
+_INDICES = partial(reference_cost, each=0.5)
 
 ROWS = (
     *_rows("pool_runs", _why_not_runs, _runs),
@@ -360,18 +364,20 @@ ROWS = (
     *_rows("pool_tiles", _why_not_tiles, _tiles),
     *_rows("pool_planes", _why_not_planes, _planes),
     *_rows("pool_windows", _why_not_windows, _windows),
-    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines, (line_loads, 3.0)),
-    *_rows("pool_lines", _why_not_lines, _lines, (line_loads, 3.5)),
-    *_rows("pool_bins", _why_not_narrow, _bins, (window_loads, 15.0)),
-    _row("pool_reference", ANY_TYPE, None, partial(reference_op, indices=0), (element_loads, 8.0), "pool2d"),
-    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, (window_loads, 4.0), "pool2d_indices"),
-    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, (window_loads, 4.0), "pool2d_indices"),
+    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines),
+    *_rows("pool_lines", _why_not_lines, _lines),
+    *_rows("pool_bins", _why_not_narrow, _bins),
+    _row(
+        "pool_reference", ANY_TYPE, None, partial(reference_op, indices=0), partial(reference_cost, each=8.0), "pool2d"
+    ),
+    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, _INDICES, "pool2d_indices"),
+    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, _INDICES, "pool2d_indices"),
     _row(
         "pool_indices",
         ANY_TYPE,
         _why_not_indices,
         partial(reference_op, indices=1),
-        (element_loads, 12.0),
+        partial(reference_cost, each=12.0),
         "pool2d_indices",
     ),
 )

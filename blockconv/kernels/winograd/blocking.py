@@ -15,7 +15,14 @@ from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.winograd.arguments import HEADER_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.transforms import Form
-from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, transform_seconds
+from blockconv.machine.costs import (
+    cycle_seconds,
+    fma_seconds,
+    launch_seconds,
+    move_seconds,
+    spread_seconds,
+    transform_seconds,
+)
 
 __all__ = [
     "SCRATCH",
@@ -236,10 +243,7 @@ def _most_tiles(positions: int, channels: int, oc: int) -> int:
 
 # ---------------------------------------------------------------- cost
 
-_SHARED = 1.3  # a multiply-add of groups that share a vector: its channels are permuted, or broadcast one by one
 _CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
-# How many times as long the transforms of source and destination take, where so many channels are contiguous.
-_CONTIGUOUS = {1: (1.3, 2.0), 2: (2.2, 1.5), 4: (1.6, 1.2), 8: (1.3, 1.1)}
 _BEGIN = 4000  # cycles until three stages have what they work with, whatever the problem
 _EDGE = 0.35  # more for a source over the image's edge
 
@@ -252,8 +256,10 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, threads
     streamed = move_seconds(wei_bytes, 0) * (1 if stays else at.tile_blocks)
     multiply = max(multiply_adds(p, at) * fma_seconds(at.lanes, ITEMSIZE), streamed)
     moved = move_seconds(ITEMSIZE * src.size(p.src_shape), ITEMSIZE * dst.size(p.dst_shape))
-    each, counts = transform_seconds(at.form), transforms(p, src, dst, at)
-    transformed = max(sum(count * seconds for count, seconds in zip(counts, each, strict=True)), moved)
+    form, (source, destination) = (at.form.m, at.form.stride), transforms(p, dst, at)
+    source *= transform_seconds(form, *_lies(src, p.src_shape, at))[0]
+    destination *= transform_seconds(form, *_lies(dst, p.dst_shape, at))[1]
+    transformed = max(source + destination, moved)
     return launch_seconds() + _BEGIN * cycle_seconds() + (multiply + transformed) / threads
 
 
@@ -262,7 +268,8 @@ def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
     p, positions = problem, at.form.positions
     tiles = at.tile_blocks * at.block_tiles
     if at.shared:
-        return positions * tiles * -(-p.ic // at.lanes) * (p.ic // p.g) * _SHARED
+        spread = spread_seconds("winograd", at.lanes, ITEMSIZE) / fma_seconds(at.lanes, ITEMSIZE)
+        return positions * tiles * -(-p.ic // at.lanes) * (p.ic // p.g) * spread
     # Fewer than eight accumulators wait for each other.
     slow, vectors = max(1.0, 8 / (at.tile_pixels * at.vectors)), at.width / at.lanes
     calls = positions * p.g * at.ocbs * at.tile_blocks * -(-at.block_tiles // at.tile_pixels)
@@ -270,18 +277,18 @@ def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
     return products + calls * (_CALL + 2 * at.tile_pixels * vectors)
 
 
-def transforms(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking) -> tuple[float, float]:
-    """Vectors of a tile's channels that are transformed, of source and destination, as if they were contiguous."""
+def transforms(problem: Conv2dProblem, dst: Layout, at: Blocking) -> tuple[float, float]:
+    """Vectors of a tile's channels that are transformed, of source and destination."""
     p, lanes = problem, at.lanes
     inner = p.n * max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
-    source = -(-p.ic // lanes) * (1 + _EDGE * (1 - inner / at.tiles)) * _slower(src, p.src_shape, lanes)[0]
-    oc_padded = dst.padded_shape(p.dst_shape)[1]
-    destination = -(-oc_padded // lanes) * _slower(dst, p.dst_shape, lanes)[1]
+    source = -(-p.ic // lanes) * (1 + _EDGE * (1 - inner / at.tiles))
+    destination = -(-dst.padded_shape(p.dst_shape)[1] // lanes)
     tiles = at.tile_blocks * at.block_tiles
     return tiles * source, tiles * destination
 
 
-def _slower(layout: Layout, shape: tuple[int, ...], lanes: int) -> tuple[float, float]:
-    """How many times as long the transforms of a source and a destination take."""
-    width, _ = contiguous(geometry(layout, shape, ITEMSIZE), lanes)
-    return (1.0, 1.0) if width >= lanes else _CONTIGUOUS[width]
+def _lies(layout: Layout, shape: tuple[int, ...], at: Blocking) -> tuple[int, bool]:
+    """(channels of a vector that lie together, 0 for all; whether others lie between a pixel's and the next one's)."""
+    lies = geometry(layout, shape, ITEMSIZE)
+    width, _ = contiguous(lies, at.lanes)
+    return (width if width < at.lanes else 0), lies.col > at.lanes * ITEMSIZE

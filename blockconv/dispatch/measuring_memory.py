@@ -1,0 +1,104 @@
+"""Of a machine's profile: bandwidths, what a launch takes, and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Pool2dProblem, PoolKind, ReorderProblem
+from blockconv.core.types import Types
+from blockconv.dispatch.selection import named
+from blockconv.dispatch.tuning import program_runner, runner
+from blockconv.dispatch.turns import in_turns, rates
+from blockconv.kernels.pool.costs import counts
+from blockconv.machine.profile import LAST
+
+__all__ = ["bandwidths", "caches", "copy", "launch", "pools", "read"]
+
+ITEMSIZE = 4
+
+
+def caches() -> dict[str, int]:
+    return {"L1": target.first_level_cache(), "L2": target.second_level_cache(), "L3": target.last_level_cache()}
+
+
+def bandwidths(run: Callable[[int], Callable[[], None]]) -> dict[str, float]:
+    """Bytes a second of what moves so many, that stay within three quarters of a cache, and that do not stay in any."""
+    levels = caches()
+    sizes = {
+        "L2": levels["L2"] * 3 // 4,
+        "L3": max(min(levels["L3"], LAST) // 4, 2 * levels["L2"]),
+        "memory": 4 * levels["L3"],
+    }
+    found = in_turns({name: run(size) for name, size in sizes.items()})
+    return {name: size / found[name] for name, size in sizes.items()}
+
+
+def copy(size: int) -> Callable[[], None]:
+    """A copy that reads and writes so many bytes together."""
+    line, nbytes = Layout("a"), size // 2 // ITEMSIZE * ITEMSIZE
+    problem = ReorderProblem((nbytes // ITEMSIZE,), line.name, line.name, ITEMSIZE)
+    found = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE))
+    return program_runner(found.ops(), (nbytes, nbytes))
+
+
+def read(size: int) -> Callable[[], None]:
+    """The greatest of each of some planes, of so many bytes together."""
+    lay, planes, rows = Layout("NCHW"), 16, 64
+    columns = size // (planes * rows * ITEMSIZE)
+    problem = Pool2dProblem("max", 1, planes, rows, columns, rows, columns)
+    found = named("pool2d", "pool_planes_f32").prepare(problem, lay, lay, Types.all("float32"))
+    return runner(found, problem, lay, lay, ITEMSIZE)
+
+
+def launch() -> float:
+    """Seconds of an op with next to nothing to do, in a program of many."""
+    line, few, many = Layout("a"), 1, 33
+    problem = ReorderProblem((16,), line.name, line.name, ITEMSIZE)
+    (op,) = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE)).ops()
+    found = in_turns({count: program_runner([op] * count, (64, 64)) for count in (few, many)})
+    return (found[many] - found[few]) / (many - few)
+
+
+# Problems of a row: (planes, rows, columns, window, stride, padding); of planes, in whole vectors or a fourth of these.
+_OVERLAPPING = (
+    (4, 14, 14, 3, 1, 1),
+    (4, 14, 14, 5, 1, 2),
+    (4, 28, 7, 3, 1, 1),
+    (32, 4, 7, 3, 1, 1),
+    (8, 14, 14, 3, 1, 1),
+)
+_APART = (4, 14, 14, 2, 2, 0), (4, 15, 15, 5, 5, 0), (4, 28, 7, 2, 2, 0), (32, 4, 7, 2, 2, 0), (4, 14, 14, 14, 14, 0)
+_WHOLE = (4, 14, 14, 14, 1, 0), (4, 7, 7, 7, 1, 0), (32, 7, 7, 7, 1, 0), (16, 4, 4, 4, 1, 0), (64, 4, 4, 4, 1, 0)
+_POOLED = {
+    "pool_runs": (1, _OVERLAPPING),
+    "pool_shuffles": (4, _OVERLAPPING),
+    "pool_tiles": (0, _OVERLAPPING),
+    "pool_planes": (4, _WHOLE),
+    "pool_windows": (0, _APART),
+    "pool_wide_lines": (0, _OVERLAPPING),
+    "pool_lines": (4, _OVERLAPPING),
+    "pool_bins": (4, _OVERLAPPING),
+}
+
+
+def pools() -> dict[str, list[float]]:
+    """Seconds of a plane, a row, a vector of outputs and a load, by row and kind, in the second-level cache."""
+    kinds: tuple[tuple[PoolKind, str], ...] = (("max", "max"), ("avg_include_padding", "average"))
+    found, lanes, types = {}, target.isa().vector_bytes // ITEMSIZE, Types.all("float32")
+    for kind, name in kinds:
+        for row, (part, problems) in _POOLED.items():
+            inner = {0: lanes, 1: 1, 4: lanes // 4}[part]
+            lay, taken = Layout(f"aBcd{inner}b" if inner > 1 else "NCHW"), named("pool2d", f"{row}_f32")
+            runs, counted = {}, []
+            for planes, rows, columns, window, stride, pad in problems:
+                sizes = planes * inner, rows, columns, min(rows, window), min(columns, window)
+                problem = Pool2dProblem(kind, 1, *sizes, stride, stride, pad, pad)
+                if taken.why_not is not None and taken.why_not(problem, lay, lay) is None:
+                    primitive = taken.prepare(problem, lay, lay, types)
+                    runs[sizes] = runner(primitive, problem, lay, lay, ITEMSIZE)
+                    counted.append((1, *counts[row](primitive.blocking)))
+            if runs:
+                found[f"{row} {name}"] = rates(counted, list(in_turns(runs).values()))[1:]
+    return found

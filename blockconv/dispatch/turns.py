@@ -1,0 +1,71 @@
+"""Timing in turns, of what a machine's profile is made of, and the rates that times are sums of."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blockconv.core.errors import BlockconvError
+
+__all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "in_turns", "rates"]
+
+ROUNDS = 15
+LEAST = 300e-6  # seconds of a sample
+WARM = 0.05  # seconds of work before the first sample, in which a processor's clock rises
+ATTEMPTS = 5
+MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
+
+Runs = dict[Any, Callable[[], None]]
+
+
+class UnsteadyError(BlockconvError):
+    """Times that differ too much from round to round to be kept."""
+
+
+def in_turns(runs: Runs) -> dict[Any, float]:
+    """Seconds of a call of each: the least of samples taken in turns, again where a machine's neighbours disturbed."""
+    repeats = {name: _repeats(run) for name, run in runs.items()}
+    for _ in range(ATTEMPTS):
+        samples: dict[Any, list[float]] = {name: [] for name in runs}
+        for _ in range(ROUNDS):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                for _ in range(repeats[name]):
+                    run()
+                samples[name].append((time.perf_counter() - start) / repeats[name])
+        quartiles = {name: statistics.quantiles(taken, n=4) for name, taken in samples.items()}
+        name, spread = max(((name, at[1] / at[0] - 1) for name, at in quartiles.items()), key=lambda item: item[1])
+        if spread <= MOST_SPREAD:
+            return {name: min(taken) for name, taken in samples.items()}
+    raise UnsteadyError(f"tune: samples of {name!r} differed by {spread:.0%} in each of {ATTEMPTS} attempts; try again")
+
+
+def _repeats(run: Callable[[], None]) -> int:
+    """Calls of a sample, found once the processor has worked for a while."""
+    run()
+    begin, calls = time.perf_counter(), 0
+    while time.perf_counter() - begin < WARM:
+        run()
+        calls += 1
+    return max(1, round(LEAST * calls / (time.perf_counter() - begin)))
+
+
+def rates(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """What one of each takes, none less than nothing: the sums of so many of each that are nearest to these times.
+
+    Nearest by the squares of what is missing, as shares of each time. What would take less than nothing is left out.
+    """
+    weighed = np.array(counts, float) / np.array(seconds)[:, None]
+    used = list(range(weighed.shape[1]))
+    found = np.zeros(weighed.shape[1])
+    while used:
+        solved, *_ = np.linalg.lstsq(weighed[:, used], np.ones(len(seconds)), rcond=None)
+        if min(solved) >= 0:
+            found[used] = solved
+            break
+        used.pop(int(np.argmin(solved)))
+    return [float(each) for each in found]
