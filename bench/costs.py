@@ -93,6 +93,7 @@ def case(of: str, problem: Conv2dProblem | Pool2dProblem, layouts: Sequence[str]
         "title": text,
         "params": {"list": of, "problem": problem.descriptor(), "threads": 1},
         "others": measured.others,
+        "speedups": {},  # beside no peer
         "entries": [way._asdict() for way in ways],
     }
 
