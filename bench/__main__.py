@@ -20,6 +20,7 @@ from rich.progress import track
 
 from blockconv.cli.arguments import Parser
 from blockconv.core.errors import BlockconvError
+from blockconv.core.layout import Layout
 from blockconv.core.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 
 from . import (
@@ -132,6 +133,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--worst", type=int, default=10, help="how many of the costliest choices are listed (10)")
     command.add_argument("--out", type=Path, nargs="?", const=KEPT, help="write the results there, as JSON lines")
     command.set_defaults(run=_costs)
+
+    command = commands.add_parser("scaling", help="what more cores are predicted to gain, and what these do")
+    command.add_argument("--threads", nargs="+", type=int, default=[1, 2, 8, 16, 64])
+    command.add_argument("--lists", nargs="*", default=["peers"], choices=costs.LISTS[:3], help="of layers")
+    command.add_argument("--layout", type=Layout, default=Layout("NHWC"), help="of the layers (NHWC)")
+    command.add_argument("--networks", nargs="*", default=["resnet50", "mobilenetv2"])
+    command.add_argument("--bandwidth", type=float, help="GB/s of memory for all cores; by default it grows with them")
+    command.add_argument("--measure", action="store_true", help="time the numbers of threads that this machine has")
+    command.set_defaults(run=_scaling)
 
     command = commands.add_parser("mixed", help="convolutions in turns with PyTorch's operations, for each pool")
     _add_common(command)
@@ -336,6 +346,19 @@ def _costs(options: argparse.Namespace, console: Console) -> int:
 def _listed(name: str) -> Sequence[Conv2dProblem | Pool2dProblem]:
     """The problems of a list: of pools the common few, else of a shape file."""
     return pools.PROBLEMS if name == "pools" else read_shape_file(SHAPES / f"{name}.txt", "conv2d")
+
+
+def _scaling(options: argparse.Namespace, console: Console) -> int:
+    from . import scaling  # which needs onnx
+
+    counts = sorted({1, *options.threads})
+    there = [count for count in counts if count <= len(machine.affinity())] if options.measure else []
+    to = scaling.shared(None if options.bandwidth is None else options.bandwidth * 1e9)
+    layers_of = [(problem, options.layout, counts, there, to) for name in options.lists for problem in _listed(name)]
+    rows = [scaling.of_layer(*given) for given in track(layers_of, "layers", console=console)]
+    rows += [scaling.of_network(name, counts, there, to) for name in options.networks]
+    console.print(scaling.table(rows))
+    return 0
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:

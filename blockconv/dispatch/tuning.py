@@ -158,8 +158,10 @@ def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def runner(primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int) -> Callable[[], None]:
-    """What runs a prepared convolution or pool of floats once on one thread, on buffers of its own."""
+def runner(
+    primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int, threads: int = 1
+) -> Callable[[], None]:
+    """What runs a prepared convolution or pool of floats once, on buffers of its own."""
     source, output = (itemsize * lay.size(shape) for lay, shape in ((src, problem.src_shape), (dst, problem.dst_shape)))
     sizes = [source, output]
     if primitive.weights is not None:
@@ -167,16 +169,16 @@ def runner(primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsiz
         packed = itemsize * form.layout.size(problem.grouped_wei_shape)
         weights = form.transform.nbytes(problem) if form.transform else packed
         sizes = [source, weights, itemsize * form.bias * groups, output, output, PARAMETERS]
-    return program_runner(primitive.ops(), sizes)
+    return program_runner(primitive.ops(), sizes, threads)
 
 
-def program_runner(ops: Sequence[Op], nbytes: Sequence[int]) -> Callable[[], None]:
-    """What runs ops once on one thread, on buffers of these sizes."""
+def program_runner(ops: Sequence[Op], nbytes: Sequence[int], threads: int = 1) -> Callable[[], None]:
+    """What runs ops once, on buffers of these sizes."""
     buffers = [filled(size) for size in nbytes]
     program, addresses = Program(ops), [address_of(buffer) for buffer in buffers]
 
     def run(held: object = buffers) -> None:
-        program.run(addresses, 1)
+        program.run(addresses, threads)
 
     return run
 

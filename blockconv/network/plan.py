@@ -26,6 +26,7 @@ from blockconv.network.planning.planned import (
     Chooser,
     Layouts,
     Options,
+    Planned,
     Planner,
     chosen_by,
     plan_layouts,
@@ -319,6 +320,11 @@ class Plan:
     def actions(self) -> tuple[Action, ...]:
         """What the plan does, in order, for the sizes that it was compiled for."""
         return self._first.schedule.actions
+
+    @property
+    def planned(self) -> Planned:
+        """What was chosen, for the sizes that the plan was compiled for: candidates, and the solution among them."""
+        return self._first.planned
 
     @property
     def reorders(self) -> tuple[Action, ...]:
