@@ -39,8 +39,8 @@ def test_memory_is_shared_by_all_threads() -> None:
 
 def test_a_layer_is_cut_for_its_threads() -> None:
     """What is predicted for one thread is the kernel's cost; more threads take no longer."""
-    problem, layout = Conv2dProblem(1, 16, 8, 8, 16, 1, 1), Layout("NCHW16")
+    problem, layout = Conv2dProblem(1, 64, 56, 56, 64, 1, 1), Layout("NCHW16")
     times = [seconds(scaling.layer(problem, layout, threads), threads, FREE) for threads in (1, 2, 4)]
-    assert times[0] > times[1] >= times[2] > 0
+    assert times[0] > 1.5 * times[1] > 2 * times[2] > 0
     row = scaling.table([("layer", {1: 2e-6, 2: 1e-6}, {1: 4e-6, 2: 2.5e-6})])
     assert "25%" in str(row.caption)
