@@ -98,7 +98,7 @@ def test_int8_values_and_one_scale_for_a_layer(network: bc.Network, made: Any) -
     stem: Any = kinds(found)["stem"]
     assert stem.dtype == "int8"
     assert stem.dst.zero_point == -128
-    assert len(set(stem.wei.scale.reshape(-1).tolist())) == 1
+    assert stem.wei.scale.ndim == 0
 
 
 def test_quantization_of_a_range() -> None:
