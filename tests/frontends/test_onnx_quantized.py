@@ -176,7 +176,7 @@ def test_an_op_gives_what_onnx_runtime_gives(name: str) -> None:
 @pytest.fixture(scope="module")
 def small() -> tuple[Any, bc.Network]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        warnings.simplefilter("error", bc.SlowPathWarning)  # all of it has kernels of integers
         proto = small_network().proto("out")
         return proto, bc.load_onnx(proto)
 
@@ -196,16 +196,18 @@ def test_a_network_gives_what_onnx_runtime_gives(small: tuple[Any, bc.Network]) 
 
 
 def test_what_is_fused(small: tuple[Any, bc.Network]) -> None:
-    """Every convolution stores integers, the pool of maxima and the reshape take them."""
+    """All between the first node and the last is of integers."""
     fused = fuse(small[1])
+    assert [node.op for node in fused.nodes if fused.tensors[node.output].dtype == np.float32] == ["dequantize"]
+    assert [node.op for node in fused.nodes].count("quantize") == 1
+    assert [node.op for node in fused.nodes].count("requantize") == 2, "the parts of the concatenation"
     convs = [node for node in fused.nodes if node.op == "conv2d"]
     assert len(convs) == 4
     assert all(isinstance(c.attributes, ops.QuantizedConv2d) and c.attributes.dtype == "uint8" for c in convs)
     assert [c.attributes.activation.name for c in convs] == ["relu", "relu", "none", "none"]
-    moved = [n for n in fused.nodes if n.op == "reshape" or getattr(n.attributes, "kind", "") == "max"]
-    assert len(moved) == 2
-    assert all(fused.tensors[n.output].dtype == np.uint8 for n in moved)
-    assert len(fused.nodes) < len(small[1].nodes)
+    added, averages = ([n.attributes for n in fused.nodes if n.op == op] for op in ("binary", "pool2d"))
+    assert isinstance(added[0], ops.Quantized)
+    assert [type(a) for a in averages] == [ops.Pool2d, ops.Quantized, ops.Quantized]
 
 
 def test_a_plan_gives_the_bits_of_evaluate_and_loads_again(small: tuple[Any, bc.Network], tmp_path: Any) -> None:
