@@ -8,6 +8,7 @@ rounded once to the destination's type.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import conv_oracle
@@ -49,15 +50,20 @@ def check(descriptor, pair, number, kind="floats", memory=None, threads=2, speci
 
     pair: layouts. number: of `KINDS`. kind: as `data` has it. name: of the one row that is to be run.
     """
-    p, (src, dst), options = read(descriptor), pair, KINDS[number % len(KINDS)]
-    given, act = data(p, kind, specials=specials, **options), options.get("act")
+    p, options = read(descriptor), KINDS[number % len(KINDS)]
+    given = data(p, kind, specials=specials, **options)
+    check_data(descriptor, pair, given, options.get("act"), kind == "integers", memory, threads, name)
+
+
+def check_data(descriptor, pair, given, act=None, exact=True, memory=None, threads=2, name=""):
+    p, (src, dst) = read(descriptor), pair
     taken = [row for row in rows(p, src, dst, given.types) if name in ("", row.name)]
     assert taken
     for row in taken:
         out = run(row, p, src, dst, given, act, threads, memory)
         offsets, _ = places(dst, p.dst_shape)
-        where = f"{row.name} {src} -> {dst} {descriptor} {kind} {options}"
-        hold(given, out[offsets], p, act, kind == "integers" and act != "tanh", where)
+        where = f"{row.name} {src} -> {dst} {descriptor} {given.types} {act}"
+        hold(given, out[offsets], p, act, exact and act != "tanh", where)
         tail = np.ones(out.shape, bool)
         tail[offsets] = False
         assert not out[tail].view(f"u{out.itemsize}").any(), f"{where}: the padding is not zero"
@@ -160,6 +166,20 @@ def test_what_is_no_number_goes_where_the_definition_sends_it():
     """Beside it are paddings of NaN (`stored`), and neighbours in an element of two channels."""
     for number in range(3):
         check(ODD, ROUND[number], number, "integers", specials=True)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("descriptor", [ODD, "mb1ic7ih3iw5oc19kh1kw1"])
+def test_the_last_of_an_odd_number_of_channels_stands_alone(descriptor):
+    """An infinity in it, and NaN in what lies beside it: the next pixel's first channel, or the source's padding."""
+    p = read(descriptor)
+    given = data(p, "integers", "bfloat16")
+    given.x[0, -1, 1, 2], given.x[0, 0, 1, 3] = np.inf, np.nan
+    pads = (p.ph, p.ph_r), (p.pw, p.pw_r)
+    sums = conv_oracle.conv2d(given.x, given.w, given.bias, pads=pads)
+    assert np.isinf(sums).any()
+    for src in ("NCHW", "NHWC", "NCHW16"):
+        check_data(descriptor, (src, "NHWC"), dataclasses.replace(given, sums=sums, wanted=sums))
 
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mprotect")
