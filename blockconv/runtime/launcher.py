@@ -236,7 +236,7 @@ class Program:
             return
         if threads is None:
             threads = get_num_threads()
-        workers, pool = min(threads, self.width), None
+        workers, pool = (threads if threads < self.width else self.width), None  # `min` takes longer
         if workers > 1:
             pool = pools.current()
             if pool.launch is None:

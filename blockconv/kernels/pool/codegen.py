@@ -197,6 +197,7 @@ class WindowRun(NamedTuple):
     dst: Any
     scale: Any  # address of what a sum is multiplied by
     mask: Any  # address of zero bits for channels that do not exist
+    last: Any  # from the first vector to the last, which may overlap the one before, in bytes
     integers: Any  # address of the `PoolQuantization`
 
 
@@ -210,6 +211,7 @@ def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
     def window(builder: Any, run: WindowRun) -> None:
         e = Reducer(builder, reduction, run.integers)
         at = cgutils.alloca_once(builder, I64)
+        offsets = [*(const(v * e.lanes * e.memory.itemsize) for v in range(vectors - 1)), run.last]
         parts = (unroll, builder.sdiv(run.cols, const(unroll))), (1, builder.srem(run.cols, const(unroll)))
 
         def compute() -> _Vectors:
@@ -221,8 +223,8 @@ def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
                     with cgutils.for_range(builder, count):
                         here = builder.load(at)
                         for c in range(width):
-                            for v in range(vectors):
-                                address = e.plus(e.after(here, c, run.col_step), v * e.lanes)
+                            for v, offset in enumerate(offsets):
+                                address = builder.add(e.after(here, c, run.col_step), offset)
                                 e.accumulate(slots[c * vectors + v], e.read(address))
                         builder.store(e.after(here, width, run.col_step), at)
                 for i, slot in enumerate(slots):
@@ -230,9 +232,9 @@ def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
             return [builder.load(slot) for slot in totals]
 
         def store(values: _Vectors) -> None:
-            for v, value in enumerate(values):
-                mask = e.plus(run.mask, v * e.lanes)
-                e.store_result(value, e.plus(run.dst, v * e.lanes), e.scale(run.scale), mask)
+            for offset, value in zip(offsets, values, strict=True):
+                dst, mask = (builder.add(x, offset) for x in (run.dst, run.mask))
+                e.store_result(value, dst, e.scale(run.scale), mask)
 
         e.guarded(compute, store)
 

@@ -9,7 +9,7 @@ from blockconv.kernels.pool.blocking import Blocking, all_taps
 from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, pool_rates
 
 __all__ = [
-    "WIDTHS",
+    "MOST_VECTORS",
     "Counts",
     "apart_counts",
     "bin_counts",
@@ -18,6 +18,7 @@ __all__ = [
     "line_counts",
     "plane_counts",
     "reference_cost",
+    "together",
     "window_counts",
 ]
 
@@ -33,8 +34,15 @@ class Counts(NamedTuple):
     loads: float
 
 
-WIDTHS = 8, 4, 2, 1  # vectors of a pixel that `pool_windows` reduces together
+MOST_VECTORS = 8  # of a pixel, that `pool_windows` reduces together
 Counted = Callable[[Blocking], Counts]
+
+
+def together(b: Blocking) -> int:
+    """Vectors of a pixel that `pool_windows` reduces together: many that divide them all, or for the fewest passes."""
+    needed = -(-b.view.inner // b.lanes)
+    passes = -(-needed // MOST_VECTORS)
+    return next((k for k in range(MOST_VECTORS, MOST_VECTORS // 2 - 1, -1) if needed % k == 0), -(-needed // passes))
 
 
 def _vectors(b: Blocking, columns: int) -> int:
@@ -57,8 +65,7 @@ def window_counts(b: Blocking) -> Counts:
 def apart_counts(b: Blocking) -> Counts:
     """The same of kernels that reduce the vectors of a pixel together, which take no longer than one of them."""
     p = b.problem
-    together = next(count for count in WIDTHS if count * b.lanes <= b.view.inner or count == 1)
-    row = p.ow * -(-b.view.inner // (together * b.lanes))
+    row = p.ow * -(-b.view.inner // (together(b) * b.lanes))
     return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
 
 

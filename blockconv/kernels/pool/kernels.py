@@ -284,11 +284,12 @@ def pool_tiles(operation, element, lanes, masked, *tile):
 def pool_windows(operation, element, lanes, masked, vectors, unroll):
     """A task is rows of outputs, or some channels of them; each output by itself, whatever its window's size.
 
-    `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time.
+    `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time. What is left at
+    the end is reduced as whole vectors, with some of the channels before.
     """
     reduction = Reduction(operation, element, lanes, masked)
     itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes
-    several, one = reduce_window(reduction, vectors, unroll), reduce_window(reduction, 1, 4)
+    reduce = reduce_window(reduction, vectors, unroll)
 
     def kernel(args, first, last, scratch):
         a = WindowsArgs(args)
@@ -304,18 +305,12 @@ def pool_windows(operation, element, lanes, masked, vectors, unroll):
                 for ow in range(a.ow):
                     column, cols = window_column(a, ow)
                     src, dst, scale = row.src + column * s_col, row.dst + ow * d_col, row.scales + ow * held_bytes
-                    i = i_first
-                    while i + width <= i_last:
-                        at = i * itemsize
+                    for i in range(i_first, i_last, width):
+                        first_of = max(0, min(i, inner - width))
+                        at = first_of * itemsize
                         m = plane.mask + at % period if masked else 0
-                        several(WindowRun(src + at, row.rows, row_step, cols, col_step, dst + at, scale, m, words))
-                        i += width
-                    while i < i_last:
-                        i = min(i, inner - lanes)
-                        at = i * itemsize
-                        m = plane.mask + at % period if masked else 0
-                        one(WindowRun(src + at, row.rows, row_step, cols, col_step, dst + at, scale, m, words))
-                        i += lanes
+                        where = src + at, row.rows, row_step, cols, col_step, dst + at
+                        reduce(WindowRun(*where, scale, m, (min(width, inner) - lanes) * itemsize, words))
 
     return kernel
 

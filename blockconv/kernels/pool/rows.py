@@ -45,7 +45,7 @@ from blockconv.kernels.pool.blocking import (
     tile_pixels,
     windows,
 )
-from blockconv.kernels.pool.costs import WIDTHS, cost, reference_cost
+from blockconv.kernels.pool.costs import MOST_VECTORS, cost, reference_cost, together
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reference import reference_op
 from blockconv.kernels.pool.shuffles import pool_shuffles
@@ -137,12 +137,11 @@ def _why_not_windows(b: Blocking) -> Reason:
 
 
 def _windows(b: Blocking) -> Op:
-    p, v, lanes, masked = b.problem, b.view, b.lanes, b.reduction.masked
-    vectors = next(k for k in WIDTHS if k == 1 or k * lanes <= (v.period if masked else v.inner))
+    p, v, lanes, vectors = b.problem, b.view, b.lanes, together(b)
     split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
-    # A last vector that is moved back would lie in two tasks, and be summed in two orders.
-    if tasks < 4 * b.threads and v.inner % lanes == 0:
-        width = vectors * lanes
+    # Vectors that are moved back would lie in two tasks.
+    width = vectors * lanes
+    if tasks < 4 * b.threads and v.inner % width == 0:
         wanted = min(v.inner // width, -(-4 * b.threads // tasks))
         split = -(-(v.inner // width) // wanted) * width
         splits = -(-v.inner // split)
@@ -154,7 +153,7 @@ def _windows(b: Blocking) -> Op:
         row_bytes = cols * args.s_col
         args = args._replace(s_row=row_bytes, row_step=row_bytes, col_step=args.s_col)
         h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
-    kernel = pk.pool_windows(*b.reduction, vectors, 8 // vectors)
+    kernel = pk.pool_windows(*b.reduction, vectors, MOST_VECTORS // vectors)
     return _op(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
 
 
