@@ -95,8 +95,7 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
             steps.begin(f"timing the kernels of {options.model}")
             compile(read_model("tune", options), measure=True)
     console.print(
-        f"times over those that rows predict: convolutions {found.compute:.2f}, what moves memory {found.memory:.2f}; "
-        "kept with the compiled kernels",
+        f"times over those that rows predict: convolutions {found.compute:.2f}, what moves memory {found.memory:.2f}",
         highlight=False,
     )
     if options.model is not None:

@@ -1,9 +1,8 @@
-"""Costs that were measured and are kept: how far this machine is from the one that rows predict for; kernels' times."""
+"""What was measured here: how far this machine is from what rows predict; kernels' times, which are kept."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import time
@@ -29,7 +28,6 @@ __all__ = [
     "Machine",
     "calibrate",
     "key",
-    "machine",
     "nothing",
     "program_runner",
     "read_costs",
@@ -45,26 +43,12 @@ BUDGET = 0.02  # seconds that a measurement goes on for at most, once it has LEA
 class Machine(NamedTuple):
     """Times here over times on the machine that rows predict for: of convolutions, and of what moves memory."""
 
-    compute: float = 1.0
-    memory: float = 1.0
-
-    def scale(self, op: str) -> float:
-        """What a row's cost is to be multiplied by."""
-        return self.compute if op == "conv2d" else self.memory
-
-
-@functools.cache
-def machine() -> Machine:
-    """As `calibrate` found it, on this machine and with these kernels; else as rows have it."""
-    found = kept.read("machine")
-    try:
-        return Machine(float(found["compute"]), float(found["memory"]))
-    except (KeyError, TypeError, ValueError):
-        return Machine()
+    compute: float
+    memory: float
 
 
 def calibrate() -> Machine:
-    """Measure a convolution and a large copy on one thread, and keep what came out. Takes under a second."""
+    """Measure a convolution and a large copy on one thread. Takes under a second, and changes no choice and no bit."""
     p, lay = Conv2dProblem(1, 64, 56, 56, 64, 3, 3, ph=1, pw=1), Layout("NCHW16")
     direct = named("conv2d", "conv_direct").prepare(p, lay, lay, Types.all("float32"))
     sizes = [4 * n for n in (lay.size(p.src_shape), direct.form.layout.size((1, 64, 64, 3, 3)), direct.form.bias)]
@@ -74,10 +58,7 @@ def calibrate() -> Machine:
     moved = ReorderProblem((size,), line.name, line.name, 4)
     copy = named("reorder", "reorder_copy").prepare(moved, line, line, Types.bits(4))
     copied = seconds_of(copy.ops(), [4 * size, 4 * size], 1)
-    found = Machine(taken / direct.seconds, copied / copy.seconds)
-    kept.write("machine", found._asdict())
-    machine.cache_clear()
-    return found
+    return Machine(taken / direct.seconds, copied / copy.seconds)
 
 
 # ---------------------------------------------------------------- tables of costs

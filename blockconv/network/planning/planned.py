@@ -273,12 +273,12 @@ def _predicted(network: Network, costs: Mapping[str, float], taken: Taken, probl
         known = costs.get(tuning.key(taken.row, problem, taken.src, taken.dst, types, 1))
         if known is not None:
             return known
-    return taken.seconds * tuning.machine().scale(taken.row.op)
+    return taken.seconds
 
 
 def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[str, Layout, Layout], float]:
     """Bytes at the speed of memory; nothing where the bytes are the same; a user's own by `reorder_key`."""
-    scale, tensors = tuning.machine().memory, network.tensors  # not the network, whose weights a plan may give up
+    tensors = network.tensors  # not the network, whose weights a plan may give up
 
     @functools.cache
     def cost(name: str, src: Layout, dst: Layout) -> float:
@@ -286,7 +286,7 @@ def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[st
         if src != dst and same_bytes(tensor.shape, src, dst):
             return 0.0
         moved = tensor.dtype.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
-        return costs.get(reorder_key(tensor.shape, src, dst), (2e-6 + moved / 25e9) * scale)
+        return costs.get(reorder_key(tensor.shape, src, dst), 2e-6 + moved / 25e9)
 
     return cost
 
