@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, store_bits
 
-__all__ = ["copy_bytes", "copy_pixels", "gather_blocks", "scatter_blocks"]
+__all__ = ["copy_bytes", "copy_pixels", "fill_bytes", "gather_blocks", "scatter_blocks"]
 
 
 @inline
@@ -89,3 +89,13 @@ def scatter_blocks(dst, src, size, block, stride):
     whole = size // block
     copy_pixels(dst, src, whole, stride, block, block)
     copy_bytes(dst + whole * stride, src + whole * block, size - whole * block)
+
+
+@inline
+def fill_bytes(dst, size, fill):
+    """Write `size` bytes, each as the low byte of `fill`, whose four low bytes are equal."""
+    whole = size & ~3
+    for at in range(0, whole, 4):
+        store_bits(dst + at, fill, 4)
+    for at in range(whole, size):
+        store_bits(dst + at, fill, 1)

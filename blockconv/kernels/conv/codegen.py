@@ -10,29 +10,19 @@ from llvmlite import ir
 from blockconv.core.types import ElementType, element
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, load_bits, move, pointer, store_bits, transpose
+from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
     "Planes",
     "byte_converter",
-    "fill_bytes",
     "half_widener",
     "interleave_four",
     "interleave_two",
     "line_packer",
     "pixel_filler",
 ]
-
-
-@inline
-def fill_bytes(dst, size, fill):
-    """Write `size` bytes, each as the low byte of `fill`, whose four low bytes are equal."""
-    whole = size & ~3
-    for at in range(0, whole, 4):
-        store_bits(dst + at, fill, 4)
-    for at in range(whole, size):
-        store_bits(dst + at, fill, 1)
 
 
 @functools.cache

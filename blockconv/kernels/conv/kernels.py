@@ -13,10 +13,10 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel, copy_memory
+from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.microkernel import LINE, TileRecord
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import fill_bytes
 from blockconv.kernels.conv.packing import source_offset
 
 __all__ = ["conv_tiles", "scatter_tile"]

@@ -6,13 +6,13 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, move, move_part, prefetch, store_bits
+from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import (
     Planes,
     byte_converter,
-    fill_bytes,
     half_widener,
     interleave_four,
     interleave_two,

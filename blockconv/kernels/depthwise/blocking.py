@@ -23,9 +23,23 @@ MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
-# In vector operations: what a position of bytes takes to be interleaved, and a vector of them to be finished; and how
-# long one takes, in multiply-adds, of which half as many can be issued. Measured on AVX-512.
-_INTERLEAVED, _FINISHED, _ISSUED = 8, 26, 0.7
+# In vector operations: what a position of bytes takes to be interleaved, a vector of them to be finished, and to be
+# packed; and how long one takes, in multiply-adds, of which half as many can be issued. Measured on AVX-512.
+_INTERLEAVED, _FINISHED, _PACKED, _ISSUED = 8, 26, 16, 0.7
+WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
+
+
+class Packed(NamedTuple):
+    """How rows of pixels are packed, in bytes: a phase of a row, a row, the row that it is made of, a window's rows.
+
+    rows: of the destination, that are computed of a window.
+    """
+
+    phase: int
+    pitch: int
+    line: int
+    window: int
+    rows: int
 
 
 class ChannelRun(NamedTuple):
@@ -44,6 +58,7 @@ class Blocking:
     pixel: elements of a pixel that lie together. runs: the output channels of each entry of the table.
     wei_block: source channels of a block of weights; 0 where there is one block. span: entries of the table that a task
     takes at the least. dot: the multiply-accumulate. joined: taps of the loop axis, which it takes several of at once.
+    shuffled: as in `TileSpec`.
     """
 
     lanes: int
@@ -68,6 +83,7 @@ class Blocking:
     span: int
     dot: Dot = MULTIPLY_ADD
     joined: int = 0
+    shuffled: int = 0
 
     def flops(self, problem: Conv2dProblem) -> int:
         """Of whole tiles."""
@@ -85,16 +101,36 @@ class Blocking:
         """Groups of taps of the loop axis, each multiplied at once."""
         return -(-self.joined // self.dot.channels)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows of pixels are packed."""
+        return self.columns > 0 and not self.masks
+
+    def packed(self, problem: Conv2dProblem, rows: int) -> Packed:
+        """Of tasks of so many rows."""
+        p, s = problem, self.columns
+        vectors = -(-p.ow * self.pixel // (self.loops * self.lanes)) * self.loops
+        taps = self.groups * self.dot.channels  # of which the last may have no weights, and are read all the same
+        reach = vectors * self.lanes + ((taps - 1) * p.dw // s + 1) * self.pixel
+        given = (p.pw + p.iw) * self.pixel
+        phase = -(-max(reach, -(-given // s)) // self.lanes) * self.lanes + (self.lanes if self.shuffled else 0)
+        pitch, halo = s * phase, (p.kh - 1) * p.dh + 1
+        tiles = max(1, (WINDOW // pitch - halo) // p.sh // self.unrolled)
+        rows = min(tiles, -(-rows // self.unrolled)) * self.unrolled
+        return Packed(phase, pitch, pitch if s > 1 else 0, ((rows - 1) * p.sh + halo) * pitch, rows)
+
     def seconds(self, problem: Conv2dProblem) -> float:
         """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""
         taps = problem.kh * problem.kw // self.joined
         span = (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
         read = span / self.unrolled if self.taps else taps  # positions for each output
         products = PARTS * self.groups * taps * (1 if self.dot.channels == PARTS else 2)
-        # Bytes are masked one by one where there are no masks of them, and gathered from several vectors.
-        masked = (self.masked or self.columns) * min(self.joined, self.dot.channels)
-        loads = 0 if not masked else masked * (2 if target.isa().name == "avx512" else self.lanes)
-        each = products + self.groups * read * (_INTERLEAVED + loads * max(1, self.columns)) + _FINISHED
+        # Masks take as long as loads, and so do shuffles of several vectors; without masks bytes are read one by one.
+        each_mask = 2 * max(1, self.columns) - 1 if target.isa().name == "avx512" else self.lanes
+        is_masked = self.masked > 0 or (self.columns > 0 and self.masks > 0)
+        loads = is_masked * min(self.joined, self.dot.channels) * each_mask
+        interleaved = PARTS if self.shuffled else _INTERLEAVED
+        each = products + self.groups * read * (interleaved + loads) + _FINISHED + _PACKED * self.is_packed
         outputs = self.flops(problem) / (2 * self.lanes * problem.kh * problem.kw)
         return outputs * each * _ISSUED * fma_seconds(self.lanes // PARTS, 4)
 
@@ -148,8 +184,16 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> 
     if not taken:
         return next(at for at in found if isinstance(at, str))
     dot = dot_for(types)
-    whole_taps = [replace(at, dot=dot, joined=problem.kw if at.columns else problem.kh) for at in taken]
-    return min(whole_taps, key=lambda at: at.seconds(problem))
+    joined = [_joined(problem, at, dot) for at in taken]
+    return min(joined, key=lambda at: at.seconds(problem))
+
+
+def _joined(problem: Conv2dProblem, at: Blocking, dot: Dot) -> Blocking:
+    """With several taps of the loop axis to a lane."""
+    p = problem
+    step = p.dw * at.pixel
+    within = at.is_packed and at.columns == 1 and at.taps and p.oc == p.ic and 3 + (dot.channels - 1) * step < 16
+    return replace(at, dot=dot, joined=p.kw if at.columns else p.kh, shuffled=step if within else 0)
 
 
 def _is_sound(problem: Conv2dProblem, at: Blocking) -> bool:
@@ -185,7 +229,7 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
         tiling, loops = _tiles_of_pixels(p, _outputs(types))
         masked = int(pixel < lanes)
         return Blocking(lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=1)
-    return _over_pixels(p, lanes, s.length, batched, runs, _outputs(types))
+    return _over_pixels(p, lanes, s.length, batched, runs, types)
 
 
 def _is_batched(at: Geometry, images: int, itemsize: int) -> bool:
@@ -204,16 +248,18 @@ def _over_pixels(
     block: int,
     batched: bool,
     runs: tuple[ChannelRun, ...],
-    outputs: tuple[int, int],
+    types: Types,
 ) -> Blocking | str:
-    """Vectors along a row, of pixels that repeat a block's channels. outputs: (most, least) of a tile."""
-    p, isa, (most, least) = problem, target.isa(), outputs
+    """Vectors along a row, of pixels that repeat a block's channels."""
+    p, isa, (most, least) = problem, target.isa(), _outputs(types)
     pixel = block * (p.n if batched else 1)
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"a vector of {lanes} elements cannot be made of pixels of {pixel}, {p.sw} apart"
-    tiling = _tiling(_Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
+    axis = _Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
+    packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
+    tiling = _tiling_packed(axis, most) if packed else _tiling(axis, most)
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
-    masks = 1 if isa.name == "avx512" or not tiling.taps else 2
+    masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
     return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
 
@@ -314,6 +360,13 @@ def _tiling(axis: _Axis, most: int) -> _Tiling:
         return best[1]
     count = -(-axis.out // most)
     return _Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)
+
+
+def _tiling_packed(axis: _Axis, most: int) -> _Tiling:
+    """The unrolled axis where rows outside are packed as those inside: there are no edges."""
+    outputs = min(range(1, min(most, axis.out) + 1), key=lambda k: (-(-axis.out // k) * (k + 1.0), -k))
+    known = (axis.taps, axis.stride, axis.dilation) if axis.taps <= MOST_TAPS else (0, 0, 0)
+    return _Tiling(outputs, *known, 0, 0, 1)
 
 
 def _edges(axis: _Axis, outputs: int) -> tuple[int, int, int] | None:

@@ -27,7 +27,7 @@ from blockconv.kernels.common.requantize import FLOAT32
 from blockconv.kernels.common.unpacked import PARTS
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
-__all__ = ["Axis", "FloatTile", "Loader", "TileRun", "TileSpec", "times"]
+__all__ = ["Axis", "FloatTile", "Loader", "TileRun", "TileSpec", "chosen", "times"]
 
 
 class TileSpec(NamedTuple):
@@ -40,15 +40,17 @@ class TileSpec(NamedTuple):
     of this stride and dilation; taps is 0 where these and the edges are known at run time only. begin, end: how far
     the first tile and the last reach over the edge, in positions. edges: 1, there is one tile along the axis; 3, there
     are inner ones, the first, the last.
-    masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant.
+    masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant; 0, none is,
+    as rows are packed with their padding.
     store_width: contiguous destination channels, which one store writes. act: an `ActivationKind`. permute: lanes of
     the source are permuted, as several channels of the destination read one. masked: 1, vectors may end past a pixel's
     elements; 2, or past a block's channels, and then with its weights.
 
     Of a source of floats of 16 bits, src is the code of its type, and dst as in `Tile`; weights are float32. Of one of
     bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
-    multiply-accumulate, which takes several taps of the loop axis at once, and joined the taps of that axis; dst and
-    away as in `Tile`, but that dst may be float32.
+    multiply-accumulate, which takes several taps of the loop axis at once, and joined the taps of that axis; shuffled
+    the elements from one to the next, where all are found within each 16 bytes, else 0; dst and away as in `Tile`, but
+    that dst may be float32.
     """
 
     element: int
@@ -73,6 +75,7 @@ class TileSpec(NamedTuple):
     src: int = 0
     dot: int = 0
     joined: int = 0
+    shuffled: int = 0
     dst: int = 0
     away: int = 0
 
@@ -105,8 +108,15 @@ class TileSpec(NamedTuple):
         return src if src.is_half else None
 
     @property
+    def is_packed(self) -> bool:
+        """Whether rows of pixels are read where they are packed, with padding."""
+        return bool(self.columns and not self.masks)
+
+    @property
     def variants(self) -> list[tuple[int, int, int]]:
         """(begin, end, whether loads along pixels are masked) of each variant, in the order of `TileRun.variant`."""
+        if self.is_packed:
+            return [(0, 0, 0)]
         edges = [(self.begin, self.end)] if self.edges == 1 else [(0, 0), (self.begin, 0), (0, self.end)]
         masks = [1] if self.masks == 1 else [0, 1]
         return [(*edge, mask) for edge in edges for mask in masks]
@@ -301,6 +311,17 @@ class FloatTile:
 # ---------------------------------------------------------------- loads
 
 
+def chosen(builder: Any, parts: list[Any], inner: int, phase: int = 0) -> Any:
+    """Of as many neighbouring vectors, every that many'th pixel of `inner` elements, from number `phase` on."""
+    lanes = parts[0].type.count
+    sources = [((k // inner) * len(parts) + phase) * inner + k % inner for k in range(lanes)]
+    value = ir.Constant(parts[0].type, ir.Undefined)
+    for j, part in enumerate(parts):
+        taken = [lanes + at - j * lanes if at // lanes == j else k for k, at in enumerate(sources)]
+        value = shuffle(builder, value, part, taken)
+    return value
+
+
 class Loader:
     """Loads of source vectors, as what is computed with.
 
@@ -321,19 +342,9 @@ class Loader:
         for j, mask in enumerate(self.masks):
             part = v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask)
             parts.append(part if mask is None or self.border is None else v.b.select(mask, part, self.border))
-        value = parts[0] if len(parts) == 1 else self.chosen(parts)
+        value = parts[0] if len(parts) == 1 else chosen(v.b, parts, self.spec.inner)
         value = self.permuted(value) if self.spec.permute else value
         return widened(self.wide, self.spec.half, value) if self.spec.half else value
-
-    def chosen(self, parts: list[Any]) -> Any:
-        """Of neighbouring vectors, every `columns`-th pixel."""
-        lanes, inner = self.spec.lanes, self.spec.inner
-        sources = [(k // inner) * len(parts) * inner + k % inner for k in range(lanes)]
-        value = ir.Constant(parts[0].type, ir.Undefined)
-        for j, part in enumerate(parts):
-            taken = [lanes + at - j * lanes if at // lanes == j else k for k, at in enumerate(sources)]
-            value = shuffle(self.v.b, value, part, taken)
-        return value
 
     def permuted(self, value: Any) -> Any:
         """The lanes that the indices of `permutation` name. (LLVM makes one instruction of it.)"""

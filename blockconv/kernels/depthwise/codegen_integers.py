@@ -5,9 +5,12 @@ it over channels, is one over taps here. The taps are those of the loop axis, wh
 interleaved element by element (`unpacked.py`); what was interleaved serves every tap of the unrolled axis. Weights are
 packed likewise, [tap of the unrolled axis] within [group of taps of the loop axis] or the other way round, [lane][tap
 of the group], as are biases and scales: in the order of the lanes, or, where a block of few channels repeats, once.
+Taps that lie within 16 bytes of each other, in rows of few channels a pixel, are shuffled from one load.
 
-Signed bytes are read as unsigned, with 128 more. Padding is the zero point, along the unrolled axis as in a tile of
-floats; along the loop axis rows outside are read from memory that holds it, and lanes masked off are set to it.
+Signed bytes are read as unsigned, with 128 more. Padding is the zero point. Where vectors run over channels, it is
+known along the unrolled axis as in a tile of floats, and along the loop axis rows outside are read from memory that
+holds it. Where they run over pixels, lanes masked off are set to it, or, where there are no masks of bytes, rows are
+packed with it (`kernels_packed.py`).
 """
 
 from __future__ import annotations
@@ -114,19 +117,29 @@ class IntegerTile(FloatTile):
         wei = b.add(self.run.wei, b.mul(number, self.loop.wei_step))
         first = b.mul(number, const(self.dot.channels))
         for q in range(spec.loops):
-            rows = [self.row(b.add(first, const(k)), q, variant[2]) for k in range(taps)]
+            rows = [self.row(b.add(first, const(k)), q) for k in range(taps)]
             self.feed_rows(variant, rows, wei, self.slots(q))
 
-    def row(self, tap: Any, q: int, masked: int) -> tuple[Any, Any, Loader]:
-        """(address of the first position, bytes to the next, loader) of a tap of the loop axis."""
+    def row(self, tap: Any, q: int) -> tuple[Any, Any, Loader]:
+        """(address of the first position, bytes to the next, loader) of a tap of the loop axis.
+
+        Packed rows of pixels are in phases, one for each pixel of a stride; `size` is the bytes of one, and `src_step`
+        those of a pixel.
+        """
         b = self.b
+        loader, step, run = Loader(self.bytes, self.spec, self.run), self.unrolled.src_step, self.run
+        if self.spec.is_packed:
+            ahead, columns = b.mul(tap, self.loop.dilation), const(self.spec.columns)
+            phase, pixels = b.urem(ahead, columns), b.udiv(ahead, columns)
+            at = b.add(b.mul(phase, self.loop.size), b.mul(pixels, self.loop.src_step))
+            return b.add(run.src, b.add(at, const(q * self.spec.lanes))), step, loader
         ahead, position = self.position(tap, q)
-        at, step = b.add(self.run.src, b.mul(ahead, self.loop.src_step)), self.unrolled.src_step
+        at = b.add(run.src, b.mul(ahead, self.loop.src_step))
         if self.spec.columns:
-            return at, step, Loader(self.bytes, self.spec, self.run, self.pixels(position, masked), self.border)
+            return at, step, Loader(self.bytes, self.spec, run, self.pixels(position, 1), self.border)
         inside = b.icmp_unsigned("<", position, self.loop.size)
-        at, step = b.select(inside, at, self.run.zeros), b.select(inside, step, const(0))
-        return at, step, Loader(self.bytes, self.spec, self.run)
+        at, step = b.select(inside, at, run.zeros), b.select(inside, step, const(0))
+        return at, step, loader
 
     def feed_rows(
         self, variant: tuple[int, int, int], rows: list[tuple[Any, Any, Loader]], wei: Any, slots: list[list[Any]]
@@ -142,7 +155,7 @@ class IntegerTile(FloatTile):
                 if position > before:
                     at = [b.add(x, times(b, step, position - before)) for x, step in zip(at, steps, strict=True)]
                 before = position
-                x = self.joined([loader.load(x) for x, (_, _, loader) in zip(at, rows, strict=True)])
+                x = self.read(at, rows)
             else:
                 outside = x = outside or self.joined([self.border] * len(rows))
             # Loaded where they are used: held, they would be spilled.
@@ -153,6 +166,24 @@ class IntegerTile(FloatTile):
     def accumulate(self, slots: list[Any], x: list[Any], weights: list[Any]) -> None:
         for slot, part, weight in zip(slots, x, weights, strict=True):
             self.b.store(multiply_accumulate(self.v, self.spec.dot, part, weight, self.b.load(slot)), slot)
+
+    def read(self, at: list[Any], rows: list[tuple[Any, Any, Loader]]) -> list[Any]:
+        """The parts of a position, whose taps of the loop axis are at these addresses."""
+        if not self.spec.shuffled:
+            return self.joined([loader.load(x) for x, (_, _, loader) in zip(at, rows, strict=True)])
+        b, each = self.b, 4 // self.dot.itemsize
+        taken, zero = [], self.spec.lanes
+        for lane in range(self.spec.lanes // PARTS):
+            first = lane // 4 * 16 + lane % 4
+            for t in range(each):
+                taken.append(first + t * self.spec.shuffled if t < len(rows) else zero)
+                taken += [zero] * (self.dot.itemsize - 1)
+        found = []
+        for j in range(PARTS):
+            x = self.bytes.load(b.add(at[0], const(4 * j)))
+            x = x if self.flip is None else b.xor(x, self.flip)
+            found.append(b.bitcast(shuffle(b, x, self.bytes.zero, taken), self.v.kind))
+        return found
 
     def joined(self, rows: list[Any]) -> list[Any]:
         """The parts of vectors of the source, one a tap. Where there are fewer taps, weights are zero."""
@@ -170,7 +201,7 @@ class IntegerTile(FloatTile):
             weights = self.lanes(self.v, b.add(wei, b.mul(taps.index, u.wei_step)))
             first = b.mul(group.index, const(taken))
             for q in range(spec.loops):
-                rows = [self.row(b.add(first, const(k)), q, 1) for k in range(taken)]
+                rows = [self.row(b.add(first, const(k)), q) for k in range(taken)]
                 for p, slots in enumerate(self.slots(q)):
                     along = b.add(times(b, u.stride, p), b.mul(taps.index, u.dilation))
                     inside = b.icmp_unsigned("<", b.add(u.first, along), u.size)

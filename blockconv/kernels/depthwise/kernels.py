@@ -11,7 +11,7 @@ from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 
-__all__ = ["ZEROS", "DepthwiseArguments", "Entry", "depthwise_channels", "depthwise_pixels"]
+__all__ = ["TWICE", "ZEROS", "DepthwiseArguments", "Entry", "depthwise_channels", "depthwise_pixels", "fill_zeros"]
 
 
 class DepthwiseArguments(Arguments):
@@ -54,6 +54,14 @@ class DepthwiseArguments(Arguments):
     tap = word("from the weights of a tap to those of the next", "bytes")
     tap_row = word("from the weights of a row of taps to those of the next; of bytes, of a group of rows", "bytes")
     scales = word("from a bias to the scale of its channel", "bytes")
+    line = word("from the scratch to a row as it is read, where strides are between its pixels", "bytes")
+    line_bytes = word("of such a row", "bytes")
+    window = word("from the scratch to packed rows", "bytes")
+    window_rows = word("rows of the destination that are computed of rows packed at once", "pixels")
+    window_bytes = word("of these", "bytes")
+    pitch = word("from a packed row to the next", "bytes")
+    phase = word("from a packed row's pixels to those one further, of each stride", "bytes")
+    stored = word("from the scratch to a tile that is stored by way of it, and its residual", "bytes")
 
 
 class Entry(Arguments):
@@ -74,7 +82,7 @@ ZEROS = 512  # bytes at the start of the scratch: what is read where the image e
 
 
 @inline
-def _fill_zeros(scratch, value):
+def fill_zeros(scratch, value):
     """Fill them with a value of eight bytes."""
     for k in range(ZEROS // 8):
         store_i64(scratch, k, value)
@@ -94,9 +102,9 @@ def depthwise_channels(*spec):
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
         if dot:
-            _fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
+            fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
         elif taps == 0:
-            _fill_zeros(scratch, 0)
+            fill_zeros(scratch, 0)
         # What the loops read again and again is held: the stores between could be to the arguments, for all LLVM knows.
         oh_count, ow_count, inner = a.oh, a.ow, a.inner
         src_row, src_col, sh, sw = a.src_row, a.src_col, a.sh, a.sw
@@ -168,9 +176,9 @@ def depthwise_pixels(*spec):
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
         if dot:
-            _fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
+            fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
         elif taps == 0:
-            _fill_zeros(scratch, 0)
+            fill_zeros(scratch, 0)
         oh_count, src_width, dst_width = a.oh, a.src_width, a.dst_width
         pixel, src_row, sh = a.pixel, a.src_row, a.sh
         dst_row, kw, tap, dw = a.dst_row, a.kw, a.tap, a.dw

@@ -24,7 +24,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.depthwise.blocking import Blocking, Packed, blocking
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
@@ -33,6 +33,7 @@ from blockconv.kernels.depthwise.kernels import (
     depthwise_channels,
     depthwise_pixels,
 )
+from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.costs import depthwise_seconds, launch_seconds, move_seconds, store_seconds
@@ -114,6 +115,9 @@ def _op(
     images = 1 if at.batched else p.n
     span, rows = at.share(p, threads)
     chunks, groups = -(-p.oh // rows), -(-entries // span)
+    tile_bytes = at.loops * at.unrolled * at.lanes * types.acc.itemsize
+    scratch = ZEROS + tile_bytes
+    packed = at.packed(p, rows) if at.joined and at.is_packed else Packed(0, 0, 0, 0, 0)
     args = DepthwiseArguments(
         src=SRC,
         wei=WEI,
@@ -142,10 +146,22 @@ def _op(
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
         scales=entries * entry_lanes(at) * types.acc.itemsize,
+        stored=scratch,
+        line=scratch + 2 * tile_bytes,
+        line_bytes=packed.line,
+        window=scratch + 2 * tile_bytes + packed.line,
+        window_rows=packed.rows,
+        window_bytes=packed.window,
+        pitch=packed.pitch,
+        phase=packed.phase,
     )
+    if packed.rows:
+        scratch += 2 * tile_bytes + packed.line + packed.window
     spec = _spec(problem, at, types, epilogue)
-    scratch = ZEROS + at.loops * at.unrolled * at.lanes * types.acc.itemsize
     table = _table(p, src, dst, at, types)
+    if at.joined and at.is_packed:
+        tasks = images * entries * chunks
+        return Op(depthwise_packed(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     if at.columns:
         tasks = images * entries * chunks
         return Op(depthwise_pixels(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
@@ -170,6 +186,7 @@ def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue
         src=types.src.code,
         dot=at.dot.number,
         joined=at.joined if at.taps else 0,
+        shuffled=at.shuffled,
         dst=dst.code if dst != types.acc else 0,
         away=int(epilogue.away and dst.itemsize == 1),
     )

@@ -1,0 +1,134 @@
+"""Depthwise convolution of bytes along the pixels of rows, which are packed with the padding round them.
+
+Where there are no masks of bytes, as only AVX-512 has, a row's ends would be read byte by byte. Packed, every vector is
+whole; where pixels are strides apart, those that a vector of outputs reads at a tap are made neighbours, once for all
+taps and rows. A window of rows stays in the first-level cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from blockconv import jit
+from blockconv.core.types import element
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.copies import copy_bytes, fill_bytes
+from blockconv.kernels.common.epilogue import Output
+from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec, chosen
+from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
+from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, Entry, fill_zeros
+
+__all__ = ["depthwise_packed"]
+
+ALL = 1 << 40  # positions: none is outside
+
+
+@functools.cache
+def _separator(lanes: int, columns: int, inner: int) -> Any:
+    """separate(dst, src, phase): of `columns` vectors of pixels, the first of each stride, the second, and so on."""
+
+    @emitted
+    def separate(builder, dst, src, phase):
+        v = Vectors(builder, element("uint8"), lanes)
+        parts = [v.load(builder.add(src, const(j * lanes))) for j in range(columns)]
+        for j in range(columns):
+            v.store(chosen(builder, parts, inner, j), builder.add(dst, builder.mul(phase, const(j))))
+
+    return separate
+
+
+def _row_packer(shape: TileSpec) -> Any:
+    """pack_rows(a, scratch, src, ih, rows, fill): a window, whose first row, number `ih` of an image, is at `src`."""
+    lanes, columns = shape.lanes, shape.columns
+    separate = _separator(lanes, columns, shape.inner)
+
+    @inline
+    def pack_rows(a, scratch, src, ih, rows, fill):
+        row, line, pitch, phase = scratch + a.window, scratch + a.line, a.pitch, a.phase
+        left, size, src_row = a.pw * a.pixel, a.src_width, a.src_row
+        for r in range(rows):
+            if ih + r < 0 or ih + r >= a.ih:
+                fill_bytes(row, pitch, fill)
+            elif columns == 1:
+                copy_bytes(row + left, src + r * src_row, size)
+            else:
+                copy_bytes(line + left, src + r * src_row, size)
+                for v in range(0, phase, lanes):
+                    separate(row + v, line + v * columns, phase)
+            row += pitch
+
+    return pack_rows
+
+
+@inline
+def _copy_rows(dst, dst_row, src, src_row, rows, size):
+    """So many rows of `size` bytes."""
+    for k in range(rows):
+        copy_bytes(dst + k * dst_row, src + k * src_row, size)
+
+
+@jit.kernel
+def depthwise_packed(*spec):
+    """Tiles of `unrolled` rows x `loops` vectors of pixels.
+
+    spec: a `TileSpec`. A task is a chunk of an image's rows and one entry of the table.
+    """
+    shape = TileSpec(*spec)
+    lanes, unrolled, itemsize = shape.lanes, shape.unrolled, shape.finished.itemsize
+    width, tile, pack_rows = shape.loops * lanes, depthwise_tile(shape), _row_packer(shape)
+
+    def kernel(args, first, last, scratch):
+        a = DepthwiseArguments(args)
+        fill = EpilogueArguments(a.activation).src_fill
+        fill_zeros(scratch, fill * TWICE)
+        window, stored, tile_row = scratch + a.window, scratch + a.stored, width * itemsize
+        fill_bytes(window, a.window_bytes, fill)
+        fill_bytes(scratch + a.line, a.line_bytes, fill)
+        oh_count, dst_width, dst_row, sh, kh = a.oh, a.dst_width, a.dst_row, a.sh, a.kh
+        residual, added = a.residual - a.dst, stored + unrolled * tile_row
+        chunks, entries, window_rows = a.chunks, a.entries, a.window_rows
+        for task in range(first, last):
+            chunk, rest = task % chunks, task // chunks
+            k, n = rest % entries, rest // entries
+            e = Entry(a.table)[k]
+            oh_first = chunk * a.chunk_rows
+            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            for number in range((oh_last - oh_first + window_rows - 1) // window_rows):
+                start = oh_first + number * window_rows
+                top = min(start, oh_count - unrolled)
+                end = max(min(oh_last, start + window_rows), top + unrolled)
+                ih = top * sh - a.ph
+                at_src = a.src + n * a.src_n + ih * a.src_row + e.src
+                pack_rows(a, scratch, at_src, ih, (end - 1 - top) * sh + (kh - 1) * a.dh + 1, fill)
+                for oh_at in range(start, end, unrolled):
+                    oh = min(oh_at, oh_count - unrolled)
+                    dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
+                    for at in range(0, dst_width, width):
+                        src, bia = window + (oh - top) * sh * a.pitch + at, a.bia + e.bia
+                        run = TileRun(0, src, a.wei + e.wei, bia, a.table + e.permutation, 0, scratch, bia + a.scales)
+                        cols = Axis(a.kw, 0, a.phase, lanes, a.dw, a.pixel, a.tap)
+                        rows = Axis(kh, 0, ALL, sh, a.dh, a.pitch, a.tap_row)
+                        here, written = dst + at * itemsize, dst_width - at
+                        scratched = written < width
+                        if scratched and residual != 0:
+                            _copy_rows(added, tile_row, here + residual, dst_row, unrolled, written * itemsize)
+                        out = Output(
+                            dst=stored if scratched else here,
+                            dst_row=tile_row if scratched else dst_row,
+                            dst_pixel=0,
+                            dst_block=lanes * itemsize,
+                            residual=added - stored if scratched and residual != 0 else residual,
+                            valid=e.valid,
+                            written=width if scratched else written,
+                            activation=a.activation,
+                            scratch=scratch + ZEROS,
+                        )
+                        tile(run, cols, rows, out)
+                        if scratched:
+                            _copy_rows(here, dst_row, stored, tile_row, unrolled, written * itemsize)
+
+    return kernel
