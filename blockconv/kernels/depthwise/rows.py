@@ -24,7 +24,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.depthwise.blocking import Blocking, Packed, blocking
+from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
@@ -115,9 +115,7 @@ def _op(
     images = 1 if at.batched else p.n
     span, rows = at.share(p, threads)
     chunks, groups = -(-p.oh // rows), -(-entries // span)
-    tile_bytes = at.loops * at.unrolled * at.lanes * types.acc.itemsize
-    scratch = ZEROS + tile_bytes
-    packed = at.packed(p, rows) if at.joined and at.is_packed else Packed(0, 0, 0, 0, 0)
+    scratch, packed = _scratch(p, at, types, rows)
     args = DepthwiseArguments(
         src=SRC,
         wei=WEI,
@@ -146,26 +144,27 @@ def _op(
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
         scales=entries * entry_lanes(at) * types.acc.itemsize,
-        stored=scratch,
-        line=scratch + 2 * tile_bytes,
-        line_bytes=packed.line,
-        window=scratch + 2 * tile_bytes + packed.line,
-        window_rows=packed.rows,
-        window_bytes=packed.window,
-        pitch=packed.pitch,
-        phase=packed.phase,
+        **packed,
     )
-    if packed.rows:
-        scratch += 2 * tile_bytes + packed.line + packed.window
     spec = _spec(problem, at, types, epilogue)
     table = _table(p, src, dst, at, types)
-    if at.joined and at.is_packed:
-        tasks = images * entries * chunks
-        return Op(depthwise_packed(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     if at.columns:
-        tasks = images * entries * chunks
-        return Op(depthwise_pixels(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
+        tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
+        return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     return Op(depthwise_channels(*spec), args, images * groups * chunks, 1, scratch, table)
+
+
+def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
+    """(bytes of scratch, words of the arguments that say what lies where in it), of tasks of so many rows."""
+    tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
+    stored = ZEROS + tile
+    names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "pitch", "phase"
+    if not at.is_packed:
+        return stored, dict.fromkeys(names, 0)
+    packed, line = at.packed(problem, rows), stored + 2 * tile
+    window = line + packed.line
+    found = stored, line, packed.line, window, packed.rows, packed.window, packed.pitch, packed.phase
+    return window + packed.window, dict(zip(names, found, strict=True))
 
 
 REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
