@@ -99,3 +99,28 @@ def test_a_sigmoid_of_every_byte() -> None:
 def test_scale_and_shift_are_of_floats() -> None:
     (row,) = [row for row in TABLE if row.op == "affine"]
     assert not row.takes(Types.all("uint8"))
+
+
+def test_onnx_runtime_is_apart_at_ties_alone() -> None:
+    """It folds zero points and scales into two factors and a term, so that a tie may not be one there."""
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    for op, kind in (("QLinearAdd", "add"), ("QLinearMul", "mul")):
+        dtype, *sides, dst = ("uint8", (0.02, 117), (0.013, 3), (0.03, 50))
+        arrays, named = [numbers((64, 64), str(dtype), k) for k in range(2)], []
+        for name, (scale, zero_point) in zip("xyz", (*sides, dst), strict=True):
+            named += [(f"{name}s", np.float32(scale)), (f"{name}z", np.array(zero_point, dtype))]
+        inputs = ["x", "xs", "xz", "y", "ys", "yz", "zs", "zz"]
+        node = onnx.helper.make_node(op, inputs, ["z"], domain="com.microsoft")
+        ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UINT8, (64, 64)) for n in "xyz"]
+        held = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in named]
+        graph = onnx.helper.make_graph([node], op, ends[:2], ends[2:], held)
+        opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+        session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        x, y = (quantized_oracle.real(a, *side) for a, side in zip(arrays, sides, strict=True))
+        value = KINDS[kind](x, y)
+        apart = session.run(None, dict(zip("xy", arrays, strict=True)))[0] != quantized_oracle.integers(
+            value, dtype, *dst
+        )
+        quotient = value[apart] / np.float32(dst[0])
+        assert (np.abs(quotient - np.floor(quotient) - 0.5) < 1e-4).all()
