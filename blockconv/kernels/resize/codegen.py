@@ -16,10 +16,12 @@ __all__ = ["blend", "make_columns", "pixels_of_a_vector"]
 
 
 def blend(element: ElementType, lanes: int) -> Any:
-    """Code for dst = a * (1 - weight) + b * weight over `count` contiguous elements; weight is a float64."""
+    """Code for dst = a * (1 - weight) + b * weight over `count` contiguous floats; weight is a float64."""
 
     @emitted
     def mix(builder: Any, a: Any, b: Any, weight: Any, dst: Any, count: Any) -> None:
+        if not element.is_float:  # integers are copied, and never blended
+            return
         v = Vectors(builder, element, lanes)
         one = builder.fsub(weight.type(1.0), weight)
         first, second = (v.splat(x if v.itemsize == 8 else builder.fptrunc(x, v.element)) for x in (one, weight))

@@ -38,6 +38,7 @@ class ResizeArgs(Arguments):
     blocks = word("planes of an image: blocks of channels")
     block = word("channels in a block")
     valid = word("channels that exist in the last block; the others are zeroed")
+    zero = word("what the others become", "bits of an element")
     between = word("planes whose rows are interleaved")
 
 
@@ -56,7 +57,7 @@ def zero_tails(dst, plane, elements, a, itemsize):
     if a.valid < a.block and plane % a.blocks == a.blocks - 1:
         for k in range(elements // a.block):
             for c in range(a.valid, a.block):
-                store_bits(dst + (k * a.block + c) * itemsize, 0, itemsize)
+                store_bits(dst + (k * a.block + c) * itemsize, a.zero, itemsize)
 
 
 @inline
@@ -244,6 +245,6 @@ def resize_parts(element, lanes, inner_lanes, linear):
                         index = (start - a.dst) // itemsize + at
                         if is_one or index // a.block_stride % a.blocks == a.blocks - 1:
                             for c in range(a.valid, block):
-                                store_bits(start + (at + c) * itemsize, 0, itemsize)
+                                store_bits(start + (at + c) * itemsize, a.zero, itemsize)
 
     return kernel

@@ -9,7 +9,9 @@ cache, and pixels not very small, that takes up to twice as long: whole rows are
 while columns are blended.)
 Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
 
-Buffers: source, destination.
+Buffers: source, destination. Integers of 8 bits are taken from the nearest, as they are; option of the primitive, for
+these: quantizations, what those of source and destination stand for, which is the same; the destination's padding holds
+the zero point.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy.typing as npt
 from blockconv.core import target
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.same_layout import same_layout_why_not
@@ -46,6 +49,7 @@ __all__ = ["ROWS", "taps"]
 
 
 PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
+MOST_LANES = 16  # of a vector, which of bytes that lie apart takes as many loads
 FEW = 4  # pixels in a vector: of so many, or more, blending columns takes longer than writing results to memory
 Floats = npt.NDArray[np.float64]
 
@@ -107,12 +111,12 @@ def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
     return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
 
 
-def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
+def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int, zero_point: int = 0) -> list[Op]:
     p, at, itemsize = problem, _storage(layout, problem.src_shape), element.itemsize
     if p.n == 0:
         return []
     pixel = at.inner * itemsize
-    row, lanes, linear = p.iw * pixel, lanes_of(itemsize), p.mode == "linear"
+    row, lanes, linear = p.iw * pixel, min(lanes_of(itemsize), MOST_LANES), p.mode == "linear"
     args = ResizeArgs(
         src=Buffer(0),
         dst=Buffer(1),
@@ -125,6 +129,7 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
         blocks=at.blocks,
         block=at.block,
         valid=at.valid,
+        zero=element.bits(zero_point),
         between=at.between,
     )
     tasks = at.planes * at.between * p.oh
@@ -197,18 +202,37 @@ def _why_not(problem: ResizeProblem, src: Layout, dst: Layout) -> str | None:
     return same_layout_why_not(problem.src_shape, src, dst)
 
 
-def _cost(problem: ResizeProblem, layout: Layout, threads: int) -> float:
+def _cost(problem: ResizeProblem, layout: Layout, itemsize: int, threads: int) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
     size, inner = layout.size(problem.dst_shape), _storage(layout, problem.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
+    moved = move_seconds(itemsize * layout.size(problem.src_shape), itemsize * size)
     computed = vectors * (6 if problem.mode == "linear" else 3) * 2 * fma_seconds(16, 4)
-    return launch_seconds() + max(move_seconds(4 * layout.size(problem.src_shape), 4 * size), computed) / threads
+    return launch_seconds() + max(moved, computed) / threads
 
 
-def _make(problem: ResizeProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+def _make(
+    problem: ResizeProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    quantizations: tuple[Quantization, Quantization] | None = None,
+) -> Primitive:
     if has_h_inside_w(dst):
         problem, dst = _transposed(problem), transposed_layout(dst)
-    return Primitive(lambda: _cost(problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+    zero_point = 0 if quantizations is None else quantizations[1].zero_point
+    return Primitive(
+        lambda: _cost(problem, dst, types.src.itemsize, threads),
+        lambda: _ops(problem, dst, types.src, threads, zero_point),
+    )
 
 
-ROWS = (Row("resize", "resize", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)
+def _why_not_nearest(problem: ResizeProblem, src: Layout, dst: Layout) -> str | None:
+    return _why_not(problem, src, dst) if problem.mode == "nearest" else "integers are not blended"
+
+
+ROWS = (
+    Row("resize", "resize", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),
+    Row("resize_bytes", "resize", dtypes=frozenset(("uint8", "int8")), why_not=_why_not_nearest, make=_make),
+)

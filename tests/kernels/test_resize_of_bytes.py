@@ -1,0 +1,33 @@
+"""Resampling of 8-bit integers takes the nearest, and its padding holds the zero point."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from eltwise_lab import LAYOUTS, available, check
+
+from blockconv import Layout, Quantization
+from blockconv.core.eltwise_problem import ResizeProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.kernels import TABLE
+
+pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(x, marks=[pytest.mark.isa] * (x in ("NCHW", "NCHW16"))) for x in LAYOUTS]
+)
+def test_the_nearest_in_every_layout(layout: str) -> None:
+    x = np.random.default_rng(5).integers(0, 256, (3, 37, 5, 6), np.uint8)
+    for oh, ow in ((10, 12), (3, 17)):
+        p = ResizeProblem(*x.shape, oh, ow, "nearest", "asymmetric", "floor")
+        rows, columns = (np.arange(out) * size // out for out, size in ((oh, 5), (ow, 6)))
+        said = Quantization(0.5, 200), Quantization(0.5, 200)
+        check("resize", p, layout, [(x, layout)], x[:, :, rows][..., columns], fill=200, quantizations=said, threads=2)
+
+
+def test_integers_are_not_blended() -> None:
+    p, layout = ResizeProblem(1, 3, 4, 4, 8, 8, "linear"), Layout("NCHW")
+    rows = [row for row in TABLE if row.op == "resize"]
+    assert all(selection.why_not(row, p, layout, layout, Types.all("uint8")) for row in rows)
