@@ -27,13 +27,13 @@ from blockconv.dispatch.boundary import (
     storage_of,
 )
 from blockconv.dispatch.quantizing import check_zero_point
+from blockconv.kernels.pool.blocking import ANY_TYPE
 from blockconv.kernels.pool.rows import MOST_SUMMED
 from blockconv.runtime import Program, address_of, get_num_threads
 
 __all__ = ["NOT_QUANTIZED", "PoolCall", "PoolIntegers", "pool"]
 
 _BYTES = ("uint8", "int8")
-_NUMBERS = ("float32", "float64", "int8", "uint8")
 
 
 class PoolIntegers(NamedTuple):
@@ -111,8 +111,8 @@ def _check_sums(op: str, problem: Problem) -> None:
 def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int) -> BoundPool:
     op, indices, threads = call.op, call.indices, get_num_threads()
     name = str(dtype)
-    if name not in _NUMBERS:
-        raise DtypeError(op, "input", name, f"has to be of {', '.join(_NUMBERS)}")
+    if name not in ANY_TYPE:
+        raise DtypeError(op, "input", name, f"has to be of {', '.join(ANY_TYPE)}")
     given = _quantizations(call, dtype, zero_point)
     least = 0 if op == "adaptive_avg_pool2d" else 1  # torch takes no channels there, and only there
     if shape[1] < least or min(shape[2:]) < 1:
