@@ -143,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--measure", action="store_true", help="time the numbers of threads that this machine has")
     command.set_defaults(run=_scaling)
 
+    command = commands.add_parser("modules", help="PyTorch modules, with torch.nn.functional.conv2d replaced by ours")
+    command.add_argument("--modules", nargs="+", default=["resnet50", "mobilenetv2"])
+    command.add_argument("--threads", nargs="+", type=int, default=[1])
+    command.add_argument("--rounds", type=int, default=21)
+    command.set_defaults(run=_modules)
+
     command = commands.add_parser("mixed", help="convolutions in turns with PyTorch's operations, for each pool")
     _add_common(command)
     command.add_argument("--problem", nargs="+", default=list(mixed.PROBLEMS), help="benchdnn descriptors")
@@ -351,13 +357,16 @@ def _listed(name: str) -> Sequence[Conv2dProblem | Pool2dProblem]:
 def _scaling(options: argparse.Namespace, console: Console) -> int:
     from . import scaling  # which needs onnx
 
-    counts = sorted({1, *options.threads})
-    there = [count for count in counts if count <= len(machine.affinity())] if options.measure else []
-    to = scaling.shared(None if options.bandwidth is None else options.bandwidth * 1e9)
-    layers_of = [(problem, options.layout, counts, there, to) for name in options.lists for problem in _listed(name)]
-    rows = [scaling.of_layer(*given) for given in track(layers_of, "layers", console=console)]
-    rows += [scaling.of_network(name, counts, there, to) for name in options.networks]
-    console.print(scaling.table(rows))
+    problems = [problem for name in options.lists for problem in _listed(name)]
+    console.print(scaling.report(problems, options))
+    return 0
+
+
+def _modules(options: argparse.Namespace, console: Console) -> int:
+    from . import modules  # which needs torch
+
+    chosen = [(name, form, n) for n in options.threads for name in options.modules for form in modules.FORMATS]
+    console.print(modules.table([(*given, *modules.measure(*given, options.rounds)) for given in chosen]))
     return 0
 
 

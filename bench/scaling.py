@@ -10,6 +10,7 @@ this machine's have together, or with the `--bandwidth` that is given.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import statistics
@@ -46,6 +47,7 @@ __all__ = [
     "network",
     "of_layer",
     "of_network",
+    "report",
     "seconds",
     "shared",
     "table",
@@ -199,6 +201,15 @@ def of_network(name: str, counts: Sequence[int], there: Sequence[int], to: Share
     runs = {threads: run_network(name, threads) for threads in (1, *there)}
     predicted = {threads: seconds(network(runs[1][0], threads), threads, to) for threads in counts}
     return name, predicted, measured({threads: runs[threads][1] for threads in there}) if there else {}
+
+
+def report(problems: Sequence[Conv2dProblem], options: argparse.Namespace) -> Table:
+    """What the command line asks for, of these layers and its networks."""
+    counts = sorted({1, *options.threads})
+    there = [count for count in counts if count <= target.affinity()] if options.measure else []
+    to = shared(None if options.bandwidth is None else options.bandwidth * 1e9)
+    rows = [of_layer(problem, options.layout, counts, there, to) for problem in problems]
+    return table(rows + [of_network(name, counts, there, to) for name in options.networks])
 
 
 def table(rows: Sequence[Row]) -> Table:

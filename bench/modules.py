@@ -1,0 +1,121 @@
+"""`python -m bench modules`: PyTorch modules as they are, and with `torch.nn.functional.conv2d` replaced by ours.
+
+Nothing else is changed: batch norms, activations and pools are PyTorch's, and weights are packed at each call, as a
+user who only imports another `conv2d` has them. ResNet-50 and MobileNetV2 as torchvision builds them, random weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+from torch.nn import functional
+
+import blockconv as bc
+
+from .timing import compare
+
+__all__ = ["FORMATS", "MODULES", "measure", "replaced", "table"]
+
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def _conv(ic: int, oc: int, kernel: int, stride: int = 1, groups: int = 1, act: Any = nn.ReLU) -> nn.Sequential:
+    conv = nn.Conv2d(ic, oc, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(oc), *([] if act is None else [act(inplace=True)]))
+
+
+class _Residual(nn.Module):
+    """inner(x) + shortcut(x), and an activation."""
+
+    def __init__(self, inner: nn.Module, shortcut: nn.Module, act: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.shortcut, self.act = inner, shortcut, act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.act(self.inner(x) + self.shortcut(x))
+        return found
+
+
+def resnet50() -> nn.Module:
+    """He et al., "Deep Residual Learning for Image Recognition", 2015; strides in the 3x3, as torchvision has them."""
+    layers: list[nn.Module] = [_conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    ic = 64
+    for k, (width, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for block in range(count):
+            stride, oc = (2 if k and not block else 1), 4 * width
+            inner = nn.Sequential(_conv(ic, width, 1), _conv(width, width, 3, stride), _conv(width, oc, 1, act=None))
+            shortcut = nn.Identity() if ic == oc else _conv(ic, oc, 1, stride, act=None)
+            layers.append(_Residual(inner, shortcut, nn.ReLU(inplace=True)))
+            ic = oc
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(ic, 1000))
+
+
+def mobilenetv2() -> nn.Module:
+    """Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", 2018."""
+    layers: list[nn.Module] = [_conv(3, 32, 3, 2, act=nn.ReLU6)]
+    ic = 32
+    for expand, oc, count, first in ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+                                     (6, 160, 3, 2), (6, 320, 1, 1)):  # fmt: skip
+        for block in range(count):
+            width, stride = expand * ic, first if not block else 1
+            parts = [_conv(ic, width, 1, act=nn.ReLU6)] if expand > 1 else []
+            parts += [_conv(width, width, 3, stride, width, act=nn.ReLU6), _conv(width, oc, 1, act=None)]
+            inner = nn.Sequential(*parts)
+            layers.append(_Residual(inner, nn.Identity(), nn.Identity()) if ic == oc and stride == 1 else inner)
+            ic = oc
+    last = _conv(ic, 1280, 1, act=nn.ReLU6)
+    return nn.Sequential(*layers, last, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {"resnet50": resnet50, "mobilenetv2": mobilenetv2}
+
+
+@contextmanager
+def replaced() -> Iterator[None]:
+    """`torch.nn.functional.conv2d`, which `torch.nn.Conv2d` calls, is ours."""
+    own = functional.conv2d
+    functional.conv2d = bc.conv2d
+    try:
+        yield
+    finally:
+        functional.conv2d = own
+
+
+def measure(name: str, layout: str, threads: int, rounds: int) -> tuple[float, float, float]:
+    """(PyTorch's milliseconds, ours, the largest difference over the largest output) of one image of 224 x 224."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    bc.set_num_threads(threads)
+    module = MODULES[name]().eval()
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):  # by default values vanish from layer to layer
+            nn.init.kaiming_normal_(part.weight)
+    module = module.to(memory_format=FORMATS[layout])
+    x = torch.randn(1, 3, 224, 224).to(memory_format=FORMATS[layout])
+
+    def ours() -> torch.Tensor:
+        with replaced():
+            found: torch.Tensor = module(x)
+        return found
+
+    with torch.no_grad():
+        wanted = module(x)
+        error = float((ours() - wanted).abs().max() / wanted.abs().max())
+        found = compare({"torch": lambda: module(x), "ours": ours}, rounds=rounds)
+    return found["torch"].median * 1e-6, found["ours"].median * 1e-6, error
+
+
+def table(rows: Sequence[tuple[str, str, int, float, float, float]]) -> Table:
+    """rows: name, memory format, threads, and what `measure` gave."""
+    found = Table(title="PyTorch modules, conv2d replaced", title_justify="left", title_style="bold")
+    for k, head in enumerate(("module", "format", "threads", "PyTorch, ms", "ours, ms", "times as fast", "difference")):
+        found.add_column(head, justify="right" if k > 1 else "left")
+    for name, layout, threads, theirs, ours, error in rows:
+        cells = f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.2f}", f"{error:.0e}"
+        found.add_row(name, layout, str(threads), *cells)
+    return found
