@@ -65,7 +65,7 @@ def integers(shape: tuple[int, ...]) -> Array:
 
 
 def native(op: str, problem: Any, layout: str, dst: str | None = None, **options: Any) -> None:
-    found = list(rows(op, problem, layout, dst))
+    found = list(rows(op, problem, layout, dst, Types.all("f4")))
     assert found, f"no kernel for {problem} from {layout} to {dst or layout}"
     for row in found:
         assert not row.reference
