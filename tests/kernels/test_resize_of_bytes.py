@@ -15,9 +15,11 @@ from blockconv.kernels import TABLE
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(x, marks=[pytest.mark.isa] * (x in ("NCHW", "NCHW16"))) for x in LAYOUTS]
-)
+# Each size of a block is code of its own.
+MARKS = {"NCHW": [pytest.mark.isa], "NCHW16": [pytest.mark.isa]}
+
+
+@pytest.mark.parametrize("layout", [pytest.param(x, marks=MARKS.get(x, [pytest.mark.slow])) for x in LAYOUTS])
 def test_the_nearest_in_every_layout(layout: str) -> None:
     x = np.random.default_rng(5).integers(0, 256, (3, 37, 5, 6), np.uint8)
     for oh, ow in ((10, 12), (3, 17)):

@@ -45,7 +45,10 @@ CASES = [
     ("2x2s2", "NCHW4", "max", APART),
     ("global", "NCHW4", "max", SAME),
 ]
-OFTEN = {0, 1, 3, 5, 8}  # as other machines too
+OFTEN, SELDOM = {0, 1, 3, 5, 8}, {2, 4, 6, 9, 10}  # as other machines too; as these are other code for the same
+
+
+MARKS = [[pytest.mark.isa] * (k in OFTEN) + [pytest.mark.slow] * (k in SELDOM) for k in range(len(CASES))]
 
 
 def case(p: Pool2dProblem, kind: Any) -> tuple[Array, Array]:
@@ -83,7 +86,7 @@ def check(p: Pool2dProblem, layout: str, kind: Any) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("k", [pytest.param(k, marks=[pytest.mark.isa] * (k in OFTEN)) for k in range(len(CASES))])
+@pytest.mark.parametrize("k", [pytest.param(k, marks=MARKS[k]) for k in range(len(CASES))])
 def test_every_kernel_is_the_definition(k: int) -> None:
     name, layout, how, kind = CASES[k]
     p: Any = Pool2dProblem(how, **WINDOWS[name])  # type: ignore[arg-type]
