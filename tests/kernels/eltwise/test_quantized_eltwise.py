@@ -51,7 +51,7 @@ def run(kind: str, layout: str, arrays: tuple[Array, Array], given: Any, act: An
 ADDED = [(layout, UNSIGNED, (False, False, False)) for layout in ("NCHW", "NHWC", "NCHW4", "NCHW64", "CHWN4")]
 ADDED += [("NHWC", SIGNED, (False, False, False)), ("NCHW16", UNSIGNED, (True, False, True))]
 ADDED += [("NHWC", UNSIGNED, (True, False, True)), ("NCHW", SIGNED, (True, True, False))]
-MARKS: dict[int, list[Any]] = {1: [pytest.mark.isa], 2: [pytest.mark.isa], 6: [pytest.mark.isa], 7: []}
+MARKS: dict[int, list[Any]] = {1: [pytest.mark.isa], 2: [pytest.mark.isa], 6: [pytest.mark.isa]}
 
 
 @pytest.mark.parametrize("k", [pytest.param(k, marks=MARKS.get(k, [pytest.mark.slow])) for k in range(len(ADDED))])

@@ -101,7 +101,7 @@ def pairs() -> Iterator[Any]:
     for k, (src, dst) in list(enumerate(itertools.product(LAYOUTS, LAYOUTS)))[1::3]:
         yield pytest.param(src, dst, KINDS[k % len(KINDS)], marks=pytest.mark.slow)
     for k, (src, dst) in enumerate((("NCHW", "NHWC"), ("NHWC", "NCHW16"), ("NCHW", "NCHW32"), ("NCHW16", "NCHW4"))):
-        yield pytest.param(src, dst, KINDS[2 * k], marks=pytest.mark.isa)
+        yield pytest.param(src, dst, KINDS[2 * k], marks=pytest.mark.isa if k < 3 else pytest.mark.slow)
         yield pytest.param(src, dst, KINDS[2 * k + 1], marks=pytest.mark.slow)
 
 
