@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_common(command)
     _add_networks(command, ("resnet50", "resnext50", "mobilenetv2", "vgg19", "densenet121", "squeezenet",
                             "inception_v2", "shufflenet"), ("auto",))  # fmt: skip
+    _add_dtypes(command, ("float32", "int8"))
     command.set_defaults(run=_nets)
 
     command = commands.add_parser("lab", help="what layouts matter in networks, how well they are chosen, break-even")
@@ -268,7 +269,7 @@ def _nets(options: argparse.Namespace, console: Console) -> int:
 
     with _crew(options, console, ours=bool(options.choices)) as crew:
         chosen = options.networks, options.batch, options.threads, options.choices
-        plans = nets.plans(*chosen, crew, _timing(options))
+        plans = nets.plans(*chosen, crew, _timing(options), dtypes=options.dtypes)
         return _run(plans, nets.COLUMNS, options, console)
 
 

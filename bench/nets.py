@@ -33,7 +33,9 @@ CHOICES = {
     "measured": "optimal over measured costs",
     "greedy": "op by op over modelled costs",
 }
-TOLERANCE = 1e-4  # of the largest output: Winograd kernels and the order of long sums
+# Of the largest output. float32: Winograd kernels and the order of long sums. int8: steps of a 255th at every layer,
+# beside the network of floats; what a wrong kernel gives is noise, whose error is more than 1.
+TOLERANCE = {"float32": 1e-4, "int8": 0.3}
 
 
 def _reorders(case: Case, entry: Entry) -> str:
@@ -57,10 +59,16 @@ def plans(
     timing: dict[str, Any],
     *,
     suite: str = "nets",
+    dtypes: Sequence[str] = ("float32",),
 ) -> list[Plan]:
-    """A case for each network, number of images and of threads. names: of `networks.NETWORKS`, or ONNX files."""
+    """A case for each network, number of images and of threads, and type.
+
+    names: of `networks.NETWORKS`, or ONNX files. dtypes: of `TOLERANCE`; int8 is the network as ONNX Runtime's tool
+    quantizes it, whose error is beside the network of floats.
+    """
     return [
-        _plan(name, batch, count, choices, crew, timing, suite)
+        _plan(name, batch, count, choices, crew, timing, suite, dtype)
+        for dtype in dtypes
         for count in threads
         for name in names
         for batch in batches
@@ -68,7 +76,14 @@ def plans(
 
 
 def _plan(
-    name: str, batch: int, threads: int, choices: Sequence[str], crew: Crew, timing: dict[str, Any], suite: str
+    name: str,
+    batch: int,
+    threads: int,
+    choices: Sequence[str],
+    crew: Crew,
+    timing: dict[str, Any],
+    suite: str,
+    dtype: str,
 ) -> Plan:
     def measure_it() -> Case:
         with tempfile.TemporaryDirectory() as folder:
@@ -78,13 +93,18 @@ def _plan(
                 onnx.save(networks.build(name, batch), path)
             net = bc.load_onnx(path)
             x = noise(net.inputs[0].shape, "float32")
+            expected = _expected(net, path, x)
+            if dtype == "int8":
+                from .quantized import quantized  # which needs onnxruntime
+
+                path = quantized(path, folder)
             ours = [choices, suite == "lab"]
             variants = crew.contenders("network", path, x, ours=ours, threads=threads)
-            measured = measure(variants, _expected(net, path, x), TOLERANCE, **timing)
+            measured = measure(variants, expected, TOLERANCE[dtype], **timing)
         flops = sum(net.problem(node).flops for node in net.nodes if node.op == "conv2d")
         return {"images": x.shape[0], "flops": flops, "peak": roof.fp32_peak(threads), **measured}
 
-    params, how = conditions(threads, timing)
+    params, how = conditions(threads, timing, dtype)
     params = {"network": name, "batch": batch, **params}
     return Plan(suite, f"{Path(name).stem}, {batch} images, {how}", params, measure_it, crew.wanted(choices))
 
