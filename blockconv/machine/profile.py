@@ -194,7 +194,7 @@ def read(path: Path) -> Profile:
         found["tiles"] = tuple(TileTimes(*at) for at in found["tiles"])
         return Profile(**found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        remedy = "blockconv tune --out FILE writes one on the machine itself"
+        remedy = "blockconv tune --profile FILE writes one on the machine itself"
         raise ArgumentError(VARIABLE, "profile", str(path), f"is no machine profile ({error})", remedy) from None
 
 
