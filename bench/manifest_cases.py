@@ -241,6 +241,7 @@ _OTHERS: tuple[tuple[str, ops.Attributes, tuple[Shape, ...], tuple[Shape, ...], 
     ("softmax 6x50", ops.Softmax(1), ((6, 50),), (), "float32"),
     ("lrn 5", ops.Lrn(5, 0.3), (_X,), (), "float32"),
     ("resize nearest to 18x20", ops.Resize("nearest", (18, 20)), (_X,), (), "float32"),
+    ("resize nearest of bytes to 18x20", ops.Resize("nearest", (18, 20)), (_X,), (), "int8"),
     ("resize linear to 14x15", ops.Resize("linear", (14, 15)), (_X,), (), "float32"),
     ("transpose 0231", ops.Transpose((0, 2, 3, 1)), (_X,), (), "float32"),
     ("transpose 3210", ops.Transpose((3, 2, 1, 0)), (_X,), (), "float32"),
@@ -258,6 +259,7 @@ def _reorders(quick: bool) -> Iterator[Reorder]:
     for (src, dst), itemsize in itertools.product(reorders.PAIRS, (1, 2, 4, 8)):
         if itemsize == 4 or (src, dst) in reorders.PAIRS[: 2 if quick else 6]:
             yield _reorder(f"sample reorder {itemsize} bytes", small, src, dst, itemsize, every=True)
+    yield _reorder("sample reorder of blocks that do not nest", small, "aBcd24b", "NCHW16", 4, every=True)
     for src, dst in reorders.PAIRS[4:6]:
         yield _reorder("sample reorder past the caches", large, src, dst, 4, every=True, stream=True)
         yield _reorder("sample reorder with ones as padding", small, src, dst, 4, every=True, fill=0x3F800000)

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv import jit
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import load_bits, load_i64, store_bits
 from blockconv.kernels.common.unpacked import unpacked_order
 from blockconv.kernels.depthwise.blocking import Blocking
 from blockconv.kernels.depthwise.codegen_integers import repeats
+from blockconv.kernels.depthwise.kernels_gather import TASK, GatherArguments, gather
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
@@ -73,32 +71,6 @@ def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking) ->
     channel = channels[:, None, None, :, None]
     exists = (channel >= 0) & (row < kh) & (col < kw)
     return np.where(exists, (channel * kh + row) * kw + col, -1).reshape(-1)
-
-
-class GatherArguments(Arguments):
-    """What `gather` is called with."""
-
-    src = word("what is gathered from", "address")
-    dst = word("what is gathered to", "address")
-    table = word("the index of each element; -1: it is zero", "address")
-    count = word("of all elements", "elements")
-
-
-TASK = 4096  # elements
-
-
-@jit.kernel
-def gather(itemsize):
-    """Elements by a table. A task is `TASK` of them."""
-
-    def kernel(args, first, last, unused_scratch):
-        a = GatherArguments(args)
-        for k in range(first * TASK, min(a.count, last * TASK)):
-            at = load_i64(a.table, k)
-            value = load_bits(a.src + at * itemsize, itemsize) if at >= 0 else 0
-            store_bits(a.dst + k * itemsize, value, itemsize)
-
-    return kernel
 
 
 def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking, problem: Conv2dProblem) -> Op:

@@ -1,90 +1,14 @@
-"""Pooling from any layout to any other, one output at a time."""
+"""How pooling from any layout to any other is bound."""
 
 from __future__ import annotations
 
-from blockconv import jit
-from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.compiler import inline
-from blockconv.jit.ir import store_bits, store_i64
-from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.pool.blocking import DST, IDX, SRC, Blocking, axis_of
-from blockconv.kernels.pool.codegen import combine, identity
-from blockconv.kernels.pool.kernels import WindowRow, reading, storing, window_column
-from blockconv.kernels.pool.reduction import PoolQuantization, held_type
+from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_reference
 from blockconv.kernels.pool.tables import table_of
 from blockconv.runtime import OWN_TABLE, Op
 
-__all__ = ["ReferenceArgs", "pool_reference", "reference_op"]
-
-
-class ReferenceArgs(Arguments):
-    """A pool from any layout to any other."""
-
-    src = word("the source", "address")
-    dst = word("the destination", "address")
-    idx = word("the indices, int64s laid out as the destination, or 0", "address")
-    table = word("as `PoolArgs.table`", "address")
-    oh = word("rows of outputs", "rows")
-    ow = word("columns of outputs", "columns")
-    iw = word("columns of the image", "columns")
-    channels = word("channels", "channels")
-    padded = word("channels of the destination, padding included", "channels")
-    row_step = word("from a row of a window to the next", "bytes")
-    col_step = word("from a column of a window to the next", "bytes")
-    dh = word("rows from a row of a window to the next", "rows")
-    dw = word("columns from a column of a window to the next", "columns")
-    s = group(Geometry, "of the source")
-    d = group(Geometry, "of the destination")
-    integers = group(PoolQuantization, "where the image is of integers")
-
-
-@inline
-def _offset(strides, n, c, h, w):
-    """The offset of an element, in bytes."""
-    at = n * strides.n + c // strides.length * strides.block + c % strides.length * strides.channel
-    return at + h * strides.row + w * strides.col
-
-
-@jit.kernel
-def pool_reference(operation, element, indices):
-    """From any layout to any other; a task is one row of one channel, padding channels included (they stand for zero).
-
-    indices: 1 for maxima and where they are, h * width + w: of equals the first, of NaNs the last, as PyTorch has it.
-    """
-    itemsize, held_bytes = ElementType.of(element).itemsize, held_type(operation, ElementType.of(element)).itemsize
-    read, store = reading(operation, element), storing(operation, element)
-
-    def kernel(args, first, last, scratch):
-        a = ReferenceArgs(args)
-        iw, dh, dw = a.iw, a.dh, a.dw
-        for task in range(first, last):
-            n, c, oh = task // a.oh // a.padded, task // a.oh % a.padded, task % a.oh
-            row = WindowRow(a.table)[oh]
-            ih, rows, scales = row.first, row.taps, a.table + row.scales
-            for ow in range(a.ow):
-                offset = _offset(a.d, n, c, oh, ow)
-                to, index_to = a.dst + offset, a.idx + offset // itemsize * 8
-                if c >= a.channels:
-                    store_bits(to, a.integers.dst.zero_point, itemsize)
-                    if indices:
-                        store_i64(index_to, 0, 0)
-                    continue
-                column, cols = window_column(a, ow)
-                start = a.src + _offset(a.s, n, c, ih, column)
-                value, index = identity(operation, element), ih * iw + column
-                for y in range(rows):
-                    for x in range(cols):
-                        more = read(a, start + y * a.row_step + x * a.col_step)
-                        if not indices:
-                            value = combine(operation, element, value, more)
-                        elif more > value or more != more:
-                            value, index = more, (ih + y * dh) * iw + column + x * dw
-                store(a, to, value, scales + ow * held_bytes)
-                if indices:
-                    store_i64(index_to, 0, index)
-
-    return kernel
+__all__ = ["reference_op"]
 
 
 def reference_op(b: Blocking, indices: int) -> Op:
