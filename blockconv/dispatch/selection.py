@@ -93,8 +93,10 @@ def packing_seconds(primitive: Primitive, problem: Any, types: Types) -> float:
     form, itemsize = primitive.form, types.wei.itemsize
     given = itemsize * math.prod(problem.wei_shape)
     packed = itemsize * form.layout.size(problem.grouped_wei_shape)
-    written = form.transform.nbytes(problem) if form.transform else packed
-    return move_seconds(given + written, written)
+    if form.transform is None:
+        return move_seconds(given + packed, packed)
+    written = form.transform.nbytes(problem)
+    return move_seconds(given + written, written) + form.transform.seconds(problem)
 
 
 def named(op: str, name: str) -> Row:

@@ -29,10 +29,14 @@ WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and 
 
 
 class Transform(NamedTuple):
-    """op(problem): from packed weights (buffer 0) to what a kernel reads (buffer 1). nbytes(problem): of that."""
+    """op(problem): from packed weights (buffer 0) to what a kernel reads (buffer 1).
+
+    nbytes(problem): of that. seconds(problem): predicted for the op, beside moving the bytes.
+    """
 
     op: Callable[[Any], Op]
     nbytes: Callable[[Any], int]
+    seconds: Callable[[Any], float]
 
 
 class WeightForm(NamedTuple):

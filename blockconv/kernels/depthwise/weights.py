@@ -20,6 +20,7 @@ from blockconv.kernels.depthwise.blocking import Blocking
 from blockconv.kernels.depthwise.codegen_integers import repeats
 from blockconv.kernels.depthwise.kernels_gather import TASK, GatherArguments, gather
 from blockconv.kernels.table import Transform, WeightForm
+from blockconv.machine.costs import scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["entry_lanes", "packed_taps"]
@@ -38,7 +39,11 @@ def packed_taps(oc: int, kh: int, kw: int, at: Blocking) -> WeightForm:
         Layout("abcde"),
         channels.size,
         oc,
-        Transform(partial(_gather, channels, kh, kw, at), lambda problem: 4 * _elements(channels, kh, kw, at)),
+        Transform(
+            partial(_gather, channels, kh, kw, at),
+            lambda problem: 4 * _elements(channels, kh, kw, at),
+            lambda problem: scalar_seconds() * _elements(channels, kh, kw, at),
+        ),
         at.dot._replace(is_unsigned=True),
         lambda problem: channels.reshape(-1),
     )

@@ -263,6 +263,12 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, threads
     return launch_seconds() + _BEGIN * cycle_seconds() + (multiply + transformed) / threads
 
 
+def weight_seconds(m: int, problem: Conv2dProblem) -> float:
+    """To transform the weights, whose vectors of output channels take what those of a source's tile do."""
+    p, at = problem, blocking(problem, Layout("NHWC"), m, 1)
+    return p.ic * at.ocbs * at.width / at.lanes * transform_seconds((m, p.sh), 0, False)[0]
+
+
 def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
     """What the products take, in multiply-adds of vectors."""
     p, positions = problem, at.form.positions

@@ -40,7 +40,7 @@ from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs, WinogradWeightsArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, SCRATCH, Blocking, blocking, contiguous, cost
+from blockconv.kernels.winograd.blocking import ITEMSIZE, SCRATCH, Blocking, blocking, contiguous, cost, weight_seconds
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.source import winograd_source
 from blockconv.kernels.winograd.transforms import FORMS, TAPS, Form
@@ -281,7 +281,11 @@ def _make(
 
 
 TRANSFORMS = {  # one for each stride too, that forms differ: packed weights are kept by them
-    form: Transform(functools.partial(_transform_op, form.m), functools.partial(_transformed_bytes, form.m))
+    form: Transform(
+        functools.partial(_transform_op, form.m),
+        functools.partial(_transformed_bytes, form.m),
+        functools.partial(weight_seconds, form.m),
+    )
     for form in FORMS
 }
 

@@ -119,7 +119,7 @@ def test_tails_are_zero_whatever_the_activation(act, specials):
     for descriptor in PROBLEMS:
         p = Conv2dProblem.from_descriptor(descriptor)
         given = data(p, "floats", act=act, residual=True, specials=specials)
-        for src, dst in PAIRS:
+        for src, dst in PAIRS[ALL.index(act) % 2 :: 2]:  # each is compiled for each activation
             for row in rows(p, src, dst):
                 check(row, p, src, dst, given, act)
 

@@ -74,7 +74,15 @@ def isa(name: str, layout: str) -> Any:
     return pytest.param(name, layout, marks=[pytest.mark.isa] if again else [])
 
 
-@pytest.mark.parametrize(("name", "layout"), list(itertools.starmap(isa, itertools.product(GRID, LAYOUTS))))
+# Of what is in float32 alone every other layout, as each pair compiles kernels of its own.
+CASES = [
+    isa(name, layout)
+    for k, name in enumerate(GRID)
+    for layout in (LAYOUTS if name in ALL_TYPES else LAYOUTS[k % 2 :: 2])
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
 def test_grid(name: str, layout: str) -> None:
     turn = list(GRID).index(name) + LAYOUTS.index(layout)  # the two averages in turns, as both compile the same sums
     for kind in ("max", AVERAGES[turn % 2]):
