@@ -111,7 +111,11 @@ def explain(op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types
     for src, dst in pairs:
         starts.append(len(rows))
         best = cheapest(candidates(op, problem, src, dst, types), problem, types)
-        for c in candidates(op, problem, src, dst, types, threads=threads):
+        found = candidates(op, problem, src, dst, types, threads=threads)
+        known = {c.row.name for c in found if c.row.takes(types)}
+        for c in found:
+            if c.row.name in known and not c.row.takes(types):
+                continue  # the kernel has another row for these types
             told = "" if c.primitive is None else text.duration(c.primitive.seconds)
             why = f"no: {c.why_not}" if c.why_not else "taken" if best is not None and c.row is best.row else ""
             rows.append((c.row.name, text.arrow(src, dst), told, why))

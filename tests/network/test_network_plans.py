@@ -47,8 +47,7 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
     "name",
     [
         "shufflenet",
-        "squeezenet",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenetv2", "efficientnet_b0")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("squeezenet", "mobilenetv2", "efficientnet_b0")),
     ],
 )
 def test_random_weights(name: str) -> None:

@@ -150,7 +150,7 @@ def test_a_pytorch_without_openmp_is_no_obstacle(run: Any) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [3])
 def test_pytorchs_number_of_threads_may_be_any(run: Any, threads: int) -> None:
     run(f"""
         import torch
@@ -190,7 +190,7 @@ def test_what_openmp_is_told_by_variables(run: Any, variables: dict[str, str]) -
 
 
 @needs_torch
-@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("levels", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_call_inside_an_openmp_region(run: Any, levels: int) -> None:
     """Each thread of a region calls; a nested region has one thread, or its own team where OpenMP is told so."""
     run(
@@ -210,7 +210,7 @@ def test_a_call_inside_an_openmp_region(run: Any, levels: int) -> None:
 
 @needs_torch
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_one_processor_is_enough(run: Any, when: str) -> None:
     narrow = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
     run(f"""

@@ -23,6 +23,8 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 HERE = tuple(
     name for name in DOTS if "emulated" in name or (target.isa().vnni if name == "vpdpbusd" else X86)
 )  # what this target has
+# What is emulated is the same code on every machine.
+EACH_DOT = [pytest.param(name, marks=[] if "emulated" in name else pytest.mark.isa) for name in HERE]
 MARKED = [pytest.param(d, marks=pytest.mark.isa) if d in AS_OTHERS else d for d in GRID]
 # Source, destination, and what comes between.
 KINDS = (
@@ -86,7 +88,8 @@ def small_cache(monkeypatch):
 # ---------------------------------------------------------------- the grid
 
 
-@pytest.mark.parametrize("descriptor", MARKED)
+# Every other one, as each compiles kernels of its own, and those that run again as other machines.
+@pytest.mark.parametrize("descriptor", [d for k, d in enumerate(MARKED) if k % 2 == 0 or GRID[k] in AS_OTHERS])
 def test_on_the_grid(descriptor):
     """Each problem on its pairs of layouts, by the multiply-accumulate that this target takes; kinds go round."""
     shift = GRID.index(descriptor)
@@ -95,8 +98,7 @@ def test_on_the_grid(descriptor):
         check(kind_of(descriptor, (5 * k + shift) % len(KINDS)), src, dst, threads=1 + k % 4)
 
 
-@pytest.mark.isa
-@pytest.mark.parametrize("dot", HERE, indirect=True)
+@pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
 def test_every_multiply_accumulate(dot):
     """The instructions of this target and the emulated ones, all kinds, to and from each class of layouts."""
     number = 0
@@ -121,7 +123,7 @@ def test_cut_into_many_windows(descriptor, small_cache):
         check(kind_of(descriptor, (5 * k + shift) % len(KINDS)), src, dst, threads=1 + k % 4)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 8, 15, 17, 31, 64, 100, 255, 1000])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 15, 17, 64, 255, 1000])
 def test_channels(channels):
     for k, (src, dst) in enumerate((("NHWC", "NHWC"), ("NCHW", "NCHW16"), ("NCHW32", "NCHW"), ("CHWN4", "NCHW64"))):
         check(kind_of(f"mb2ic{channels}ih3iw5oc17kh1kw1", k), src, dst)
@@ -144,8 +146,7 @@ def test_nothing_is_touched_beyond_the_arrays(where):
 # ---------------------------------------------------------------- the ends of ranges
 
 
-@pytest.mark.isa
-@pytest.mark.parametrize("dot", HERE, indirect=True)
+@pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
 @pytest.mark.parametrize("src", ["uint8", "int8"])
 def test_zero_points_and_values_at_the_ends(dot, src):
     """Sources and weights of nothing but the ends of their ranges, -128 on -128 among them."""
@@ -215,8 +216,7 @@ def test_activations_with_code_of_their_own():
             assert np.abs(found.astype(int) - wanted.reshape(-1)).max() <= 1
 
 
-@pytest.mark.isa
-@pytest.mark.parametrize("dot", HERE, indirect=True)
+@pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
 def test_groups_that_share_a_vector(dot):
     shared = 0  # vectors of fewer lanes hold fewer groups
     for k, descriptor in enumerate(SHARED[::3]):  # they compile for long, so each goes between two pairs of layouts
@@ -238,7 +238,7 @@ def test_any_number_of_threads_gives_the_same():
         check(made, "NHWC", "NCHW16", threads=threads)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_problems(seed):
     """Any sizes, strides, paddings, dilations and groups, from a random layout to a random one."""
     rng = np.random.default_rng(seed)

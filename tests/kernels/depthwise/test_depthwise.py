@@ -60,13 +60,14 @@ def test_float32(name):
     """Exact on small integers; NaN and infinities in source and weights go where the definition sends them."""
     p = read(name)
     integers, floats = data(p, residual=True), data(p, "floats", specials=True)
-    taken = 0
-    for k, (src, dst) in enumerate((*SAME, *CHANGED) if name == "3x3" else SAME):
+    taken, turn = 0, list(PROBLEMS).index(name) % 2
+    pairs = (*SAME, *CHANGED) if name == "3x3" else SAME if name in AS_OTHERS else SAME[turn::2]
+    for k, (src, dst) in enumerate(pairs):
         for row in depthwise(p, src, dst):
             check(row, p, src, dst, integers, exact=True, threads=1 + k % 4)
             check(row, p, src, dst, floats, threads=1 + k % 3)
             taken += 1
-    assert taken >= 8
+    assert taken >= len(pairs) / 2
 
 
 @pytest.mark.parametrize("name", ["3x3", "5x5, two outputs a channel", "dilated"])

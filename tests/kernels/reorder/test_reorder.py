@@ -113,7 +113,15 @@ def marked(name: str, other: str) -> Any:
     return pytest.param(name, other, marks=[pytest.mark.isa] if {name, other} <= ISA else slow)
 
 
-@pytest.mark.parametrize(("src", "dst"), list(itertools.starmap(marked, itertools.product(NAMES, NAMES))))
+# All with NCHW and all that run as other machines; of the others a third, which between them have every layout.
+PAIRS = [
+    marked(src, dst)
+    for k, (src, dst) in enumerate(itertools.product(NAMES, NAMES))
+    if "NCHW" in (src, dst) or {src, dst} <= ISA or (k + k // len(NAMES)) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(("src", "dst"), PAIRS)
 def test_every_kernel_moves_every_element_and_fills_the_padding(arenas: Arenas, src: str, dst: str) -> None:
     for k, shape in enumerate(SHAPES):
         for itemsize in {4, SIZES[k % len(SIZES)]}:
