@@ -10,7 +10,7 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types, element
+from blockconv.core.types import BYTES, Types, element
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import PLAIN, Quantizations, check_sums, epilogue_block, quantized_bias
@@ -20,7 +20,6 @@ from blockconv.kernels.common.activation import Activation
 __all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions"]
 
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
-_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _ROUNDING = {"half_even": False, "half_away": True}
 
@@ -101,7 +100,7 @@ class Arithmetic:
             dtype = None
         if self.is_float and (dtype is None or not element(dtype).is_float):
             raise self._not_for_floats("out_dtype", self.options.out_dtype)
-        if not self.is_float and dtype not in (*_BYTES, _INT32, _FLOAT32):
+        if not self.is_float and dtype not in (*BYTES, _INT32, _FLOAT32):
             raise DtypeError(self.op, "out_dtype", self.options.out_dtype, "has to be uint8, int8, int32 or float32")
         return dtype
 
@@ -124,12 +123,12 @@ class Arithmetic:
             given.check(op, "weight_quantization", weight.dtype, int(weight.shape[0]))
             if given.zero_point:
                 raise ArgumentError(op, "weight_quantization", given, "has to have the zero point 0")
-        if (given := options.out_quantization) is not None and out is not None and out not in _BYTES:
+        if (given := options.out_quantization) is not None and out is not None and out not in BYTES:
             raise ArgumentError(op, "out_quantization", given, f"is for an output of 8 bits, and out_dtype is {out}")
-        if options.out_quantization is None and out in _BYTES:
+        if options.out_quantization is None and out in BYTES:
             rule = "needs out_quantization, the scale and zero point that its integers have"
             raise ArgumentError(op, "out_dtype", str(out), rule)
-        if self.dst(_BYTES[0]) == _INT32 and not self.activation.is_identity:
+        if self.dst(np.dtype(BYTES[0])) == _INT32 and not self.activation.is_identity:
             rule = "int32 sums are given as they are"
             remedy = "give Quantizations, or out_dtype='float32'"
             raise ArgumentError(op, "activation", self.activation.name, rule, remedy)
@@ -152,7 +151,7 @@ class Arithmetic:
         """The types of a call with a source of this dtype. Raises ArgumentError, or DtypeError."""
         if self.is_float:
             return self._float_types(src)
-        if src not in _BYTES:
+        if src not in BYTES:
             raise DtypeError(self.op, "input", str(src), "has to be uint8 or int8, as the weight is int8")
         dst = self.dst(src)
         if (given := self.options.input_quantization) is not None:
@@ -177,7 +176,7 @@ class Arithmetic:
     def check_residual(self, dtype: Any, dst: np.dtype[Any]) -> None:
         """Raise unless a residual of this dtype can be added to an output of that one."""
         given = self.options.residual_quantization
-        if dst not in _BYTES:
+        if dst not in BYTES:
             if dst == _INT32:
                 rule = "int32 sums are given as they are, and nothing is added to them"
                 raise ArgumentError(self.op, "residual", str(dtype), rule, "give Quantizations, or out_dtype='float32'")
@@ -186,7 +185,7 @@ class Arithmetic:
             if given is not None:
                 raise ArgumentError(self.op, "residual_quantization", given, f"is for integers, and it is {dtype}")
             return
-        if dtype not in _BYTES:
+        if dtype not in BYTES:
             raise DtypeError(self.op, "residual", str(dtype), "has to be uint8 or int8, as the output is of 8 bits")
         if given is None:
             rule = "has to be given, as the residual is of 8 bits"

@@ -12,7 +12,7 @@ from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types
+from blockconv.core.types import BYTES, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
 from blockconv.dispatch.boundary import (
@@ -32,8 +32,6 @@ from blockconv.kernels.pool.rows import MOST_SUMMED
 from blockconv.runtime import Program, address_of, get_num_threads
 
 __all__ = ["NOT_QUANTIZED", "PoolCall", "PoolIntegers", "pool"]
-
-_BYTES = ("uint8", "int8")
 
 
 class PoolIntegers(NamedTuple):
@@ -86,7 +84,7 @@ def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantiz
             continue
         if not isinstance(given, Quantization):
             raise ArgumentError(call.op, name, given, "has to be a Quantization, or None")
-        if str(dtype) not in _BYTES:
+        if str(dtype) not in BYTES:
             raise ArgumentError(call.op, name, given, f"is for integers of 8 bits, and the input is {dtype}")
         given.check(call.op, name, dtype)
     src, dst = call.integers
@@ -94,7 +92,7 @@ def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantiz
         check_zero_point(call.op, "input", zero_point, src)
     elif dst is not None:
         raise ArgumentError(call.op, "input_quantization", None, "has to be given with out_quantization")
-    elif zero_point and str(dtype) in _BYTES:
+    elif zero_point and str(dtype) in BYTES:
         src = Quantization(1.0, zero_point)
     return None if src is None else (src, src if dst is None else dst)
 
@@ -118,7 +116,7 @@ def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, ze
     if shape[1] < least or min(shape[2:]) < 1:
         raise ArgumentError(op, "input", shape, f"H and W have to be at least 1, C at least {least}")
     problem = PROBLEMS[op](shape, *call.parameters)
-    if name in _BYTES and "max" not in op:
+    if name in BYTES and "max" not in op:
         _check_sums(op, problem)
     program = Program(())
     if 0 not in problem.dst_shape:

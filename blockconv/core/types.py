@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HALVES", "INT8", "ElementType", "Types", "element", "numpy_dtype"]
+__all__ = ["BYTES", "HALVES", "INT8", "ByteType", "ElementType", "Types", "element", "numpy_dtype"]
 
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
+# The integers that stand for real numbers by a `Quantization`, by NumPy's names, which its dtypes are equal to.
+ByteType = Literal["uint8", "int8"]
+BYTES: tuple[ByteType, ...] = ("uint8", "int8")
 _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
 
@@ -126,8 +129,6 @@ class Types(NamedTuple):
 
 
 # What convolutions of 8-bit sources are computed with.
-INT8 = frozenset(
-    Types.quantized(src, dst) for src in ("uint8", "int8") for dst in ("uint8", "int8", "int32", "float32")
-)
+INT8 = frozenset(Types.quantized(src, dst) for src in BYTES for dst in (*BYTES, "int32", "float32"))
 # What convolutions of floats of 16 bits are computed with.
 HALVES = frozenset(Types.converted(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))

@@ -16,6 +16,7 @@ from onnx import helper
 
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import BYTES, ByteType
 from blockconv.frontends.onnx.matrices import gemm, matmul
 from blockconv.frontends.onnx.scope import Call, Dequantized, Op, Scope, Unsupported, registered, title
 from blockconv.frontends.onnx.windows import average, convolution, global_pool
@@ -28,7 +29,6 @@ __all__ = ["QUANTIZED_OPS", "keeps_integers"]
 Array = npt.NDArray[Any]
 QUANTIZED_OPS: dict[str, Op] = {}
 _op = functools.partial(registered, QUANTIZED_OPS)
-_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 _CONSTANT = "constant scales and zero points; uint8 and int8"
 
 
@@ -64,7 +64,7 @@ def _one(call: Call, at: int, dtype: Any) -> Quantization:
 
 
 def _check_bytes(call: Call, dtype: Any) -> None:
-    if dtype not in _BYTES:
+    if dtype not in BYTES:
         raise Unsupported(f"integers of {dtype}")
 
 
@@ -79,7 +79,7 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
     if value is None or any(scope.array(scope.values[name].name) is None for name in node.input if name):
         return False
     call = Call(node, scope)
-    if call.attribute("block_size", 0) or value.dtype not in (*_BYTES, np.dtype(np.int32)):
+    if call.attribute("block_size", 0) or value.dtype not in (*BYTES, np.dtype(np.int32)):
         return False
     if call.array(1, "scale").dtype != np.float32 or call.attribute("output_dtype", 0) not in (0, 1):
         return False
@@ -156,7 +156,7 @@ def _quantize_linear(call: Call) -> Tensor:
 @_op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {_CONSTANT}, int32; no blocks")
 def _dequantize_linear(call: Call) -> Tensor:
     x = call.input()
-    if x.dtype not in (*_BYTES, np.dtype(np.int32)) or call.array(1, "scale").dtype != np.float32:
+    if x.dtype not in (*BYTES, np.dtype(np.int32)) or call.array(1, "scale").dtype != np.float32:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
     if call.attribute("block_size", 0):
         raise Unsupported("blocks")
@@ -190,7 +190,7 @@ def _axis_of(call: Call, x: Tensor, scale: Array, zero_point: Array) -> int:
 
 def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any, helps: bool = True) -> Tensor:
     """`x` as integers."""
-    kind: ops.ByteType = "uint8" if dtype == np.uint8 else "int8"
+    kind: ByteType = "uint8" if dtype == np.uint8 else "int8"
     return call.emit(ops.Quantize(given, kind), x)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import ElementType, Types
+from blockconv.core.types import BYTES, ElementType, Types
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.loop_nest import Loop, fused
@@ -50,7 +50,7 @@ KINDS = {
     "max": OpKind.MAX,
     "min": OpKind.MIN,
 }
-FLOATS, INTEGERS = frozenset(ITEMSIZE), frozenset(("uint8", "int8"))
+FLOATS, INTEGERS = frozenset(ITEMSIZE), frozenset(BYTES)
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
 WRITTEN = 128  # elements that a written-out period has at the least, if the extent is long
 LONGEST = 2048  # elements that it has at the most

@@ -23,7 +23,7 @@ from blockconv.core.eltwise_problem import TransposeProblem
 from blockconv.core.layout import Layout
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BITS, Types
+from blockconv.core.types import BITS, BYTES, Types
 from blockconv.jit.arguments import Arguments
 from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
@@ -66,8 +66,8 @@ MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in (1, 2, 4, 8))
 _FLOATS = ("float32", "bfloat16", "float16")
 CONVERTED = frozenset(
     str(Types.converted(src, dst))
-    for src in (*_FLOATS, "uint8", "int8", "int32")
-    for dst in (*_FLOATS, "uint8", "int8")
+    for src in (*_FLOATS, *BYTES, "int32")
+    for dst in (*_FLOATS, *BYTES)
     if src != dst or src not in _FLOATS
 )
 

@@ -27,7 +27,7 @@ from blockconv.core import target
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import ElementType, Types
+from blockconv.core.types import BYTES, ElementType, Types
 from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
@@ -234,5 +234,5 @@ def _why_not_nearest(problem: ResizeProblem, src: Layout, dst: Layout) -> str | 
 
 ROWS = (
     Row("resize", "resize", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),
-    Row("resize_bytes", "resize", dtypes=frozenset(("uint8", "int8")), why_not=_why_not_nearest, make=_make),
+    Row("resize_bytes", "resize", dtypes=frozenset(BYTES), why_not=_why_not_nearest, make=_make),
 )

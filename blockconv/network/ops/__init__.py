@@ -14,7 +14,7 @@ from blockconv.network.ops.axes import Lrn, ReduceMean, Resize, Softmax
 from blockconv.network.ops.base import Attributes, Shape
 from blockconv.network.ops.elementwise import Activate, Affine, Binary, BinaryKind
 from blockconv.network.ops.moves import Concat, Pad, Reshape, Shuffle, Slice, Transpose
-from blockconv.network.ops.quantized import ByteType, Dequantize, Quantize, Quantized, QuantizedConv2d, Requantize
+from blockconv.network.ops.quantized import Dequantize, Quantize, Quantized, QuantizedConv2d, Requantize
 from blockconv.network.ops.windows import AdaptivePool2d, Conv2d, Convolution, Pool2d
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Attributes",
     "Binary",
     "BinaryKind",
-    "ByteType",
     "Concat",
     "Conv2d",
     "Convolution",

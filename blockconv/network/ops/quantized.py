@@ -12,28 +12,34 @@ import numpy as np
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import BYTES, ByteType
 from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_axis, check_dtype
 from blockconv.network.ops.elementwise import Activate, Binary
 from blockconv.network.ops.windows import AdaptivePool2d, Convolution, Pool2d
 
-__all__ = ["ByteType", "Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
+__all__ = ["Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
 
-ByteType = Literal["uint8", "int8"]
-BYTES = ("uint8", "int8")
 _PLAIN = Quantization(1.0)
 
 
+class _GivesBytes(Attributes):
+    """What gives integers of 8 bits, `dtype`, of the shape of its input; `dst` says what they stand for."""
+
+    dst: Quantization
+    dtype: ByteType
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        return inputs[0]
+
+
 @dataclass(frozen=True)
-class Quantize(Attributes):
+class Quantize(_GivesBytes):
     """dst = saturate(round(src / scale) + zero_point) of float32, a half to the even neighbour."""
 
     op: ClassVar[str] = "quantize"
     dst: Quantization
     dtype: ByteType = "uint8"
-
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
-        return inputs[0]
 
     def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
         check_dtype(self, "input", inputs[0], "float32")
@@ -67,17 +73,13 @@ class Dequantize(Attributes):
 
 
 @dataclass(frozen=True)
-class Requantize(Attributes):
+class Requantize(_GivesBytes):
     """Integers of 8 bits as others that stand for the same: dst = quantize(dequantize(src))."""
 
     op: ClassVar[str] = "requantize"
     src: Quantization
     dst: Quantization
     dtype: ByteType = "uint8"
-
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
-        return inputs[0]
 
     def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
         check_dtype(self, "input", inputs[0], *BYTES)
@@ -97,7 +99,7 @@ class QuantizedConv2d(Convolution):
 
     src: Quantization = _PLAIN
     wei: Quantization = _PLAIN
-    dtype: Literal["uint8", "int8", "int32", "float32"] = "int32"
+    dtype: ByteType | Literal["int32", "float32"] = "int32"
     dst: Quantization | None = None
     residual: Quantization | None = None
 

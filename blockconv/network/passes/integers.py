@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types
+from blockconv.core.types import BYTES, Types
 from blockconv.dispatch.quantizing import check_sums
 from blockconv.kernels import TABLE
 from blockconv.network.evaluate_quantized import real
@@ -47,7 +47,6 @@ from blockconv.network.passes.rewrite import Edit, rewritten
 __all__ = ["computes_in_integers", "convolutions", "dequantized", "moves_integers", "stores"]
 
 Array = npt.NDArray[Any]
-_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 
 
 def convolutions(network: Network) -> Network:
@@ -241,7 +240,7 @@ def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, np.dtype[Any]
     if before is None or before[0].inputs[0] in edit.constants or before[1].src.scale.ndim:
         return None
     dtype = edit.dtype(before[0].inputs[0])
-    return (before[0].inputs[0], before[1].src, dtype) if dtype in _BYTES else None
+    return (before[0].inputs[0], before[1].src, dtype) if dtype in BYTES else None
 
 
 def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:

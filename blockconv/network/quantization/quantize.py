@@ -10,9 +10,10 @@ import numpy as np
 
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import BYTES, ByteType
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import ByteType, Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
+from blockconv.network.ops import Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.quantization.calibration import (
     METHODS,
@@ -28,8 +29,6 @@ from blockconv.network.quantization.report import LayerReport, QuantizationRepor
 from blockconv.network.quantization.rewriting import quantizable, quantization_of, rewritten
 
 __all__ = ["QuantizedNetwork", "quantize"]
-
-TYPES: tuple[ByteType, ...] = ("uint8", "int8")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,10 +107,10 @@ def _checked_options(network: Any, method: object, dtype: object, percentile: ob
         if tensor.dtype != np.float32:
             rule = f"is of {tensor.dtype}: only networks of float32 are quantized"
             raise NetworkError(network.name, tensor.name, tensor.shape, rule)
-    for known in TYPES:
+    for known in BYTES:
         if dtype == known:
             return known
-    raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, TYPES))}")
+    raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, BYTES))}")
 
 
 def _excluded(fused: Network, names: Iterable[str]) -> set[str]:

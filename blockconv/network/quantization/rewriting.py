@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import ByteType
 from blockconv.dispatch.quantizing import LARGEST, check_sums
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import ByteType, Conv2d, Dequantize, Quantize
+from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
 __all__ = ["quantizable", "quantization_of", "rewritten"]
