@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import numpy_dtype
 
 from . import roof
 from .measure import measure, noise
+from .peers import ZERO, QuantizedLayer
 from .report import Column, bandwidth, speedup_text
 from .results import Case, Entry, seconds
 from .run import Plan, conditions
@@ -21,8 +23,10 @@ from .workers import Crew
 __all__ = ["COLUMNS", "LAYOUTS", "arrays", "plans", "reference"]
 
 LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")
-# What Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside, and so is float32 for float64.
-TOLERANCE = {"float32": 1e-4, "float64": 1e-12}
+# What Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside, and so is float32 for float64. Of
+# bfloat16, sums that were rounded more often than once. Of int8, a dozen of the 255 steps: sums of a processor's 16-bit
+# instruction saturate, and the error says so, while what is wrong at a border is far outside.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 2**-7, "int8": 0.05}
 
 
 def gflops(case: Case, entry: Entry) -> float:
@@ -56,9 +60,15 @@ def _plan(
     problem: Conv2dProblem, dtype: str, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
 ) -> Plan:
     def measure_it() -> Case:
-        src, wei, bias = arrays(problem, dtype)
-        variants = crew.contenders("conv2d", problem, src, wei, bias, ours=[layouts], threads=threads)
-        measured = measure(variants, reference(problem, src, wei, bias), TOLERANCE[dtype], **timing)
+        if dtype == "int8":
+            layer, expected = quantized(problem)
+            src, wei = layer.src, layer.wei
+            variants = crew.contenders("quantized_conv2d", problem, layer, ours=[layouts], threads=threads)
+        else:
+            src, wei, bias = arrays(problem, dtype)
+            expected = reference(problem, src, wei, bias)
+            variants = crew.contenders("conv2d", problem, src, wei, bias, ours=[layouts], threads=threads)
+        measured = measure(variants, expected, TOLERANCE[dtype], **timing)
         nbytes = src.itemsize * (src.size + wei.size + math.prod(problem.dst_shape))
         return {"flops": problem.flops, "bytes": nbytes, **roof.roof(nbytes, threads, src.itemsize), **measured}
 
@@ -69,10 +79,32 @@ def _plan(
 
 
 def arrays(problem: Conv2dProblem, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(src, wei, bias), the same each time."""
+    """(src, wei, bias), the same each time; of bfloat16 the bias is float32, of numbers that bfloat16 has."""
     shapes = problem.src_shape, problem.wei_shape, (problem.oc,)
-    src, wei, bias = (noise(shape, dtype, seed) for seed, shape in enumerate(shapes))
-    return src, wei, bias
+    if dtype != "bfloat16":
+        src, wei, bias = (noise(shape, dtype, seed) for seed, shape in enumerate(shapes))
+        return src, wei, bias
+    src, wei, bias = (noise(shape, "float32", seed).astype(numpy_dtype(dtype)) for seed, shape in enumerate(shapes))
+    return src, wei, bias.astype(np.float32)
+
+
+def quantized(problem: Conv2dProblem) -> tuple[QuantizedLayer, np.ndarray]:
+    """`arrays` as quantizers round them, and the destination: the sums exactly, a half rounded to the even integer.
+
+    Source and destination have one scale for their largest number, weights one for that of each output channel.
+    """
+    src, wei, bias = arrays(problem)
+    src_scale = np.float32(np.abs(src).max() / 127)
+    wei_scale = (np.abs(wei).max(axis=(1, 2, 3)) / 127).astype(np.float32)
+    whole = np.rint(src / src_scale).astype(np.int64)
+    filters = np.rint(wei / wei_scale[:, None, None, None]).astype(np.int8)
+    added = np.rint(bias / (src_scale * wei_scale)).astype(np.int32)
+    each = (float(src_scale) * wei_scale.astype(np.float64)).reshape(-1, 1, 1)
+    real = reference(problem, whole, filters, added) * each
+    dst_scale = np.float32(np.abs(real).max() / 127)
+    expected = np.clip(np.rint(real / float(dst_scale)) + ZERO, 0, 255)
+    given = (whole + ZERO).astype(np.uint8)
+    return QuantizedLayer(given, filters, added, float(src_scale), wei_scale, float(dst_scale)), expected
 
 
 def reference(problem: Conv2dProblem, src: np.ndarray, wei: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

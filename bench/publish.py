@@ -93,6 +93,7 @@ def _networks(cases: Sequence[Case]) -> Iterator[str]:
     for case in cases:
         network, images = case["params"]["network"], case["params"]["batch"]
         row = network if images == 1 else f"{network}, {images} images"
+        row += f", {case['params']['dtype']}" if "dtype" in case["params"] else ""
         rows.setdefault(row, {})[case["params"]["threads"]] = case
     for row, found in rows.items():
         cells = [cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", ""))]

@@ -104,18 +104,29 @@ def _nets(cases: Sequence[Case]) -> Iterable[str]:
 
 
 def _by_entry(what: str, unit: str, cases: Sequence[Case], text: Callable[[Case, Entry], str]) -> Iterable[str]:
-    """A column for each of our entries, one for the best peer, and how many times as fast our best is."""
+    """A column for each of our entries, one for the best peer, and how many times as fast our best is.
+
+    Where cases are of other types than float32, the errors of our best and of that peer stand beside their speed.
+    """
     names = list(dict.fromkeys(e["name"] for case in cases for e in case["entries"] if e["role"] == "ours"))
-    heads = [name.partition(" ")[2] for name in names]
-    yield f"| {what}, {unit} | threads | {' | '.join(heads)} | best peer | times the best peer |"
-    yield f"| --- | ---: |{' ---: |' * (len(names) + 2)}"
+    heads = [*(name.partition(" ")[2] for name in names), "best peer", "times the best peer"]
+    errors = any("dtype" in case["params"] for case in cases)
+    heads += ["error", "the peer's"] if errors else []
+    yield f"| {what}, {unit} | threads | {' | '.join(heads)} |"
+    yield f"| --- | ---: |{' ---: |' * len(heads)}"
     for case in cases:
         ours = {entry["name"]: entry for entry in timed(case, "ours")}
         cells = [text(case, ours[name]) if name in ours else "" for name in names]
         best = min(timed(case, "peer"), key=seconds, default=None)
         told = f"{text(case, best)} ({best['name']})" if best else ""
-        ratio = _ratio(case, names) if case["speedups"] else ""
-        yield f"| {short_title(case)} | {case['params']['threads']} | {' | '.join(cells)} | {told} | {ratio} |"
+        cells += [told, _ratio(case, names) if case["speedups"] else ""]
+        if errors:
+            cells += [_error(min(ours.values(), key=seconds, default=None)), _error(best)]
+        yield f"| {short_title(case)} | {case['params']['threads']} | {' | '.join(cells)} |"
+
+
+def _error(entry: Entry | None) -> str:
+    return f"{entry['error']:.1e}" if entry else ""
 
 
 def _lab(cases: Sequence[Case]) -> Iterable[str]:

@@ -4,6 +4,7 @@ One module a library, named `<name>_peer`. It imports its library, which may be 
 
     version() -> str
     conv2d(problem, src, wei, bias, threads) -> Iterable[Variant]
+    quantized_conv2d(problem, layer, threads) -> Iterable[Variant]   where it has convolutions of integers
     pool2d(problem, src, threads) -> Iterable[Variant]               where it has pools
     reorder(problem, src, threads) -> Iterable[Variant]              where it has reorders
     plain_copy(src, threads) -> Iterable[Variant]                    where its copies are a roof
@@ -13,8 +14,8 @@ and DTYPES, the types that it has for an operation, where float32 is not the onl
 
 Arrays are NumPy's, NCHW and OIHW (a reorder's source is the storage of its layout). What can be
 prepared is prepared before a variant is yielded: weights packed, models compiled, outputs allocated.
-There may be none, where the library cannot express the problem. Our own module takes the
-layouts (of a network: the choices) to do it in before `threads`.
+There may be none, where the library cannot express the problem. Biases of bfloat16 layers are float32.
+Our own module takes the layouts (of a network: the choices) to do it in before `threads`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ __all__ = [
     "NAMES",
     "NUMBERS",
     "OURS",
+    "ZERO",
     "Peer",
+    "QuantizedLayer",
     "Variant",
     "end_padding",
     "is_symmetric",
@@ -47,6 +50,35 @@ __all__ = [
 OURS = "blockconv"
 NUMBERS = ("float32", "float64", "int8", "uint8")  # what pools and reorders are measured in
 NAMES = ("torch", "onnxruntime", "openvino", "ncnn", "litert", "numpy")
+
+
+ZERO = 128  # the zero point of sources and destinations: less it, they are the int8 of zero point 0 that some want
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """A convolution of 8-bit integers: src, uint8 of zero point ZERO; wei, int8 with a scale for each output channel;
+    bias, int32 of the scale of src times wei. The destination is uint8 of zero point ZERO and of dst_scale.
+    """
+
+    src: np.ndarray
+    wei: np.ndarray
+    bias: np.ndarray
+    src_scale: float
+    wei_scale: np.ndarray
+    dst_scale: float
+
+    @property
+    def bias_scale(self) -> np.ndarray:
+        """Of each output channel, float32."""
+        scale: np.ndarray = np.float32(self.src_scale) * self.wei_scale
+        return scale
+
+    @property
+    def real_bias(self) -> np.ndarray:
+        """The bias as float32."""
+        real: np.ndarray = self.bias.astype(np.float32) * self.bias_scale
+        return real
 
 
 @dataclass(frozen=True)
@@ -111,7 +143,7 @@ def load(names: Sequence[str] = NAMES) -> tuple[list[Peer], dict[str, str]]:
 
 def spoil(array: np.ndarray) -> None:
     """Overwrite an output, so that what a call leaves out is seen: with NaN, or the least of an integer type."""
-    array.fill(math.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).min)
+    array.fill(np.iinfo(array.dtype).min if array.dtype.kind in "iu" else math.nan)
 
 
 def is_symmetric(problem: Conv2dProblem | Pool2dProblem) -> bool:

@@ -15,9 +15,9 @@ import blockconv as bc
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.network.passes.fuse import fuse
 
-from . import NUMBERS, Variant, is_symmetric, spoil
+from . import NUMBERS, ZERO, QuantizedLayer, Variant, is_symmetric, spoil
 
-DTYPES = {"conv2d": ("float32", "float64"), "pool2d": NUMBERS, "reorder": NUMBERS}
+DTYPES = {"conv2d": ("float32", "float64", "bfloat16"), "pool2d": NUMBERS, "reorder": NUMBERS}
 
 
 def version() -> str:
@@ -32,16 +32,34 @@ def conv2d(
     layouts: Sequence[str],
     threads: int,
 ) -> Iterator[Variant]:
-    p = problem
-    padding: Any = (p.ph, p.pw) if is_symmetric(p) else ((p.ph, p.ph_r), (p.pw, p.pw_r))
-
-    def variant(layout: str) -> Variant:
-        conv = bc.Conv2d(wei, bias, (p.sh, p.sw), padding, (p.dh, p.dw), p.g, layout=layout)
-        blocked, out = _arrays(src, p.dst_shape, layout)
-        return _variant(layout, src, blocked, out, lambda: conv(blocked, out=out))
-
     bc.set_num_threads(threads)
-    yield from map(variant, layouts)
+    for layout in layouts:
+        conv = bc.Conv2d(wei, bias, *_windows(problem), layout=layout)
+        yield _conv(conv, layout, src, *_arrays(src, problem.dst_shape, layout))
+
+
+def quantized_conv2d(
+    problem: Conv2dProblem, layer: QuantizedLayer, layouts: Sequence[str], threads: int
+) -> Iterator[Variant]:
+    bc.set_num_threads(threads)
+    given = {
+        "input_quantization": bc.Quantization(layer.src_scale, ZERO),
+        "weight_quantization": bc.Quantization(layer.wei_scale),
+        "out_quantization": bc.Quantization(layer.dst_scale, ZERO),
+    }
+    for layout in layouts:
+        conv = bc.Conv2d(layer.wei, layer.bias, *_windows(problem), layout=layout, **given)
+        yield _conv(conv, layout, layer.src, *_arrays(layer.src, problem.dst_shape, layout, ZERO))
+
+
+def _windows(p: Conv2dProblem) -> tuple[Any, ...]:
+    """stride, padding, dilation, groups"""
+    padding: Any = (p.ph, p.pw) if is_symmetric(p) else ((p.ph, p.ph_r), (p.pw, p.pw_r))
+    return (p.sh, p.sw), padding, (p.dh, p.dw), p.g
+
+
+def _conv(conv: bc.Conv2d, layout: str, src: np.ndarray, x: bc.BlockedArray, out: bc.BlockedArray) -> Variant:
+    return _variant(layout, src, x, out, lambda: conv(x, out=out))
 
 
 def pool2d(problem: Pool2dProblem, src: np.ndarray, layouts: Sequence[str], threads: int) -> Iterator[Variant]:
@@ -143,8 +161,11 @@ def _told(action: Any, seconds: float) -> dict[str, Any]:
     return {**kinds, "predicted": action.cost, "measured": seconds}
 
 
-def _arrays(src: np.ndarray, shape: tuple[int, ...], layout: str) -> tuple[bc.BlockedArray, bc.BlockedArray]:
-    return bc.BlockedArray.from_numpy(src, layout), bc.empty(shape, layout, src.dtype)
+def _arrays(
+    src: np.ndarray, shape: tuple[int, ...], layout: str, zero_point: int = 0
+) -> tuple[bc.BlockedArray, bc.BlockedArray]:
+    x = bc.BlockedArray.from_numpy(src, layout, zero_point=zero_point)
+    return x, bc.empty(shape, layout, src.dtype, zero_point)
 
 
 def _variant(
@@ -157,7 +178,7 @@ def _variant(
 
     reorders: dict[str, Callable[[], object]] = {}
     if layout != "NCHW":
-        plain = bc.empty(out.shape, "NCHW", out.dtype)
+        plain = bc.empty(out.shape, "NCHW", out.dtype, out.zero_point)
         reorders["reorder_in"] = lambda: bc.to_layout(src, layout, out=x)
         reorders["reorder_out"] = lambda: bc.to_layout(out, "NCHW", out=plain)
     return Variant(f"blockconv {layout}", call, fetch, role="ours", **reorders)

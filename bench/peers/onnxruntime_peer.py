@@ -1,7 +1,8 @@
 """ONNX Runtime: a model of one node, with input and output bound once.
 
-`NCHW` is what a model of one layer gets: ONNX Runtime's own blocked layout inside, with its reorders
-around it. `NCHWc` is the optimised node alone, from blocked to blocked, as it runs amid a network.
+`NCHW` is what a model of one layer gets: ONNX Runtime's own layout inside, with its reorders around it. `NCHWc`
+is the optimised node alone, from blocked to blocked, as it runs amid a network; of integers, whose kernels want
+channels last, it is `NHWC`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
-from . import Variant, end_padding, pool_padding, spoil
+from . import QuantizedLayer, Variant, end_padding, pool_padding, qdq, spoil
 
 BLOCKED = "com.microsoft.nchwc"
 
@@ -39,6 +40,19 @@ def conv2d(
     optimised = _optimise(model)
     if any(node.domain == BLOCKED for node in optimised.graph.node):
         yield _blocked(problem, optimised, src, threads)
+
+
+def quantized_conv2d(problem: Conv2dProblem, layer: QuantizedLayer, threads: int) -> Iterator[Variant]:
+    ends = end_padding(problem)
+    if ends is None:
+        return
+    model = qdq.model(problem, ends, layer)
+    yield _plain(model, layer.src, problem.dst_shape, threads)
+    optimised = _optimise(model)
+    if [node.op_type for node in optimised.graph.node] == ["Transpose", "QLinearConv", "Transpose"]:
+        n, oc, oh, ow = problem.dst_shape
+        steps = (_alone(optimised, node, TensorProto.UINT8) for node in optimised.graph.node)
+        yield _between(*steps, layer.src, (n, oh, ow, oc), threads, "NHWC")
 
 
 def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
@@ -108,8 +122,8 @@ def _single(
     return helper.make_model(graph, opset_imports=domains, ir_version=9)
 
 
-def _value(name: str, shape: tuple[int, ...] | None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+def _value(name: str, shape: tuple[int, ...] | None, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
 
 
 def _session(
@@ -134,11 +148,11 @@ def _bound(
 ) -> tuple[Callable[[], object], np.ndarray]:
     """A call with input and output bound, and its output."""
     session = _session(model, threads, optimise=optimise)
-    out = np.empty(out_shape, np.float32)
+    out = np.empty(out_shape, x.dtype)
     binding = session.io_binding()
     binding.bind_ortvalue_input("x", ort.OrtValue.ortvalue_from_numpy(x))
     # The array has to outlive the binding, which only has its address; `run` keeps both.
-    binding.bind_output("y", "cpu", 0, np.float32, out_shape, out.ctypes.data)
+    binding.bind_output("y", "cpu", 0, x.dtype, out_shape, out.ctypes.data)
     return functools.partial(_run, session, binding, out), out
 
 
@@ -177,8 +191,9 @@ def _between(
     src: np.ndarray,
     out_shape: tuple[int, ...],
     threads: int,
+    layout: str = "NCHWc",
 ) -> Variant:
-    """A blocked node, from blocked to blocked, with the nodes that block and unblock."""
+    """A node in ONNX Runtime's own layout, with the nodes that change to it and back."""
     x, reorder_in = src, None
     if before is not None:
         x = _session(before, 1, optimise=False).run(None, {"x": src})[0]
@@ -186,7 +201,7 @@ def _between(
     run, out = _bound(model, x, out_shape, threads, optimise=False)
     unblock = _session(after, threads, optimise=False)
     return Variant(
-        "onnxruntime NCHWc",
+        f"onnxruntime {layout}",
         run,
         lambda: unblock.run(None, {"x": _spoil(out, run)})[0],
         reorder_in=reorder_in,
@@ -194,11 +209,11 @@ def _between(
     )
 
 
-def _alone(model: onnx.ModelProto, node: onnx.NodeProto) -> onnx.ModelProto:
+def _alone(model: onnx.ModelProto, node: onnx.NodeProto, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     """A model of one of the nodes, from "x" to "y"."""
     single = onnx.NodeProto()
     single.CopyFrom(node)
     single.input[0], single.output[0] = "x", "y"
     weights = [array for array in model.graph.initializer if array.name in node.input]
-    graph = helper.make_graph([single], "node", [_value("x", None)], [_value("y", None)], weights)
+    graph = helper.make_graph([single], "node", [_value("x", None, dtype)], [_value("y", None, dtype)], weights)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -7,6 +7,7 @@ inside, so that no reorder is left.
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,7 +17,7 @@ from openvino.preprocess import PrePostProcessor
 
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
-from . import Variant, end_padding, pool_padding, spoil
+from . import QuantizedLayer, Variant, end_padding, pool_padding, qdq, spoil
 
 
 def version() -> str:
@@ -24,6 +25,7 @@ def version() -> str:
 
 
 ENDS = ("NCHW", "NHWC")
+DTYPES = {"conv2d": ("float32", "bfloat16")}
 
 
 @functools.cache
@@ -38,7 +40,16 @@ def conv2d(
     if ends is None:
         return
     for end in ENDS:
-        yield _variant(_conv2d(problem, ends, wei, bias), src, problem.dst_shape, threads, end)
+        yield _variant(_ended(_conv2d(problem, ends, wei, bias), end), src, problem.dst_shape, threads, end)
+
+
+def quantized_conv2d(problem: Conv2dProblem, layer: QuantizedLayer, threads: int) -> Iterator[Variant]:
+    ends = end_padding(problem)
+    if ends is None:
+        return
+    for end in ENDS:
+        content = io.BytesIO(qdq.model(problem, ends, layer, end == "NHWC").SerializeToString())
+        yield _variant(_core().read_model(content), layer.src, problem.dst_shape, threads, end)
 
 
 def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
@@ -46,19 +57,21 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Va
     if ends is None or problem.divisor or (problem.kind != "max" and problem.dh * problem.dw != 1):
         return
     for end in ENDS:
-        yield _variant(_pool2d(problem, ends), src, problem.dst_shape, threads, end)
+        yield _variant(_ended(_pool2d(problem, ends), end), src, problem.dst_shape, threads, end)
 
 
 def _variant(model: ov.Model, src: np.ndarray, out_shape: tuple[int, ...], threads: int, layout: str) -> Variant:
+    brain = src.dtype.name == "bfloat16"
+    if brain:
+        model = _ends_of_bfloat16(model)
     if layout == "NHWC":
-        model = _channels_last(model)
         src = np.ascontiguousarray(src.transpose(0, 2, 3, 1))
         n, c, h, w = out_shape
         out_shape = n, h, w, c
-    request = _request(model, threads)
-    out = np.empty(out_shape, np.float32)
-    request.set_input_tensor(ov.Tensor(src, shared_memory=True))
-    request.set_output_tensor(ov.Tensor(out, shared_memory=True))
+    request = _request(model, threads, "bf16" if brain else "f32")
+    out = np.empty(out_shape, src.dtype)
+    request.set_input_tensor(_tensor(src))
+    request.set_output_tensor(_tensor(out))
     arrays = src, out  # the tensors have only their addresses: `fetch` keeps them alive
 
     def fetch() -> np.ndarray:
@@ -68,6 +81,13 @@ def _variant(model: ov.Model, src: np.ndarray, out_shape: tuple[int, ...], threa
         return (out if layout == "NCHW" else out.transpose(0, 3, 1, 2)).copy()
 
     return Variant(f"openvino {layout}", request.infer, fetch)
+
+
+def _tensor(array: np.ndarray) -> ov.Tensor:
+    """A tensor of an array's memory."""
+    if array.dtype.name != "bfloat16":
+        return ov.Tensor(array, shared_memory=True)
+    return ov.Tensor(array.view(np.float16), array.shape, ov.Type.bf16)  # of which it reads the address
 
 
 def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:
@@ -83,12 +103,12 @@ def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:
     yield Variant("openvino", request.infer, fetch)
 
 
-def _request(model: ov.Model, threads: int) -> ov.InferRequest:
+def _request(model: ov.Model, threads: int, precision: str = "f32") -> ov.InferRequest:
     config = {
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
         "ENABLE_CPU_PINNING": False,  # the harness pins the process
     }
     return _core().compile_model(model, "CPU", config).create_infer_request()
@@ -97,6 +117,7 @@ def _request(model: ov.Model, threads: int) -> ov.InferRequest:
 def _conv2d(problem: Conv2dProblem, ends: tuple[int, int], wei: np.ndarray, bias: np.ndarray | None) -> ov.Model:
     p = problem
     x = ops.parameter(p.src_shape, ov.Type.f32, name="x")
+    wei = wei.astype(np.float32, copy=False)  # a precision of bfloat16 rounds it back
     windows = [[p.sh, p.sw], [p.ph, p.pw], list(ends), [p.dh, p.dw]]
     if p.g == 1:
         y = ops.convolution(x, ops.constant(wei), *windows)
@@ -117,7 +138,17 @@ def _pool2d(p: Pool2dProblem, ends: tuple[int, int]) -> ov.Model:
     return ov.Model([y], [x])
 
 
-def _channels_last(model: ov.Model) -> ov.Model:
+def _ends_of_bfloat16(model: ov.Model) -> ov.Model:
+    steps = PrePostProcessor(model)
+    for end in (steps.input(), steps.output()):
+        end.tensor().set_element_type(ov.Type.bf16)
+    return steps.build()
+
+
+def _ended(model: ov.Model, layout: str) -> ov.Model:
+    """A model of NCHW with ends in a layout."""
+    if layout == "NCHW":
+        return model
     steps = PrePostProcessor(model)
     for end in (steps.input(), steps.output()):
         end.tensor().set_layout(ov.Layout("NHWC"))

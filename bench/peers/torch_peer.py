@@ -5,6 +5,9 @@ oneDNN plain weights, which it reorders at every call. `channels_last prepacked`
 (inductor) makes of a frozen model, and its best. `blocked` keeps source and destination in oneDNN's
 own blocked formats; there torch (2.13) has no way to keep the weights in the format that the blocked
 kernels want, and oneDNN reorders them at every call (ONEDNN_VERBOSE=1 shows it).
+
+Of integers `onednn` is what its compiler makes of a quantized model, and `quantized` what its eager mode has, by the
+engine of oneDNN too.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
-from . import NUMBERS, Variant, end_padding, is_symmetric, spoil
+from . import NUMBERS, ZERO, QuantizedLayer, Variant, end_padding, is_symmetric, spoil
 
 PLAIN_CHANNELS = 16  # oneDNN reads a dense source of fewer channels as plain NCHW, not blocked
 
 
-DTYPES = {"conv2d": ("float32", "float64"), "pool2d": NUMBERS, "reorder": NUMBERS}
+DTYPES = {"conv2d": ("float32", "float64", "bfloat16"), "pool2d": NUMBERS, "reorder": NUMBERS}
 
 
 def version() -> str:
@@ -48,8 +51,8 @@ def conv2d(
     if ends is None:
         return
     _start(threads)
-    x, w = torch.from_numpy(src), torch.from_numpy(wei)
-    b = None if bias is None else torch.from_numpy(bias)
+    x, w = _tensor(src), _tensor(wei)
+    b = None if bias is None else torch.from_numpy(bias).to(x.dtype)
     p = problem
     stride, dilation, padding = (p.sh, p.sw), (p.dh, p.dw), (p.ph, p.pw)
     pad: Callable[[torch.Tensor], torch.Tensor] = lambda x: x  # noqa: E731
@@ -64,8 +67,8 @@ def conv2d(
 
     x_last, w_last = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
     yield _variant("channels_last", plain(x_last, w_last), x)
-    if src.dtype != np.float32:
-        return  # the others are oneDNN's, which has no float64
+    if src.dtype == np.float64:
+        return  # the others are oneDNN's, which has none
 
     packed = torch.ops.mkldnn._reorder_convolution_weight(w, padding, stride, dilation, p.g, list(pad(x).shape))
 
@@ -75,8 +78,48 @@ def conv2d(
         )
 
     yield _variant("channels_last prepacked", prepacked, x)
-    if is_symmetric(problem):
+    if is_symmetric(problem) and src.dtype == np.float32:
         yield _variant("blocked", _blocked(problem, x, w, b))
+
+
+def quantized_conv2d(problem: Conv2dProblem, layer: QuantizedLayer, threads: int) -> Iterator[Variant]:
+    p = problem
+    if not is_symmetric(p):
+        return
+    _start(threads)
+    windows = [p.sh, p.sw], [p.ph, p.pw], [p.dh, p.dw], p.g
+    plain, bias = torch.from_numpy(layer.src), torch.from_numpy(layer.real_bias)
+    x = plain.contiguous(memory_format=torch.channels_last)
+    w, scales, zeros = (
+        torch.from_numpy(layer.wei),
+        torch.from_numpy(layer.wei_scale),
+        torch.zeros(p.oc, dtype=torch.int32),
+    )
+    ends = layer.src_scale, ZERO
+    packed = torch.ops.onednn.qconv_prepack(w, scales, *ends, *windows, list(x.shape))
+
+    def pointwise() -> torch.Tensor:
+        return torch.ops.onednn.qconv2d_pointwise(
+            x, *ends, packed, scales, zeros, bias, *windows, layer.dst_scale, ZERO, torch.uint8, "none", [], ""
+        )
+
+    yield _variant("onednn", pointwise, plain)
+    torch.backends.quantized.engine = "onednn"
+    quantized = torch._make_per_tensor_quantized_tensor(x, *ends)
+    held = torch._make_per_channel_quantized_tensor(w, scales.double(), zeros.long(), 0)
+    parameters = torch.ops.quantized.conv2d_prepack(held, bias, *windows)
+
+    def eager() -> torch.Tensor:
+        return torch.ops.quantized.conv2d(quantized, parameters, layer.dst_scale, ZERO)
+
+    yield _variant("quantized", eager, plain)
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor of an array's memory."""
+    if array.dtype.name == "bfloat16":  # which torch does not take of NumPy
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _variant(name: str, function: Callable[[], torch.Tensor], plain: torch.Tensor | None = None) -> Variant:
@@ -113,7 +156,8 @@ def _fetch(function: Callable[[], torch.Tensor]) -> Callable[[], np.ndarray]:
         result = function()
         if result.layout is torch._mkldnn:
             result = result.to_dense()
-        return result.contiguous().numpy()
+        result = result.int_repr() if result.is_quantized else result
+        return (result.float() if result.dtype is torch.bfloat16 else result).contiguous().numpy()
 
     return fetch
 
