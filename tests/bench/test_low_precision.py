@@ -33,7 +33,7 @@ def test_what_is_expected_of_integers_is_exact():
     wanted = [exactly(PROBLEM, layer, at) for at in np.ndindex(expected.shape[1:])]
     assert expected.reshape(-1).tolist() == wanted
     assert {int(expected.min()), int(expected.max())} & {1, 255}, "the largest number has the last integer"
-    assert (np.abs(layer.wei.astype(int)).max(axis=(1, 2, 3)) == 127).all(), "each channel's weights have a scale of their own"
+    assert (np.abs(layer.wei.astype(int)).max(axis=(1, 2, 3)) == 127).all(), "one scale a channel"
 
 
 @pytest.mark.parametrize("name", ["blockconv", "onnxruntime"])
