@@ -8,16 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Dense
-from blockconv.core import target
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types
-from blockconv.dispatch.array import BlockedArray, allocate
+from blockconv.dispatch.array import BlockedArray, allocate, reorder_into
 from blockconv.dispatch.quantizing import check_zero_point
-from blockconv.dispatch.reorders import conversion_program
-from blockconv.runtime import address_of, get_num_threads
 
 __all__ = ["dequantize_linear", "quantize_linear"]
 
@@ -191,11 +187,7 @@ def _convert(
         raise ArgumentError(op, "layout", str(wanted), rule)
     zero_point = 0 if quantizations[1] is None else quantizations[1].zero_point
     dst = allocate(src.shape, wanted, dtype, zero_point)
-    # Past the caches, lines that are written whole need not be read first.
-    stream = 2 * (src.nbytes + dst.nbytes) > target.last_level_cache() and address_of(dst.storage) % 64 == 0
-    types = Types.converted(str(src.dtype), str(dtype))
-    program = conversion_program(src.shape, (src.layout, wanted), types, quantizations, stream)
-    program.run([address_of(src.storage), address_of(dst.storage)], get_num_threads())
+    reorder_into(src, dst, quantizations)
     if isinstance(x, BlockedArray) or layout is not None:
         return dst
     return like(x, dst.numpy())

@@ -26,10 +26,10 @@ from blockconv.dispatch.array_checks import (
     require_movable,
     storage_for,
 )
-from blockconv.dispatch.reorders import conversion_program, reorder_program
+from blockconv.dispatch.reorders import Ends, conversion_program, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
-__all__ = ["BlockedArray", "allocate", "empty", "is_channels_last", "reorder_program", "to_layout"]
+__all__ = ["BlockedArray", "allocate", "empty", "is_channels_last", "reorder_into", "reorder_program", "to_layout"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -287,22 +287,22 @@ def to_layout(
         out = empty(src.shape, target, wanted, src.zero_point)
     else:
         _check_out(src, target, out, wanted)
-    _reorder(src, out)
+    reorder_into(src, out)
     return out
 
 
-def _reorder(src: BlockedArray, out: BlockedArray) -> None:
+def reorder_into(src: BlockedArray, out: BlockedArray, quantizations: Ends = (None, None)) -> None:
+    """Write `src` to `out`, of its shape, as elements of `out`; quantizations: of both, where integers convert."""
     packed = src.dtype in PACKED
-    nbytes = src.nbytes + out.nbytes
     addresses = [address_of(src.storage), address_of(out.storage)]
     # Past the caches, lines that are written whole need not be read first.
-    stream = 2 * nbytes > target.last_level_cache() and addresses[1] % 64 == 0
+    stream = 2 * (src.nbytes + out.nbytes) > target.last_level_cache() and addresses[1] % 64 == 0
     itemsize = 0 if packed else src.storage.itemsize
-    if out.dtype == src.dtype:
+    if out.dtype == src.dtype and quantizations == (None, None):
         program = reorder_program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
     else:
         types = Types.converted(src.dtype, out.dtype)
-        program = conversion_program(src.shape, (src.layout, out.layout), types, (None, None), stream)
+        program = conversion_program(src.shape, (src.layout, out.layout), types, quantizations, stream)
     if packed:
         # One byte an element in between; an odd last nibble is zero.
         wide = [np.zeros(2 * a.nbytes, np.uint8) for a in (src, out)]

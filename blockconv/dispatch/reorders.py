@@ -13,7 +13,9 @@ from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.reorder.kernels import pack_nibbles, unpack_nibbles
 from blockconv.runtime import Buffer, Program
 
-__all__ = ["conversion_program", "reorder_program"]
+__all__ = ["Ends", "conversion_program", "reorder_program"]
+
+Ends = tuple[Quantization | None, Quantization | None]  # what source and destination stand for; None: floats
 
 
 @functools.lru_cache(maxsize=4096)
@@ -47,7 +49,7 @@ def conversion_program(
     shape: tuple[int, ...],
     layouts: tuple[Layout, Layout],
     types: Types,
-    quantizations: tuple[Quantization | None, Quantization | None],
+    quantizations: Ends,
     stream: bool = False,
 ) -> Program:
     """The program of a reorder that converts elements, from buffer 0 to buffer 1; the padding holds the zero point.

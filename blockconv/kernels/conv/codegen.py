@@ -151,34 +151,44 @@ def _interleaver(lanes: int) -> Any:
     return interleave
 
 
-_interleave_16, _interleave_4 = _interleaver(16), _interleaver(4)
+@inline
+def _moved(planes, by):
+    return Planes(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
+
+
+def _by_vectors(itemsize: int, sixteen: Any, four: Any) -> Any:
+    """interleave(planes, dst, count): four pixels or more, elements of so many bytes, sixteen at a time or four."""
+
+    @inline
+    def interleave(planes, dst, count):
+        done = 0
+        while done < count:  # the last ones end with the last pixel, and do some once more
+            if count >= 16:
+                done = min(done, count - 16)
+                sixteen(_moved(planes, itemsize * done), dst + 4 * done)
+                done += 16
+            else:
+                done = min(done, count - 4)
+                four(_moved(planes, itemsize * done), dst + 4 * done)
+                done += 4
+
+    return interleave
+
+
+_interleave_fours = _by_vectors(1, _interleaver(16), _interleaver(4))
 
 
 @inline
 def interleave_four(planes, dst, count, step):
     """`count` pixels, `step` bytes apart, to [pixel][channel]."""
     if step == 1 and count >= 4:
-        done = 0
-        while done < count:  # the last ones end with the last pixel, and do some once more
-            if count >= 16:
-                done = min(done, count - 16)
-                _interleave_16(_moved(planes, done), dst + 4 * done)
-                done += 16
-            else:
-                done = min(done, count - 4)
-                _interleave_4(_moved(planes, done), dst + 4 * done)
-                done += 4
+        _interleave_fours(planes, dst, count)
     else:
         for p in range(count):
             at = p * step
             low = load_bits(planes.first + at, 1) | load_bits(planes.second + at, 1) << 8
             high = load_bits(planes.third + at, 1) | load_bits(planes.fourth + at, 1) << 8
             store_bits(dst + 4 * p, low | high << 16, 4)
-
-
-@inline
-def _moved(planes, by):
-    return Planes(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
 
 
 def _pair_interleaver(lanes: int) -> Any:
@@ -196,23 +206,14 @@ def _pair_interleaver(lanes: int) -> Any:
     return interleave
 
 
-_interleave_16_pairs, _interleave_4_pairs = _pair_interleaver(16), _pair_interleaver(4)
+_interleave_pairs = _by_vectors(2, _pair_interleaver(16), _pair_interleaver(4))
 
 
 @inline
 def interleave_two(planes, dst, count, step):
     """`interleave_four` for pairs of channels of 16 bits; a second that does not exist is zero."""
     if step == 2 and count >= 4:
-        done = 0
-        while done < count:
-            if count >= 16:
-                done = min(done, count - 16)
-                _interleave_16_pairs(_moved(planes, 2 * done), dst + 4 * done)
-                done += 16
-            else:
-                done = min(done, count - 4)
-                _interleave_4_pairs(_moved(planes, 2 * done), dst + 4 * done)
-                done += 4
+        _interleave_pairs(planes, dst, count)
     else:
         for p in range(count):
             second = load_bits(planes.second + p * step, 2) if planes.others > 0 else 0
