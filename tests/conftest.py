@@ -6,6 +6,7 @@ run's processes share a directory that goes away with the run: that they may is 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -31,6 +32,12 @@ ROOT = Path(__file__).parent.parent
 def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """They gain nothing by it, but the large ones of which it holds anyway would take the tests hours."""
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-12)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: Python's collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

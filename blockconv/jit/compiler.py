@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,6 +123,25 @@ def _in_place_of_numbas() -> Iterator[None]:
         del typing.resolve_function_type
 
 
+@contextlib.contextmanager
+def _garbage_at_the_end() -> Iterator[None]:
+    """What Numba makes inside, cycles by the ten thousand, is young at the end, and collected without the rest.
+
+    Else Python's collector promotes it, and visits all objects of the process about once a kernel: a fifth of the
+    time that a kernel takes in a process of 200,000 objects, and more in larger ones.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect(0)
+
+
+@_garbage_at_the_end()
 def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
     """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
 
