@@ -99,7 +99,7 @@ class QuantizedConv2d(Convolution):
 
     src: Quantization = _PLAIN
     wei: Quantization = _PLAIN
-    dtype: ByteType | Literal["int32", "float32"] = "int32"
+    dtype: Literal["uint8", "int8", "int32", "float32"] = "int32"
     dst: Quantization | None = None
     residual: Quantization | None = None
 
