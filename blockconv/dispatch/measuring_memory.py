@@ -95,7 +95,7 @@ def pools() -> dict[str, list[float]]:
             for planes, rows, columns, window, stride, pad in problems:
                 sizes = planes * inner, rows, columns, min(rows, window), min(columns, window)
                 problem = Pool2dProblem(kind, 1, *sizes, stride, stride, pad, pad)
-                if taken.why_not is not None and taken.why_not(problem, lay, lay) is None:
+                if taken.rejects(problem, lay, lay, types) is None:
                     primitive = taken.prepare(problem, lay, lay, types)
                     runs[sizes] = runner(primitive, problem, lay, lay, ITEMSIZE)
                     counted.append((1, *counts[row](primitive.blocking)))

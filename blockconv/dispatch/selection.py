@@ -112,10 +112,7 @@ def explain(op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types
         starts.append(len(rows))
         best = cheapest(candidates(op, problem, src, dst, types), problem, types)
         found = candidates(op, problem, src, dst, types, threads=threads)
-        known = {c.row.name for c in found if c.row.takes(types)}
         for c in found:
-            if c.row.name in known and not c.row.takes(types):
-                continue  # the kernel has another row for these types
             told = "" if c.primitive is None else text.duration(c.primitive.seconds)
             why = f"no: {c.why_not}" if c.why_not else "taken" if best is not None and c.row is best.row else ""
             rows.append((c.row.name, text.arrow(src, dst), told, why))
@@ -125,9 +122,7 @@ def explain(op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types
 
 def why_not(row: Row, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float = ACCURACY) -> str | None:
     """None if a row takes a problem from and to these layouts with that accuracy, else a sentence."""
-    if not row.takes(types):
-        return f"is not for {types}"
-    reason = row.rejects(problem, src, dst)
+    reason = row.rejects(problem, src, dst, types)
     if reason is None and row.error is not None and row.error(problem) > accuracy:
         return f"errs by up to {row.error(problem):.1e} of the largest output, and {accuracy:.1e} is asked for"
     return reason

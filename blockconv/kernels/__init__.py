@@ -24,7 +24,6 @@ __all__ = ["TABLE", "Row", "WeightForm"]
 TABLE: tuple[Row, ...] = (
     *depthwise.ROWS,
     conv.GROUPED,
-    conv.GROUPED_INT8,
     conv.DIRECT,
     conv.PIXELS,
     *winograd.ROWS,

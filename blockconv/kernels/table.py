@@ -109,7 +109,8 @@ class Row:
 
     op: "reorder", "conv2d", "pool2d", ... dtypes: the element types that it is for, as `str(Types)` names them; None is
     any.
-    why_not(problem, src, dst): None if the kernel solves the problem from and to these layouts, else a sentence.
+    why_not(problem, src, dst, types): None if the kernel solves the problem of these types from and to these layouts,
+    else a sentence; asked of types that it takes.
     make(problem, src, dst, types, threads, **options): the `Primitive`; options belong to the op, and stand in its
     family's rows.
     reference: covers everything, and is slow.
@@ -120,19 +121,21 @@ class Row:
     name: str
     op: str
     make: Callable[..., Primitive]
-    why_not: Callable[[Any, Layout, Layout], str | None] = lambda problem, src, dst: None
+    why_not: Callable[[Any, Layout, Layout, Types], str | None] = lambda problem, src, dst, types: None
     dtypes: frozenset[str] | None = None
     reference: bool = False
     error: Callable[[Any], float] | None = None
 
-    def rejects(self, problem: Any, src: Layout, dst: Layout) -> str | None:
+    def rejects(self, problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
         """None if the kernel solves the problem from and to these layouts, else why it does not, in a sentence."""
+        if not self.takes(types):
+            return f"is not for {types}"
         for layout in (src, dst):
             if self.op in WINDOWS and not layout.is_native:
                 return f"is for layouts with at most one block, of up to {LARGEST_BLOCK} channels, not for {layout}"
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
-            return self.rejects(transposed_problem(problem), transposed_layout(src), transposed_layout(dst))
-        return self.why_not(problem, src, dst)
+            return self.rejects(transposed_problem(problem), transposed_layout(src), transposed_layout(dst), types)
+        return self.why_not(problem, src, dst, types)
 
     def takes(self, types: Types) -> bool:
         """Whether the kernel is for these element types."""

@@ -61,10 +61,13 @@ class Arenas:
 ARENAS = Arenas(1 << 22) if available() else None
 
 
+def a_type(row: Row) -> Types:
+    """One of the element types that a row is for."""
+    return Types.all(min(row.dtypes or ("float32",)))
+
+
 def taken(p: Problem, layout: str, dtype: str) -> Iterator[Row]:
-    found = [
-        row for row in ROWS if dtype in (row.dtypes or ()) and row.rejects(p, Layout(layout), Layout(layout)) is None
-    ]
+    found = [row for row in ROWS if row.rejects(p, Layout(layout), Layout(layout), Types.all(dtype)) is None]
     assert found[-1].reference
     assert len(found) > 1, "a problem of a native layout has a fast kernel"
     yield from found
@@ -115,9 +118,9 @@ def check_indices(p: Problem, layout: str, dtype: str, special: bool = False) ->
     )[1]
     before, after = stored(x, layout, 0).view(np.uint8), stored(wanted.astype(dtype), layout, 0)
     names, both = set(), (Layout(layout), Layout(layout))
-    found = [row for row in TABLE if row.op == "pool2d_indices" and dtype in (row.dtypes or ())]
+    found = [row for row in TABLE if row.op == "pool2d_indices"]
     for row, where in itertools.product(found, ("end", "start")):
-        if row.rejects(p, *both) is not None:
+        if row.rejects(p, *both, Types.all(dtype)) is not None:
             continue
         source, result = ARENAS.src.take(before.nbytes, where), ARENAS.dst.take(after.nbytes, where)
         index = ARENAS.idx.take(8 * after.size, where)

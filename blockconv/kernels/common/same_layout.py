@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from blockconv.core.layout import Layout
+from blockconv.core.types import Types
 
 __all__ = ["same_layout_why_not"]
 
 
-def same_layout_why_not(shape: tuple[int, ...], src: Layout, dst: Layout) -> str | None:
+def same_layout_why_not(problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
     """None for two equal layouts with at most one block of channels, the innermost, and only it cut; else a sentence.
 
-    Blocks of other dimensions have to divide the shape: then they are dimensions like others.
+    Blocks of other dimensions have to divide the problem's `dst_shape`: then they are dimensions like others.
     """
+    shape = problem.dst_shape
     if src != dst:
         return "does not change the layout"
     if dst.ndim != len(shape):

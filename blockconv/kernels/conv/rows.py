@@ -44,10 +44,9 @@ from blockconv.machine.costs import (
 from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "GROUPED_INT8", "PIXELS", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "PIXELS", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
-_HALVES = frozenset(str(types) for types in HALVES)
 _NO_EPILOGUE = Epilogue()
 _FLOAT32 = element("float32")
 
@@ -147,8 +146,8 @@ def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> fl
     return move_seconds(read, types.dst.itemsize * dst.size(p.dst_shape))
 
 
-def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
-    return why_not_window(blocking(problem, src, dst, Types.all(_FLOAT32.name), 1))
+def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    return why_not_window(blocking(problem, src, dst, types, 1))
 
 
 DIRECT = Row(
@@ -163,9 +162,9 @@ DIRECT = Row(
 # ---------------------------------------------------------------- vectors along pixels
 
 
-def _why_not_pixels(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
-    reason = pixel_blocking.why_not(problem, src, dst, _FLOAT32)
-    return reason or why_not_window(pixel_blocking.blocking(problem, src, dst, _FLOAT32, 1))
+def _why_not_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    reason = pixel_blocking.why_not(problem, src, dst, types.src)
+    return reason or why_not_window(pixel_blocking.blocking(problem, src, dst, types.src, 1))
 
 
 def _make_pixels(
@@ -195,7 +194,7 @@ PIXELS = Row(name="conv_pixels", op="conv2d", dtypes=_DTYPES, why_not=_why_not_p
 WIDEST = 4  # vectors that the source channels of a vector's groups may fill
 
 
-def _why_not_grouped(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+def _why_not_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
     p, lanes = problem, target.isa().vector_bytes // _FLOAT32.itemsize
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g == 1:
@@ -207,7 +206,9 @@ def _why_not_grouped(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | 
     most = WIDEST * lanes // grouped_blocking.groups_per_vector(p, lanes)
     if ic > most:
         return f"is for groups of at most {most} input channels, not {ic}"
-    return why_not_window(grouped_blocking.blocking(problem, src, dst, Types.all(_FLOAT32.name), 1))
+    if types.src.itemsize == 1 and not lies_in_units(p, geometry(src, p.src_shape, 1), 4):
+        return "is for groups whose channels lie in fours"
+    return why_not_window(grouped_blocking.blocking(problem, src, dst, types, 1))
 
 
 def _make_grouped(
@@ -243,20 +244,11 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
     return max(computed, _moved(p, src, dst, types))
 
 
-GROUPED = Row(name="conv_grouped", op="conv2d", dtypes=_DTYPES | _HALVES, why_not=_why_not_grouped, make=_make_grouped)
-
-
-def _why_not_fours(problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
-    if not lies_in_units(problem, geometry(src, problem.src_shape, 1), 4):
-        return "is for groups whose channels lie in fours"
-    return _why_not_grouped(problem, src, dst)
-
-
-GROUPED_INT8 = Row(
-    name="conv_grouped_int8",
+GROUPED = Row(
+    name="conv_grouped",
     op="conv2d",
-    dtypes=frozenset(str(types) for types in INT8),
-    why_not=_why_not_fours,
+    dtypes=_DTYPES | {str(types) for types in INT8 | HALVES},
+    why_not=_why_not_grouped,
     make=_make_grouped,
 )
 

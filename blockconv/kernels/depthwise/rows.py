@@ -14,8 +14,6 @@ Buffers: source, packed weights, bias, destination, residual (or the destination
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from blockconv.core import target
@@ -221,7 +219,7 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
     return launch_seconds() + (max(computed, moved) + stored) / threads
 
 
-def _why_not(types: Types, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+def _why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
     if not problem.is_depthwise:
         return f"{problem.ic // problem.g} channels a group, not one"
     found = blocking(problem, src, dst, types)
@@ -249,30 +247,12 @@ def _make(
     )
 
 
-INTEGERS = Row(
-    "conv_depthwise_int8",
-    "conv2d",
-    dtypes=frozenset(str(types) for types in INT8),
-    why_not=partial(_why_not, Types.quantized("uint8", "uint8")),
-    make=_make,
-)
 ROWS = (
-    *(
-        Row(
-            "conv_depthwise",
-            "conv2d",
-            dtypes=frozenset({dtype}),
-            why_not=partial(_why_not, Types.all(dtype)),
-            make=_make,
-        )
-        for dtype in ITEMSIZE
-    ),
     Row(
         "conv_depthwise",
         "conv2d",
-        dtypes=frozenset(str(types) for types in HALVES),
-        why_not=partial(_why_not, Types.converted("bfloat16", "bfloat16")),
+        dtypes=frozenset(ITEMSIZE) | {str(types) for types in INT8 | HALVES},
+        why_not=_why_not,
         make=_make,
     ),
-    INTEGERS,
 )

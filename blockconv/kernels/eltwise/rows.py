@@ -257,20 +257,18 @@ def _affine_ops(problem: AffineProblem, dst: Layout, how: How) -> list[Op]:
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _why_not_activation(problem: ActivationProblem, src: Layout, dst: Layout) -> str | None:
-    return same_layout_why_not(problem.shape, src, dst)
-
-
-def _why_not_binary(problem: BinaryProblem, src: Layout, dst: Layout, other: Layout | None = None) -> str | None:
-    why_not = same_layout_why_not(problem.dst_shape, src, dst)
+def _why_not_binary(
+    problem: BinaryProblem, src: Layout, dst: Layout, types: Types, other: Layout | None = None
+) -> str | None:
+    why_not = same_layout_why_not(problem, src, dst, types)
     if why_not or 0 in problem.dst_shape:
         return why_not
     found = extents(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2], lanes_of(4))
     return found if isinstance(found, str) else None
 
 
-def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout) -> str | None:
-    why_not = same_layout_why_not(problem.shape, src, dst)
+def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    why_not = same_layout_why_not(problem, src, dst, types)
     found = None if why_not or 0 in problem.shape else _affine_extents(problem, dst, lanes_of(4))
     return why_not or (found if isinstance(found, str) else None)
 
@@ -307,7 +305,7 @@ def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op
 
 
 ROWS = (
-    _row("activation", _why_not_activation, _activation_ops, FLOATS | INTEGERS),
+    _row("activation", same_layout_why_not, _activation_ops, FLOATS | INTEGERS),
     _row("binary", _why_not_binary, _binary_ops, FLOATS | INTEGERS),
     _row("affine", _why_not_affine, _affine_ops, FLOATS),
 )

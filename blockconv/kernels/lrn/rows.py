@@ -49,12 +49,8 @@ def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -
     return [Op(lrn_planes(*params), strided, positions // pixels * -(-pixels // task_pixels), scratch=LINE)]
 
 
-def _why_not(problem: LrnProblem, src: Layout, dst: Layout) -> str | None:
-    return same_layout_why_not(problem.shape, src, dst)
-
-
 def _make(problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
     return Primitive(lambda: cost(60.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
 
 
-ROWS = (Row("lrn", "lrn", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)
+ROWS = (Row("lrn", "lrn", dtypes=frozenset(ITEMSIZE), why_not=same_layout_why_not, make=_make),)

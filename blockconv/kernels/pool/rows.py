@@ -314,11 +314,11 @@ def _row(
     op: str,
 ) -> Row:
     """A row of the table; one for elements of any size is the reference."""
-    first, reference = element(dtypes[0]), dtypes == ANY_TYPE
+    reference = dtypes == ANY_TYPE
 
-    def reason(problem: Any, src: Layout, dst: Layout) -> Reason:
-        b = Blocking(problem, src, dst, first)
-        if b.is_widened and (first.itemsize > 1 or name == "pool_runs_i8"):
+    def reason(problem: Any, src: Layout, dst: Layout, types: Types) -> Reason:
+        b = Blocking(problem, src, dst, types.src)
+        if b.is_widened and (types.src.itemsize > 1 or name == "pool_runs_i8"):
             return "averages are of floats or of integers of 8 bits, whose lines this kernel does not widen"
         if b.is_widened and b.most_taps > MOST_SUMMED:
             return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"

@@ -87,8 +87,8 @@ def _three(loops: list[MeanLoop]) -> list[MeanLoop]:
     return [_ONCE] * (LOOPS - len(loops)) + loops
 
 
-def _why_not(problem: ReduceMeanProblem, src: Layout, dst: Layout) -> str | None:
-    why_not = same_layout_why_not(problem.shape, src, dst)
+def _why_not(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    why_not = same_layout_why_not(problem, src, dst, types)
     if why_not is None and any(dst.blocks[axis] > 1 for axis in problem.axes):
         return f"does not sum over the blocks of {dst}"
     return why_not

@@ -210,8 +210,8 @@ def _nested(
     return make(loops, elements, stream)
 
 
-def _why_not(make: Make) -> Callable[[ReorderProblem, Layout, Layout], str | None]:
-    def why_not(problem: ReorderProblem, src: Layout, dst: Layout) -> str | None:
+def _why_not(make: Make) -> Callable[[ReorderProblem, Layout, Layout, Types], str | None]:
+    def why_not(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
         with jit.collecting():  # to ask compiles nothing
             found = _nested(problem, src, dst, make, Elements.bits(problem.itemsize))
         return found if isinstance(found, str) else None
@@ -306,7 +306,7 @@ def _row(name: str, op: Make | None, cost: Cost) -> Row:
 
         return Primitive(seconds, ops)
 
-    why_not = (lambda problem, src, dst: None) if op is None else _why_not(op)
+    why_not = (lambda problem, src, dst, types: None) if op is None else _why_not(op)
     return Row(name, "reorder", why_not=why_not, make=make, dtypes=CONVERTED | MOVED, reference=op is None)
 
 
@@ -323,11 +323,11 @@ def _as_reorder(problem: TransposeProblem, itemsize: int) -> tuple[ReorderProble
 def _transpose_row(of: Row) -> Row:
     """A reorder's row as one of transpose."""
 
-    def why_not(problem: TransposeProblem, src: Layout, dst: Layout) -> str | None:
+    def why_not(problem: TransposeProblem, src: Layout, dst: Layout, types: Types) -> str | None:
         rank = len(problem.shape)
         if not src == dst == Layout("abcdef"[:rank]):
             return f"is for row-major arrays of {rank} dimensions, {'abcdef'[:rank]}"
-        return None if 0 in problem.shape else of.why_not(*_as_reorder(problem, 4))
+        return None if 0 in problem.shape else of.why_not(*_as_reorder(problem, types.src.itemsize), types)
 
     def make(problem: TransposeProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
         return of.prepare(*_as_reorder(problem, types.src.itemsize), types, threads)

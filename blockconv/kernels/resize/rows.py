@@ -198,8 +198,10 @@ def _transposed(problem: ResizeProblem) -> ResizeProblem:
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _why_not(problem: ResizeProblem, src: Layout, dst: Layout) -> str | None:
-    return same_layout_why_not(problem.src_shape, src, dst)
+def _why_not(problem: ResizeProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    if not types.src.is_float and problem.mode != "nearest":
+        return "integers are not blended"
+    return same_layout_why_not(problem, src, dst, types)
 
 
 def _cost(problem: ResizeProblem, layout: Layout, itemsize: int, threads: int) -> float:
@@ -228,11 +230,4 @@ def _make(
     )
 
 
-def _why_not_nearest(problem: ResizeProblem, src: Layout, dst: Layout) -> str | None:
-    return _why_not(problem, src, dst) if problem.mode == "nearest" else "integers are not blended"
-
-
-ROWS = (
-    Row("resize", "resize", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),
-    Row("resize_bytes", "resize", dtypes=frozenset(BYTES), why_not=_why_not_nearest, make=_make),
-)
+ROWS = (Row("resize", "resize", dtypes=frozenset((*ITEMSIZE, *BYTES)), why_not=_why_not, make=_make),)

@@ -93,8 +93,8 @@ def _ops(problem: ShuffleProblem, layout: Layout, element: ElementType, threads:
     return [Op(kernel, args, tasks, chunk, scratch=size + plane, table=np.array(table, np.int64))]
 
 
-def _why_not(itemsize: int, problem: ShuffleProblem, src: Layout, dst: Layout) -> str | None:
-    why_not = same_layout_why_not(problem.shape, src, dst)
+def _why_not(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    why_not, itemsize = same_layout_why_not(problem, src, dst, types), types.src.itemsize
     if why_not or 0 in problem.shape:
         return why_not
     if geometry(dst, problem.shape, itemsize).channel != itemsize:
@@ -105,20 +105,14 @@ def _why_not(itemsize: int, problem: ShuffleProblem, src: Layout, dst: Layout) -
     return None
 
 
-def _row(dtype: str, suffix: str) -> Row:
-    def why_not(problem: ShuffleProblem, src: Layout, dst: Layout) -> str | None:
-        return _why_not(ITEMSIZE[dtype], problem, src, dst)
+def _make(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+    size = types.src.itemsize * dst.size(problem.shape)
 
-    def make(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-        size = types.src.itemsize * dst.size(problem.shape)
+    def cost() -> float:
+        computed = _tile(problem, dst, types.src.itemsize).cycles * cycle_seconds() if size else 0.0
+        return launch_seconds() + max(move_seconds(size, size), computed) / threads
 
-        def cost() -> float:
-            computed = _tile(problem, dst, types.src.itemsize).cycles * cycle_seconds() if size else 0.0
-            return launch_seconds() + max(move_seconds(size, size), computed) / threads
-
-        return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
-
-    return Row(f"shuffle_planes_{suffix}", "shuffle", dtypes=frozenset((dtype,)), why_not=why_not, make=make)
+    return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
 
-ROWS = (_row("float32", "f32"), _row("float64", "f64"))
+ROWS = (Row("shuffle_planes", "shuffle", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)

@@ -40,12 +40,8 @@ def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads:
     return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads))]
 
 
-def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout) -> str | None:
-    return same_layout_why_not(problem.shape, src, dst)
-
-
 def _make(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
     return Primitive(lambda: cost(60.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
 
 
-ROWS = (Row("softmax", "softmax", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)
+ROWS = (Row("softmax", "softmax", dtypes=frozenset(ITEMSIZE), why_not=same_layout_why_not, make=_make),)

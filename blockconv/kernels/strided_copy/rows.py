@@ -299,7 +299,7 @@ def _reorder_ops(
     return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
 
 
-def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout) -> str | None:
+def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
     if not (src.is_native and dst.is_native):
         return "is for layouts with at most one block, of channels"
     if problem.itemsize not in ITEMSIZE.values():

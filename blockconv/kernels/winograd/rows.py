@@ -236,7 +236,7 @@ def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
 UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often
 
 
-def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout) -> str | None:
+def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
     p = problem
     if (p.kh, p.kw) != (3, 3):
         return f"is for 3x3, not {p.kh}x{p.kw}"

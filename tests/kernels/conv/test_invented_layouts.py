@@ -116,6 +116,6 @@ def test_layouts_that_strides_and_a_block_do_not_say() -> None:
     problem = Conv2dProblem.from_descriptor("mb1ic8oc8ih4kh3ph1")
     for tag in ("aCbd4c", "acbD4d", "aBcd4b4b", "aBcd128b", "ABcd16a16b"):
         for row in (DIRECT, REFERENCE):
-            reason = row.rejects(problem, Layout("NCHW"), Layout(tag))
+            reason = row.rejects(problem, Layout("NCHW"), Layout(tag), FLOATS)
             assert reason is not None
             assert "at most one block" in reason

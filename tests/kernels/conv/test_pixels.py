@@ -53,7 +53,7 @@ def test_it_takes_layouts_whose_neighbouring_pixels_or_images_lie_together():
     ],
 )
 def test_it_says_what_it_is_not_for(descriptor, src, dst, why):
-    assert why in PIXELS.rejects(read(descriptor), Layout(src), Layout(dst))
+    assert why in PIXELS.rejects(read(descriptor), Layout(src), Layout(dst), Types.all("float32"))
 
 
 # ---------------------------------------------------------------- what it computes

@@ -222,7 +222,7 @@ def test_groups_that_share_a_vector(dot):
     for k, descriptor in enumerate(SHARED[::3]):  # they compile for long, so each goes between two pairs of layouts
         for j in (2 * k, 2 * k + 1):
             made, (src, dst) = kind_of(descriptor, (k + 3 * j) % len(KINDS)), BETWEEN[j % len(BETWEEN)]
-            shared += rows(made, src, dst)[0].name == "conv_grouped_int8"
+            shared += rows(made, src, dst)[0].name == "conv_grouped"
             check(made, src, dst, threads=1 + k % 3)
     assert shared >= 2
 

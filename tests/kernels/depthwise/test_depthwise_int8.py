@@ -21,7 +21,7 @@ from blockconv.dispatch import selection
 from blockconv.kernels.common.dot import DOTS
 from blockconv.kernels.depthwise import blocking as cut
 
-ROW = "conv_depthwise_int8"
+ROW = "conv_depthwise"
 # Source, destination, and what comes between.
 KINDS = (
     {"src": "uint8", "dst": "uint8", "act": "relu"},

@@ -56,7 +56,7 @@ def run(problem: Conv2dProblem, src: str, dst: str) -> None:
 
 
 def why_not(problem: Conv2dProblem, src: str, dst: str) -> str | None:
-    return ROW.rejects(problem, Layout(src), Layout(dst))
+    return ROW.rejects(problem, Layout(src), Layout(dst), FLOATS)
 
 
 @pytest.mark.isa

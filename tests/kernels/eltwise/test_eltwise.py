@@ -117,11 +117,11 @@ def test_an_operand_of_channels_may_lie_densely(layout: str) -> None:
 
 def test_an_operand_that_cannot_be_walked_is_refused() -> None:
     (row,) = [row for row in TABLE if row.op == "binary"]
-    p, layout = BinaryProblem("add", (1, 32, 4, 4), (1, 32, 4, 4)), Layout("NCHW16")
-    said = row.why_not(p, layout, layout, Layout("NCHW"))  # type: ignore[call-arg]
+    p, layout, types = BinaryProblem("add", (1, 32, 4, 4), (1, 32, 4, 4)), Layout("NCHW16"), Types.all("float32")
+    said = row.why_not(p, layout, layout, types, Layout("NCHW"))  # type: ignore[call-arg]
     assert said == "an operand in NCHW does not lie as NCHW16 does"
-    assert "does not change" in str(row.why_not(p, layout, Layout("NHWC")))
-    assert "of 4 dimensions" in str(row.why_not(BinaryProblem("add", (3, 4), (4,)), layout, layout))
+    assert "does not change" in str(row.why_not(p, layout, Layout("NHWC"), types))
+    assert "of 4 dimensions" in str(row.why_not(BinaryProblem("add", (3, 4), (4,)), layout, layout, types))
 
 
 @pytest.mark.parametrize("name", conv_oracle.ACTIVATIONS)

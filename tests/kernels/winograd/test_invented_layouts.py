@@ -56,7 +56,7 @@ def run(problem: Conv2dProblem, src: str, dst: str, m: int = 2) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 def test_each_layout_to_itself(problem):
     for layout in TAKEN:
-        assert ROWS[2].rejects(problem, Layout(layout), Layout(layout)) is None, layout
+        assert ROWS[2].rejects(problem, Layout(layout), Layout(layout), FLOATS) is None, layout
         run(problem, layout, layout)
 
 
@@ -65,7 +65,7 @@ def test_each_layout_to_itself(problem):
 def test_pairs(problem):
     others = [str(layout) for layout in NATIVE]
     pairs = [*itertools.permutations(TAKEN, 2), *itertools.product(TAKEN, others), *itertools.product(others, TAKEN)]
-    taken = [pair for pair in pairs if ROWS[2].rejects(problem, *map(Layout, pair)) is None]
+    taken = [pair for pair in pairs if ROWS[2].rejects(problem, *map(Layout, pair), FLOATS) is None]
     assert len(taken) > 0.8 * len(pairs)
     for src, dst in random.Random(problem.ic).sample(taken, 8):
         run(problem, src, dst)
@@ -80,7 +80,7 @@ def test_what_is_left_to_direct_convolution():
     """No vector of these is contiguous; a sentence says so."""
     for layout in LEFT_OUT.values():
         for src, dst in ((layout, "NHWC"), ("NHWC", layout)):
-            reason = ROWS[4].rejects(PROBLEMS[0], Layout(src), Layout(dst))
+            reason = ROWS[4].rejects(PROBLEMS[0], Layout(src), Layout(dst), FLOATS)
             assert reason is not None
             assert str(Layout(layout)) in reason
     # Of one image, CHWN is NCHW, and HWCN is NHWC.

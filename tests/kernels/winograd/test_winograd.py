@@ -140,7 +140,7 @@ def test_groups(p):
     for m, stride in FORMS:
         strided_p = strided(p, stride)
         given = data(strided_p, "floats", residual=True)
-        assert row(m).rejects(strided_p, NHWC, NHWC) is None
+        assert row(m).rejects(strided_p, NHWC, NHWC, FLOATS) is None
         for pair in (
             ("NHWC", "NHWC"),
             ("NCHW16", "NCHW64"),
@@ -296,9 +296,9 @@ def test_scratch_is_bounded():
         FORMS, [(3, 224, 64), (512, 28, 512), (4096, 64, 4096), (8192, 7, 8)]
     ):
         p = strided(problem(ic, size, oc), stride)
-        if row(m).rejects(p, NHWC, NHWC) is None:
+        if row(m).rejects(p, NHWC, NHWC, FLOATS) is None:
             assert blocking(p, NHWC, m, 2).scratch.nbytes <= winograd_blocking.SCRATCH + (2 << 20)
-    assert "scratch" in row(6).rejects(problem(1 << 16, 7, 8), NHWC, NHWC)
+    assert "scratch" in row(6).rejects(problem(1 << 16, 7, 8), NHWC, NHWC, FLOATS)
 
 
 # ---------------------------------------------------------------- the choice
@@ -321,10 +321,10 @@ def test_auto_weighs_tile_sizes_against_direct(on_machine):
     assert chosen(SMALL) == "conv_direct"
     assert chosen(problem(128, 56, 128, sh=2, sw=2)) == "conv_winograd_f4"
     assert chosen(problem(64, 56, 64, sh=2)) == "conv_direct"
-    assert "stride 1, the same" in row(6).rejects(strided(LARGE, 2), NHWC, NHWC)
+    assert "stride 1, the same" in row(6).rejects(strided(LARGE, 2), NHWC, NHWC, FLOATS)
     assert chosen(problem(64, 56, 64, g=2)) == "conv_winograd_f4"
     assert chosen(problem(168, 28, 168, g=7)) in ("conv_winograd_f4", "conv_winograd_f6")  # 239 and 238 µs on a Zen 4
-    assert "a multiple of 4 channels" in row(4).rejects(problem(48, 56, 48, g=8), NHWC, NHWC)
+    assert "a multiple of 4 channels" in row(4).rejects(problem(48, 56, 48, g=8), NHWC, NHWC, FLOATS)
     assert chosen(problem(256, 28, 256, g=32)) == "conv_winograd_f4"
     assert "float64" in selection.why_not(row(4), LARGE, NHWC, NHWC, Types.all("float64"))
     named = {c.row.name for c in selection.candidates("conv2d", LARGE, NHWC, NHWC, FLOATS)}
