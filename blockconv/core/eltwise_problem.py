@@ -50,8 +50,8 @@ Coordinates = Literal["half_pixel", "pytorch_half_pixel", "asymmetric", "align_c
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
-class _OneShape:
-    """What ops have in common that give the shape they take."""
+class _Shaped:
+    """What ops have in common whose source is of `shape`."""
 
     shape: Shape
 
@@ -59,6 +59,10 @@ class _OneShape:
     def src_shape(self) -> Shape:
         """Logical shape of the source."""
         return self.shape
+
+
+class _OneShape(_Shaped):
+    """What ops have in common that give the shape they take."""
 
     @property
     def dst_shape(self) -> Shape:
@@ -161,7 +165,7 @@ class ConcatProblem:
 
 
 @dataclass(frozen=True)
-class SliceProblem:
+class SliceProblem(_Shaped):
     """Of each axis of (N, C, H, W) the elements begin, begin + step, ...: `sizes` of them. A step may be negative."""
 
     shape: Shape
@@ -182,18 +186,13 @@ class SliceProblem:
                 raise ArgumentError(op, "sizes", self.sizes, f"from {self.begins} by {self.steps} leave {self.shape}")
 
     @property
-    def src_shape(self) -> Shape:
-        """Logical shape of the source."""
-        return self.shape
-
-    @property
     def dst_shape(self) -> Shape:
         """Logical shape of the destination."""
         return self.sizes
 
 
 @dataclass(frozen=True)
-class PadProblem:
+class PadProblem(_Shaped):
     """(N, C, H, W) with `begins` and `ends` elements of `value` put before and after along each axis.
 
     Negative ones take elements away.
@@ -213,11 +212,6 @@ class PadProblem:
         for extent, begin, end in zip(self.shape, self.begins, self.ends, strict=True):
             if extent + min(begin, 0) + min(end, 0) < 0 or extent + begin + end < 0:
                 raise ArgumentError(op, "begins", self.begins, f"with ends {self.ends}, more than there is of an axis")
-
-    @property
-    def src_shape(self) -> Shape:
-        """Logical shape of the source."""
-        return self.shape
 
     @property
     def dst_shape(self) -> Shape:
@@ -334,7 +328,7 @@ class ResizeProblem:
 
 
 @dataclass(frozen=True)
-class TransposeProblem:
+class TransposeProblem(_Shaped):
     """A permutation of a row-major array: the result's axis i is the source's axis perm[i]."""
 
     shape: Shape
@@ -348,18 +342,13 @@ class TransposeProblem:
             raise ArgumentError(op, "perm", self.perm, f"must permute the {len(self.shape)} axes")
 
     @property
-    def src_shape(self) -> Shape:
-        """Shape of the source."""
-        return self.shape
-
-    @property
     def dst_shape(self) -> Shape:
         """Shape of the result."""
         return tuple(self.shape[axis] for axis in self.perm)
 
 
 @dataclass(frozen=True)
-class ReduceMeanProblem:
+class ReduceMeanProblem(_Shaped):
     """The mean of a row-major array over `axes`, which stay in its shape as ones (to drop them moves nothing)."""
 
     shape: Shape
@@ -372,11 +361,6 @@ class ReduceMeanProblem:
         set_field(self, "axes", tuple(axes))
         if any(self.shape[axis] == 0 for axis in axes):
             raise ArgumentError(op, "axes", self.axes, f"of {self.shape}: the mean of nothing is no number")
-
-    @property
-    def src_shape(self) -> Shape:
-        """Shape of the source."""
-        return self.shape
 
     @property
     def dst_shape(self) -> Shape:

@@ -45,8 +45,39 @@ PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
 POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
 
 
+class _Images:
+    """What convolutions and pools have in common: images, and a name that says how many layers are alike."""
+
+    n: int
+    ic: int
+    ih: int
+    iw: int
+    oh: int
+    ow: int
+    name: str = ""
+
+    @property
+    def src_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the source, (n, ic, ih, iw)."""
+        return self.n, self.ic, self.ih, self.iw
+
+    @property
+    def count(self) -> int:
+        """How often the network has this layer: 4 for a name that ends in `*4`, else 1."""
+        return count_in(self.name)
+
+
+class _Pooled(_Images):
+    """What pools have in common: as many channels come out as go in."""
+
+    @property
+    def dst_shape(self) -> tuple[int, int, int, int]:
+        """Logical shape of the destination, (n, ic, oh, ow)."""
+        return self.n, self.ic, self.oh, self.ow
+
+
 @dataclass(frozen=True)
-class Conv2dProblem:
+class Conv2dProblem(_Images):
     """A 2-D convolution: `n` images of `ic` x `ih` x `iw`, `oc` filters of `kh` x `kw`, `g` groups.
 
     n: images, 0 or more.
@@ -114,11 +145,6 @@ class Conv2dProblem:
         return 2 * self.macs
 
     @property
-    def src_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the source, (n, ic, ih, iw)."""
-        return self.n, self.ic, self.ih, self.iw
-
-    @property
     def wei_shape(self) -> tuple[int, int, int, int]:
         """Logical shape of the weights, (oc, ic/g, kh, kw)."""
         return self.oc, self.ic // self.g, self.kh, self.kw
@@ -137,11 +163,6 @@ class Conv2dProblem:
     def is_depthwise(self) -> bool:
         """One input channel to a group; output channel i*m+j reads channel i."""
         return self.g > 1 and self.g == self.ic
-
-    @property
-    def count(self) -> int:
-        """How often the network has this layer: 4 for a name that ends in `*4`, else 1."""
-        return count_in(self.name)
 
     def descriptor(self) -> str:
         """The benchdnn string, without what it need not say, that `from_descriptor` reads as this problem."""
@@ -163,7 +184,7 @@ class Conv2dProblem:
 
 
 @dataclass(frozen=True)
-class Pool2dProblem:
+class Pool2dProblem(_Pooled):
     """A 2-D pooling of `n` images of `ic` x `ih` x `iw` by windows of `kh` x `kw`.
 
     kind: "max", "avg_include_padding" or "avg_exclude_padding".
@@ -230,21 +251,6 @@ class Pool2dProblem:
             return None
         return min(self.ph_r, reached_end(self, "h")), min(self.pw_r, reached_end(self, "w"))
 
-    @property
-    def src_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the source, (n, ic, ih, iw)."""
-        return self.n, self.ic, self.ih, self.iw
-
-    @property
-    def dst_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the destination, (n, ic, oh, ow)."""
-        return self.n, self.ic, self.oh, self.ow
-
-    @property
-    def count(self) -> int:
-        """How often the network has this layer: 4 for a name that ends in `*4`, else 1."""
-        return count_in(self.name)
-
     def descriptor(self) -> str:
         """The benchdnn string, without what it need not say, of these windows.
 
@@ -269,7 +275,7 @@ class Pool2dProblem:
 
 
 @dataclass(frozen=True)
-class AdaptivePool2dProblem:
+class AdaptivePool2dProblem(_Pooled):
     """An average of `n` images of `ic` x `ih` x `iw` down to `oh` x `ow`, as PyTorch's adaptive pooling has it.
 
     Output row o covers rows floor(o * ih / oh) to ceil((o + 1) * ih / oh), columns alike: windows may overlap,
@@ -289,16 +295,6 @@ class AdaptivePool2dProblem:
         check_least(self, op, 0, ("n", "ic", "oh", "ow"))
         check_least(self, op, 1, ("ih", "iw"))
         check_arrays(self, op, itemsize=4)
-
-    @property
-    def src_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the source, (n, ic, ih, iw)."""
-        return self.n, self.ic, self.ih, self.iw
-
-    @property
-    def dst_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the destination, (n, ic, oh, ow)."""
-        return self.n, self.ic, self.oh, self.ow
 
 
 @dataclass(frozen=True)

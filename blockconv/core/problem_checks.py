@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from .errors import ArgumentError
+from .problem_fields import set_field
 
 __all__ = ["Shape", "check_word", "checked_axis", "checked_number", "checked_shape", "checked_whole", "set_field"]
 
@@ -14,10 +15,6 @@ Shape = tuple[int, ...]
 
 
 MOST_DIMENSIONS = 6
-
-
-def set_field(problem: object, name: str, value: object) -> None:
-    object.__setattr__(problem, name, value)  # the one way to complete a frozen dataclass
 
 
 def checked_whole(op: str, name: str, values: Iterable[Any], length: int | None = None) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from blockconv.dispatch.array_checks import (
     checked_shape,
     checked_zero_point,
     converted_dtype,
+    require_destination,
     require_dtype,
     require_movable,
     storage_for,
@@ -286,7 +287,7 @@ def to_layout(
             return src
         out = empty(src.shape, target, wanted, src.zero_point)
     else:
-        _check_out(src, target, out, wanted)
+        require_destination("to_layout", src, out, target, wanted)
     reorder_into(src, out)
     return out
 
@@ -372,9 +373,6 @@ def _unpack(x: BlockedArray) -> BlockedArray:
     return BlockedArray(values.astype(PACKED[str(x.dtype)]).reshape(x.shape), plain.layout, x.shape)
 
 
-# ---------------------------------------------------------------- checks
-
-
 def _fill(array: BlockedArray) -> int:
     """The bits that the padding of `array` holds, as an int64."""
     if isinstance(array.dtype, str):
@@ -384,17 +382,3 @@ def _fill(array: BlockedArray) -> int:
     # In the array's own byte order, which need not be the machine's.
     bits = np.array(array.zero_point, array.dtype).view(f"i{array.dtype.itemsize}")
     return int(bits) & ((1 << 8 * array.dtype.itemsize) - 1) if bits.itemsize < 8 else int(bits)
-
-
-def _check_out(src: BlockedArray, target: Layout, out: BlockedArray, dtype: np.dtype[Any] | str) -> None:
-    if out.layout != target:
-        raise LayoutError("to_layout", "out", out, f"has to be in {target}")
-    if out.shape != src.shape:
-        raise ArgumentError("to_layout", "out", out, f"has to be of the source's shape, {src.shape}")
-    require_dtype("to_layout", "out", out.dtype, dtype)
-    if out.zero_point != src.zero_point:
-        raise ArgumentError("to_layout", "out", out, f"has to have the source's zero point, {src.zero_point}")
-    if not out.storage.flags.writeable:
-        raise ArgumentError("to_layout", "out", out, "has to be writeable")
-    if np.may_share_memory(src.storage, out.storage):
-        raise ArgumentError("to_layout", "out", out, "must not overlap the source", "give another array")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import check_bytes, check_extents
-from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.layout import Layout
 from blockconv.core.types import numpy_dtype
 
@@ -21,6 +21,7 @@ __all__ = [
     "checked_shape",
     "checked_zero_point",
     "converted_dtype",
+    "require_destination",
     "require_dtype",
     "require_movable",
     "storage_for",
@@ -80,6 +81,21 @@ def require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:
 def require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np.dtype[Any] | str) -> None:
     if isinstance(found, str) != isinstance(wanted, str) or found != wanted:
         raise DtypeError(op, argument, str(found), f"has to be of dtype {wanted}")
+
+
+def require_destination(op: str, src: Any, out: Any, layout: Layout, dtype: np.dtype[Any] | str) -> None:
+    """Raise unless the BlockedArray `out` can become `src`, another one, in this layout and of this dtype."""
+    if out.layout != layout:
+        raise LayoutError(op, "out", out, f"has to be in {layout}")
+    if out.shape != src.shape:
+        raise ArgumentError(op, "out", out, f"has to be of the source's shape, {src.shape}")
+    require_dtype(op, "out", out.dtype, dtype)
+    if out.zero_point != src.zero_point:
+        raise ArgumentError(op, "out", out, f"has to have the source's zero point, {src.zero_point}")
+    if not out.storage.flags.writeable:
+        raise ArgumentError(op, "out", out, "has to be writeable")
+    if np.may_share_memory(src.storage, out.storage):
+        raise ArgumentError(op, "out", out, "must not overlap the source", "give another array")
 
 
 def checked_zero_point(zero_point: int, dtype: np.dtype[Any] | str) -> int:

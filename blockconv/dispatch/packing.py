@@ -43,7 +43,7 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
     shape, transform = problem.grouped_wei_shape, form.transform
     if transform is not None and source == form.layout:
         return Packing(Program((transform.op(problem),)), transform.nbytes(problem), 0)
-    first, nbytes = reorder_program(shape, source, form.layout, itemsize), form.layout.size(shape) * itemsize
+    first, nbytes = reorder_program(shape, source, form.layout, itemsize), form.packed_bytes(problem, itemsize)
     if transform is None:
         return Packing(first, nbytes, 0)
     ops = [*(op.with_buffers({1: 2}) for op in first.ops), transform.op(problem).with_buffers({0: 2})]

@@ -91,12 +91,9 @@ def cheapest(found: Sequence[Candidate], problem: Any, types: Types, once: bool 
 def packing_seconds(primitive: Primitive, problem: Any, types: Types) -> float:
     """Seconds to pack a problem's weights, and for the kernel to read them once more."""
     form, itemsize = primitive.form, types.wei.itemsize
-    given = itemsize * math.prod(problem.wei_shape)
-    packed = itemsize * form.layout.size(problem.grouped_wei_shape)
-    if form.transform is None:
-        return move_seconds(given + packed, packed)
-    written = form.transform.nbytes(problem)
-    return move_seconds(given + written, written) + form.transform.seconds(problem)
+    written = form.read_bytes(problem, itemsize)
+    moved = move_seconds(itemsize * math.prod(problem.wei_shape) + written, written)
+    return moved if form.transform is None else moved + form.transform.seconds(problem)
 
 
 def named(op: str, name: str) -> Row:

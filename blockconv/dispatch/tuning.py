@@ -51,9 +51,7 @@ def calibrate() -> Machine:
     """Measure a convolution and a large copy on one thread. Takes under a second, and changes no choice and no bit."""
     p, lay = Conv2dProblem(1, 64, 56, 56, 64, 3, 3, ph=1, pw=1), Layout("NCHW16")
     direct = named("conv2d", "conv_direct").prepare(p, lay, lay, Types.all("float32"))
-    sizes = [4 * n for n in (lay.size(p.src_shape), direct.form.layout.size((1, 64, 64, 3, 3)), direct.form.bias)]
-    output = 4 * lay.size(p.dst_shape)
-    taken = seconds_of(direct.ops(), [*sizes, output, output, PARAMETERS], 1)
+    taken = seconds_of(direct.ops(), buffer_sizes(direct, p, lay, lay, 4), 1)
     line, size = Layout("a"), 1 << 23
     moved = ReorderProblem((size,), line.name, line.name, 4)
     copy = named("reorder", "reorder_copy").prepare(moved, line, line, Types.bits(4))
@@ -127,14 +125,12 @@ def _numbers(table: Mapping[Any, Any]) -> dict[str, float]:
 
 def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
     """The median time of ops on buffers of these sizes, filled with small numbers and warm in the caches."""
-    buffers = [filled(size) for size in nbytes]
-    addresses = [address_of(buffer) for buffer in buffers]
-    program = Program(ops)
-    program.run(addresses, threads)
+    run = program_runner(ops, nbytes, threads)
+    run()
     times: list[float] = []
     while len(times) < LEAST or (len(times) < RUNS and sum(times) < BUDGET):
         start = time.perf_counter()
-        program.run(addresses, threads)
+        run()
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2]
 
@@ -143,14 +139,17 @@ def runner(
     primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int, threads: int = 1
 ) -> Callable[[], None]:
     """What runs a prepared convolution or pool of floats once, on buffers of its own."""
+    return program_runner(primitive.ops(), buffer_sizes(primitive, problem, src, dst, itemsize), threads)
+
+
+def buffer_sizes(primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int) -> list[int]:
+    """Bytes of each buffer of a convolution or pool, all of whose elements have so many."""
     source, output = (itemsize * lay.size(shape) for lay, shape in ((src, problem.src_shape), (dst, problem.dst_shape)))
-    sizes = [source, output]
-    if primitive.weights is not None:
-        form, groups = primitive.form, -(-problem.g // primitive.form.sharing)
-        packed = itemsize * form.layout.size(problem.grouped_wei_shape)
-        weights = form.transform.nbytes(problem) if form.transform else packed
-        sizes = [source, weights, itemsize * form.bias * groups, output, output, PARAMETERS]
-    return program_runner(primitive.ops(), sizes, threads)
+    if primitive.weights is None:
+        return [source, output]
+    form, groups = primitive.form, -(-problem.g // primitive.form.sharing)
+    weights, bias = form.read_bytes(problem, itemsize), itemsize * form.bias * groups
+    return [source, weights, bias, output, output, PARAMETERS]
 
 
 def program_runner(ops: Sequence[Op], nbytes: Sequence[int], threads: int = 1) -> Callable[[], None]:

@@ -56,6 +56,14 @@ class WeightForm(NamedTuple):
     dot: Dot = MULTIPLY_ADD
     order: Callable[[Any], npt.NDArray[Any]] | None = None
 
+    def packed_bytes(self, problem: Any, itemsize: int) -> int:
+        """Bytes of a problem's weights in this layout."""
+        return itemsize * self.layout.size(problem.grouped_wei_shape)
+
+    def read_bytes(self, problem: Any, itemsize: int) -> int:
+        """Bytes of what the kernel reads."""
+        return self.packed_bytes(problem, itemsize) if self.transform is None else self.transform.nbytes(problem)
+
 
 class Epilogue(NamedTuple):
     """What a convolution does with a finished accumulator: adds a residual, and activates.

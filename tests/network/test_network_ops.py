@@ -233,7 +233,7 @@ def test_rows_say_what_they_do_not_do() -> None:
     assert "do not divide" in str(said)
     assert "does not change" in str(rows["lrn"].rejects(LrnProblem(shape, 5), nchw16, nchw, types))
     assert "over the blocks" in str(rows["reduce_mean"].rejects(ReduceMeanProblem(shape, (1,)), nchw16, nchw16, types))
-    assert "row-major" in str(rows["transpose"].rejects(TransposeProblem(shape, (0, 2, 3, 1, types)), nchw16, nchw16))
+    assert "row-major" in str(rows["transpose"].rejects(TransposeProblem(shape, (0, 2, 3, 1)), nchw16, nchw16, types))
 
 
 @pytest.mark.parametrize(
