@@ -38,7 +38,7 @@ from blockconv.dispatch.packing import (
     weights_as_read,
     widened,
 )
-from blockconv.dispatch.quantizing import check_zero_point
+from blockconv.dispatch.quantizing import check_zero_point, with_weights
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import get_num_threads
@@ -287,6 +287,8 @@ class Conv2d:
         if problem.n == 0:
             return Bound(problem, types, problem.dst_shape, dst, None)
         weights = weights_as_read(problem, self.weight)[1] if self._once else None
+        if not self._once:  # a function's problem is bound for whatever weights come
+            types = with_weights(types, self.weight)
         if self.algorithm == "auto":
             row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=self._once)
         else:

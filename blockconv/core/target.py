@@ -38,7 +38,8 @@ class Isa:
     which need not be the machine's. halves: a vector runs as two halves (AMD's Zen 4), so vectors of half the
     width do as much in the same time. vnni: an instruction adds four products of a u8 and an s8 to each lane of an
     int32 vector (AVX-512 VNNI, or AVX-VNNI). bf16: one adds two products of bfloat16 to each lane of a float32 vector
-    (AVX512-BF16). f16: instructions convert vectors of float16 (F16C, or part of the instruction set).
+    (AVX512-BF16). f16: instructions convert vectors of float16 (F16C, or part of the instruction set). ssse3: one adds
+    two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are).
     """
 
     name: str
@@ -49,6 +50,7 @@ class Isa:
     vnni: bool = False
     bf16: bool = False
     f16: bool = False
+    ssse3: bool = False
 
 
 @functools.cache
@@ -73,12 +75,12 @@ def isa() -> Isa:
     features = target_features()
     if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
         halves, has_dots = target_cpu() in HALVES, ("avx512vnni" in features, "avx512bf16" in features)
-        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True)
+        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True)
     if {"avx2", "fma"} <= features:
-        return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features)
+        return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
     if platform.machine().lower() in ("aarch64", "arm64"):
         return Isa("neon", 16, 32, True, f16=True)
-    return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features)
+    return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features, ssse3="ssse3" in features)
 
 
 def affinity() -> int:

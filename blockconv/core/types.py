@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,12 +24,17 @@ class ElementType:
     """The type of an array's elements.
 
     name: NumPy's. kind: "float", "bfloat" (the upper half of a float32, which NumPy has by `ml_dtypes`), "signed",
-    "unsigned", or "bits" of what is moved and never computed with. itemsize: bytes.
+    "unsigned", or "bits" of what is moved and never computed with. itemsize: bytes. narrow: of int8 weights, whether
+    the products of two neighbours with any uint8 are sure to add up to an int16 (`dispatch.quantizing.is_narrow`).
     """
 
     name: str
     kind: str
     itemsize: int
+    narrow: bool = False
+
+    def __str__(self) -> str:
+        return f"narrow {self.name}" if self.narrow else self.name
 
     @property
     def is_float(self) -> bool:
@@ -111,9 +116,9 @@ class Types(NamedTuple):
         return Types(element(src), element(src), element("float32"), element(dst))
 
     @staticmethod
-    def quantized(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:
+    def quantized(src: npt.DTypeLike, dst: npt.DTypeLike, narrow: bool = False) -> Types:
         """Of int8 weights, whose products with a source of 8 bits are added as int32."""
-        return Types(element(src), element("int8"), element("int32"), element(dst))
+        return Types(element(src), replace(element("int8"), narrow=narrow), element("int32"), element(dst))
 
     @property
     def is_uniform(self) -> bool:
@@ -125,10 +130,15 @@ class Types(NamedTuple):
         return not self.acc.is_float and self.dst != self.acc
 
     def __str__(self) -> str:
-        return self.src.name if self.is_uniform else "/".join(one.name for one in self)
+        return self.src.name if self.is_uniform else "/".join(map(str, self))
 
 
 # What convolutions of 8-bit sources are computed with.
-INT8 = frozenset(Types.quantized(src, dst) for src in BYTES for dst in (*BYTES, "int32", "float32"))
+INT8 = frozenset(
+    Types.quantized(src, dst, narrow)
+    for src in BYTES
+    for dst in (*BYTES, "int32", "float32")
+    for narrow in (False, True)
+)
 # What convolutions of floats of 16 bits are computed with.
 HALVES = frozenset(Types.converted(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))

@@ -7,6 +7,7 @@ points cost nothing where products are added. (A window's border holds the zero 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation, ActivationKind
+from blockconv.kernels.common.dot import dot_for
 from blockconv.kernels.common.requantize import EpilogueArguments
 
 __all__ = [
@@ -28,13 +30,17 @@ __all__ = [
     "check_sums",
     "check_zero_point",
     "epilogue_block",
+    "is_narrow",
+    "pair_sums",
     "quantized_bias",
+    "with_weights",
 ]
 
 Array = npt.NDArray[Any]
 
 LARGEST = 255 * 128  # of a product of a byte less its zero point with a weight
 MOST_PRODUCTS = (2**31 - 1) // LARGEST  # whose sum is sure to be an int32: 65,793
+MOST_OF_PAIR = (2**15 - 1) // 255  # that two weights of one sign may add up to: 128
 PLAIN = Quantization(1.0)
 
 
@@ -58,6 +64,50 @@ def check_sums(op: str, weight: Array, bias: Array | None) -> None:
     if most + LARGEST * products > 2**31 - 1:
         rule = f"one of {most}, with the {products} products that are added to it, may be more than an int32 holds"
         raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - LARGEST * products}")
+
+
+def pair_sums(weight: Array) -> Array:
+    """Of each output channel the largest sum of two weights that may be multiplied side by side, of one sign: (O,).
+
+    weight: (O, I/groups, KH, KW), of any type; a weight of the other sign counts as zero, as a source may hold zero
+    where it is. Side by side are two neighbouring input channels, the first of an even number, at one tap. Where a
+    group has one input channel, depthwise kernels may take any two taps, so it is the two largest ones.
+    """
+    oc, ic = weight.shape[:2]
+    wide = weight.astype(np.int16 if weight.dtype.kind == "i" else weight.dtype)
+    if ic == 1:
+        taps = np.sort(wide.reshape(oc, -1), axis=1)
+        pairs = [taps[:, :2], taps[:, -2:]]  # of negative sign, of positive
+        first, second = (np.stack([pair[:, k] for pair in pairs], 1) for k in (0, -1))
+        if taps.shape[1] == 1:
+            second = np.zeros_like(second)
+    else:
+        first, second = (wide[:, k::2].reshape(oc, -1) for k in (0, 1))
+        second = np.pad(second, ((0, 0), (0, first.shape[1] - second.shape[1])))
+    sums = [np.maximum(sign * first, 0) + np.maximum(sign * second, 0) for sign in (1, -1)]
+    found: Array = np.maximum(*sums).max(axis=1, initial=0)
+    return found
+
+
+def is_narrow(weight: Array) -> bool:
+    """Whether the products of two int8 weights side by side with any uint8 are sure to add up to an int16.
+
+    What adds them as such (vpmaddubsw) then never saturates, so that its sums are exact.
+    """
+    some = 16  # channels; where weights are not narrow, the first ones tell
+    return all((pair_sums(weight[k : k + some]) <= MOST_OF_PAIR).all() for k in range(0, len(weight), some))
+
+
+def with_weights(types: Types, weight: Array) -> Types:
+    """The types of a convolution by these weights: of narrow ones, if that lets this machine multiply them faster."""
+    narrow = of_narrow(types)
+    return narrow if narrow != types and is_narrow(weight) else types
+
+
+def of_narrow(types: Types) -> Types:
+    """The types with narrow weights, if these have a faster multiply-accumulate here; else as they are."""
+    narrow = types._replace(wei=replace(types.wei, narrow=types.wei.name == "int8"))
+    return types if dot_for(narrow) == dot_for(types) else narrow
 
 
 def check_zero_point(op: str, argument: str, found: int, given: Quantization | None, name: str | None = None) -> None:

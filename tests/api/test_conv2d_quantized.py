@@ -12,7 +12,10 @@ from quantized_oracle import Steps
 
 import blockconv as bc
 from blockconv import Quantization
-from blockconv.dispatch.quantizing import MOST_PRODUCTS
+from blockconv.api.functional import _called
+from blockconv.core import target
+from blockconv.dispatch.quantizing import MOST_PRODUCTS, is_narrow, pair_sums
+from blockconv.kernels.common.dot import DOTS
 
 RNG = np.random.default_rng(18)
 X = RNG.integers(0, 256, (2, 18, 7, 6), np.uint8)
@@ -256,3 +259,68 @@ def test_explain_tells_of_integers():
         assert "taken" in line
         assert "conv_grouped" in bc.explain(problem, "NHWC", dtype=dtype)
     assert "conv_winograd_f4" in bc.explain(problem, "NHWC")
+
+
+def in_pairs(x, w):
+    """Sums of 1x1 convolution as vpmaddubsw makes them: two products at a time, as an int16 that saturates."""
+    products = x[:, None].astype(np.int64) * w[None, :, :]  # (pixels, oc, ic)
+    return np.clip(products[..., ::2] + products[..., 1::2], -(2**15), 2**15 - 1).sum(axis=2)
+
+
+# Two neighbouring weights that fit into an int16 with whatever they are multiplied by, or just do not.
+FITTING, OTHERS = ((64, 64), (127, 1), (-64, -64), (-128, 127)), ((64, 65), (127, 127), (-64, -65), (-128, -1))
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("src", [np.uint8, np.int8])
+@pytest.mark.parametrize("pair", FITTING + OTHERS)
+def test_nothing_saturates(pair, src):
+    """Weights of a single pair, the rest zero, so that all hangs on this one; and of that pair all through."""
+    for channels in (8, 9):
+        w = np.zeros((3, channels), np.int8)
+        w[0, 4:6], w[2] = pair, np.resize(pair, channels)
+        x = np.full((12, channels), np.iinfo(src).max, src)
+        x[1::2] = RNG.integers(np.iinfo(src).min, np.iinfo(src).max, x[1::2].shape, src, endpoint=True)
+        x[2], x[3, ::2], x[4, 1::2] = np.iinfo(src).min, np.iinfo(src).min, np.iinfo(src).min
+        image = bc.to_layout(np.ascontiguousarray(x.T).reshape(1, channels, 3, 4), "NHWC")
+        exact = (x.astype(np.int64) @ w.T.astype(np.int64)).T.reshape(1, 3, 3, 4)
+        conv = bc.Conv2d(w[:, :, None, None])
+        assert (conv(image).numpy() == exact).all()
+        assert (bc.conv2d(image, w[:, :, None, None]).numpy() == exact).all()
+        even = x[:, :8].astype(np.int64) + (128 if src is np.int8 else 0), w[:, :8]
+        assert (in_pairs(*even) == even[0] @ even[1].T.astype(np.int64)).all() == (pair in FITTING)
+        # Only what was proved takes the instruction that saturates; a function's weights change from call to call.
+        (bound, *_) = conv._bound.values()
+        fast = target.isa().ssse3 and not target.isa().vnni and pair in FITTING
+        assert (bound.plan.form.dot == DOTS["vpmaddubsw"]) == fast
+        functions = [bound for conv in _called.values() for bound in conv._bound.values() if bound.plan is not None]
+        assert functions
+        assert all(bound.plan.form.dot != DOTS["vpmaddubsw"] for bound in functions)
+
+
+def test_narrow_weights():
+    """By each pair: channels 2k and 2k + 1 of a group at one tap, or, where a group has one channel, any two taps."""
+    rng = np.random.default_rng(4)
+    for shape in ((5, 1, 1, 1), (5, 1, 3, 2), (4, 2, 1, 1), (4, 7, 3, 2), (40, 8, 1, 3), (3, 9, 1, 1)):
+        for _ in range(20):
+            w = rng.integers(-128, 128, shape).astype(np.int8)
+            largest = []
+            for kernel in w.astype(int):
+                groups = [kernel.ravel()] if shape[1] == 1 else kernel.reshape(shape[1], -1).T
+                step = 1 if shape[1] == 1 else 2
+                found = [0]
+                for taps in groups:
+                    for k in range(0, len(taps), step):
+                        for other in [*taps[k + 1 : len(taps) if step == 1 else k + 2], 0]:
+                            pair = taps[k], other
+                            found += [sum(max(v, 0) for v in pair), sum(max(-v, 0) for v in pair)]
+                largest.append(max(found))
+            assert pair_sums(w).tolist() == largest
+            assert is_narrow(w) == (max(largest) <= 128)
+    last = np.zeros((40, 3, 2, 2), np.int8)
+    last[39, 2, 1, 1] = -128
+    assert is_narrow(last)
+    last[39, :2, 1, 1] = 64, 65
+    assert not is_narrow(last)
+    last[39, :2, 1, 1] = 64, 64
+    assert is_narrow(last)

@@ -9,6 +9,7 @@ import pytest
 from small_networks import residual_network, values
 
 import blockconv as bc
+from blockconv.dispatch.quantizing import pair_sums
 from blockconv.network import ops
 from blockconv.network.quantization.rewriting import quantization_of
 from blockconv.network.resnet import resnet50
@@ -100,6 +101,28 @@ def test_int8_values_and_one_scale_for_a_layer(network: bc.Network, made: Any) -
     assert stem.dtype == "int8"
     assert stem.dst.zero_point == -128
     assert stem.wei.scale.ndim == 0
+
+
+def test_a_reduced_range(network: bc.Network, made: Any, tmp_path: Any) -> None:
+    """No two neighbouring weights add up to more than 128, by as little as that takes; and everything says so."""
+    for per_channel in (True, False):
+        found = bc.quantize(network, reduce_range=True, per_channel=per_channel, calibration=made.calibration)
+        sums = {}
+        for node in found.nodes:
+            if isinstance(node.attributes, ops.QuantizedConv2d):
+                assert node.attributes.narrow
+                sums[node.name] = pair_sums(found.constants[node.parameters[0]])
+        assert len(sums) >= 5
+        assert max(one.max() for one in sums.values()) <= 128
+        assert all((one.min() if per_channel else one.max()) >= 126 for one in sums.values())
+    assert not any(node.attributes.narrow for node in made.nodes if isinstance(node.attributes, ops.QuantizedConv2d))
+    found = bc.quantize(network, SAMPLES[:2], reduce_range=True, calibration=made.calibration)
+    (snr,), (wide,) = found.report.outputs.values(), made.report.outputs.values()
+    assert wide - 6 < snr < wide + 1
+    plan = bc.compile(found, layouts=["NHWC"], threads=1)
+    np.testing.assert_array_equal(plan(SAMPLES[0]), found.evaluate(SAMPLES[0])["flat"])
+    plan.save(tmp_path / "narrow.plan")
+    np.testing.assert_array_equal(bc.Plan.load(tmp_path / "narrow.plan")(SAMPLES[0]), plan(SAMPLES[0]))
 
 
 def test_quantization_of_a_range() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 import zlib
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +16,26 @@ from quantized_oracle import Steps
 from storage_oracle import places, stored
 
 from blockconv import runtime
+from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
-from blockconv.dispatch.quantizing import Quantizations, epilogue_block, quantized_bias
+from blockconv.dispatch.quantizing import Quantizations, epilogue_block, quantized_bias, with_weights
 from blockconv.kernels.common.activation import activation
 from blockconv.kernels.table import Epilogue, Row
 
 Array = npt.NDArray[Any]
+
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def has_dot(name: str) -> bool:
+    """Whether this target has a multiply-accumulate; LLVM would end the process for an instruction that it lacks."""
+    return "emulated" in name or {"vpdpbusd": target.isa().vnni, "vpmaddubsw": target.isa().ssse3}.get(name, X86)
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Case:
 
     @property
     def types(self) -> Types:
-        return Types.quantized(self.x.dtype, self.steps.dst)
+        return with_weights(Types.quantized(self.x.dtype, self.steps.dst), self.w)
 
 
 def case(
@@ -53,26 +63,28 @@ def case(
     act: Any = None,
     zero_point: int | None = None,
     ends: bool = False,
+    narrow: bool = False,
     **steps: Any,
 ) -> Case:
     """Random integers over the whole range of their types; scales so that results are of the range of bytes.
 
-    ends: only the ends of these ranges. zero_point: of the source; by default a random one. steps: others of `Steps`.
+    ends: only the ends of these ranges. narrow: weights are from -64 to 64. zero_point: of the source; by default a
+    random one. steps: others of `Steps`.
     """
     p = Conv2dProblem.from_descriptor(descriptor)
     rng = np.random.default_rng(zlib.crc32(f"{descriptor} {src} {dst} {residual}".encode()))
 
-    def some(shape: tuple[int, ...], dtype: str) -> Array:
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    def some(shape: tuple[int, ...], dtype: str, *bounds: int) -> Array:
+        low, high = bounds or (np.iinfo(dtype).min, np.iinfo(dtype).max)
         if ends:
             return rng.choice(np.array([low, high], dtype), shape)
         return rng.integers(low, high, shape, dtype, endpoint=True)
 
-    x, w = some(p.src_shape, src), some(grouped_shape(p), "int8")
+    x, w = some(p.src_shape, src), some(grouped_shape(p), "int8", *((-64, 64) if narrow else ()))
     bias = rng.integers(-(1 << 16), 1 << 16, p.oc).astype(np.int32)
     if zero_point is None:
         zero_point = int(some((1,), src)[0])
-    spread = 5000.0 * np.sqrt(np.prod(w.shape[1:]))  # of the sums
+    spread = (2500.0 if narrow else 5000.0) * np.sqrt(np.prod(w.shape[1:]))  # of the sums
     given = Steps(
         dst,
         src_scale=0.013,

@@ -38,14 +38,15 @@ class Dot(NamedTuple):
 
     number: how kernel families are told. channels: of an element that is broadcast. itemsize: bytes of a channel in a
     packed window and in packed weights; 0 where these hold what the arrays do. is_unsigned: a source of int8 is packed
-    with 128 more in each channel, as uint8. is_fused: one instruction multiplies and adds.
+    with 128 more in each channel, as uint8. instructions: that multiply and add, of which one alone takes no register
+    for what is between them.
     """
 
     number: int
     channels: int
     itemsize: int = 0
     is_unsigned: bool = False
-    is_fused: bool = True
+    instructions: int = 1
 
 
 MULTIPLY_ADD = Dot(0, 1)
@@ -53,9 +54,11 @@ WIDENED = MULTIPLY_ADD._replace(itemsize=4)  # floats of 16 bits that become flo
 # u8 times s8, four at a time: VNNI. Or both widened to 16 bits while they are packed, two at a time: exact too.
 DOTS = {
     "vpdpbusd": Dot(1, 4, 1, True),
-    "vpmaddwd": Dot(2, 2, 2, is_fused=False),
+    "vpmaddwd": Dot(2, 2, 2, instructions=2),
     "vpdpbusd, emulated": Dot(3, 4, 1, True),
-    "vpmaddwd, emulated": Dot(4, 2, 2, is_fused=False),
+    "vpmaddwd, emulated": Dot(4, 2, 2, instructions=2),
+    # u8 times s8, two at a time as int16, where a sum of two would saturate: for narrow weights alone.
+    "vpmaddubsw": Dot(7, 4, 1, True, instructions=3),
 }
 # bfloat16, two at a time: AVX512-BF16.
 BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2)}
@@ -69,7 +72,9 @@ def dot_for(types: Types) -> Dot:
         return BRAIN_DOTS["vdpbf16ps"] if types.src.kind == BRAIN and target.isa().bf16 else WIDENED
     if target.isa().vnni:
         return DOTS["vpdpbusd"]
-    return DOTS["vpmaddwd" if platform.machine().lower() in ("x86_64", "amd64") else "vpmaddwd, emulated"]
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return DOTS["vpmaddwd, emulated"]
+    return DOTS["vpmaddubsw" if types.wei.narrow and target.isa().ssse3 else "vpmaddwd"]
 
 
 def packed_as_one(types: Types, dot: Dot) -> int:
@@ -102,6 +107,21 @@ def _vpmaddwd(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
     pairs = ir.VectorType(ir.IntType(16), 2 * v.lanes)
     products = call_llvm(v.b, _PAIRS[v.bytes], v.kind, [v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
     return v.b.add(acc, products)
+
+
+_BYTE_PAIRS = {
+    16: "llvm.x86.ssse3.pmadd.ub.sw.128",
+    32: "llvm.x86.avx2.pmadd.ub.sw",
+    64: "llvm.x86.avx512.pmaddubs.w.512",
+}
+
+
+def _vpmaddubsw(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    """Two sums of two products, each an int16, and their sum. Exact where the weights are narrow."""
+    bytes_, pairs = (ir.VectorType(ir.IntType(32 // count), count * v.lanes) for count in (4, 2))
+    sums = call_llvm(v.b, _BYTE_PAIRS[v.bytes], pairs, [v.b.bitcast(x, bytes_), v.b.bitcast(w, bytes_)])
+    ones = ir.Constant(pairs, [1] * pairs.count)
+    return v.b.add(acc, call_llvm(v.b, _PAIRS[v.bytes], v.kind, [sums, ones]))
 
 
 def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
@@ -143,4 +163,5 @@ _DOTS: dict[int, Callable[..., Any]] = {
     4: _emulated(2, False),
     5: _vdpbf16ps,
     6: _vdpbf16ps_emulated,
+    7: _vpmaddubsw,
 }

@@ -274,7 +274,7 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
     """The tile of least predicted time, by the machine's profile."""
     known, groups, oc = profile(), problem.g, problem.oc // problem.g
     steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
-    fused = target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.is_fused
+    fused = target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1
     best: tuple[float, int, int, TileShape] | None = None
     for vectors, most in tiles_of_registers(fused):
         width = vectors * lanes

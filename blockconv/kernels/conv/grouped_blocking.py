@@ -61,7 +61,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thr
     pitch *= unit // dot.channels
     taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1
     shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
-    rows, pixels = _tile(at, registers - taps - 2 - (not dot.is_fused))
+    rows, pixels = _tile(at, registers - taps - 2 - (dot.instructions > 1))
     groups = -(-p.g // count)
     task_rows, task_cols = pixels_of_task(
         at, groups, rows, pixels, at.depth * pitch * itemsize, threads, target.second_level_cache() // 4

@@ -124,7 +124,7 @@ class Blocking:
         taps = problem.kh * problem.kw // self.joined
         span = (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
         read = span / self.unrolled if self.taps else taps  # positions for each output
-        products = PARTS * self.groups * taps * (1 if self.dot.channels == PARTS else 2)
+        products = PARTS * self.groups * taps * self.dot.instructions
         # Masks take as long as loads, and so do shuffles of several vectors; without masks bytes are read one by one.
         each_mask = 2 * max(1, self.columns) - 1 if target.isa().name == "avx512" else self.lanes
         is_masked = self.masked > 0 or (self.columns > 0 and self.masks > 0)

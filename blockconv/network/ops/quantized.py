@@ -94,7 +94,8 @@ class QuantizedConv2d(Convolution):
     inputs: src, uint8 or int8, and perhaps a residual, of 8 bits where dst is, float32 where dst is; parameters: wei,
     int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
     src, wei, dst, residual: what they stand for; wei may have a scale for each output channel. dtype: of dst: of int32
-    the sums are given as they are.
+    the sums are given as they are. narrow: whether wei is known to be so (`dispatch.quantizing.is_narrow`), which
+    changes no result.
     """
 
     src: Quantization = _PLAIN
@@ -102,6 +103,7 @@ class QuantizedConv2d(Convolution):
     dtype: Literal["uint8", "int8", "int32", "float32"] = "int32"
     dst: Quantization | None = None
     residual: Quantization | None = None
+    narrow: bool = False
 
     @property
     def is_bytes(self) -> bool:

@@ -265,4 +265,5 @@ PASSES = (
     integers.stores,
     unify,
     drop_dead_code,
+    integers.narrow_weights,
 )

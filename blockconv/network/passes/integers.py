@@ -18,7 +18,7 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, Types
-from blockconv.dispatch.quantizing import check_sums
+from blockconv.dispatch.quantizing import check_sums, is_narrow
 from blockconv.kernels import TABLE
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Network, Node
@@ -44,7 +44,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes.rewrite import Edit, rewritten
 
-__all__ = ["computes_in_integers", "convolutions", "dequantized", "moves_integers", "stores"]
+__all__ = ["computes_in_integers", "convolutions", "dequantized", "moves_integers", "narrow_weights", "stores"]
 
 Array = npt.NDArray[Any]
 
@@ -61,6 +61,19 @@ def stores(network: Network) -> Network:
     if not any(isinstance(node.attributes, Quantize) for node in network.nodes):
         return network
     return rewritten(network, _quantize_of_dequantize, _goes_down, _goes_up, _conv_stores, _op_stores)
+
+
+def narrow_weights(network: Network) -> Network:
+    """Convolutions of integers say whether their weights are narrow."""
+
+    def said(node: Node) -> Node:
+        a = node.attributes
+        if not isinstance(a, QuantizedConv2d) or a.narrow or not is_narrow(network.constants[node.parameters[0]]):
+            return node
+        return replace(node, attributes=replace(a, narrow=True))
+
+    nodes = tuple(map(said, network.nodes))
+    return network if nodes == network.nodes else network.changed(nodes)
 
 
 def dequantized(network: Network) -> list[Node]:

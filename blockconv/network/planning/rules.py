@@ -34,7 +34,7 @@ from blockconv.core.problem import ReorderProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block
+from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block, of_narrow
 from blockconv.kernels import Row
 from blockconv.kernels.table import Epilogue
 from blockconv.network import ops
@@ -171,7 +171,8 @@ def element_types(network: Network, node: Node) -> Types:
     """The element types of a node's arrays: one for all, but for ops of integers that are not only moved."""
     src, dst = (network.tensors[name].dtype for name in (node.inputs[0], node.output))
     if isinstance(node.attributes, ops.QuantizedConv2d):
-        return Types.quantized(src, dst)
+        types = Types.quantized(src, dst)
+        return of_narrow(types) if node.attributes.narrow else types
     if isinstance(node.attributes, (ops.Quantize, ops.Dequantize, ops.Requantize)):
         return Types.converted(src, dst)
     return Types.all(dst)

@@ -26,7 +26,7 @@ from blockconv.network.quantization.calibration import (
     with_outputs,
 )
 from blockconv.network.quantization.report import LayerReport, QuantizationReport, decibels
-from blockconv.network.quantization.rewriting import quantizable, quantization_of, rewritten
+from blockconv.network.quantization.rewriting import Weights, quantizable, quantization_of, rewritten
 
 __all__ = ["QuantizedNetwork", "quantize"]
 
@@ -51,6 +51,7 @@ def quantize(
     float32: Iterable[str] = (),
     dtype: str = "uint8",
     percentile: float = 99.99,
+    reduce_range: bool = False,
     calibration: Calibration | None = None,
 ) -> QuantizedNetwork:
     """A network of 8-bit integers that stands for one of float32: smaller by four, and faster; `compile` takes it.
@@ -67,6 +68,10 @@ def quantize(
     float32: the names of nodes that are to compute in float32.
     dtype: of values: "uint8" or "int8". Weights are int8 with the zero point 0.
     percentile: of the numbers that are at or below a range's upper end, for that method: 50 to 100.
+    reduce_range: weights are kept so small that two neighbouring channels' of one sign never add up to more than 128,
+        which costs at most one of their 8 bits. It is for machines without VNNI (AVX2, and AVX-512 before it): their
+        fastest instruction adds products in pairs of 16 bits, and is used only where these cannot overflow. Where
+        there is VNNI it gains nothing.
     calibration: ranges that were measured before, in place of measuring them; samples then are for the report alone.
 
     The result's `report` has the signal-to-noise ratio of each layer against the network of floats, over the samples;
@@ -90,7 +95,7 @@ def quantize(
     excluded = _excluded(fused, float32)
     shared = quantizable(fused, excluded, kind)
     quantizations = _quantizations(fused, shared, calibration, kind)
-    made = fuse(rewritten(fused, quantizations, excluded, kind, per_channel))
+    made = fuse(rewritten(fused, quantizations, excluded, kind, Weights(per_channel, reduce_range)))
     report = _report(fused, made, quantizations, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
     return QuantizedNetwork(**kept, calibration=calibration, report=report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,12 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ByteType
-from blockconv.dispatch.quantizing import LARGEST, check_sums
+from blockconv.dispatch.quantizing import LARGEST, check_sums, pair_sums
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
-__all__ = ["quantizable", "quantization_of", "rewritten"]
+__all__ = ["Weights", "quantizable", "quantization_of", "rewritten"]
 
 Array = npt.NDArray[Any]
 LEAST = 1e-30  # of a scale
@@ -91,12 +91,19 @@ def _joined(joined: dict[str, str], a: str, b: str) -> None:
 # ---------------------------------------------------------------- the network
 
 
+class Weights(NamedTuple):
+    """How weights become integers: by a scale for each output channel, or one; and of `quantize`'s reduced range."""
+
+    per_channel: bool
+    reduce_range: bool
+
+
 def rewritten(
     network: Network,
     quantizations: Mapping[str, Quantization],
     excluded: Collection[str],
     dtype: ByteType,
-    per_channel: bool,
+    weights: Weights,
 ) -> Network:
     """The network, which is fused, with the values of `quantizations` as integers and back."""
     constants, nodes, names = dict(network.constants), [], dict[str, str]()
@@ -108,7 +115,7 @@ def rewritten(
         made = replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
         if isinstance(node.attributes, Conv2d) and node.name not in excluded and node.inputs[0] in quantizations:
             scale = quantizations[node.inputs[0]].scale
-            made, before = _with_integer_weights(made, constants, float(scale), per_channel)
+            made, before = _with_integer_weights(made, constants, float(scale), weights)
             nodes += before
         if node.output in quantizations:
             given, value = quantizations[node.output], f"{node.output}.float"
@@ -127,16 +134,17 @@ def _there_and_back(src: str, dst: str, name: str, given: Quantization, dtype: B
 
 
 def _with_integer_weights(
-    node: Node, constants: dict[str, Array], src_scale: float, per_channel: bool
+    node: Node, constants: dict[str, Array], src_scale: float, how: Weights
 ) -> tuple[Node, list[Node]]:
     """A convolution with weights and bias of integers, and the nodes that dequantize them."""
     weight, *bias = (constants[name].astype(np.float64) for name in node.parameters)
     oc = len(weight)
-    largest = np.abs(weight.reshape(oc, -1)).max(axis=1, initial=0.0)
+    # Of a pair's sum 127, to which rounding its weights may add one.
+    largest = pair_sums(weight) if how.reduce_range else np.abs(weight.reshape(oc, -1)).max(axis=1, initial=0.0)
     if bias:  # what is added to it stays an int32 too
         most = 0.99 * (2**31 - 1 - LARGEST * (weight.size // max(oc, 1)))
         largest = np.maximum(largest, 127 * np.abs(bias[0]) / (src_scale * most))
-    if not per_channel:
+    if not how.per_channel:
         largest = np.full(oc, largest.max(initial=0.0))
     scale = np.maximum(np.where(largest > 0, largest / 127, 1.0), LEAST).astype(np.float32)
     integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127).astype(np.int8)
@@ -148,7 +156,7 @@ def _with_integer_weights(
     for part, values, scales in parts:
         name = f"{node.name}.{part}.integers"
         constants[name] = values
-        given = Quantization(scales if per_channel else scales[0])
+        given = Quantization(scales if how.per_channel else scales[0])
         made.append(
             Node(f"{node.name}.{part}.dequantize", Dequantize(given), (name,), f"{node.name}.{part}.dequantized")
         )

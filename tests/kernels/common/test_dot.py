@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import platform
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from quantized_lab import X86, has_dot
 
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import HALVES, INT8, ElementType, Types, element
+from blockconv.dispatch.quantizing import is_narrow
 from blockconv.jit.ir import emitted
 from blockconv.kernels.common.dot import BRAIN_DOTS, DOTS, MULTIPLY_ADD, WIDENED, dot_for, multiply_accumulate
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import address_of
 
 INT32, FLOAT32 = element("int32").code, element("float32").code
-X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @jit.kernel
@@ -32,22 +33,18 @@ def dot_of_vectors(number, lanes, accs=INT32, fma=0):
     return kernel
 
 
-def there(name: str) -> bool:
-    """LLVM would end the process for an instruction that the target lacks."""
-    return "emulated" in name or (target.isa().vnni if name == "vpdpbusd" else X86)
-
-
 @pytest.mark.isa
 @pytest.mark.parametrize("name", DOTS)
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_products_are_added(name, parts):
     dot, lanes = DOTS[name], target.isa().vector_bytes // 4 // parts
-    if not there(name) or lanes < 4:
+    if not has_dot(name) or lanes < 4:
         pytest.skip(f"{target.isa().name} has no {name} of {lanes} lanes")
     rng = np.random.default_rng(lanes)
     signed, unsigned = (np.int8, np.uint8) if dot.channels == 4 else (np.int16, np.int16)
     kernel = dot_of_vectors(dot.number, lanes)
-    for x_ends, w_ends in (((0, 255), (-128, 127)), ((255, 255), (-128, -128)), ((-128, 255), (-128, 127))):
+    least, most = (-64, 64) if name == "vpmaddubsw" else (-128, 127)  # narrow weights
+    for x_ends, w_ends in (((0, 255), (least, most)), ((255, 255), (least, least)), ((-128, 255), (least, most))):
         for _ in range(50):
             low = max(x_ends[0], np.iinfo(unsigned).min)
             x = rng.integers(low, x_ends[1], (lanes, dot.channels), endpoint=True).astype(unsigned)
@@ -56,6 +53,22 @@ def test_products_are_added(name, parts):
             wanted = (acc + (x.astype(np.int64) * w).sum(axis=1)).astype(np.int32)  # past the end it wraps around
             jit_call(kernel, x, w, acc)
             assert (acc == wanted).all()
+
+
+@pytest.mark.isa
+@pytest.mark.skipif(not has_dot("vpmaddubsw"), reason="the target has no vpmaddubsw")
+def test_where_pairs_of_bytes_saturate():
+    """The largest sums of two products that are an int16, and the next ones: why weights have to be narrow."""
+    lanes = target.isa().vector_bytes // 4
+    kernel, x = dot_of_vectors(DOTS["vpmaddubsw"].number, lanes), np.full((lanes, 4), 255, np.uint8)
+    fitting, others = ((64, 64), (127, 1), (-128, 0), (-64, -64), (-128, 127)), ((64, 65), (127, 2), (-128, -1))
+    for first, second in fitting + others:
+        is_exact = (first, second) in fitting
+        for both in ((first, second, 0, 0), (0, 0, second, first), (first, second, first, second)):
+            w, acc = np.tile(np.array(both, np.int8), (lanes, 1)), np.zeros(lanes, np.int32)
+            jit_call(kernel, x, w, acc)
+            assert (acc == 255 * sum(both)).all() == is_exact
+            assert is_narrow(w[:, :, None, None]) == is_exact
 
 
 @pytest.mark.isa
@@ -106,9 +119,12 @@ def test_an_instruction_is_asked_for_only_where_there_is_one(monkeypatch):
     for isa in (target.Isa("avx512", 64, 32, True, vnni=True), target.Isa("avx2", 32, 16, True, vnni=True)):
         monkeypatch.setattr(target, "isa", lambda isa=isa: isa)
         assert {dot_for(types) for types in INT8} == {DOTS["vpdpbusd"]}
-    for isa in (target.Isa("avx512", 64, 32, True), target.Isa("avx2", 32, 16, True), target.Isa("sse", 16, 16, False)):
+    some = target.Isa("avx512", 64, 32, True), target.Isa("avx2", 32, 16, True), target.Isa("sse", 16, 16, False)
+    for isa in (*some, *(replace(one, ssse3=True) for one in some)):
         monkeypatch.setattr(target, "isa", lambda isa=isa: isa)
-        assert {dot_for(types) for types in INT8} == {DOTS["vpmaddwd" if X86 else "vpmaddwd, emulated"]}
+        exact = DOTS["vpmaddwd" if X86 else "vpmaddwd, emulated"]
+        fast = DOTS["vpmaddubsw"] if X86 and isa.ssse3 else exact
+        assert all(dot_for(types) == (fast if types.wei.narrow else exact) for types in INT8)
     assert dot_for(Types.all("float32")) == MULTIPLY_ADD
     assert {dot_for(types) for types in HALVES} == {WIDENED}
     monkeypatch.setattr(target, "isa", lambda: target.Isa("avx512", 64, 32, True, bf16=True))
@@ -149,3 +165,12 @@ def test_the_targets_features_say_what_it_has_for_floats_of_16_bits(monkeypatch,
     monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
     found = target.isa.__wrapped__()
     assert (found.bf16, found.f16) == (bf16, f16)
+
+
+@pytest.mark.parametrize(
+    ("features", "ssse3"), [({"avx2", "fma"}, True), ({"sse4.2", "ssse3"}, True), ({"sse2"}, False)]
+)
+def test_the_targets_features_say_whether_pairs_of_bytes_are_multiplied(monkeypatch, features, ssse3):
+    monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
+    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    assert target.isa.__wrapped__().ssse3 == ssse3

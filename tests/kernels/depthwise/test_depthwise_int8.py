@@ -10,7 +10,7 @@ import guarded
 import numpy as np
 import pytest
 from conv_lab import NAMES, Paged
-from quantized_lab import _check, case, finished, rows
+from quantized_lab import _check, case, finished, has_dot, rows
 from quantized_oracle import Steps
 
 from blockconv.core import target
@@ -59,8 +59,8 @@ def marked(name):
 
 
 @functools.lru_cache(maxsize=32)
-def made_of(descriptor, kind):
-    return case(descriptor, **KINDS[kind % len(KINDS)])
+def made_of(descriptor, kind, **options):
+    return case(descriptor, **KINDS[kind % len(KINDS)], **options)
 
 
 def check(made, src, dst, threads=2, memory=None):
@@ -103,12 +103,14 @@ def test_ties_saturation_and_bounds(away, dst):
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("name", [name for name in DOTS if "emulated" in name])
-def test_emulated(name, monkeypatch):
+@pytest.mark.parametrize("name", [name for name in DOTS if "emulated" in name or name == "vpmaddubsw"])
+def test_other_multiply_accumulates(name, monkeypatch):
+    if not has_dot(name):
+        pytest.skip(f"{target.isa().name} has no {name}")
     monkeypatch.setattr(cut, "dot_for", lambda types: DOTS[name])
     cut.blocking.cache_clear()
     try:
-        check(made_of("g32mb1ic32ih5oc32kh3ph1", 1), "NHWC", "NHWC")
+        check(made_of("g32mb1ic32ih5oc32kh3ph1", 1, narrow=name == "vpmaddubsw"), "NHWC", "NHWC")
     finally:
         cut.blocking.cache_clear()
 
