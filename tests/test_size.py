@@ -16,8 +16,11 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 400, 60, 8, 10
 
-# What PyTorch's functions take, their callers may give; those that pass it on take it too. So with quantizers' options.
-PUBLIC = {"conv1d", "conv2d", "max_pool2d", "avg_pool2d", "Conv2d.__init__", "NetworkBuilder.conv2d", "quantize"}
+# What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
+# quantizers and plans.
+PUBLIC = {
+    "conv1d", "conv2d", "max_pool2d", "avg_pool2d", "Conv2d.__init__", "NetworkBuilder.conv2d", "quantize", "compile"
+}  # fmt: skip
 # Bodies of kernels whose machine code gets worse in pieces.
 LONG = {"depthwise_channels", "depthwise_pixels"}
 

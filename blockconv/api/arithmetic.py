@@ -10,7 +10,7 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, Types, element
+from blockconv.core.types import BYTES, FLOATS, Types, element
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import PLAIN, Quantizations, check_sums, epilogue_block, quantized_bias
@@ -19,7 +19,6 @@ from blockconv.kernels.common.activation import Activation
 
 __all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions"]
 
-_FLOATS = ("float32", "float64", "bfloat16", "float16")
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _ROUNDING = {"half_even": False, "half_away": True}
 
@@ -54,9 +53,9 @@ class Arithmetic:
     ) -> None:
         self.op, self.options, self.activation = op, options, activation
         self.wei = weight.dtype
-        self.is_float = str(self.wei) in _FLOATS
+        self.is_float = str(self.wei) in FLOATS
         if not self.is_float and weight.dtype != np.int8:
-            rule = f"has to be {', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, or int8 for integers"
+            rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, or int8 for integers"
             raise DtypeError(op, "weight", str(weight.dtype), rule)
         self._check_bias(bias)
         given = options.out_quantization
@@ -161,10 +160,10 @@ class Arithmetic:
         return Types.quantized(src, dst)
 
     def _float_types(self, src: Any) -> Types:
-        is_half = str(src) in _FLOATS and element(src).is_half
+        is_half = str(src) in FLOATS and element(src).is_half
         if src != self.wei and not (is_half and self.wei == _FLOAT32):
             rule, remedy = f"has to be of the weight's dtype, {self.wei}", ""
-            if str(src) in _FLOATS:
+            if str(src) in FLOATS:
                 remedy = f"give input.astype({str(self.wei)!r}), or the weight as {src}"
             raise DtypeError(self.op, "input", str(src), rule, remedy)
         dst = self.dst(src)

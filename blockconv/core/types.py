@@ -9,12 +9,26 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BYTES", "HALVES", "INT8", "ByteType", "ElementType", "Types", "element", "numpy_dtype"]
+__all__ = [
+    "BYTES",
+    "FLOATS",
+    "HALVES",
+    "INT8",
+    "ByteType",
+    "ElementType",
+    "FloatType",
+    "Types",
+    "element",
+    "numpy_dtype",
+]
 
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
 # The integers that stand for real numbers by a `Quantization`, by NumPy's names, which its dtypes are equal to.
 ByteType = Literal["uint8", "int8"]
 BYTES: tuple[ByteType, ...] = ("uint8", "int8")
+# The floats of arrays; and those of them that become each other.
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+FloatType = Literal["float32", "bfloat16", "float16"]
 _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
 
@@ -44,6 +58,11 @@ class ElementType:
     def is_half(self) -> bool:
         """Whether it is a float of 16 bits, which is computed with as float32."""
         return self.is_float and self.itemsize == 2
+
+    @property
+    def computed(self) -> ElementType:
+        """The type that is computed with between convolutions: float32, but for float64."""
+        return self if self.kind == FLOAT and self.itemsize > 4 else element("float32")
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from blockconv._version import __version__
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import numpy_dtype
 from blockconv.kernels.common.activation import Activation
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
@@ -37,9 +38,12 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "outputs": list(network.outputs),
         "nodes": [[n.name, _plain(n.attributes), list(n.inputs), n.output, list(n.parameters)] for n in network.nodes],
         "constants": list(network.constants),
+        "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
         "extra": extra,
     }
-    arrays = {f"c{k}": value for k, value in enumerate(network.constants.values())}
+    # NumPy's files have no bfloat16, but its bits.
+    stored = (x.view(np.uint16) if x.dtype.name == "bfloat16" else x for x in network.constants.values())
+    arrays = {f"c{k}": value for k, value in enumerate(stored)}
     with open(path, "wb") as file:
         np.savez(file, network=np.frombuffer(json.dumps(described).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
 
@@ -66,8 +70,11 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
             writer = described.get("version", "0.1.0 or before")
             raise ValueError(f"blockconv {writer} wrote format {described['format']}; {__version__} reads {FORMAT}")
         constants = {name: file[f"c{k}"] for k, name in enumerate(described["constants"])}
+    for name in described.get("bfloat16", ()):  # files of before have none
+        constants[name] = constants[name].view(numpy_dtype("bfloat16"))
     inputs = tuple(
-        Tensor(name, _typed(Shape, shape), np.dtype(_typed(str, dtype))) for name, shape, dtype in described["inputs"]
+        Tensor(name, _typed(Shape, shape), numpy_dtype(_typed(str, dtype)))
+        for name, shape, dtype in described["inputs"]
     )
     nodes = tuple(
         Node(name, _record(attributes), _typed(Names, taken), output, _typed(Names, parameters))

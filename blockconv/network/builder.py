@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from blockconv.core.errors import NetworkError
 from blockconv.core.interop import as_numpy
+from blockconv.core.types import numpy_dtype
 from blockconv.dispatch.boundary import pads, pair
 from blockconv.kernels.common.activation import activation as read_activation
 from blockconv.network import ops
@@ -45,7 +46,7 @@ class NetworkBuilder:
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
         """An input of the network: its logical shape, (N, C, H, W) for images, and its dtype."""
-        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), np.dtype(dtype)))
+        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), numpy_dtype(dtype)))
         return name
 
     def constant(self, value: Any, name: str | None = None) -> str:

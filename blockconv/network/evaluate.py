@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.types import element
 from blockconv.network import ops
 from blockconv.network.evaluate_quantized import QUANTIZED
 
@@ -29,7 +30,7 @@ def compute(attributes: ops.Attributes, inputs: Sequence[Array], parameters: Seq
 
 
 def _wide(x: Array) -> Array:
-    return x.astype(np.float64) if x.dtype.kind == "f" else x
+    return x.astype(np.float64) if element(x.dtype).is_float else x
 
 
 # ---------------------------------------------------------------- elementwise
@@ -205,6 +206,7 @@ _OPS: dict[type[ops.Attributes], Compute] = {
     ops.AdaptivePool2d: _adaptive,
     ops.Affine: _affine,
     ops.Binary: _binary,
+    ops.Cast: lambda a, inputs, parameters: inputs[0],
     ops.Concat: lambda a, inputs, parameters: np.concatenate(inputs, a.axis),
     ops.Conv2d: _conv2d,
     ops.Lrn: _lrn,

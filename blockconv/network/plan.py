@@ -15,12 +15,14 @@ import numpy.typing as npt
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import as_numpy, like_any
+from blockconv.core.types import FloatType as Precision
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive
 from blockconv.network.graph import Network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
+from blockconv.network.passes.precision import stored_as
 from blockconv.network.planning.candidates import Parameters, compile_kernels, plain
 from blockconv.network.planning.planned import (
     Chooser,
@@ -56,6 +58,7 @@ def compile(
     threads: int | None = None,
     accuracy: str = "default",
     costs: str | PathLike[str] | Mapping[str, float] | None = None,
+    precision: Precision = "float32",
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
@@ -71,6 +74,9 @@ def compile(
     accuracy: "default", or "strict": no Winograd kernels.
     costs: seconds of your own, which go before all others: a mapping by `tuning.key` and `planned.reorder_key`, or a
         JSON file of one.
+    precision: "float32", where every value has the type that the network gives it; or "bfloat16" or "float16", in which
+        the weights and values of a network of float32 are stored, each rounded once; sums are float32. Inputs and
+        outputs stay what the network says. `plan.network.evaluate` rounds as the plan does.
 
     A planner of your own is called once, with the network as it will run, after fusion (a `Network`: its `nodes` in
     order, `shape(value)`, `problem(node)`, `readers`), and returns {node: layout}, as `layouts` takes it; nodes that
@@ -94,18 +100,19 @@ def compile(
     """
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)
-    _check_options("compile", "optimal" if callable(planner) else planner, accuracy)
+    _check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
-    network = fuse(network)
+    network = stored_as(fuse(network), precision)
     if callable(planner):
         layouts, planner = chosen_by(planner, network, layouts), "optimal"
     return Plan(network, Options(read_layouts(network, layouts), planner, measure, count, accuracy, read_costs(costs)))
 
 
-def _check_options(op: str, planner: object, accuracy: object) -> None:
+def _check_options(op: str, planner: object, accuracy: object, precision: object = "float32") -> None:
     for argument, value, words, remedy in (
         ("planner", planner, get_args(Planner), "compile takes a function of your own too"),
         ("accuracy", accuracy, ACCURACIES, ""),
+        ("precision", precision, get_args(Precision), ""),
     ):
         if not isinstance(value, str) or value not in words:
             raise ArgumentError(op, argument, value, f"has to be {' or '.join(map(repr, words))}", remedy)

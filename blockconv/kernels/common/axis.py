@@ -4,6 +4,7 @@ In storage they lie in one of two ways. Contiguous (NHWC), or in contiguous bloc
 along the axis; blocks that are no whole vectors are gathered in the scratch first, a position at a time, and the
 results scattered from there. Or strided (NCHW): then a vector holds contiguous positions that have nothing to do with
 each other, and the axis is a loop. Results of channels that do not exist are zeros, whatever lies there in the source.
+Floats of 16 bits are computed with as float32.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def contiguous_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize:
         block=block,
         size=size,
         tail=layout.padded_shape(shape)[axis] - size,
-        gathered=int(len(along) > 1 and block % lanes_of(itemsize) > 0 and fits),
+        gathered=int(len(along) > 1 and block % lanes_of(max(itemsize, 4)) > 0 and fits),
     )
 
 
@@ -80,9 +81,9 @@ def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: in
     )
 
 
-def cost(multiply_adds: float, problem: Any, dst: Layout, threads: int) -> float:
+def cost(multiply_adds: float, problem: Any, dst: Layout, itemsize: int, threads: int) -> float:
     """Seconds to move source and destination, or for so much work on each vector, or part of one, of a block."""
     size = dst.size(problem.shape)
     part = min(16, dst.blocks[1]) if dst.is_blocked else 16
     computed = size / part * multiply_adds * fma_seconds(16, 4)
-    return launch_seconds() + max(move_seconds(4 * size, 4 * size), computed) / threads
+    return launch_seconds() + max(move_seconds(itemsize * size, itemsize * size), computed) / threads

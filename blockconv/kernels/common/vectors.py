@@ -58,7 +58,7 @@ class Vectors:
     def suffix(self, lanes: int | None = None) -> str:
         """How the names of LLVM's intrinsics over such vectors end."""
         kind = "i" if isinstance(self.element, ir.IntType) else "f"
-        return f"v{lanes or self.lanes}{kind}{8 * self.itemsize}"
+        return f"v{lanes or self.lanes}{kind}{8 * self.type.itemsize}"
 
     # ------------------------------------------------------------ memory
 
@@ -273,7 +273,7 @@ class Vectors:
         return self.b.select(self.b.fcmp_ordered("<", x, self.c(-87.3)), self.c(0.0), value)
 
     def log(self, x: Any) -> Any:
-        return self.each_lane("logf" if self.itemsize == 4 else "log", x)
+        return self.each_lane("log" if self.itemsize == 8 else "logf", x)
 
     def sigmoid(self, x: Any) -> Any:
         return self.b.fdiv(self.c(1.0), self.add(self.c(1.0), self.exp(self.b.fneg(x))))

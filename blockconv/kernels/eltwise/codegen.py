@@ -1,6 +1,7 @@
 """Elementwise ops as vector code: contiguous elements, and what goes along with them.
 
-Integers of 8 bits are computed with as what they stand for, in float32, and the result is quantized.
+Integers of 8 bits are computed with as what they stand for, in float32, and the result is quantized. Floats of 16 bits
+are float32 between load and store.
 """
 
 from __future__ import annotations
@@ -78,11 +79,13 @@ class _Sides:
 
     def __init__(self, builder: Any, element: ElementType, lanes: int, integers: Any) -> None:
         self.memory = self.real = Vectors(builder, element, lanes)
-        self.is_converted = not element.is_float
+        self.is_converted = element != element.computed
         if self.is_converted:
             at = [builder.add(integers, const(8 * field.first)) for field in EltwiseQuantization.fields.values()]
             self.src, self.other, self.dst = (Elements(builder, element, lanes, address) for address in at)
             self.real = self.dst.real
+            self.fill = self.memory.zero
+        if not element.is_float:
             self.fill = self.memory.splat(builder.trunc(self.dst.words.zero_point, self.memory.element))
 
     def source(self, x: Any) -> Any:

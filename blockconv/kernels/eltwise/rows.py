@@ -12,7 +12,8 @@ affine: source, scale (C), shift (C), destination. The destination may be an ope
 Options of the primitive: activation, an `Activation` that follows (for the op "activation": the one that is meant);
 for binary, other: the layout of the operand that is broadcast, if it is not the destination's; for integers of 8 bits,
 quantizations: what those of the sources and of the destination stand for, in the order of the buffers. These compute as
-if they were dequantized and the result quantized; a destination's padding then is its zero point.
+if they were dequantized and the result quantized; a destination's padding then is its zero point. Floats of 16 bits
+compute as float32, which is rounded once.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ import numpy as np
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, ElementType, Types
+from blockconv.core.types import BYTES, FLOATS, ElementType, Types
 from blockconv.kernels.common.activation import IDENTITY, Activation
-from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.same_layout import same_layout_why_not
@@ -50,7 +50,6 @@ KINDS = {
     "max": OpKind.MAX,
     "min": OpKind.MIN,
 }
-FLOATS, INTEGERS = frozenset(ITEMSIZE), frozenset(BYTES)
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
 WRITTEN = 128  # elements that a written-out period has at the least, if the extent is long
 LONGEST = 2048  # elements that it has at the most
@@ -154,8 +153,8 @@ class How:
 
     @property
     def lanes(self) -> int:
-        """Of a vector that is computed with: of float32, for integers."""
-        return lanes_of(self.element.itemsize if self.element.is_float else 4)
+        """Of a vector that is computed with."""
+        return lanes_of(self.element.computed.itemsize)
 
     def integers(self, *buffers: int) -> EltwiseQuantization:
         """Of these sources and the destination."""
@@ -273,21 +272,22 @@ def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout, types: Typ
     return why_not or (found if isinstance(found, str) else None)
 
 
-# Of a vector of float32: to dequantize a source, and to quantize a result, of which a division is most.
+# Of a vector of float32: to dequantize a source, and to quantize a result, of which a division is most. To round to 16
+# bits in integers takes as long.
 DEQUANTIZED_CYCLES, QUANTIZED_CYCLES = 2, 10
 
 
 def _cost(problem: Any, dst: Layout, how: How) -> float:
     """The result, and the operands that are as large, at the speed of memory; or the time to convert integers."""
     elements = dst.size(problem.dst_shape)
-    result = (4 if how.element.is_float else how.element.itemsize) * elements
+    result = how.element.itemsize * elements
     arrays = 2 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 1
-    converted = 0.0 if how.element.is_float else arrays * DEQUANTIZED_CYCLES + QUANTIZED_CYCLES
+    converted = 0.0 if how.element == how.element.computed else arrays * DEQUANTIZED_CYCLES + QUANTIZED_CYCLES
     computed = elements / how.lanes * converted * cycle_seconds()
     return launch_seconds() + max(move_seconds(arrays * result, result), computed) / how.threads
 
 
-def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]], dtypes: frozenset[str]) -> Row:
+def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]], dtypes: tuple[str, ...]) -> Row:
     def make(
         problem: Any,
         src: Layout,
@@ -301,11 +301,11 @@ def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op
         how = How(types.src, threads, activation, quantizations)
         return Primitive(cost=lambda: _cost(problem, dst, how), make=lambda: ops(problem, dst, how, **options))
 
-    return Row(op, op, dtypes=dtypes, why_not=why_not, make=make)
+    return Row(op, op, dtypes=frozenset(dtypes), why_not=why_not, make=make)
 
 
 ROWS = (
-    _row("activation", same_layout_why_not, _activation_ops, FLOATS | INTEGERS),
-    _row("binary", _why_not_binary, _binary_ops, FLOATS | INTEGERS),
+    _row("activation", same_layout_why_not, _activation_ops, (*FLOATS, *BYTES)),
+    _row("binary", _why_not_binary, _binary_ops, (*FLOATS, *BYTES)),
     _row("affine", _why_not_affine, _affine_ops, FLOATS),
 )

@@ -8,6 +8,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import call_llvm, const, emitted
+from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["ANY_POWER", "THREE_QUARTERS", "Window", "normalisation", "squares"]
@@ -18,14 +19,14 @@ THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square r
 class Window(NamedTuple):
     """Contiguous results, each from the squares of the channels around its own.
 
-    src: the address of the results' own elements. near: of the first element that the first result needs the square of.
-    squared: 1 if what lies there is squares already. dst: of the results. size: results. taps: elements that each
-    needs, stride: bytes from one to the next. factors: the address of scale, bias and beta, as elements.
+    src: the address of the results' own elements. near: of the first element that the first result needs the square of,
+    or of its square. dst: of the results. size: results. taps: elements, or squares, that each needs, stride: bytes
+    from one to the next. factors: the address of scale, bias and beta. Squares and factors are of the type that is
+    computed with.
     """
 
     src: int
     near: int
-    squared: int
     dst: int
     size: int
     taps: int
@@ -34,38 +35,42 @@ class Window(NamedTuple):
 
 
 def squares(element: ElementType, lanes: int) -> Any:
-    """Code that squares `count` contiguous elements."""
+    """Code that squares `count` contiguous elements, which it leaves in the type that is computed with."""
 
     @emitted
     def square(builder: Any, src: Any, dst: Any, count: Any) -> None:
-        v = Vectors(builder, element, lanes)
+        v = Floats(builder, element, lanes)
 
         def vector(offset: Any, mask: Any | None) -> None:
             x = v.load(builder.add(src, offset), mask)
-            v.store(v.mul(x, x), builder.add(dst, offset), mask)
+            v.computed.store(v.mul(x, x), builder.add(dst, v.in_computed(offset)), mask)
 
         v.each(count, vector)
 
     return square
 
 
-def normalisation(element: ElementType, lanes: int, power: int) -> Any:
-    """Code that computes a `Window`'s results."""
+def normalisation(element: ElementType, lanes: int, power: int, squared: bool) -> Any:
+    """Code that computes a `Window`'s results. squared: what lies near is squares already."""
 
     @emitted
     def normalise(builder: Any, w: Window) -> None:
-        v = Vectors(builder, element, lanes)
+        v = Floats(builder, element, lanes)
         slot = cgutils.alloca_once(builder, v.kind)
-        is_square = builder.icmp_signed("!=", w.squared, const(0))
+
+        def square(offset: Any, tap: Any, mask: Any | None) -> Any:
+            near = builder.add(w.near, builder.mul(tap, w.stride))
+            if squared:
+                return v.computed.load(builder.add(near, v.in_computed(offset)), mask)
+            x = v.load(builder.add(near, offset), mask)
+            return v.mul(x, x)
 
         def vector(offset: Any, mask: Any | None) -> None:
             builder.store(v.zero, slot)
             with cgutils.for_range(builder, w.taps) as loop:
-                x = v.load(builder.add(builder.add(w.near, offset), builder.mul(loop.index, w.stride)), mask)
-                x = builder.select(is_square, x, v.mul(x, x))
-                builder.store(builder.fadd(builder.load(slot), x), slot)
+                builder.store(builder.fadd(builder.load(slot), square(offset, loop.index, mask)), slot)
             x = v.load(builder.add(w.src, offset), mask)
-            v.store(_normalised(v, x, builder.load(slot), power, w.factors), builder.add(w.dst, offset), mask)
+            v.store(_normalised(v.computed, x, builder.load(slot), power, w.factors), builder.add(w.dst, offset), mask)
 
         v.each(w.size, vector)
 

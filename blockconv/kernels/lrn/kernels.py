@@ -59,23 +59,23 @@ def lrn_lines(element, lanes, power):
     Scratch: the factors, the squares of the pixel's channels between zeros for channels that do not exist, and the
     channels themselves, where they are gathered.
     """
-    itemsize = ElementType.of(element).itemsize
-    square = squares(ElementType.of(element), lanes)
-    normalise = normalisation(ElementType.of(element), lanes, power)
+    kind = ElementType.of(element)
+    itemsize, held = kind.itemsize, kind.computed.itemsize
+    square, normalise = squares(kind, lanes), normalisation(kind, lanes, power, squared=True)
 
     def kernel(args, first, last, scratch):
         a = ContiguousLrn(args)
         block_stride, block, size = a.block_stride, a.block, a.size
         blocks, window, before = (size + block - 1) // block, a.window.size, a.window.before
         factors = a.window.factors
-        store_f(scratch, as_float64(factors.scale), itemsize)
-        store_f(scratch + itemsize, as_float64(factors.bias), itemsize)
-        store_f(scratch + 2 * itemsize, as_float64(factors.beta), itemsize)
+        store_f(scratch, as_float64(factors.scale), held)
+        store_f(scratch + held, as_float64(factors.bias), held)
+        store_f(scratch + 2 * held, as_float64(factors.beta), held)
         near = scratch + LINE
         for k in range(window):
-            store_bits(near + k * itemsize, 0, itemsize)
-            store_bits(near + (before + size + k) * itemsize, 0, itemsize)
-        own = near + before * itemsize
+            store_bits(near + k * held, 0, held)
+            store_bits(near + (before + size + k) * held, 0, held)
+        own = near + before * held
         gathered, line, stride = a.gathered, scratch + a.line, block_stride
         if gathered:
             blocks, block, stride = 1, size, 0
@@ -88,17 +88,16 @@ def lrn_lines(element, lanes, power):
                 gather_blocks(line, src, size * itemsize, a.block * itemsize, block_stride)
                 x, y = line, line
             for k in range(blocks):
-                square(x + k * stride, own + k * block * itemsize, min(block, size - k * block))
+                square(x + k * stride, own + k * block * held, min(block, size - k * block))
             for k in range(blocks):
                 normalise(
                     Window(
                         src=x + k * stride,
-                        near=near + k * block * itemsize,
-                        squared=1,
+                        near=near + k * block * held,
                         dst=y + k * stride,
                         size=min(block, size - k * block),
                         taps=window,
-                        stride=itemsize,
+                        stride=held,
                         factors=scratch,
                     )
                 )
@@ -115,17 +114,18 @@ def lrn_lines(element, lanes, power):
 @jit.kernel
 def lrn_planes(element, lanes, power):
     """A task is some positions of a plane, in all channels of these. Scratch: the factors."""
-    itemsize = ElementType.of(element).itemsize
-    normalise = normalisation(ElementType.of(element), lanes, power)
+    kind = ElementType.of(element)
+    itemsize, held = kind.itemsize, kind.computed.itemsize
+    normalise = normalisation(kind, lanes, power, squared=False)
 
     def kernel(args, first, last, scratch):
         a = StridedLrn(args)
         pixels, task_pixels, channels = a.pixels, a.task_pixels, a.channels
         window, before = a.window.size, a.window.before
         factors = a.window.factors
-        store_f(scratch, as_float64(factors.scale), itemsize)
-        store_f(scratch + itemsize, as_float64(factors.bias), itemsize)
-        store_f(scratch + 2 * itemsize, as_float64(factors.beta), itemsize)
+        store_f(scratch, as_float64(factors.scale), held)
+        store_f(scratch + held, as_float64(factors.bias), held)
+        store_f(scratch + 2 * held, as_float64(factors.beta), held)
         tasks, plane = (pixels + task_pixels - 1) // task_pixels, pixels * itemsize
         for task in range(first, last):
             start = task % tasks * task_pixels
@@ -137,7 +137,6 @@ def lrn_planes(element, lanes, power):
                     Window(
                         src=src + c * plane,
                         near=src + low * plane,
-                        squared=0,
                         dst=dst + c * plane,
                         size=min(task_pixels, pixels - start),
                         taps=high - low,

@@ -9,9 +9,8 @@ import math
 
 from blockconv.core.eltwise_problem import LrnProblem
 from blockconv.core.layout import Layout
-from blockconv.core.types import ElementType, Types, element
+from blockconv.core.types import FLOATS, ElementType, Types, element
 from blockconv.kernels.common.axis import contiguous_axis, cost, strided_axis
-from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.lrn.codegen import ANY_POWER, THREE_QUARTERS
@@ -28,14 +27,15 @@ def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -
     p, itemsize = problem, kind.itemsize
     if 0 in p.shape:
         return []
-    lanes, axis = lanes_of(itemsize), contiguous_axis(layout, p.shape, 1, itemsize)
+    held = kind.computed.itemsize
+    lanes, axis = lanes_of(held), contiguous_axis(layout, p.shape, 1, itemsize)
     channels, positions = p.shape[1], math.prod(p.shape) // p.shape[1]
     bits = element("float64").bits
     factors = Factors(scale=bits(p.alpha / p.size), bias=bits(p.bias), beta=bits(p.beta))
     window = ChannelWindow(size=p.size, before=(p.size - 1) // 2, factors=factors)
     params = (kind.code, lanes, THREE_QUARTERS if p.beta == 0.75 else ANY_POWER)
     if axis is not None:
-        squares = LINE + -(-(channels + 2 * p.size) * itemsize // LINE) * LINE
+        squares = LINE + -(-(channels + 2 * p.size) * held // LINE) * LINE
         args = ContiguousLrn(**axis._asdict(), window=window, line=squares)
         scratch = squares + (channels * itemsize if axis.gathered else 0)
         chunk = chunk_of(positions, channels * itemsize, threads)
@@ -50,7 +50,9 @@ def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -
 
 
 def _make(problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    return Primitive(lambda: cost(60.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+    return Primitive(
+        lambda: cost(60.0, problem, dst, types.src.itemsize, threads), lambda: _ops(problem, dst, types.src, threads)
+    )
 
 
-ROWS = (Row("lrn", "lrn", dtypes=frozenset(ITEMSIZE), why_not=same_layout_why_not, make=_make),)
+ROWS = (Row("lrn", "lrn", dtypes=frozenset(FLOATS), why_not=same_layout_why_not, make=_make),)

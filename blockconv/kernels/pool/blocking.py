@@ -57,6 +57,7 @@ Problem = Pool2dProblem | AdaptivePool2dProblem
 ELEMENT_TYPES = {
     "f32": ("float32",),
     "f64": ("float64",),
+    "f16": ("bfloat16", "float16"),
     "i8": ("int8", "uint8"),
 }
 ANY_TYPE = tuple(dtype for dtypes in ELEMENT_TYPES.values() for dtype in dtypes)
@@ -255,7 +256,7 @@ class Blocking:
     def integers(self) -> PoolQuantization:
         """What the integers stand for; themselves, where nothing is said."""
         given = self.quantizations or (None, None)
-        if self.is_widened and self.quantizations is None:
+        if self.is_average and not self.element.is_float and self.quantizations is None:
             given = (Quantization(1.0), Quantization(1.0))
         src, dst = (quantization_words(one, self.element) for one in given)
         return PoolQuantization(src=src, dst=dst)

@@ -41,19 +41,21 @@ _Vectors = list[Any]
 
 
 def _scalar(element: ElementType) -> Any:
-    """Numba's type of an element in a kernel: a float of its size, or an int64."""
+    """Numba's type of an element in a kernel: the float that it is computed with as, or an int64."""
     if element.is_float:
-        return types.float32 if element.itemsize == 4 else types.float64
+        return types.float64 if element.itemsize == 8 else types.float32
     return types.int64
 
 
 @intrinsic(prefer_literal=True)
 def load_value(typingctx, address, element_lit):
-    """The element at `address`: a float of its size, or an int64."""
+    """The element at `address`: a float of its size, float32 for one of 16 bits, or an int64."""
     element = ElementType.of(element_lit.literal_value)
 
     def codegen(context, builder, signature, args):
         kind = llvm_type(element)
+        if element.is_half:
+            return builder.extract_element(Elements(builder, element, 1).load(args[0]), ir.Constant(I32, 0))
         value = builder.load(pointer(builder, args[0], kind), align=element.itemsize)
         if element.is_float or kind == I64:
             return value
@@ -70,6 +72,10 @@ def store_value(typingctx, address, value, element_lit):
     def codegen(context, builder, signature, args):
         kind = llvm_type(element)
         value = context.cast(builder, args[1], signature.args[1], _scalar(element))
+        if element.is_half:
+            one = Elements(builder, element, 1)
+            one.store(one.real.splat(value), args[0])
+            return context.get_dummy_value()
         if not element.is_float and kind != I64:
             value = builder.trunc(value, kind)
         builder.store(value, pointer(builder, args[0], kind), align=element.itemsize)

@@ -325,19 +325,19 @@ def max_with_index(reduction: Reduction, inner: int = 0, stride: int = 0, dilati
             at = builder.add(at, builder.mul(x.index, run.col_step))
             index = builder.add(run.index, builder.mul(y.index, run.index_row))
             index = builder.add(index, builder.mul(x.index, run.index_col))
-            value = e.read_pixels(at, inner, stride) if inner else e.load(at)
+            value = e.read_pixels(at, inner, stride) if inner else e.read(at)
             more = e.more(value, held := builder.load(most))
             if e.type.is_float:
                 more = builder.or_(more, builder.fcmp_unordered("uno", value, value))
             builder.store(builder.select(more, value, held), most)
             builder.store(builder.select(more, of_lanes(index), builder.load(where)), where)
-        value, index = builder.load(most), builder.load(where)
+        value, index = e.in_memory(builder.load(most)), builder.load(where)
         if e.is_masked:
-            bits = ir.VectorType(ir.IntType(8 * e.itemsize), lanes)
+            bits = ir.VectorType(ir.IntType(8 * e.memory.itemsize), lanes)
             exist = builder.load(pointer(builder, run.mask, bits), align=1)
             exist = builder.icmp_signed("!=", exist, ir.Constant(bits, None))
-            value, index = e.with_zero_bits(value, run.mask), builder.select(exist, index, zero)
-        e.store(value, run.dst, e.below(run.count))
+            value, index = e.memory.with_zero_bits(value, run.mask), builder.select(exist, index, zero)
+        e.memory.store(value, run.dst, e.below(run.count))
         wide.store(builder.sext(index, wide.kind), run.idx, wide.below(run.count))
 
     return maxima

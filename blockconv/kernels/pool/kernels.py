@@ -16,7 +16,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_bits, load_f, move, store_bits, store_f
+from blockconv.jit.ir import load_bits, load_f, move, store_bits
 from blockconv.kernels.pool.codegen import (
     TileRun,
     TileSpec,
@@ -159,9 +159,9 @@ def window_column(a, ow):
     return column.first, column.taps
 
 
-def is_widened(operation: int, element: int) -> bool:
-    """Whether elements are reduced in another type."""
-    return held_type(operation, ElementType.of(element)) != ElementType.of(element)
+def sums_integers(operation: int, element: int) -> bool:
+    """Whether what is reduced are sums of integers less their zero point."""
+    return operation == SUM and not ElementType.of(element).is_float
 
 
 def reading(operation: int, element: int) -> Any:
@@ -172,15 +172,16 @@ def reading(operation: int, element: int) -> Any:
         return load_value(at, element)
 
     @inline
-    def widened(a, at):
+    def less_zero_point(a, at):
         return load_value(at, element) - a.integers.src.zero_point
 
-    return widened if is_widened(operation, element) else as_it_is
+    return less_zero_point if sums_integers(operation, element) else as_it_is
 
 
 def storing(operation: int, element: int) -> Any:
     """``store(a, to, value, scale)``: what a window comes to; a sum with the number at `scale`."""
-    itemsize, average = ElementType.of(element).itemsize, store_average(ElementType.of(element))
+    kind = ElementType.of(element)
+    held_bytes, average = held_type(operation, kind).itemsize, store_average(kind)
 
     @inline
     def maximum(a, to, value, scale):
@@ -188,13 +189,13 @@ def storing(operation: int, element: int) -> Any:
 
     @inline
     def scaled(a, to, value, scale):
-        store_f(to, value * load_f(scale, itemsize), itemsize)
+        store_value(to, value * load_f(scale, held_bytes), element)
 
     @inline
     def divided(a, to, value, scale):
         average(to, value, scale, a.integers.address)
 
-    if is_widened(operation, element):
+    if sums_integers(operation, element):
         return divided
     return scaled if operation == SUM else maximum
 
@@ -233,7 +234,7 @@ def pool_tiles(operation, element, lanes, masked, *tile):
     """
     pixels, kh, kw, stride, dilation = Tile(*tile)
     reduction = Reduction(operation, element, lanes, masked)
-    itemsize, held_bytes, widened = reduction.itemsize, reduction.held.itemsize, int(is_widened(operation, element))
+    itemsize, held_bytes, sums = reduction.itemsize, reduction.held.itemsize, int(sums_integers(operation, element))
     span = (pixels - 1) * stride + (kw - 1) * dilation + 1
     inner_tile = pool_tile(reduction, TileSpec(pixels, kw, stride, dilation, 0, kh))
     border_tile = pool_tile(reduction, TileSpec(pixels, kw, stride, dilation, 1, 0))
@@ -242,7 +243,7 @@ def pool_tiles(operation, element, lanes, masked, *tile):
         a = PoolArgs(args)
         fill = scratch + FILL
         for at in range(0, 64, itemsize):
-            if widened:
+            if sums:
                 store_bits(fill + at, a.integers.src.zero_point, itemsize)
             else:
                 store_value(fill + at, identity(operation, element), element)

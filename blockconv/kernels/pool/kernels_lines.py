@@ -357,7 +357,8 @@ def pool_line_indices(operation, element, lanes, masked, inner, stride, dilation
     Each row of a row of windows goes into a line of its own, with margins, which no maximum is in.
     """
     reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
-    used, size = lanes // inner * inner, inner * itemsize
+    held, held_bytes = reduction.held.code, reduction.held.itemsize
+    used, size = lanes // inner * inner, inner * held_bytes
     copy = whole_rows(reduction, 1)
     maxima = max_with_index(reduction, inner, stride, dilation)
 
@@ -366,7 +367,7 @@ def pool_line_indices(operation, element, lanes, masked, inner, stride, dilation
         line, line_bytes = scratch + LINE, a.line_bytes
         iw, pw, taps, row_step = a.iw, a.pw, a.kw, a.row_step
         outputs = a.ow * inner
-        fill_identity(operation, element, itemsize, line, a.line_elements)  # the margins stay so
+        fill_identity(operation, held, held_bytes, line, a.line_elements)  # the margins stay so
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last):
@@ -377,7 +378,7 @@ def pool_line_indices(operation, element, lanes, masked, inner, stride, dilation
                 for done in range(0, outputs, used):
                     column = done // inner * stride - pw
                     run = IndexRun(
-                        src=line + done * (stride * itemsize),
+                        src=line + done * (stride * held_bytes),
                         rows=row.rows,
                         row_step=line_bytes,
                         cols=taps,

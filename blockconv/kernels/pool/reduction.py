@@ -3,7 +3,8 @@
 A maximum takes a NaN wherever it meets one and keeps the first of equals, as PyTorch's does. Sums are never taken back
 by a subtraction, so a NaN or infinity reaches the windows that hold it and no other. Integers are summed less their
 zero point, as int32, and such sums are what lines of scratch then hold: an average is the sum as float32, divided by
-how many it counts times what a step of outputs is of one of the image, and rounded to even.
+how many it counts times what a step of outputs is of one of the image, and rounded to even. Floats of 16 bits are
+float32 as soon as they are read, in lines of scratch too, and are rounded as they are stored.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ _Vectors = list[Any]
 
 
 def held_type(operation: int, element_type: ElementType) -> ElementType:
-    """The type that elements are reduced in: int32 for sums of integers."""
-    return element("int32") if operation == SUM and not element_type.is_float else element_type
+    """The type that elements are reduced in: int32 for sums of integers, float32 for floats of 16 bits."""
+    if element_type.is_float:
+        return element_type.computed
+    return element("int32") if operation == SUM else element_type
 
 
 class Reduction(NamedTuple):
@@ -89,9 +92,11 @@ class Reducer(Vectors):
         super().__init__(builder, reduction.held, reduction.lanes)
         self.memory = Vectors(builder, ElementType.of(reduction.element), reduction.lanes)
         self.is_sum, self.is_masked = reduction.operation == SUM, bool(reduction.masked)
-        self.is_widened = reduction.held != self.memory.type
-        if integers is not None and self.is_widened:
-            sides = [quantization_at(builder, integers, side) for side in ("src", "dst")]
+        self.is_widened, self.is_half = reduction.held != self.memory.type, self.memory.type.is_half
+        if self.is_half or (integers is not None and self.is_widened):
+            sides = [None, None]
+            if not self.is_half:
+                sides = [quantization_at(builder, integers, side) for side in ("src", "dst")]
             self.image, self.outputs = (Elements(builder, self.memory.type, self.lanes, side) for side in sides)
         if integers is not None and self.is_masked and not self.memory.type.is_float:
             words = QuantizationArguments.load(builder, quantization_at(builder, integers, "dst"))
@@ -173,12 +178,16 @@ class Reducer(Vectors):
         """The image's vector at `address`, for the guard to see. Lanes that the mask lacks change no result."""
         if not self.is_widened:
             return self.read_held(address, mask)
-        value = self.image.difference(self.memory.load(address, mask))
-        return value if mask is None else self.b.select(mask, value, self.zero)
+        value = self.memory.load(address, mask)
+        value = self.image.dequantized(value) if self.is_half else self.image.difference(value)
+        return self._seen(value if mask is None else self.b.select(mask, value, self.c(self.identity)))
 
     def read_held(self, address: Any, mask: Any | None = None) -> Any:
         """The same of a vector in the scratch."""
-        value = self.load(address, mask, self.identity)
+        return self._seen(self.load(address, mask, self.identity))
+
+    def _seen(self, value: Any) -> Any:
+        """A value that was read, which the guard adds up."""
         if self.sums:
             slot = self.sums[self._read % len(self.sums)]
             self._read += 1
@@ -206,7 +215,7 @@ class Reducer(Vectors):
         """What sums are multiplied by, or those of integers divided by; spread: one for all lanes. None: for maxima."""
         if not self.is_sum:
             return None
-        f = Vectors(self.b, element("float32"), self.lanes) if self.is_widened else self
+        f = self if self.type.is_float else Vectors(self.b, element("float32"), self.lanes)
         return f.broadcast(address) if spread else f.load(address)
 
     def store_result(self, value: Any, address: Any, scale: Any, mask: Any, count: Any | None = None) -> None:
@@ -215,16 +224,19 @@ class Reducer(Vectors):
         mask: the address of zero bits for channels that do not exist. count: the elements that are stored, if not all.
         """
         memory = self.memory
-        if self.is_widened:
-            value = averaged(self.outputs, value, scale)
-        elif self.is_sum:
-            value = self.mul(value, scale)
+        if self.is_sum:
+            value = self.mul(value, scale) if self.type.is_float else averaged(self.outputs, value, scale)
+        value = self.in_memory(value)
         if self.is_masked and self.type.is_float:
             value = memory.with_zero_bits(value, mask)
         elif self.is_masked:
             keep = self.b.load(pointer(self.b, mask, memory.kind), align=1)
             value = self.b.select(self.b.icmp_signed("!=", keep, memory.zero), value, self.filled)
         memory.store(value, address, None if count is None else self.below(count))
+
+    def in_memory(self, value: Any) -> Any:
+        """Results as memory has them."""
+        return self.outputs.quantized(value) if self.is_half else value
 
     def after(self, address: Any, steps: int, step: Any) -> Any:
         """The address `steps` times `step` bytes after another."""

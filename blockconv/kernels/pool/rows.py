@@ -297,7 +297,7 @@ def _why_not_line_indices(b: Blocking) -> Reason:
 def _line_indices(b: Blocking) -> Op:
     p, line_bytes = b.problem, _line_bytes(b)
     nbytes = p.kh * line_bytes
-    args = _index_args(b, nbytes // b.itemsize, line_bytes)
+    args = _index_args(b, nbytes // b.held.itemsize, line_bytes)
     kernel = pl.pool_line_indices(*b.reduction, b.view.inner, p.sw, p.dw)
     return _op(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
@@ -318,9 +318,12 @@ def _row(
 
     def reason(problem: Any, src: Layout, dst: Layout, types: Types) -> Reason:
         b = Blocking(problem, src, dst, types.src)
-        if b.is_widened and (types.src.itemsize > 1 or name == "pool_runs_i8"):
-            return "averages are of floats or of integers of 8 bits, whose lines this kernel does not widen"
-        if b.is_widened and b.most_taps > MOST_SUMMED:
+        sums_integers = b.is_average and not types.src.is_float
+        if b.is_widened and ((sums_integers and types.src.itemsize > 1) or name.startswith("pool_runs")):
+            return (
+                "what is reduced is wider than elements, and either they have no kernels or their lines are not widened"
+            )
+        if sums_integers and b.most_taps > MOST_SUMMED:
             return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"
         if src != dst and not reference:
             return "does not change the layout"

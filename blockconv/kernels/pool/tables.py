@@ -62,10 +62,10 @@ def _scales(b: Blocking, heights: Block, widths: Block, more: int) -> Block:
     widths = np.resize(widths, widths.size + more)
     itemsize = b.held.itemsize
     words = -(-widths.size * itemsize // 8)
-    held = np.zeros((len(heights), 8 * words // itemsize), "float32" if b.is_widened else b.element.name)
+    held = np.zeros((len(heights), 8 * words // itemsize), b.element.computed.name)
     for line, height in zip(held, heights, strict=True):
         counts = (height * widths).astype(np.float64)
-        if b.is_widened:
+        if not b.element.is_float:
             line[: widths.size] = np.where(counts != 0, counts * b.step, 1.0)
         else:
             line[: widths.size] = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)

@@ -8,7 +8,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted, opaque, shuffle
-from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.common.floats import Floats
 
 __all__ = ["Summands", "divide", "rows_at_once", "sum_of_rows"]
 
@@ -18,7 +18,7 @@ ACCUMULATORS = 4  # so that an addition need not wait for the one before
 class Summands(NamedTuple):
     """`rows` rows of `size` contiguous elements, `stride` bytes apart, to be added to the vectors at `total`.
 
-    left: elements of a row after them, which is a part of a vector.
+    left: elements of a row after them, which is a part of a vector. Totals are of the type that is computed with.
     """
 
     src: int
@@ -39,7 +39,7 @@ def sum_of_rows(element: ElementType, lanes: int, vectors: int) -> Any:
 
     @emitted
     def add_rows(builder: Any, s: Summands) -> None:
-        v = Vectors(builder, element, lanes)
+        v = Floats(builder, element, lanes)
         with builder.if_else(builder.icmp_signed(">=", s.size, const(vectors * lanes))) as (whole, partly):
             with whole:
                 _add(v, s, [None] * vectors)
@@ -49,7 +49,7 @@ def sum_of_rows(element: ElementType, lanes: int, vectors: int) -> Any:
     return add_rows
 
 
-def _add(v: Vectors, s: Summands, masks: list[Any]) -> None:
+def _add(v: Floats, s: Summands, masks: list[Any]) -> None:
     b, vectors = v.b, len(masks)
     unrolled = rows_at_once(vectors)
     slots = v.slots(unrolled * vectors, v.zero)
@@ -76,8 +76,8 @@ def _add(v: Vectors, s: Summands, masks: list[Any]) -> None:
         sums = [b.load(slot) for slot in slots[vector::vectors]]
         while len(sums) > 1:
             sums = [v.add(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
-        total = b.add(s.total, const(vector * v.bytes))
-        v.store(v.add(v.load(total), sums[0]), total)
+        total = b.add(s.total, const(vector * v.computed.bytes))
+        v.computed.store(v.add(v.computed.load(total), sums[0]), total)
 
 
 def divide(element: ElementType, lanes: int, period: int) -> Any:
@@ -88,14 +88,15 @@ def divide(element: ElementType, lanes: int, period: int) -> Any:
 
     @emitted
     def quotients(builder: Any, src: Any, by: Any, dst: Any, count: Any) -> None:
-        v = Vectors(builder, element, lanes)
+        v = Floats(builder, element, lanes)
         divisor = v.splat(by if v.itemsize == 8 else builder.fptrunc(by, v.element))
 
         def vector(offset: Any, mask: Any) -> None:
-            v.store(builder.fdiv(v.load(builder.add(src, offset)), divisor), builder.add(dst, offset), mask)
+            sums = v.computed.load(builder.add(src, v.in_computed(offset)))
+            v.store(builder.fdiv(sums, divisor), builder.add(dst, offset), mask)
 
         if period:
-            sums, first = v.fold(v.load(src), v.add, period), list(range(period))
+            sums, first = v.fold(v.computed.load(src), v.add, period), list(range(period))
             sums, divisor = (shuffle(builder, x, x, first) for x in (sums, divisor))
             v.store(builder.fdiv(sums, divisor), dst)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word
-from blockconv.jit.ir import store_f
+from blockconv.jit.ir import store_bits
 from blockconv.kernels.reduce.codegen import Summands, divide, sum_of_rows
 
 __all__ = ["LOOPS", "MeanArgs", "MeanLoop", "reduce_mean"]
@@ -47,7 +47,7 @@ def reduce_mean(element, lanes, vectors, period, ragged):
     ragged: some results are of channels that do not exist.
     """
     kind = ElementType.of(element)
-    itemsize, width = kind.itemsize, vectors * lanes
+    itemsize, held, width = kind.itemsize, kind.computed.itemsize, vectors * lanes
     add_rows, quotients = sum_of_rows(kind, lanes, vectors), divide(kind, lanes, period)
 
     def kernel(args, first, last, scratch):
@@ -67,7 +67,7 @@ def reduce_mean(element, lanes, vectors, period, ragged):
                 src, result = origin + step * line.stride, (lines * line.size + step) * inner + at
                 for k in range(0, row, width):
                     for lane in range(width):
-                        store_f(scratch + (k + lane) * itemsize, 0.0, itemsize)
+                        store_bits(scratch + (k + lane) * held, 0, held)
                 for i in range(outer.size):
                     for j in range(middle.size):
                         here = src + i * outer.stride + j * middle.stride
@@ -75,7 +75,7 @@ def reduce_mean(element, lanes, vectors, period, ragged):
                             k = part * a.partial
                             some, more = min(a.partial, rows - k), left if k + a.partial >= rows else 0
                             for column in range(0, row, width):
-                                x, total = here + k * stride + column * itemsize, scratch + column * itemsize
+                                x, total = here + k * stride + column * itemsize, scratch + column * held
                                 add_rows(Summands(x, some, stride, row - column, more, total))
                 dst = a.dst + result * itemsize
                 quotients(scratch, float(a.count), dst, count)
@@ -83,6 +83,6 @@ def reduce_mean(element, lanes, vectors, period, ragged):
                     for k in range(count):
                         index = result + k
                         if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
-                            store_f(dst + k * itemsize, 0.0, itemsize)
+                            store_bits(dst + k * itemsize, 0, itemsize)
 
     return kernel

@@ -15,8 +15,7 @@ import math
 
 from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Axis, Layout
-from blockconv.core.types import ElementType, Types
-from blockconv.kernels.common.geometry import ITEMSIZE
+from blockconv.core.types import FLOATS, ElementType, Types
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.reduce.codegen import rows_at_once
@@ -42,7 +41,7 @@ def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threa
         loops.insert(0, (reduced, MeanLoop(size=size, stride=stride)))
         stride *= size
     kept, summed = (_three([loop for reduced, loop in loops if reduced == sort]) for sort in (False, True))
-    count, lanes = math.prod(p.shape[axis] for axis in p.axes), lanes_of(itemsize)
+    count, lanes = math.prod(p.shape[axis] for axis in p.axes), lanes_of(element.computed.itemsize)
     # Elements of which several make a vector, else vectors of them.
     period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
     vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
@@ -74,7 +73,7 @@ def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threa
         reduced=summed,
     )
     kernel = reduce_mean(element.code, lanes, vectors, period, int(layout.padded_shape(p.shape) != p.shape))
-    scratch = -(-segment // width) * width * itemsize
+    scratch = -(-segment // width) * width * element.computed.itemsize
     return [Op(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
 
 
@@ -96,9 +95,9 @@ def _why_not(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types)
 
 def _make(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
     def cost() -> float:
-        return launch_seconds() + move_seconds(4 * math.prod(problem.shape), 0) / threads
+        return launch_seconds() + move_seconds(types.src.itemsize * math.prod(problem.shape), 0) / threads
 
     return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
 
-ROWS = (Row("reduce_mean", "reduce_mean", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)
+ROWS = (Row("reduce_mean", "reduce_mean", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make),)

@@ -10,30 +10,41 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, emitted, join, pointer
+from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["blend", "make_columns", "pixels_of_a_vector"]
 
 
-def blend(element: ElementType, lanes: int) -> Any:
-    """Code for dst = a * (1 - weight) + b * weight over `count` contiguous floats; weight is a float64."""
+def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
+    """Code for dst = a * (1 - weight) + b * weight over `count` contiguous floats; weight is a float64.
+
+    src, dst: the types of what is read and written, of which one may be wider.
+    """
 
     @emitted
-    def mix(builder: Any, a: Any, b: Any, weight: Any, dst: Any, count: Any) -> None:
-        if not element.is_float:  # integers are copied, and never blended
+    def mix(builder: Any, a: Any, b: Any, weight: Any, to: Any, count: Any) -> None:
+        if not (src.is_float and dst.is_float):  # integers are copied, and never blended
             return
-        v = Vectors(builder, element, lanes)
+        v, out = Floats(builder, src, lanes), Floats(builder, dst, lanes)
         one = builder.fsub(weight.type(1.0), weight)
         first, second = (v.splat(x if v.itemsize == 8 else builder.fptrunc(x, v.element)) for x in (one, weight))
 
         def vector(offset: Any, mask: Any | None) -> None:
             x = v.mul(v.load(builder.add(a, offset), mask), first)
             y = v.mul(v.load(builder.add(b, offset), mask), second)
-            v.store(v.add(x, y), builder.add(dst, offset), mask)
+            out.store(v.add(x, y), builder.add(to, _as_bytes_of(out, v, offset)), mask)
 
         v.each(count, vector)
 
     return mix
+
+
+def _as_bytes_of(to: Vectors, of: Vectors, offset: Any) -> Any:
+    """An offset in bytes, in an array of other elements that has as many before it."""
+    if to.itemsize < of.itemsize:
+        return of.b.udiv(offset, const(of.itemsize // to.itemsize))
+    return offset if to.itemsize == of.itemsize else of.b.mul(offset, const(to.itemsize // of.itemsize))
 
 
 def pixels_of_a_vector(lanes: int, inner: int) -> int:
@@ -41,9 +52,10 @@ def pixels_of_a_vector(lanes: int, inner: int) -> int:
     return lanes // inner if inner and lanes % inner == 0 else 1
 
 
-def make_columns(element: ElementType, lanes: int, inner: int, linear: int) -> Any:
+def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inner: int, linear: int) -> Any:
     """Code that makes the `count` pixels of a row of results from those of a row of the source, as its `Tap`s say.
 
+    element, dst_element: the types of what is read and written, of which one may be wider where it blends.
     inner: elements of a pixel; 0 if they are known when the kernel runs, as `elements`. linear: blends, else copies.
     After the taps stand the weights of all elements of the row, where several pixels are a vector.
     """
@@ -51,8 +63,9 @@ def make_columns(element: ElementType, lanes: int, inner: int, linear: int) -> A
 
     @emitted
     def columns(builder: Any, src: Any, taps: Any, dst: Any, count: Any, elements: Any) -> None:
-        v = Vectors(builder, element, lanes)
-        pixel = builder.mul(const(inner) if inner else elements, const(v.itemsize))
+        kind = Floats if linear else Vectors  # what is copied is bits
+        v, out = kind(builder, element, lanes), kind(builder, dst_element, lanes)
+        pixel = builder.mul(const(inner) if inner else elements, const(out.itemsize))
         done = const(0)
 
         def sources(column: Any) -> tuple[list[Any], Any]:
@@ -66,25 +79,27 @@ def make_columns(element: ElementType, lanes: int, inner: int, linear: int) -> A
             done = builder.mul(groups, const(pixels))
             weights = builder.add(taps, builder.mul(count, const(TAP)))
             with cgutils.for_range(builder, groups) as loop:
-                first, at = builder.mul(loop.index, const(pixels)), builder.mul(loop.index, const(v.bytes))
+                first = builder.mul(loop.index, const(pixels))
                 each = [sources(builder.add(first, const(k)))[0] for k in range(pixels)]
                 values = [join(builder, [v.load(x, lanes=inner) for x in side]) for side in zip(*each, strict=True)]
                 if linear:
-                    weight = v.load(builder.add(weights, at))
+                    weight = Vectors(builder, v.type, lanes)
+                    weight = weight.load(builder.add(weights, builder.mul(loop.index, const(weight.bytes))))
                     values = [v.mul(values[0], builder.fsub(v.c(1.0), weight)), v.mul(values[1], weight)]
                     values = [v.add(*values)]
-                v.store(values[0], builder.add(dst, at))
+                out.store(values[0], builder.add(dst, builder.mul(loop.index, const(out.bytes))))
         with cgutils.for_range(builder, builder.sub(count, done)) as loop:
             column = builder.add(done, loop.index)
             given, tap = sources(column)
             factors = _weights(v, tap) if linear else []
             to = builder.add(dst, builder.mul(column, pixel))
             if not inner:
-                v.each(elements, _column(v, given, factors, to))
+                v.each(elements, _column(v, out, given, factors, to))
             start = 0
             while start < inner:  # the fewest vectors
                 width = min(lanes, 1 << (inner - start).bit_length() - 1)
-                _column(Vectors(builder, element, width), given, factors, to)(const(start * v.itemsize), None)
+                some = kind(builder, element, width), kind(builder, dst_element, width)
+                _column(*some, given, factors, to)(const(start * v.itemsize), None)
                 start += width
 
     return columns
@@ -100,7 +115,7 @@ def _weights(v: Vectors, tap: Any) -> list[Any]:
     return [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in both]
 
 
-def _column(v: Vectors, sources: list[Any], weights: list[Any], to: Any) -> Callable[[Any, Any], None]:
+def _column(v: Vectors, out: Vectors, sources: list[Any], weights: list[Any], to: Any) -> Callable[[Any, Any], None]:
     """body(offset, mask) for a vector of a pixel."""
     factors = [v.splat(x) for x in weights]
 
@@ -109,6 +124,6 @@ def _column(v: Vectors, sources: list[Any], weights: list[Any], to: Any) -> Call
         if factors:
             x, y = (v.mul(value, factor) for value, factor in zip(values, factors, strict=True))
             values = [v.add(x, y)]
-        v.store(values[0], v.b.add(to, offset), mask)
+        out.store(values[0], v.b.add(to, _as_bytes_of(out, v, offset)), mask)
 
     return vector

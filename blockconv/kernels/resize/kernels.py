@@ -85,8 +85,9 @@ def resize_nearest(element, lanes, inner):
     One of the same row of the source as the one before is copied from there, if pixels are less than a vector.
     inner: elements of a pixel, or 0 if there are too many to build code for.
     """
-    itemsize, narrow = ElementType.of(element).itemsize, 0 < inner < lanes
-    copy = make_columns(ElementType.of(element), lanes, inner, 0)
+    kind = ElementType.of(element)
+    itemsize, narrow = kind.itemsize, 0 < inner < lanes
+    copy = make_columns(kind, kind, lanes, inner, 0)
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
@@ -122,7 +123,8 @@ def resize_rows(element, lanes, inner):
     """
     kind = ElementType.of(element)
     itemsize = kind.itemsize
-    blend_rows, blend_columns = blend(kind, lanes), make_columns(kind, lanes, inner, 1)
+    blend_rows = blend(kind, kind.computed, lanes)
+    blend_columns = make_columns(kind.computed, kind, lanes, inner, 1)
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
@@ -167,13 +169,14 @@ def resize_columns(element, lanes, inner):
     inner: elements of a pixel, or 0 if there are too many to build code for.
     """
     kind = ElementType.of(element)
-    itemsize = kind.itemsize
-    blend_rows, blend_columns = blend(kind, lanes), make_columns(kind, lanes, inner, 1)
+    itemsize, held = kind.itemsize, kind.computed.itemsize
+    blend_rows = blend(kind.computed, kind, lanes)
+    blend_columns = make_columns(kind, kind.computed, lanes, inner, 1)
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
         ow, cols, elements = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner
-        upper, lower = scratch, scratch + elements * itemsize
+        upper, lower = scratch, scratch + elements * held
         of_upper, of_lower = 0, 0  # the rows of the source that they are made of
         line, step = elements * itemsize, elements * itemsize * a.between
         for number in range(first // a.oh, (last - 1) // a.oh + 1):
@@ -203,8 +206,8 @@ def resize_parts(element, lanes, inner_lanes, linear):
     inner_lanes: lanes of the vectors that blend columns; 1 for pixels of one element.
     """
     kind = ElementType.of(element)
-    itemsize = kind.itemsize
-    blend_rows, blend_pixels = blend(kind, lanes), blend(kind, inner_lanes)
+    itemsize, held = kind.itemsize, kind.computed.itemsize
+    blend_rows, blend_pixels = blend(kind, kind.computed, lanes), blend(kind.computed, kind, inner_lanes)
 
     def kernel(args, first, last, scratch):
         a = ResizePartsArgs(args)
@@ -221,7 +224,7 @@ def resize_parts(element, lanes, inner_lanes, linear):
                 x, y, weight = src + row.first, src + row.second, as_float64(row.weight)
                 blends, size = (1, a.iw * inner) if parts == 1 else (a.iw, count)
                 for k in range(blends):
-                    blend_rows(x + k * pixel, y + k * pixel, weight, scratch + k * step, size)
+                    blend_rows(x + k * pixel, y + k * pixel, weight, scratch + k * a.part * held, size)
             else:
                 src += row.first
             for k in range(ow):

@@ -27,8 +27,7 @@ from blockconv.core import target
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, ElementType, Types
-from blockconv.kernels.common.geometry import ITEMSIZE
+from blockconv.core.types import BYTES, FLOATS, ElementType, Types
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.resize.codegen import pixels_of_a_vector
@@ -116,8 +115,54 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
     if p.n == 0:
         return []
     pixel = at.inner * itemsize
-    row, lanes, linear = p.iw * pixel, min(lanes_of(itemsize), MOST_LANES), p.mode == "linear"
-    args = ResizeArgs(
+    row, linear, held = p.iw * pixel, p.mode == "linear", element.computed.itemsize
+    lanes = min(lanes_of(held if linear else itemsize), MOST_LANES)
+    args = _args(p, at, element, zero_point)
+    tasks = at.planes * at.between * p.oh
+    whole = not linear or row <= target.second_level_cache()
+    if whole and (at.valid == at.block or at.blocks_are_planes):
+        kernel, scratch, column = resize_nearest, 0, pixel
+        if linear:
+            kernel, column = resize_rows, at.inner * held
+            scratch = p.iw * column
+            nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * column
+            most = nbytes if at.inner > lanes // FEW or at.between > 1 else results
+            if p.ih <= p.oh and at.inner < lanes and most <= target.second_level_cache():
+                kernel, scratch, column = resize_columns, results, pixel
+        tables = [_table(p, "h", at.between * row), _table(p, "w", column)]
+        if linear and pixels_of_a_vector(lanes, at.inner) > 1:
+            tables.append(_weights(p, at.inner, element.computed))
+        table = np.concatenate(tables)
+        chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
+        built = kernel(element.code, lanes, at.inner if at.inner <= LARGEST_BLOCK else 0)
+        return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
+    inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
+    # Nearest only copies: what matters is whether a pixel is one element.
+    params = (lanes, inner_lanes, 1) if linear else (1, min(at.inner, 4), 0)
+    part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
+    parts, columns = -(-at.inner // part), part * held if linear else pixel
+    some = ResizePartsArgs(
+        **args._asdict(),
+        parts=parts,
+        part=part,
+        iw=p.iw,
+        block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
+    )
+    return [
+        Op(
+            resize_parts(element.code, *params),
+            some,
+            tasks * parts,
+            chunk_of(tasks * parts, p.ow * part * itemsize, threads),
+            scratch=p.iw * part * held if linear else 0,
+            table=np.concatenate([_table(p, "h", at.between * row), _table(p, "w", columns)]),
+        )
+    ]
+
+
+def _args(problem: ResizeProblem, at: Storage, element: ElementType, zero_point: int) -> ResizeArgs:
+    p, row = problem, problem.iw * at.inner * element.itemsize
+    return ResizeArgs(
         src=Buffer(0),
         dst=Buffer(1),
         taps=OWN_TABLE,
@@ -132,45 +177,6 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
         zero=element.bits(zero_point),
         between=at.between,
     )
-    tasks = at.planes * at.between * p.oh
-    whole = not linear or row <= target.second_level_cache()
-    if whole and (at.valid == at.block or at.blocks_are_planes):
-        kernel, scratch = resize_nearest, 0
-        if linear:
-            kernel, scratch = resize_rows, row
-            nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * pixel
-            most = nbytes if at.inner > lanes // FEW or at.between > 1 else results
-            if p.ih <= p.oh and at.inner < lanes and most <= target.second_level_cache():
-                kernel, scratch = resize_columns, results
-        tables = [_table(p, "h", at.between * row), _table(p, "w", pixel)]
-        if linear and pixels_of_a_vector(lanes, at.inner) > 1:
-            tables.append(_weights(p, at.inner, element))
-        table = np.concatenate(tables)
-        chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
-        built = kernel(element.code, lanes, at.inner if at.inner <= LARGEST_BLOCK else 0)
-        return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
-    inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
-    # Nearest only copies: what matters is whether a pixel is one element.
-    params = (lanes, inner_lanes, 1) if linear else (1, min(at.inner, 4), 0)
-    part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
-    parts, columns = -(-at.inner // part), part * itemsize if linear else pixel
-    some = ResizePartsArgs(
-        **args._asdict(),
-        parts=parts,
-        part=part,
-        iw=p.iw,
-        block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
-    )
-    return [
-        Op(
-            resize_parts(element.code, *params),
-            some,
-            tasks * parts,
-            chunk_of(tasks * parts, p.ow * part * itemsize, threads),
-            scratch=p.iw * part * itemsize if linear else 0,
-            table=np.concatenate([_table(p, "h", at.between * row), _table(p, "w", columns)]),
-        )
-    ]
 
 
 def _table(problem: ResizeProblem, axis: str, stride: int) -> npt.NDArray[np.int64]:
@@ -230,4 +236,4 @@ def _make(
     )
 
 
-ROWS = (Row("resize", "resize", dtypes=frozenset((*ITEMSIZE, *BYTES)), why_not=_why_not, make=_make),)
+ROWS = (Row("resize", "resize", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make),)

@@ -14,7 +14,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
-from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.common.floats import Floats
 
 __all__ = ["Extents", "Neighbours", "contiguous_softmax", "strided_softmax"]
 
@@ -46,7 +46,7 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
     @emitted
     def softmax(builder: Any, x: Extents) -> None:
-        v = Vectors(builder, element, lanes)
+        v = Floats(builder, element, lanes)
         most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
         count = builder.sdiv(builder.add(x.size, builder.sub(x.extent, const(1))), x.extent)
 
@@ -67,7 +67,7 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
         def find_total(src: Any, dst: Any, mask: Any | None) -> None:
             power = v.exp_to_zero(builder.fsub(v.load(src, mask), largest))
-            if not log:
+            if not log and v.half is None:
                 v.store(power, dst, mask)
             if mask is not None:
                 power = builder.select(mask, power, v.zero)
@@ -85,7 +85,7 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
     @emitted
     def softmax(builder: Any, x: Neighbours) -> None:
-        v = Vectors(builder, element, lanes)
+        v = Floats(builder, element, lanes)
 
         def vector(mask: Any | None) -> None:
             most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
@@ -99,7 +99,7 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 power = v.exp_to_zero(builder.fsub(v.load(builder.add(x.src, offset), mask), largest))
-                if not log:
+                if not log and v.half is None:
                     v.store(power, builder.add(x.dst, offset), mask)
                 builder.store(builder.fadd(builder.load(total), power), total)
             result = _results(v, largest, builder.load(total), log)
@@ -117,10 +117,15 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
     return softmax
 
 
-def _results(v: Vectors, most: Any, total: Any, log: int) -> Callable[[Any, Any, Any | None], Any]:
-    """result(source address, destination address, mask): a vector of results. The destination holds the powers."""
+def _results(v: Floats, most: Any, total: Any, log: int) -> Callable[[Any, Any, Any | None], Any]:
+    """result(source address, destination address, mask): a vector of results.
+
+    The destination holds the powers; where its elements are of 16 bits, and would round them, these are found anew.
+    """
     if log:
         subtrahend = v.b.fadd(most, v.log(total))
         return lambda src, dst, mask: v.b.fsub(v.load(src, mask), subtrahend)
     factor = v.b.fdiv(v.c(1.0), total)
+    if v.half is not None:
+        return lambda src, dst, mask: v.mul(v.exp_to_zero(v.b.fsub(v.load(src, mask), most)), factor)
     return lambda src, dst, mask: v.mul(v.load(dst, mask), factor)

@@ -9,9 +9,8 @@ import math
 
 from blockconv.core.eltwise_problem import SoftmaxProblem
 from blockconv.core.layout import Layout
-from blockconv.core.types import ElementType, Types
+from blockconv.core.types import FLOATS, ElementType, Types
 from blockconv.kernels.common.axis import contiguous_axis, cost, strided_axis
-from blockconv.kernels.common.geometry import ITEMSIZE
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.softmax.kernels import softmax_lines, softmax_planes
@@ -25,7 +24,7 @@ def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads:
     p, itemsize = problem, element.itemsize
     if 0 in p.shape:
         return []
-    lanes, nbytes = lanes_of(itemsize), p.shape[p.axis] * itemsize
+    lanes, nbytes = lanes_of(element.computed.itemsize), p.shape[p.axis] * itemsize
     contiguous = contiguous_axis(layout, p.shape, p.axis, itemsize)
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
@@ -41,7 +40,9 @@ def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads:
 
 
 def _make(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    return Primitive(lambda: cost(60.0, problem, dst, threads), lambda: _ops(problem, dst, types.src, threads))
+    return Primitive(
+        lambda: cost(60.0, problem, dst, types.src.itemsize, threads), lambda: _ops(problem, dst, types.src, threads)
+    )
 
 
-ROWS = (Row("softmax", "softmax", dtypes=frozenset(ITEMSIZE), why_not=same_layout_why_not, make=_make),)
+ROWS = (Row("softmax", "softmax", dtypes=frozenset(FLOATS), why_not=same_layout_why_not, make=_make),)

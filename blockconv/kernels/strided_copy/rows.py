@@ -28,7 +28,7 @@ from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShufflePro
 from blockconv.core.layout import Layout
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, ElementType, Types
+from blockconv.core.types import BYTES, FLOATS, ElementType, Types
 from blockconv.kernels.common.conversion import ConversionArguments, Moved
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.loop_nest import fused, nest
@@ -350,7 +350,7 @@ def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
 
         return Primitive(cost=cost, make=lambda: ops(problem, src, dst, how, **options))
 
-    return Row(f"{op}_box", op, make=make, **{"dtypes": frozenset((*ITEMSIZE, *BYTES)), **given})
+    return Row(f"{op}_box", op, make=make, **{"dtypes": frozenset((*FLOATS, *BYTES)), **given})
 
 
 MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())

@@ -12,7 +12,7 @@ of 8 bits stand for is said by the records that need it (`quantized`); others ta
 from blockconv.core.problem import PoolKind
 from blockconv.network.ops.axes import Lrn, ReduceMean, Resize, Softmax
 from blockconv.network.ops.base import Attributes, Shape
-from blockconv.network.ops.elementwise import Activate, Affine, Binary, BinaryKind
+from blockconv.network.ops.elementwise import Activate, Affine, Binary, BinaryKind, Cast
 from blockconv.network.ops.moves import Concat, Pad, Reshape, Shuffle, Slice, Transpose
 from blockconv.network.ops.quantized import Dequantize, Quantize, Quantized, QuantizedConv2d, Requantize
 from blockconv.network.ops.windows import AdaptivePool2d, Conv2d, Convolution, Pool2d
@@ -24,6 +24,7 @@ __all__ = [
     "Attributes",
     "Binary",
     "BinaryKind",
+    "Cast",
     "Concat",
     "Conv2d",
     "Convolution",

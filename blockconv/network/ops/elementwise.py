@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.kernels.common.activation import IDENTITY, Activation
-from blockconv.network.ops.base import Attributes, Shape, Shapes
+from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_dtype
 
-__all__ = ["Activate", "Affine", "Binary", "BinaryKind"]
+__all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
 
 BinaryKind = Literal["add", "mul", "sub", "div", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Cast(Attributes):
+    """Floats as those of another type, rounded to the nearest, a half to the even one."""
+
+    op: ClassVar[str] = "cast"
+    dtype: FloatType
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        return inputs[0]
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        others = {*get_args(FloatType)} - {self.dtype}
+        check_dtype(self, "input", inputs[0], *sorted(others))
+        return numpy_dtype(self.dtype)
 
 
 @dataclass(frozen=True)

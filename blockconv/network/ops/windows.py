@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
+from blockconv.core.types import element
 from blockconv.kernels.common.activation import IDENTITY, Activation
-from blockconv.network.ops.base import Attributes, Pads, Pair, Shape, Shapes, check_rank
+from blockconv.network.ops.base import Attributes, Dtypes, Pads, Pair, Shape, Shapes, check_dtype, check_rank
 
 __all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "Pool2d"]
 
@@ -51,7 +54,28 @@ class Convolution(Attributes):
 @dataclass(frozen=True)
 class Conv2d(Convolution):
     """dst = activation(conv(src, wei) + bia + res). inputs: src and perhaps res, of dst's shape; parameters: wei
-    (O, I/groups, KH, KW) and perhaps bia (O,)."""
+    (O, I/groups, KH, KW) and perhaps bia (O,).
+
+    dtype: of dst, if it is not src's: float32, of a src of 16 bits, whose bia may be of float32 too.
+    """
+
+    dtype: Literal["float32"] | None = None
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        src, *residual = inputs
+        wei, *bias = parameters
+        halves = element(src).is_half
+        if self.dtype is not None and not halves:
+            raise ArgumentError(self.op, "dtype", self.dtype, f"is for inputs of 16 bits, and it is {src}")
+        dst = src if self.dtype is None else np.dtype(self.dtype)
+        if not halves:
+            return super().infer_dtype(inputs, parameters)
+        check_dtype(self, "weight", wei, src.name)
+        for dtype in bias:
+            check_dtype(self, "bias", dtype, src.name, "float32")
+        for dtype in residual:
+            check_dtype(self, "residual", dtype, dst.name)
+        return dst
 
 
 @dataclass(frozen=True)

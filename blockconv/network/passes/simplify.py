@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.types import element
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.network.graph import Node
 from blockconv.network.ops import (
@@ -160,7 +161,7 @@ def even(value: Array) -> float | None:
 def _channels(value: Array, src: Shape) -> Array | None:
     """A constant operand of a value of shape `src`, as (C,), if it has a number for each channel, or one for all."""
     wide = (1,) * (len(src) - value.ndim) + value.shape
-    if value.dtype.kind != "f" or value.ndim > len(src) or len(src) < 2 or wide[1] != value.size:
+    if not element(value.dtype).is_float or value.ndim > len(src) or len(src) < 2 or wide[1] != value.size:
         return None
     return np.broadcast_to(value.reshape(-1), (src[1],)) if value.size in (1, src[1]) else None
 
@@ -195,7 +196,7 @@ def _bound_is_clip(edit: Edit, node: Node) -> bool:
         return False
     for at in (1, 0):
         src, constant = node.inputs[1 - at], edit.constants.get(node.inputs[at])
-        if constant is None or src in edit.constants or constant.dtype.kind != "f":
+        if constant is None or src in edit.constants or not element(constant.dtype).is_float:
             continue
         if constant.size == 1 and constant.ndim <= len(edit.shape(src)):
             bound = float(constant.item())

@@ -38,11 +38,11 @@ class Parameters:
         self._packed: dict[Any, Array] = {}
         self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary() if like is None else like._shared
 
-    def weights(self, node: Node, problem: Any, form: WeightForm) -> tuple[Array, Array]:
+    def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
         """Weights and bias of a convolution."""
         names = node.parameters
         weight = self._constants[names[0]]
-        dtype = str(weight.dtype)
+        dtype = types.acc.name
         bias = self._constants[names[1]] if len(names) > 1 else None
         return (
             self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)),
@@ -102,7 +102,7 @@ class Parameters:
 class Unpacked(Parameters):
     """Stands for parameters where only the kernels of bound ops count."""
 
-    def weights(self, node: Node, problem: Any, form: WeightForm) -> tuple[Array, Array]:
+    def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
         return np.empty(0), np.empty(0)
 
     def quantized_weights(

@@ -168,12 +168,14 @@ class Rule:
 
 
 def element_types(network: Network, node: Node) -> Types:
-    """The element types of a node's arrays: one for all, but for ops of integers that are not only moved."""
+    """The element types of a node's arrays: one for all, but for ops of integers that are not only moved, conversions,
+    and convolutions of 16 bits, which accumulate in float32."""
     src, dst = (network.tensors[name].dtype for name in (node.inputs[0], node.output))
     if isinstance(node.attributes, ops.QuantizedConv2d):
         types = Types.quantized(src, dst)
         return of_narrow(types) if node.attributes.narrow else types
-    if isinstance(node.attributes, (ops.Quantize, ops.Dequantize, ops.Requantize)):
+    is_half_conv = isinstance(node.attributes, ops.Conv2d) and element(src).is_half
+    if is_half_conv or isinstance(node.attributes, (ops.Cast, ops.Quantize, ops.Dequantize, ops.Requantize)):
         return Types.converted(src, dst)
     return Types.all(dst)
 
@@ -188,8 +190,9 @@ class _Conv2d(Rule):
         act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
         residual = len(node.inputs) > 1
         epilogue = Epilogue(act, residual)
-        primitive = row.prepare(problem, src, dst, element_types(network, node), threads, epilogue=epilogue)
-        weight, bias = held.weights(node, problem, primitive.form)
+        types = element_types(network, node)
+        primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
+        weight, bias = held.weights(node, problem, primitive.form, types)
         return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
 
 
@@ -209,12 +212,15 @@ class _QuantizedConv2d(_Conv2d):
 
 
 class _Conversion(Rule):
-    """Between floats and integers, and between integers: reorders that convert, from any layout to any other."""
+    """Between types of elements: reorders that convert, from any layout to any other; an input of the network as it
+    comes in."""
 
     def asked(
         self, network: Network, node: Node, srcs: tuple[Layout, ...], dsts: tuple[Layout, ...]
     ) -> Iterator[Asked]:
         shape, itemsize = network.shape(node.output), network.tensors[node.inputs[0]].dtype.itemsize
+        if node.inputs[0] not in network.producers:
+            srcs = (plain(len(shape)),)
         for src in srcs:
             for dst in dsts:
                 yield Asked("reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,))
@@ -361,6 +367,7 @@ class _Quantized(Rule):
 RULES: dict[type, Rule] = {
     ops.Conv2d: _Conv2d(),
     ops.QuantizedConv2d: _QuantizedConv2d(),
+    ops.Cast: _Conversion(),
     ops.Quantize: _Conversion(),
     ops.Dequantize: _Conversion(),
     ops.Requantize: _Conversion(),

@@ -1,0 +1,105 @@
+"""A network whose tensors are stored in 16 bits, and computed with as float32.
+
+Every value and every constant is rounded once, as it is stored. Inputs and outputs stay what the network says: they
+are converted where they come in and go out, an output by the convolution that makes it, where one does. Biases stay
+float32, as accumulators are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from blockconv.core.errors import NetworkError
+from blockconv.core.types import FloatType, numpy_dtype
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import Cast, Conv2d, Convolution, Reshape
+from blockconv.network.passes.rewrite import Edit, rewritten
+
+__all__ = ["stored_as"]
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+def stored_as(network: Network, dtype: FloatType) -> Network:
+    """The network with values of float32 stored as `dtype`; for other input shapes it is made anew from the one given.
+
+    Raises NetworkError for a network that has values of other types than these two, or that says itself where its
+    floats become others.
+    """
+    if dtype == "float32":
+        return network
+    _check(network, dtype)
+    made = rewritten(_all_stored(network, dtype), _goes_up, _conv_stores)
+    return replace(made, remake=lambda shapes: stored_as(network.with_input_shapes(shapes), dtype))
+
+
+def _check(network: Network, dtype: str) -> None:
+    for node in network.nodes:
+        names = (*node.inputs, *node.parameters, node.output)
+        types = dict.fromkeys(network.tensors[name].dtype.name for name in names)
+        other = next((name for name in types if name not in ("float32", dtype)), None)
+        if other or isinstance(node.attributes, Cast):
+            rule = f"is for networks of float32, and {node} has {other or 'a type of its own'}"
+            raise NetworkError(network.name, "precision", dtype, rule, "compile it with precision='float32'")
+
+
+def _all_stored(network: Network, dtype: FloatType) -> Network:
+    """Between conversions of all inputs and outputs."""
+    taken = {*network.tensors, *(node.name for node in network.nodes)}
+    wide = [name for name, tensor in network.tensors.items() if tensor.dtype == _FLOAT32]
+    narrow = {name: _free(f"{name}.{dtype}", taken) for name in wide}
+
+    def stored(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(narrow.get(name, name) for name in names)
+
+    inputs = [tensor.name for tensor in network.inputs if tensor.name in narrow and network.readers[tensor.name]]
+    nodes = [Node(narrow[name], Cast(dtype), (name,), narrow[name]) for name in inputs]
+    for node in network.nodes:
+        kept = _kept(node)
+        parameters = (*stored(node.parameters[:kept]), *node.parameters[kept:])
+        (output,) = stored((node.output,))
+        nodes.append(replace(node, inputs=stored(node.inputs), parameters=parameters, output=output))
+    made = [name for name in network.outputs if name in narrow and name in network.producers]
+    nodes += [Node(_free(f"{name}.float32", taken), Cast("float32"), (narrow[name],), name) for name in made]
+    read = {name for node in nodes for name in (*node.inputs, *node.parameters)} | set(network.outputs)
+    constants = {name: value for name, value in network.constants.items() if name in read}
+    halves = (name for name in network.constants if narrow.get(name) in read)
+    constants |= {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
+    return network.changed(nodes, constants)
+
+
+def _kept(node: Node) -> int:
+    """How many of a node's parameters are stored as values are: all but a bias."""
+    return 1 if isinstance(node.attributes, Convolution) else len(node.parameters)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name like `name` that is taken from now on."""
+    free, number = name, 0
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    taken.add(free)
+    return free
+
+
+def _goes_up(edit: Edit, node: Node) -> bool:
+    """cast(reshape(x)) is reshape(cast(x))."""
+    before = edit.private(node.inputs[0], Reshape)
+    if not isinstance(node.attributes, Cast) or before is None:
+        return False
+    value = edit.value_name(f"{node.output}.cast")
+    cast = replace(node, inputs=before[0].inputs, output=value)
+    return edit.replace((before[0], node), cast, replace(before[0], inputs=(value,), output=node.output))
+
+
+def _conv_stores(edit: Edit, node: Node) -> bool:
+    """A convolution stores float32, if it adds no residual of 16 bits."""
+    conv = edit.private(node.inputs[0], Conv2d)
+    if node.attributes != Cast("float32") or conv is None or len(conv[0].inputs) > 1:
+        return False
+    return edit.replace(
+        (conv[0], node), replace(conv[0], attributes=replace(conv[1], dtype="float32"), output=node.output)
+    )

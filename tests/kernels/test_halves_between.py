@@ -1,0 +1,100 @@
+"""Ops between convolutions in bfloat16 and float16: what float64 gives, rounded once; tails zero, no byte outside.
+
+The oracle is the evaluation of networks by NumPy, which knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from eltwise_lab import available, check
+from storage_oracle import Array
+
+from blockconv.core.types import FLOATS, Types, element
+from blockconv.kernels import TABLE
+from blockconv.kernels.common.activation import activation
+from blockconv.network import evaluate, ops
+from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.planning.rules import RULES
+
+pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
+
+B, F = "bfloat16", "float16"
+SHAPE, LONGER = (2, 20, 7, 6), (1, 33, 5, 12)
+MAX = ops.Pool2d("max", (3, 3), (1, 1), ((1, 1), (1, 1)))
+AVERAGE = ops.Pool2d("avg_exclude_padding", (3, 3), (1, 1), ((1, 1), (1, 1)))
+ALL = ops.Pool2d("avg_include_padding")
+LINEAR = ops.Resize("linear", scale=(2.0, 1.5))
+NEAREST = ops.Resize("nearest", scale=(2.0, 1.5))
+SILU, CLIP = activation("silu"), activation(("clip", 0.5, 6.0))
+JOIN, PAD = ops.Concat(1), ops.Pad(((0, 0), (0, 0), (1, 0), (0, 2)), -1.5)
+# An op, the layout and the type that it runs in, and when that is run: each but those that move elements is a kernel.
+ALWAYS, AS_OTHERS, SELDOM = [], [pytest.mark.isa], [pytest.mark.slow]
+CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
+    ("max", MAX, "NCHW16", B, AS_OTHERS),
+    ("max", MAX, "NCHW", F, SELDOM),
+    ("average", AVERAGE, "NCHW8", F, SELDOM),
+    ("average", AVERAGE, "NHWC", B, SELDOM),
+    ("global", ALL, "NCHW16", B, ALWAYS),
+    ("adaptive", ops.AdaptivePool2d((3, 4)), "NHWC", B, SELDOM),
+    ("add", ops.Binary("add", CLIP), "NCHW16", B, ALWAYS),
+    ("silu", ops.Activate(SILU), "NHWC", F, SELDOM),
+    ("affine", ops.Affine(), "NCHW4", F, SELDOM),
+    ("scale", ops.Binary("mul"), "NHWC", B, SELDOM),
+    ("concat", JOIN, "NCHW16", B, ALWAYS),
+    ("concat", JOIN, "NHWC", F, ALWAYS),
+    ("pad", PAD, "NCHW4", F, ALWAYS),
+    ("pad", PAD, "NHWC", B, ALWAYS),
+    ("slice", ops.Slice(1, 3, 9, 2), "NCHW8", B, ALWAYS),
+    ("shuffle", ops.Shuffle(1), "NHWC", F, ALWAYS),
+    ("softmax", ops.Softmax(1), "NCHW", B, AS_OTHERS),
+    ("softmax", ops.Softmax(1), "NCHW8", F, SELDOM),
+    ("lrn", ops.Lrn(5, 0.3, 0.75, 1.0), "NCHW8", B, SELDOM),
+    ("lrn", ops.Lrn(5, 0.3, 0.75, 1.0), "NCHW", F, SELDOM),
+    ("mean", ops.ReduceMean((2,), True), "NCHW8", F, SELDOM),
+    ("linear", LINEAR, "NCHW", B, SELDOM),
+    ("linear", LINEAR, "NCHW16", F, SELDOM),
+    ("nearest", NEAREST, "NCHW8", B, SELDOM),
+]
+
+
+def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, ...]) -> set[str]:
+    """The names of the kernels that ran."""
+    rng, kind = np.random.default_rng([*shape]), element(dtype).dtype
+    shapes = [shape]
+    if isinstance(attributes, ops.Binary):
+        shapes.append(shape if attributes.kind == "add" else (1, shape[1], 1, 1))
+    if isinstance(attributes, ops.Concat):
+        shapes.append((shape[0], 7, *shape[2:]))
+    count = attributes.parameters.start
+    arrays: list[Array] = [rng.uniform(-4, 4, one).astype(np.float32).astype(kind) for one in shapes]
+    given = [rng.uniform(-2, 2, shape[1]).astype(np.float32).astype(kind) for _ in range(count)]
+    names = [f"x{k}" for k in range(len(arrays))]
+    node = Node("node", attributes, tuple(names), "y", tuple(f"p{k}" for k in range(count)))
+    inputs = tuple(Tensor(name, x.shape, kind) for name, x in zip(names, arrays, strict=True))
+    network = Network(inputs, ("y",), (node,), dict(zip(node.parameters, given, strict=True)))
+    wanted = evaluate.compute(attributes, arrays, given).astype(kind)
+    problem = RULES[type(attributes)].problem(network, node)
+    options = {} if not hasattr(attributes, "activation") else {"activation": attributes.activation}
+    operands = [(x, layout) for x in arrays] + [(x, "") for x in given]
+    return check(node.op, problem, layout, operands, wanted, references=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "layout", "dtype"),
+    [pytest.param(*one[1:4], id=f"{one[0]}-{one[2]}-{one[3]}", marks=one[4]) for one in CASES],
+)
+def test_ops_round_once(attributes: ops.Attributes, layout: str, dtype: str) -> None:
+    # What repeats for each pixel is built for the number of channels.
+    for shape in (SHAPE,) if attributes in (ops.Binary("mul"), ops.Affine()) else (SHAPE, LONGER):
+        assert run(attributes, layout, dtype, shape), "a kernel that is no reference"
+
+
+def test_every_op_between_convolutions_takes_both_types() -> None:
+    """Whatever takes float32 does, but convolutions, whose accumulators are of another type."""
+    for dtype in FLOATS:
+        taken = {row.op for row in TABLE if row.takes(Types.all(dtype))}
+        every = {row.op for row in TABLE if row.takes(Types.all("float32"))}
+        assert taken >= every - {"conv2d"}, dtype
