@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import conv_oracle
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from blockconv.network import ops
 from blockconv.network.passes.fuse import fuse
 
 onnx = pytest.importorskip("onnx")
-from onnx_quantized import Model, small_network  # noqa: E402
+from onnx_quantized import TYPES, Model, small_network  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 MS = "com.microsoft"
@@ -81,9 +82,28 @@ def _concat(m: Model) -> str:
     return m.add("QLinearConcat", *ends(0.4, 90, "uint8"), *given, axis=1, domain=MS)
 
 
-def _matmul(m: Model) -> str:
-    x, weight = m.input("x", (3, 4, 20), "uint8"), m.rng.integers(-63, 64, (20, 6)).astype(np.int8)
-    return m.add("QLinearMatMul", x, *ends(0.1, 100, "uint8"), weight, *ends(0.02, 0, "int8"), *ends(2, 128, "uint8"))
+def _matmul(*shape: int) -> Callable[[Model], str]:
+    """By a weight of this shape."""
+
+    def make(m: Model) -> str:
+        x, weight = m.input("x", (3, 4, 20), "uint8"), m.rng.integers(-63, 64, shape).astype(np.int8)
+        given = x, *ends(0.1, 100, "uint8"), weight, *ends(0.02, 0, "int8"), *ends(2, 128, "uint8")
+        return m.add("QLinearMatMul", *given)
+
+    return make
+
+
+def _channels_last(m: Model) -> str:
+    x, weight = m.input("x", (1, 6, 7, 5), "uint8"), m.rng.integers(-63, 64, (4, 5, 3, 3)).astype(np.int8)
+    given = x, *ends(0.1, 100, "uint8"), weight, *ends(0.02, 0, "int8"), *ends(0.5, 128, "uint8")
+    return m.add("QLinearConv", *given, pads=[1, 1, 1, 1], channels_last=1, domain=MS)
+
+
+def _product_to_floats(m: Model) -> str:
+    x, weight = m.input("x", (7, 20), "uint8"), m.rng.integers(-63, 64, (20, 6)).astype(np.int8)
+    scales, bias = np.linspace(0.01, 0.02, 6).astype("f"), m.rng.standard_normal(6).astype("f")
+    zero_points = np.uint8(3), np.zeros(6, np.int8)
+    return m.add("MatMulIntegerToFloat", x, weight, np.float32(0.1), scales, *zero_points, bias, domain=MS)
 
 
 def _conv_integer(m: Model) -> str:
@@ -106,6 +126,19 @@ def _quantize(dtype: str, axis: bool) -> Callable[[Model], str]:
     return make
 
 
+def _blocks(op: str) -> Callable[[Model], str]:
+    """Blocks of three along an axis of eight, the last one short."""
+
+    def make(m: Model) -> str:
+        scale = m.rng.uniform(0.02, 0.5, (2, 3, 3, 5)).astype("f")
+        zero_points = np.full(scale.shape, 7) if op == "QuantizeLinear" else m.rng.integers(-9, 9, scale.shape)
+        x = m.input("x", (2, 3, 8, 5), "float32" if op == "QuantizeLinear" else "int8")
+        dtype = "uint8" if op == "QuantizeLinear" else "int8"
+        return m.add(op, x, *ends(scale, zero_points, dtype), axis=2, block_size=3)
+
+    return make
+
+
 def _dequantize(axis: bool) -> Callable[[Model], str]:
     def make(m: Model) -> str:
         x = m.input("x", (2, 3, 4, 5), "int8")
@@ -123,6 +156,8 @@ EXACT: dict[str, Callable[[Model], str]] = {
     "quantize an axis": _quantize("uint8", True),
     "dequantize": _dequantize(False),
     "dequantize an axis": _dequantize(True),
+    "quantize blocks": _blocks("QuantizeLinear"),
+    "dequantize blocks": _blocks("DequantizeLinear"),
     "conv to integers": _conv_integer,
     "product to integers": _matmul_integer,
 }
@@ -132,7 +167,10 @@ CLOSE: dict[str, Callable[[Model], str]] = {
     "conv of int8": _conv("int8", -7, True, 1, True),
     "conv of groups": _conv("uint8", 255, True, 2, True),
     "depthwise": _conv("int8", 127, False, 4, True),
-    "product": _matmul,
+    "channels last": _channels_last,
+    "product": _matmul(20, 6),
+    "products of a batch": _matmul(3, 20, 6),
+    "product to floats": _product_to_floats,
     "add": _binary("QLinearAdd"),
     "mul": _binary("QLinearMul"),
     "concat": _concat,
@@ -156,7 +194,9 @@ def test_an_op_gives_what_onnx_runtime_gives(name: str) -> None:
         if dtype != "float32"
         else 2 * np.random.default_rng(2).standard_normal(shape).astype("f")
     )
-    proto = model.proto(output, dtype="float32" if "dequantize" in name else "int32" if "integers" in name else "uint8")
+    floats = "dequantize" in name or "floats" in name
+    kind, opset = "float32" if floats else "int32" if "integers" in name else "uint8", 21 if "blocks" in name else 17
+    proto = model.proto(output, dtype=kind, opset=opset)
     if (dtype == "int8" and name in CLOSE) or name == "quantize int8":
         proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT8
     network = bc.load_onnx(proto)
@@ -165,6 +205,8 @@ def test_an_op_gives_what_onnx_runtime_gives(name: str) -> None:
         assert found.dtype == wanted.dtype
         if name in EXACT:
             np.testing.assert_array_equal(found, wanted)
+        elif floats:
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
         else:
             assert np.abs(found.astype(int) - wanted).max() <= 1, name
             assert np.mean(found != wanted) < 0.05, name
@@ -259,3 +301,105 @@ def test_what_cannot_be_is_refused(scale: Any, zero_point: Any, dtype: str, says
     y = m.add("QuantizeLinear", m.input("x", (2, 3, 4)), *ends(scale, zero_point, dtype))
     with pytest.raises((bc.NetworkError, bc.UnsupportedError), match=says):
         bc.load_onnx(m.proto(y, dtype="uint8", opset=21))
+
+
+# ---------------------------------------------------------------- weights of 4 bits, scales that are found at run time
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_convolution_by_weights_of_4_bits_is_one_of_integers(per_channel: bool) -> None:
+    m = Model(4)
+    x = m.quantized(m.input("x", (1, 8, 9, 9)), 0.03, 128)
+    integers_ = m.rng.integers(0, 16, (12, 8, 3, 3))
+    scales = np.linspace(0.01, 0.02, 12).astype("f") if per_channel else np.float32(0.015)
+    zero_points = np.full(scales.shape, 7)
+    held = [onnx.helper.make_tensor(f"c{k}", onnx.TensorProto.UINT4, np.shape(a), np.ravel(a))
+            for k, a in ((90, integers_), (91, zero_points))]  # fmt: skip
+    m.constants += held
+    weight = m.add("DequantizeLinear", "c90", scales, "c91", axis=0)
+    m.add("Identity", m.quantized(m.add("Conv", x, weight), 0.1, 100), name="out")
+    network = fuse(bc.load_onnx(m.proto("out", opset=21)))
+    (conv,) = [node for node in network.nodes if node.op == "conv2d"]
+    assert isinstance(conv.attributes, ops.QuantizedConv2d)
+    np.testing.assert_array_equal(network.constants[conv.parameters[0]], (integers_ - 7).astype(np.int8))
+    wide = (integers_ - 7) * np.float64(scales).reshape((-1, 1, 1, 1) if per_channel else ())
+    given = np.random.default_rng(3).standard_normal((1, 8, 9, 9)).astype("f")
+    rounded = np.clip(np.rint(given / np.float32(0.03)), -128, 127).astype("f") * np.float32(0.03)
+    sums = conv_oracle.conv2d(rounded, wide)
+    wanted = np.clip(np.rint(sums / 0.1) + 100, 0, 255)
+    found = network.evaluate(given)["out"] / np.float32(0.1) + 100
+    assert np.abs(found - wanted).max() < 1.01
+    assert np.mean(np.abs(found - wanted) > 0.5) < 0.01
+
+
+def test_blocks_of_weights_run_as_floats() -> None:
+    m = Model(5)
+    x = m.quantized(m.input("x", (1, 8, 5, 5)), 0.03, 128)
+    integers_, scale = m.rng.integers(-8, 8, (6, 8, 1, 1)), m.rng.uniform(0.1, 0.2, (6, 2, 1, 1)).astype("f")
+    m.constants.append(onnx.helper.make_tensor("w", onnx.TensorProto.INT4, integers_.shape, integers_.ravel()))
+    weight = m.add("DequantizeLinear", "w", scale, axis=1, block_size=4)
+    m.add("Identity", m.add("Conv", x, weight, name="blocked"), name="out")
+    with pytest.warns(bc.SlowPathWarning, match=r"no kernels of integers for 'blocked' \(conv2d\)"):
+        network = bc.load_onnx(m.proto("out", opset=21))
+    given = np.zeros((1, 8, 5, 5), np.float32)
+    given[0, 5, 2, 3] = 3.0
+    wanted = np.zeros((1, 6, 5, 5))
+    wanted[0, :, 2, 3] = 3.0 * integers_[:, 5, 0, 0] * scale[:, 1, 0, 0]
+    np.testing.assert_allclose(network.evaluate(given)["out"], wanted, rtol=1e-6)
+
+
+def _dynamic(m: Model, x: str, product: str, weight: Array, scale: Any, bias: Array | None, **attributes: Any) -> str:
+    """As ONNX Runtime's quantizer writes it. scale: of the weight."""
+    y = f"dynamic_{len(m.nodes)}"
+    outputs = [y, f"{y}_scale", f"{y}_zero_point"]
+    m.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", [x], outputs, y))
+    sums = m.add(product, y, weight, outputs[2], np.int8(0), name=f"{product} of {y}", **attributes)
+    scaled = m.add("Mul", m.add("Cast", sums, to=1), m.add("Mul", outputs[1], np.asarray(scale, np.float32)))
+    return scaled if bias is None else m.add("Add", scaled, bias)
+
+
+def test_products_whose_scales_are_found_at_run_time_are_of_floats() -> None:
+    """Beside ONNX Runtime within what it rounds away: half a step of the input times the largest sum of weights."""
+    m = Model(6)
+    w = m.rng.integers(-127, 128, (6, 4, 3, 3)).astype(np.int8)
+    v = m.rng.integers(-127, 128, (6, 5)).astype(np.int8)
+    bias = m.rng.standard_normal(5).astype("f")
+    y = _dynamic(m, m.input("x", (1, 4, 7, 7)), "ConvInteger", w, 0.01, None, pads=[1, 1, 1, 1])
+    y = m.add("Flatten", m.add("GlobalAveragePool", y))
+    m.add("Identity", _dynamic(m, y, "MatMulInteger", v, np.linspace(0.01, 0.02, 5), bias), name="out")
+    proto = m.proto("out")
+    with pytest.warns(bc.SlowPathWarning, match=r"'ConvInteger of dynamic_0' .*'MatMulInteger of .*\)") as caught:
+        network = bc.load_onnx(proto)
+    assert len(caught) == 1
+    x = np.random.default_rng(0).standard_normal((1, 4, 7, 7)).astype(np.float32)
+    means = conv_oracle.conv2d(x, 0.01 * w, pads=((1, 1), (1, 1))).mean(axis=(2, 3))
+    exact = means @ (v * np.linspace(0.01, 0.02, 5)) + bias
+    np.testing.assert_allclose(network.evaluate(x)["out"], exact, rtol=1e-5, atol=1e-5)
+    steps = [np.ptp(np.append(a, 0)) / 255 for a in (x, means)]
+    most = 0.5 * (steps[0] * 0.01 * np.abs(w.astype(int)).sum(axis=(1, 2, 3)).max() + steps[1])
+    allowed = most * (np.abs(v.astype(int)) * np.linspace(0.01, 0.02, 5)).sum(axis=0).max()
+    assert np.abs(by_onnx_runtime(proto, {"x": x}) - exact).max() <= allowed
+
+
+@pytest.mark.parametrize("read", ["scale", "integers", "zero point", "sums"])
+def test_scales_that_are_found_at_run_time_and_read_are_refused(read: str) -> None:
+    m = Model(7)
+    y = _dynamic(m, m.input("x", (3, 6)), "MatMulInteger", m.rng.integers(-9, 9, (6, 5)).astype(np.int8), 0.01, None)
+    names = {"scale": "dynamic_0_scale", "integers": "dynamic_0", "zero point": "dynamic_0_zero_point"}
+    other = m.add("Identity", names.get(read, "MatMulInteger of dynamic_0"))
+    proto = m.proto(y, other)
+    proto.graph.output[1].type.tensor_type.elem_type = TYPES[{"scale": "float32", "sums": "int32"}.get(read, "uint8")]
+    with pytest.raises(bc.UnsupportedError, match="reads its integers, scale or zero point"):
+        bc.load_onnx(proto)
+
+
+def test_onnx_runtimes_product_of_floats_by_integers() -> None:
+    m = Model(8)
+    weight, bias = m.rng.integers(0, 200, (6, 5)).astype(np.uint8), m.rng.standard_normal(5).astype("f")
+    x = m.input("x", (3, 6))
+    y = m.add("DynamicQuantizeMatMul", x, weight, np.float32(0.02), np.uint8(90), bias, domain=MS, name="fast")
+    with pytest.warns(bc.SlowPathWarning, match="'fast'"):
+        network = bc.load_onnx(m.proto(y))
+    given = np.random.default_rng(1).standard_normal((3, 6)).astype(np.float32)
+    wanted = given.astype(np.float64) @ (0.02 * (weight.astype(int) - 90)) + bias
+    np.testing.assert_allclose(network.evaluate(given)[y], wanted, rtol=1e-5, atol=1e-5)

@@ -35,7 +35,12 @@ def node_cases() -> dict[str, Case]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tests = load_model_tests(kind="node")
-    return {test.name: Case(test.model, *map(list, test.data_sets[0]), test.rtol, test.atol) for test in tests}
+    return {test.name: Case(test.model, *map(_arrays, test.data_sets[0]), test.rtol, test.atol) for test in tests}
+
+
+def _arrays(values: Any) -> list[Any]:
+    """Those of types that NumPy does not have come as ONNX keeps them."""
+    return [numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else x for x in values]
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.interop import as_numpy
+from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.rules import check_tensor, domain_of
 from blockconv.frontends.onnx.scope import OP
 
@@ -147,7 +148,8 @@ def _given(name: str, value: Any, declared: Any) -> Array:
     argument = f"constants[{name!r}]"
     array = as_numpy(value, OP, argument)
     kind = declared.type.tensor_type.elem_type
-    if array.dtype.kind not in "biufc" or (kind and helper.np_dtype_to_tensor_dtype(array.dtype) != kind):
+    known = array.dtype.kind in "biufc" or array.dtype.name in PACKED
+    if not known or (kind and helper.np_dtype_to_tensor_dtype(array.dtype) != kind):
         rule = f"is of dtype {array.dtype}, and the model's input {name!r} of element type {_element(kind)}"
         raise DtypeError(OP, argument, array, rule, "give an array of that type")
     return array

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     return call.emit(ops.Binary("add"), y, call.constant(c, "c"))
 
 
-@_op("MatMul", limits="constant B, a matrix or a vector")
+@_op("MatMul", limits="constant B, a matrix, a vector, or as many matrices as A")
 def _matmul(call: Call) -> Tensor:
     return matmul(call, ops.Conv2d(), call.input(), 1)
 
@@ -67,13 +68,30 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int) -> Tenso
     """A by B, operand `at`, as convolutions of these attributes."""
     weight = call.array(at, "second matrix")
     if weight.ndim > 2:
-        raise Unsupported("a batch of second matrices")
+        return _batched(call, attributes, a, at)
     if len(a.shape) < 1 or weight.ndim < 1:
         raise NetworkError(title(call.node), "inputs", (a.shape, weight.shape), "have to be vectors or matrices")
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 1)
     y = _product(call, attributes, a, wei, None)
     return call.reshape(y, a.shape[:-1] if weight.ndim == 1 else (*a.shape[:-1], wei.shape[0]))
+
+
+def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int) -> Tensor:
+    """As many matrices by as many others: a convolution of 1x1 of a group for each, over rows."""
+    *batch, k, n = call.array(at, "second matrix").shape
+    if a.shape[:-2] != tuple(batch):
+        raise Unsupported(f"a batch of second matrices, {tuple(batch)}, of another shape than the first's")
+    if a.shape[-1] != k:
+        rule = f"has {a.shape[-1]} columns, and the second matrices {k} rows"
+        raise NetworkError(title(call.node), "input", a.shape, rule)
+    count, rows = math.prod(batch), a.shape[-2]
+    change: Callable[[Array], Array] = lambda b: b.swapaxes(-1, -2).reshape(count * n, k, 1, 1)  # noqa: E731
+    wei = call.weight(at, "weight", change, -1)
+    x = call.emit(ops.Transpose((1, 0, 2)), call.reshape(a, (count, rows, k)), helps=True)
+    y = call.emit(replace(attributes, groups=count), call.reshape(x, (rows, count * k, 1, 1)), parameters=(wei,))
+    y = call.emit(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)), helps=True)
+    return call.reshape(y, (*batch, rows, n))
 
 
 def _product(call: Call, attributes: ops.Convolution, a: Tensor, wei: Tensor, bias: Array | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Translators of ONNX's quantized ops, and of those that ONNX Runtime adds (com.microsoft). See `ops`.
+"""Translators of ONNX's quantized ops. See `ops`, and `contributed` for those that ONNX Runtime adds.
 
 An op of integers becomes what it is defined by: Dequantize of what it reads, the op of floats, Quantize of what it
 gives; passes make one op of integers of that (`passes.integers`), as they do of models that say it so themselves.
@@ -7,7 +7,6 @@ gives; passes make one op of integers of that (`passes.integers`), as they do of
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,29 +16,39 @@ from onnx import helper
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, ByteType
-from blockconv.frontends.onnx.matrices import gemm, matmul
+from blockconv.dispatch.array_checks import PACKED
+from blockconv.frontends.onnx.matrices import matmul
 from blockconv.frontends.onnx.scope import Call, Dequantized, Op, Scope, Unsupported, registered, title
-from blockconv.frontends.onnx.windows import average, convolution, global_pool
-from blockconv.kernels.common.activation import activation
+from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
-__all__ = ["QUANTIZED_OPS", "keeps_integers"]
+__all__ = [
+    "CONSTANT",
+    "QUANTIZED_OPS",
+    "dequantized",
+    "keeps_integers",
+    "output_dtype",
+    "quantization",
+    "scales",
+    "stored",
+    "weight",
+]
 
 Array = npt.NDArray[Any]
 QUANTIZED_OPS: dict[str, Op] = {}
 _op = functools.partial(registered, QUANTIZED_OPS)
-_CONSTANT = "constant scales and zero points; uint8 and int8"
+CONSTANT = "constant scales and zero points; uint8 and int8"
 
 
 # ---------------------------------------------------------------- scales and zero points
 
 
-def _scale(call: Call, at: int) -> Array:
+def scales(call: Call, at: int) -> Array:
     """The operand `at`, a scale or several. Raises NetworkError for what is none."""
     scale = call.array(at, "scale")
     try:
-        return Quantization(scale if scale.ndim else float(scale)).scale
+        return Quantization(scale.reshape(-1) if scale.ndim else float(scale)).scale.reshape(scale.shape)
     except ArgumentError as error:
         raise NetworkError(title(call.node), "scale", scale, error.rule, "quantize the model anew") from error
 
@@ -54,9 +63,10 @@ def _zero_point(call: Call, at: int, dtype: Any) -> Array:
     return zero_point
 
 
-def _one(call: Call, at: int, dtype: Any) -> Quantization:
-    """One scale and one zero point, the operands `at` and the next."""
-    scale, zero_point = _scale(call, at), _zero_point(call, at + 1, dtype)
+def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = None) -> Quantization:
+    """One scale and one zero point, the operands `at` and the next, or the one at that place."""
+    scale = scales(call, at)
+    zero_point = _zero_point(call, at + 1 if zero_point_at is None else zero_point_at, dtype)
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if value.size != 1:
             raise NetworkError(title(call.node), name, value, "has to be one number, as weights alone have several")
@@ -79,11 +89,13 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
     if value is None or any(scope.array(scope.values[name].name) is None for name in node.input if name):
         return False
     call = Call(node, scope)
-    if call.attribute("block_size", 0) or value.dtype not in (*BYTES, np.dtype(np.int32)):
+    if call.attribute("block_size", 0) or value.dtype not in (*BYTES, *PACKED, "int32"):
         return False
     if call.array(1, "scale").dtype != np.float32 or call.attribute("output_dtype", 0) not in (0, 1):
         return False
-    scale, zero_point = _scale(call, 1), _zero_point(call, 2, value.dtype)
+    scale, zero_point = scales(call, 1), _zero_point(call, 2, value.dtype)
+    held = PACKED.get(value.dtype.name, value.dtype)
+    value, zero_point = value.astype(held), zero_point.astype(held)
     axis = call.axis(call.attribute("axis", 1), max(value.ndim, 1)) if scale.size > 1 else 0
     if scale.ndim and scale.size == 1:
         scale = scale.reshape(())
@@ -108,11 +120,13 @@ def _as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequ
     return Dequantized(wide.astype(np.int8), ops.Dequantize(Quantization(scale), axis))
 
 
-def _weight(call: Call, at: int, axis: int) -> None:
-    """The operand `at`, a constant of integers, becomes one of floats that keeps them, by what the next two say."""
+def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_point_at: int | None = None) -> None:
+    """The operand `at`, a constant of integers, becomes one of floats that keeps them, by what the next two say, or the
+    operands at those places."""
     value = call.array(at, "weight")
     _check_bytes(call, value.dtype)
-    scale, zero_point = _scale(call, at + 1), _zero_point(call, at + 2, value.dtype)
+    scale = scales(call, at + 1 if scale_at is None else scale_at)
+    zero_point = _zero_point(call, at + 2 if zero_point_at is None else zero_point_at, value.dtype)
     if scale.size == 1:
         scale = scale.reshape(())
     axis = axis if value.ndim > 1 else 0
@@ -132,16 +146,19 @@ def _weight(call: Call, at: int, axis: int) -> None:
 # ---------------------------------------------------------------- to integers and back
 
 
-@_op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"float32 to uint8 or int8; {_CONSTANT}; no blocks")
+@_op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"from float32; {CONSTANT}; blocks of one zero point")
 def _quantize_linear(call: Call) -> Tensor:
     x = call.input()
     wanted = call.attribute("output_dtype", 0)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(wanted)) if wanted else np.dtype(np.uint8)
     if call.has(2):
         dtype = call.array(2, "zero point").dtype
-    _check_float(call, x)
+    if x.dtype != np.float32:
+        raise Unsupported(f"from {x.dtype}")
     _check_bytes(call, dtype)
-    scale, zero_point = _scale(call, 1), _zero_point(call, 2, dtype)
+    scale, zero_point = scales(call, 1), _zero_point(call, 2, dtype)
+    if call.attribute("block_size", 0):
+        return _quantize_blocks(call, x, *_along(call, x, scale, zero_point), dtype)
     if scale.size == 1:
         return _quantize(call, x, Quantization(float(scale.item()), int(zero_point.reshape(-1)[0])), dtype, helps=False)
     axis = _axis_of(call, x, scale, zero_point)
@@ -153,31 +170,51 @@ def _quantize_linear(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *made)
 
 
-@_op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {_CONSTANT}, int32; no blocks")
+@_op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {CONSTANT}, int32; 4 bits of constants")
 def _dequantize_linear(call: Call) -> Tensor:
     x = call.input()
-    if x.dtype not in (*BYTES, np.dtype(np.int32)) or call.array(1, "scale").dtype != np.float32:
+    if x.dtype not in (*BYTES, "int32") or call.array(1, "scale").dtype != np.float32:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
-    if call.attribute("block_size", 0):
-        raise Unsupported("blocks")
-    scale, zero_point = _scale(call, 1), _zero_point(call, 2, x.dtype)
-    if scale.size == 1:
+    scale, zero_point = scales(call, 1), _zero_point(call, 2, x.dtype)
+    if scale.size == 1 and not call.attribute("block_size", 0):
         given = Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
         return call.emit(ops.Dequantize(given), x)
-    axis = _axis_of(call, x, scale, zero_point)
-    along = (-1,) + (1,) * (len(x.shape) - 1 - axis)
+    scale, zero_point = _along(call, x, scale, zero_point)
     y = call.emit(ops.Dequantize(Quantization(1.0)), x, helps=True)
     if zero_point.any():
-        zeros = np.broadcast_to(zero_point, scale.shape).astype(np.float32).reshape(along)
-        y = call.emit(ops.Binary("sub"), y, call.constant(zeros, "zero_point"), helps=True)
-    return call.emit(ops.Binary("mul"), y, call.constant(scale.reshape(along), "scale"))
+        y = call.emit(ops.Binary("sub"), y, call.constant(zero_point.astype(np.float32), "zero_point"), helps=True)
+    return call.emit(ops.Binary("mul"), y, call.constant(scale, "scale"))
 
 
-def _check_float(call: Call, x: Tensor) -> None:
-    if x.dtype != np.float32:
-        raise Unsupported(f"from {x.dtype}")
-    if call.attribute("block_size", 0):
-        raise Unsupported("blocks")
+@_op("DynamicQuantizeLinear", limits="before ConvInteger or MatMulInteger, Cast and Mul by the scales; as floats")
+def _dynamic(call: Call) -> Tensor:
+    rule = "MatMulInteger or ConvInteger of constant weights, with Cast and Mul by the scales after it"
+    raise Unsupported(f"something else reads its integers, scale or zero point than {rule}")
+
+
+def _along(call: Call, x: Tensor, scale: Array, zero_point: Array) -> tuple[Array, Array]:
+    """Several scales and zero points as arrays that broadcast to `x`: one for each index of an axis, or each block."""
+    size, rank = call.attribute("block_size", 0), len(x.shape)
+    axis = call.axis(call.attribute("axis", 1), rank)
+    if not size:
+        _axis_of(call, x, scale, zero_point)
+        along = (-1,) + (1,) * (rank - 1 - axis)
+        return scale.reshape(along), np.broadcast_to(zero_point, scale.shape).reshape(along)
+    blocks = (*x.shape[:axis], -(-x.shape[axis] // size), *x.shape[axis + 1 :])
+    if size < 0 or scale.shape != blocks or zero_point.shape not in ((), blocks):
+        rule = (
+            f"there has to be one for each block of {size} along axis {axis}, shape {blocks}, and as many zero points"
+        )
+        raise NetworkError(title(call.node), "scale", scale, rule)
+    each = [np.repeat(np.broadcast_to(a, blocks), size, axis) for a in (scale, zero_point)]
+    return each[0].take(range(x.shape[axis]), axis), each[1].take(range(x.shape[axis]), axis)
+
+
+def _quantize_blocks(call: Call, x: Tensor, scale: Array, zero_point: Array, dtype: Any) -> Tensor:
+    if zero_point.min() != zero_point.max():
+        raise Unsupported("blocks of several zero points")
+    scaled = call.emit(ops.Binary("div"), x, call.constant(scale, "scale"), helps=True)
+    return _quantize(call, scaled, Quantization(1.0, int(zero_point.flat[0])), dtype)
 
 
 def _axis_of(call: Call, x: Tensor, scale: Array, zero_point: Array) -> int:
@@ -194,26 +231,26 @@ def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any, helps: boo
     return call.emit(ops.Quantize(given, kind), x)
 
 
-def _dequantized(call: Call, at: int) -> Tensor:
+def dequantized(call: Call, at: int) -> Tensor:
     """The operand `at`, by the scale and the zero point that follow, as floats."""
     x = call.input(at)
     _check_bytes(call, x.dtype)
-    return call.emit(ops.Dequantize(_one(call, at + 1, x.dtype)), x, helps=True)
+    return call.emit(ops.Dequantize(quantization(call, at + 1, x.dtype)), x, helps=True)
 
 
-def _stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
+def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
     """What the node gives: floats as integers of the type that its inputs have, by the operands `at` and the next."""
-    return _quantize(call, y, _one(call, at, dtype), dtype)
+    return _quantize(call, y, quantization(call, at, dtype), dtype)
 
 
 # ---------------------------------------------------------------- convolutions and products
 
 
-@_op("QLinearConv", limits=f"1-D and 2-D; constant weight and bias; {_CONSTANT}")
+@_op("QLinearConv", limits=f"1-D and 2-D; constant weight and bias; {CONSTANT}")
 def _qlinear_conv(call: Call) -> Tensor:
-    x = _dequantized(call, 0)
-    scale = _one(call, 1, call.input().dtype).scale * _scale(call, 4)
-    _weight(call, 3, 0)
+    x = dequantized(call, 0)
+    scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
+    weight(call, 3, 0)
     more: tuple[Tensor, ...] = ()
     if call.has(8):
         bias = Dequantized(
@@ -221,33 +258,21 @@ def _qlinear_conv(call: Call) -> Tensor:
         )
         more = (call.scope.quantized_constant(call.scope.value_name(f"{call.name}.bias"), bias),)
     y = convolution(call, ops.Conv2d(), x, 3, more)
-    return _stored(call, y, 6, _output_dtype(call, 7))
+    return stored(call, y, 6, output_dtype(call, 7))
 
 
-def _output_dtype(call: Call, at: int) -> Any:
+def output_dtype(call: Call, at: int) -> Any:
     """That of the output's zero point."""
     dtype = call.array(at, "zero point").dtype if call.has(at) else call.input().dtype
     _check_bytes(call, dtype)
     return dtype
 
 
-@_op("QLinearMatMul", limits=f"constant B, a matrix or a vector; {_CONSTANT}")
+@_op("QLinearMatMul", limits=f"constant B, a matrix, a vector, or as many matrices as A; {CONSTANT}")
 def _qlinear_matmul(call: Call) -> Tensor:
-    a = _dequantized(call, 0)
-    _weight(call, 3, 1)
-    return _stored(call, matmul(call, ops.Conv2d(), a, 3), 6, _output_dtype(call, 7))
-
-
-@_op("com.microsoft.QGemm", limits=f"constant B and C; {_CONSTANT}")
-def _qgemm(call: Call) -> Tensor:
-    a = _dequantized(call, 0)
-    scale = _one(call, 1, call.input().dtype).scale * _scale(call, 4)
-    _weight(call, 3, 0 if call.attribute("transB", 0) else 1)
-    if call.has(6):
-        bias = call.array(6, "bias").astype(np.float32) * scale.astype(np.float32)
-        call.inputs[6] = call.constant(bias * np.float32(call.attribute("alpha", 1.0)), "bias")
-    y = gemm(call, a, 3, 6)
-    return y if not call.has(7) else _stored(call, y, 7, _output_dtype(call, 8))
+    a = dequantized(call, 0)
+    weight(call, 3, 1)
+    return stored(call, matmul(call, ops.Conv2d(), a, 3), 6, output_dtype(call, 7))
 
 
 def _sums(call: Call, zero_point_at: int, weight_at: int, axis: int) -> ops.QuantizedConv2d:
@@ -266,74 +291,11 @@ def _sums(call: Call, zero_point_at: int, weight_at: int, axis: int) -> ops.Quan
     return ops.QuantizedConv2d(src=Quantization(1.0, int(zero_point.item())))
 
 
-@_op("ConvInteger", limits=f"1-D and 2-D; constant weight; {_CONSTANT}")
+@_op("ConvInteger", limits=f"1-D and 2-D; constant weight; {CONSTANT}")
 def _conv_integer(call: Call) -> Tensor:
     return convolution(call, _sums(call, 2, 1, 0), call.input(), 1, ())
 
 
-@_op("MatMulInteger", limits=f"constant B, a matrix or a vector; {_CONSTANT}")
+@_op("MatMulInteger", limits=f"constant B, a matrix, a vector, or as many matrices as A; {CONSTANT}")
 def _matmul_integer(call: Call) -> Tensor:
     return matmul(call, _sums(call, 2, 1, 1), call.input(), 1)
-
-
-# ---------------------------------------------------------------- ONNX Runtime's own
-
-
-def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
-    def translate(call: Call) -> Tensor:
-        y = call.emit(ops.Binary(kind), _dequantized(call, 0), _dequantized(call, 3))
-        return _stored(call, y, 6, call.input().dtype)
-
-    return translate
-
-
-_op("com.microsoft.QLinearAdd", limits=_CONSTANT)(_binary("add"))
-_op("com.microsoft.QLinearMul", limits=_CONSTANT)(_binary("mul"))
-
-
-@_op("com.microsoft.QLinearConcat", limits=_CONSTANT)
-def _qlinear_concat(call: Call) -> Tensor:
-    parts = [_dequantized(call, at) for at in range(2, len(call.inputs), 3)]
-    axis = call.axis(call.attribute("axis"), len(parts[0].shape))
-    return _stored(call, call.emit(ops.Concat(axis), *parts), 0, _output_dtype(call, 1))
-
-
-@_op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D and 2-D; channels first; {_CONSTANT}")
-def _qlinear_global(call: Call) -> Tensor:
-    _check_channels(call)
-    y = global_pool(call, "avg_exclude_padding", _dequantized(call, 0))
-    return _stored(call, y, 3, call.input().dtype)
-
-
-@_op(
-    "com.microsoft.QLinearAveragePool", limits=f"1-D and 2-D; channels first; pads smaller than the window; {_CONSTANT}"
-)
-def _qlinear_average(call: Call) -> Tensor:
-    _check_channels(call)
-    return _stored(call, average(call, _dequantized(call, 0)), 3, call.input().dtype)
-
-
-def _check_channels(call: Call) -> None:
-    if call.attribute("channels_last", 0):
-        raise Unsupported("channels last")
-
-
-@_op("com.microsoft.QLinearSigmoid", limits=_CONSTANT)
-def _qlinear_sigmoid(call: Call) -> Tensor:
-    y = call.emit(ops.Activate(activation("sigmoid")), _dequantized(call, 0))
-    return _stored(call, y, 3, call.input().dtype)
-
-
-@_op("com.microsoft.QLinearLeakyRelu", limits=_CONSTANT)
-def _qlinear_leaky_relu(call: Call) -> Tensor:
-    slope = activation(("leaky_relu", call.attribute("alpha", 0.01)))
-    return _stored(call, call.emit(ops.Activate(slope), _dequantized(call, 0)), 3, call.input().dtype)
-
-
-@_op("com.microsoft.QLinearSoftmax", limits=_CONSTANT)
-def _qlinear_softmax(call: Call) -> Tensor:
-    x = _dequantized(call, 0)
-    axis = call.axis(call.attribute("axis", -1), len(x.shape))
-    if call.attribute("opset", 13) < 13 and axis != len(x.shape) - 1:
-        raise Unsupported("opset below 13, which is over several axes")
-    return _stored(call, call.emit(ops.Softmax(axis), x), 3, call.input().dtype)

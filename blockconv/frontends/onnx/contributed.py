@@ -1,0 +1,137 @@
+"""Translators of the quantized ops that ONNX Runtime adds to ONNX's (com.microsoft). See `quantized`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from blockconv.frontends.onnx.matrices import gemm, matmul
+from blockconv.frontends.onnx.quantized import (
+    CONSTANT,
+    QUANTIZED_OPS,
+    dequantized,
+    output_dtype,
+    quantization,
+    scales,
+    stored,
+    weight,
+)
+from blockconv.frontends.onnx.scope import Call, Op, Translator, Unsupported, registered
+from blockconv.frontends.onnx.windows import average, global_pool
+from blockconv.kernels.common.activation import activation
+from blockconv.network import ops
+from blockconv.network.graph import Tensor
+
+__all__ = ["CONTRIBUTED_OPS"]
+
+CONTRIBUTED_OPS: dict[str, Op] = {}
+_op = functools.partial(registered, CONTRIBUTED_OPS)
+
+
+def _channels_first(translate: Translator) -> Translator:
+    """`translate`, which reads channels first, of a node that may say `channels_last`."""
+
+    @functools.wraps(translate)
+    def translated(call: Call) -> Tensor | list[Tensor]:
+        if not call.attribute("channels_last", 0):
+            return translate(call)
+        x, rank = call.input(), len(call.input().shape)
+        call.inputs[0] = call.emit(ops.Transpose((0, rank - 1, *range(1, rank - 1))), x, helps=True)
+        y = translate(call)
+        assert isinstance(y, Tensor)
+        return call.emit(ops.Transpose((0, *range(2, rank), 1)), y)
+
+    return translated
+
+
+_conv = QUANTIZED_OPS["QLinearConv"]
+_op("com.microsoft.QLinearConv", limits=_conv.limits)(_channels_first(_conv.translate))
+
+
+@_op("com.microsoft.QGemm", limits=f"constant B and C; {CONSTANT}")
+def _qgemm(call: Call) -> Tensor:
+    a = dequantized(call, 0)
+    scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
+    weight(call, 3, 0 if call.attribute("transB", 0) else 1)
+    if call.has(6):
+        bias = call.array(6, "bias").astype(np.float32) * scale.astype(np.float32)
+        call.inputs[6] = call.constant(bias * np.float32(call.attribute("alpha", 1.0)), "bias")
+    y = gemm(call, a, 3, 6)
+    return y if not call.has(7) else stored(call, y, 7, output_dtype(call, 8))
+
+
+def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
+    def translate(call: Call) -> Tensor:
+        y = call.emit(ops.Binary(kind), dequantized(call, 0), dequantized(call, 3))
+        return stored(call, y, 6, call.input().dtype)
+
+    return translate
+
+
+_op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
+_op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
+
+
+@_op("com.microsoft.QLinearConcat", limits=CONSTANT)
+def _qlinear_concat(call: Call) -> Tensor:
+    parts = [dequantized(call, at) for at in range(2, len(call.inputs), 3)]
+    axis = call.axis(call.attribute("axis"), len(parts[0].shape))
+    return stored(call, call.emit(ops.Concat(axis), *parts), 0, output_dtype(call, 1))
+
+
+@_op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D and 2-D; {CONSTANT}")
+@_channels_first
+def _qlinear_global(call: Call) -> Tensor:
+    y = global_pool(call, "avg_exclude_padding", dequantized(call, 0))
+    return stored(call, y, 3, call.input().dtype)
+
+
+@_op("com.microsoft.QLinearAveragePool", limits=f"1-D and 2-D; pads smaller than the window; {CONSTANT}")
+@_channels_first
+def _qlinear_average(call: Call) -> Tensor:
+    return stored(call, average(call, dequantized(call, 0)), 3, call.input().dtype)
+
+
+@_op("com.microsoft.QLinearSigmoid", limits=CONSTANT)
+def _qlinear_sigmoid(call: Call) -> Tensor:
+    y = call.emit(ops.Activate(activation("sigmoid")), dequantized(call, 0))
+    return stored(call, y, 3, call.input().dtype)
+
+
+@_op("com.microsoft.QLinearLeakyRelu", limits=CONSTANT)
+def _qlinear_leaky_relu(call: Call) -> Tensor:
+    slope = activation(("leaky_relu", call.attribute("alpha", 0.01)))
+    return stored(call, call.emit(ops.Activate(slope), dequantized(call, 0)), 3, call.input().dtype)
+
+
+@_op("com.microsoft.QLinearSoftmax", limits=CONSTANT)
+def _qlinear_softmax(call: Call) -> Tensor:
+    x = dequantized(call, 0)
+    axis = call.axis(call.attribute("axis", -1), len(x.shape))
+    if call.attribute("opset", 13) < 13 and axis != len(x.shape) - 1:
+        raise Unsupported("opset below 13, which is over several axes")
+    return stored(call, call.emit(ops.Softmax(axis), x), 3, call.input().dtype)
+
+
+# ---------------------------------------------------------------- to floats
+
+
+@_op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
+def _matmul_to_float(call: Call) -> Tensor:
+    a = call.emit(ops.Dequantize(quantization(call, 2, call.input().dtype, 4)), call.input(), helps=True)
+    weight(call, 1, 1, 3, 5)
+    return _biased(call, a, 6)
+
+
+@_op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}; as floats")
+def _dynamic_matmul(call: Call) -> Tensor:
+    weight(call, 1, 1)
+    return _biased(call, call.input(), 4)
+
+
+def _biased(call: Call, a: Tensor, at: int) -> Tensor:
+    """`a` by operand 1, plus operand `at`, if there is one."""
+    y = matmul(call, ops.Conv2d(), a, 1)
+    return y if not call.has(at) else call.emit(ops.Binary("add"), y, call.constant(call.array(at, "bias"), "bias"))
