@@ -12,12 +12,11 @@ from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
-from blockconv.dispatch.array import BlockedArray, allocate, reorder_into
+from blockconv.core.types import BYTES
+from blockconv.dispatch.array import BlockedArray, allocate, entered, reorder_into
 from blockconv.dispatch.quantizing import check_zero_point
 
 __all__ = ["dequantize_linear", "quantize_linear"]
-
-_BYTES = ("uint8", "int8")
 
 
 @overload
@@ -82,9 +81,9 @@ def quantize_linear(
     [0, 10, 12, 12, 208]
     """
     op = "quantize_linear"
-    src = _entered(op, x)
+    src = x if isinstance(x, BlockedArray) else entered(op, "x", as_numpy(x, op, "x"))
     to = _dtype(op, dtype)
-    kinds = ("float32", *_BYTES, "int32")
+    kinds = ("float32", *BYTES, "int32")
     if str(src.dtype) not in kinds:
         raise DtypeError(op, "x", str(src.dtype), f"has to be of {', '.join(kinds)}")
     given = None
@@ -133,22 +132,11 @@ def dequantize_linear(
     [-5.0, 0.0, 122.5]
     """
     op = "dequantize_linear"
-    src = _entered(op, x)
-    if str(src.dtype) not in (*_BYTES, "int32"):
+    src = x if isinstance(x, BlockedArray) else entered(op, "x", as_numpy(x, op, "x"))
+    if str(src.dtype) not in (*BYTES, "int32"):
         raise DtypeError(op, "x", str(src.dtype), "has to be of uint8, int8 or int32")
     given = _checked(op, "quantization", quantization, src)
     return _convert(op, x, src, np.dtype(np.float32), (given, None), layout)
-
-
-def _entered(op: str, x: Any) -> BlockedArray:
-    if isinstance(x, BlockedArray):
-        return x
-    array = as_numpy(x, op, "x")
-    if not 1 <= array.ndim <= 6:
-        raise ArgumentError(op, "x", array, "has to be of 1 to 6 dimensions")
-    if array.dtype.hasobject:
-        raise DtypeError(op, "x", str(array.dtype), "has to be of numbers")
-    return BlockedArray.from_numpy(array)
 
 
 def _dtype(op: str, dtype: Any) -> np.dtype[Any]:
@@ -156,7 +144,7 @@ def _dtype(op: str, dtype: Any) -> np.dtype[Any]:
         found: np.dtype[Any] | None = np.dtype(dtype)
     except TypeError:
         found = None
-    if found is None or str(found) not in _BYTES:
+    if found is None or str(found) not in BYTES:
         raise DtypeError(op, "dtype", dtype, "has to be uint8 or int8")
     return found
 

@@ -30,7 +30,16 @@ from blockconv.dispatch.array_checks import (
 from blockconv.dispatch.reorders import Ends, conversion_program, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
-__all__ = ["BlockedArray", "allocate", "empty", "is_channels_last", "reorder_into", "reorder_program", "to_layout"]
+__all__ = [
+    "BlockedArray",
+    "allocate",
+    "empty",
+    "entered",
+    "is_channels_last",
+    "reorder_into",
+    "reorder_program",
+    "to_layout",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -113,10 +122,10 @@ class BlockedArray:
         op = "BlockedArray.from_numpy"
         if dtype is not None and not (isinstance(dtype, str) and dtype in PACKED):
             raise DtypeError(op, "dtype", dtype, f"has to be one of {', '.join(PACKED)}, or left out")
-        entered = _enter(op, "array", as_numpy(array, op, "array"), zero_point)
+        made = entered(op, "array", as_numpy(array, op, "array"), zero_point)
         if dtype is not None:
-            entered = _pack(entered, dtype)
-        return entered if layout is None else to_layout(entered, layout)
+            made = _pack(made, dtype)
+        return made if layout is None else to_layout(made, layout)
 
     @property
     def ndim(self) -> int:
@@ -277,7 +286,7 @@ def to_layout(
         rule = "has to be a BlockedArray"
         raise ArgumentError("to_layout", "out", type(out).__name__, rule, "see blockconv.empty")
     given = out if dtype is None else None
-    src = x if isinstance(x, BlockedArray) else _enter("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, given)
+    src = x if isinstance(x, BlockedArray) else entered("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, given)
     wanted = src.dtype if dtype is None else converted_dtype("to_layout", src.dtype, dtype)
     if src.ndim != target.ndim:
         rule = f"is of {target.ndim} dimensions, and the array has {src.ndim}"
@@ -330,7 +339,7 @@ def is_channels_last(array: Array) -> bool:
     return True
 
 
-def _enter(op: str, argument: str, array: Array, zero_point: int = 0, out: BlockedArray | None = None) -> BlockedArray:
+def entered(op: str, argument: str, array: Array, zero_point: int = 0, out: BlockedArray | None = None) -> BlockedArray:
     """An array of logical shape as a BlockedArray, uncopied if its strides are dense NCHW or NHWC.
 
     An array has no zero point of its own: it takes that of `out`, where there is one.
