@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.interop import as_numpy
+from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, FLOATS, Types, element
+from blockconv.core.types import BYTES, FLOATS, NIBBLES, Types, element
+from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import PLAIN, Quantizations, check_sums, epilogue_block, quantized_bias
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation
+from blockconv.kernels.common.nibbles import why_not_packed
 
-__all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions"]
+__all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions", "Weight", "as_weight"]
+
+Weight: TypeAlias = Array | BlockedArray  # the latter of packed integers of 4 bits
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _ROUNDING = {"half_even": False, "half_away": True}
@@ -45,16 +51,27 @@ class QuantizedOptions(NamedTuple):
 NOTHING_QUANTIZED = QuantizedOptions()
 
 
+def as_weight(weight: Any, op: str) -> Weight:
+    """Weights as they are given: an array, or packed ones of 4 bits, which stay as they are."""
+    if not isinstance(weight, BlockedArray) or weight.dtype not in NIBBLES:
+        return as_numpy(weight, op, "weight")
+    if weight.dtype != "int4":
+        raise DtypeError(
+            op, "weight", weight.dtype, "has to be int4 where weights are of 4 bits: they have no zero point"
+        )
+    return weight
+
+
 class Arithmetic:
     """The arithmetic of convolutions with weights and a bias, which are checked here. away: of rounding."""
 
     def __init__(
-        self, op: str, weight: Array, bias: Array | None, activation: Activation, options: QuantizedOptions
+        self, op: str, weight: Weight, bias: Array | None, activation: Activation, options: QuantizedOptions
     ) -> None:
         self.op, self.options, self.activation = op, options, activation
         self.wei = weight.dtype
         self.is_float = str(self.wei) in FLOATS
-        if not self.is_float and weight.dtype != np.int8:
+        if not self.is_float and not isinstance(weight, BlockedArray) and weight.dtype != np.int8:
             rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, or int8 for integers"
             raise DtypeError(op, "weight", str(weight.dtype), rule)
         self._check_bias(bias)
@@ -89,18 +106,19 @@ class Arithmetic:
             raise ArgumentError(self.op, "rounding", rounding, f"has to be one of {', '.join(_ROUNDING)}")
         return _ROUNDING[rounding]
 
-    def _out_dtype(self) -> np.dtype[Any] | None:
+    def _out_dtype(self) -> np.dtype[Any] | str | None:
         """The one that is asked for."""
         if self.options.out_dtype is None:
             return None
         try:
-            dtype = element(self.options.out_dtype).dtype
+            dtype = element(self.options.out_dtype).array_dtype
         except TypeError:
             dtype = None
         if self.is_float and (dtype is None or not element(dtype).is_float):
             raise self._not_for_floats("out_dtype", self.options.out_dtype)
-        if not self.is_float and dtype not in (*BYTES, _INT32, _FLOAT32):
-            raise DtypeError(self.op, "out_dtype", self.options.out_dtype, "has to be uint8, int8, int32 or float32")
+        if not self.is_float and not _is_quantized(dtype) and dtype not in (_INT32, _FLOAT32):
+            rule = "has to be uint8, int8, int32 or float32, or uint4 or int4 of a BlockedArray"
+            raise DtypeError(self.op, "out_dtype", self.options.out_dtype, rule)
         return dtype
 
     def _not_for_floats(self, name: str, value: object) -> ArgumentError:
@@ -113,7 +131,7 @@ class Arithmetic:
             if value is not default[name] and name not in ("rounding", "out_dtype"):
                 raise self._not_for_floats(name, value)
 
-    def _check_quantizations(self, weight: Array) -> None:
+    def _check_quantizations(self, weight: Weight) -> None:
         options, op, out = self.options, self.op, self.out_dtype
         for name, value in list(options._asdict().items())[:4]:
             if value is not None and not isinstance(value, Quantization):
@@ -122,9 +140,9 @@ class Arithmetic:
             given.check(op, "weight_quantization", weight.dtype, int(weight.shape[0]))
             if given.zero_point:
                 raise ArgumentError(op, "weight_quantization", given, "has to have the zero point 0")
-        if (given := options.out_quantization) is not None and out is not None and out not in BYTES:
-            raise ArgumentError(op, "out_quantization", given, f"is for an output of 8 bits, and out_dtype is {out}")
-        if options.out_quantization is None and out in BYTES:
+        if (given := options.out_quantization) is not None and out is not None and not _is_quantized(out):
+            raise ArgumentError(op, "out_quantization", given, f"is for 8 or 4 bits, and out_dtype is {out}")
+        if options.out_quantization is None and _is_quantized(out):
             rule = "needs out_quantization, the scale and zero point that its integers have"
             raise ArgumentError(op, "out_dtype", str(out), rule)
         if self.dst(np.dtype(BYTES[0])) == _INT32 and not self.activation.is_identity:
@@ -134,7 +152,7 @@ class Arithmetic:
 
     # -- types
 
-    def dst(self, src: np.dtype[Any]) -> np.dtype[Any]:
+    def dst(self, src: np.dtype[Any] | str) -> np.dtype[Any] | str:
         """The output's dtype, of a source of this dtype."""
         options = self.options
         if self.is_float:
@@ -150,8 +168,9 @@ class Arithmetic:
         """The types of a call with a source of this dtype. Raises ArgumentError, or DtypeError."""
         if self.is_float:
             return self._float_types(src)
-        if src not in BYTES:
-            raise DtypeError(self.op, "input", str(src), "has to be uint8 or int8, as the weight is int8")
+        if not _is_quantized(src):
+            rule = f"has to be uint8 or int8, or uint4 or int4 of a BlockedArray, as the weight is {self.wei}"
+            raise DtypeError(self.op, "input", str(src), rule)
         dst = self.dst(src)
         if (given := self.options.input_quantization) is not None:
             given.check(self.op, "input_quantization", src)
@@ -172,10 +191,18 @@ class Arithmetic:
             raise DtypeError(self.op, "out_dtype", str(dst), rule)
         return Types.converted(src, dst) if is_half else Types.all(src)
 
-    def check_residual(self, dtype: Any, dst: np.dtype[Any]) -> None:
+    def check_layouts(self, types: Types, problem: Conv2dProblem, src: Layout, dst: Layout) -> None:
+        """Raise unless packed integers lie as kernels read and write them."""
+        sides = (("input", types.src, src, problem.ic), ("out_layout", types.dst, dst, problem.oc))
+        for name, type, layout, channels in sides:
+            reason = why_not_packed(layout, channels // problem.g, problem.g) if type.is_packed else None
+            if reason:
+                raise LayoutError(self.op, name, str(layout), reason, "NCHW64 is the layout that is meant for them")
+
+    def check_residual(self, dtype: Any, dst: np.dtype[Any] | str) -> None:
         """Raise unless a residual of this dtype can be added to an output of that one."""
         given = self.options.residual_quantization
-        if dst not in BYTES:
+        if not _is_quantized(dst):
             if dst == _INT32:
                 rule = "int32 sums are given as they are, and nothing is added to them"
                 raise ArgumentError(self.op, "residual", str(dtype), rule, "give Quantizations, or out_dtype='float32'")
@@ -184,10 +211,13 @@ class Arithmetic:
             if given is not None:
                 raise ArgumentError(self.op, "residual_quantization", given, f"is for integers, and it is {dtype}")
             return
-        if dtype not in BYTES:
+        if isinstance(dst, str) and not isinstance(dtype, str):
+            rule = "has to be a BlockedArray of uint4 or int4, as the output is of 4 bits"
+            raise DtypeError(self.op, "residual", str(dtype), rule)
+        if not isinstance(dst, str) and dtype not in BYTES:
             raise DtypeError(self.op, "residual", str(dtype), "has to be uint8 or int8, as the output is of 8 bits")
         if given is None:
-            rule = "has to be given, as the residual is of 8 bits"
+            rule = f"has to be given, as the residual is {dtype}"
             raise ArgumentError(self.op, "residual_quantization", None, rule)
         given.check(self.op, "residual_quantization", dtype)
 
@@ -200,15 +230,20 @@ class Arithmetic:
     def packed_bias(
         self, problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types
     ) -> Array:
-        """Biases, and what follows them, as kernels read them."""
+        """Biases, and what follows them, as kernels read them. weight: of integers its sums will do, (O,)."""
         if self.is_float:
             return pack_bias(problem, bias, form, types.acc.dtype)
         return quantized_bias(problem, weight, bias, form, types, self.quantizations)
 
-    def parameters(self, types: Types, residual: np.dtype[Any] | None) -> Array:
+    def parameters(self, types: Types, residual: np.dtype[Any] | str | None) -> Array:
         """The activation's parameters and those of quantization. residual: its dtype; None: there is none."""
         if self.is_float:
             return self._activation
         return epilogue_block(
             self.activation, types, self.quantizations, None if residual is None else element(residual)
         )
+
+
+def _is_quantized(dtype: object) -> bool:
+    """Whether arrays are of integers of 8 bits, or BlockedArrays of packed ones of 4, whose dtype is a name."""
+    return dtype in NIBBLES if isinstance(dtype, str) else dtype in BYTES

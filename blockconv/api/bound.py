@@ -32,7 +32,7 @@ class Bound:
         self, problem: Conv2dProblem, types: Types, shape: tuple[int, ...], dst: Layout, plan: Prepared | None
     ) -> None:
         self.problem, self.types, self.shape, self.dst, self.plan = problem, types, shape, dst, plan
-        self.dtype, self.threads = types.dst.dtype, get_num_threads()
+        self.dtype, self.threads = types.dst.array_dtype, get_num_threads()
         self.key = "" if plan is None else repr((plan.form, types))  # of packed parameters; a string knows its hash
 
     def run(self, op: str, src: Array, dst: Array, residual: BlockedArray | None, packed: Packed | None) -> None:

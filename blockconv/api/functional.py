@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
-from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions
+from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight, as_weight
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import HALVES, INT8, Types
+from blockconv.core.types import HALVES, INT4, INT8, Types
 from blockconv.dispatch import selection
+from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import (
     Array,
     cache_key,
@@ -61,9 +62,9 @@ def conv2d(
 
     input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32, float64, bfloat16 (of `ml_dtypes`), float16,
         uint8 or int8: an array or a torch CPU tensor without gradient, of any strides (copied once if they are dense
-        neither in NCHW nor in NHWC order), or a BlockedArray of 4 dimensions.
-    weight: (O, C / groups, KH, KW), of the input's dtype, or int8 for one of 8 bits, or float32 for one of 16, to which
-        it is rounded; an array or a tensor.
+        neither in NCHW nor in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4.
+    weight: (O, C / groups, KH, KW), of the input's dtype, or int8 for one of 8 or 4 bits, or float32 for one of 16, to
+        which it is rounded; an array or a tensor. Of 4 bits it is a BlockedArray of int4, in any layout.
     bias: (O,), of the weight's dtype, or int32 of the scale of input times weight, or float32 for floats of 16 bits; or
         None.
     stride, dilation: an int of at least 1, or a pair of them: (height, width).
@@ -82,22 +83,24 @@ def conv2d(
         of up to 6x6 output pixels.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
-    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 bits stand for,
-        each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for each
-        output channel, and has the zero point 0.
+    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 or 4 bits stand
+        for, each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for
+        each output channel, and has the zero point 0.
     out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
-        scales of input and weight), "uint8" or "int8" (with out_quantization). By default the input's where there is
-        an out_quantization, else "float32" where there is one of input or weight, else "int32". Of bfloat16 and float16
-        the input's, or "float32": sums as they are before they are rounded.
-    rounding: to integers of 8 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+        scales of input and weight), "uint8", "int8", "uint4" or "int4" (with out_quantization; the last two are packed
+        in a BlockedArray). By default the input's where there is an out_quantization, else "float32" where there is one
+        of input or weight, else "int32". Of bfloat16 and float16 the input's, or "float32": sums that are not rounded.
+    rounding: to integers of 8 or 4 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
 
-    Integers: an input of uint8 or int8 with int8 weights is summed exactly. Real numbers of these sums take float32
+    Integers: an input of 8 or 4 bits with weights of int8 or int4 is summed exactly. Those of 4 bits are two a byte, in
+    layouts whose channels are in blocks of a multiple of 4 (NCHW64); a group's channels are then such a multiple too.
+    Real numbers of these sums take float32
     steps in this order: times the scales of input and weight (one float32 product), plus the residual, activation,
     times 1 / scale of the output; then they are rounded, the output's zero point is added, and what does not fit is
     bounded.
     Padding stands for zero, so it is the input's zero point. The residual of an 8-bit output is of 8 bits, that of a
-    float32 output float32; int32 outputs take neither residual nor activation. An output that sums more than 65,793
-    products is refused, as it may be more than an int32 holds.
+    4-bit output of 4, that of a float32 output float32; int32 outputs take neither residual nor activation. An output
+    that sums more than 65,793 products (of int4 weights 1,052,688) is refused, as it may be more than an int32 holds.
 
     Calls are safe from any number of threads at once and give the same bits for any number of threads.
     Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
@@ -118,7 +121,7 @@ def conv2d(
     Traceback (most recent call last):
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
-    w, b = as_numpy(weight, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
+    w, b = as_weight(weight, "conv2d"), None if bias is None else as_numpy(bias, "conv2d", "bias")
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
     quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
     quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
@@ -127,10 +130,13 @@ def conv2d(
     return _conv2d_like(w, b, options, quantized)(input, residual=residual, out=out)
 
 
-def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...], quantized: QuantizedOptions) -> Conv2d:
+def _conv2d_like(w: Weight, b: Array | None, options: tuple[Any, ...], quantized: QuantizedOptions) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
     stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
-    key = (w.shape, w.strides, w.dtype, None if b is None else (b.shape, b.dtype), cache_key(options), quantized.kind)
+    key: tuple[Any, ...] | None = None
+    if not isinstance(w, BlockedArray):  # to pack those, of 4 bits, takes longer than to make one anew
+        about_bias = None if b is None else (b.shape, b.dtype)
+        key = (w.shape, w.strides, w.dtype, about_bias, cache_key(options), quantized.kind)
     known = _called.get(key)
     if known is not None:
         return known._with(w, b, quantized)
@@ -148,6 +154,8 @@ def _conv2d_like(w: Array, b: Array | None, options: tuple[Any, ...], quantized:
         op="conv2d",
         **quantized._asdict(),
     )
+    if isinstance(w, BlockedArray):
+        return conv
     if len(_called) >= KEPT:
         _called.clear()
     # Kept without its weights, but with their shape.
@@ -223,8 +231,8 @@ def explain(
     problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
     src, dst: the layouts of source and destination, or their names; dst is by default src's, and without src each of
         the eight native layouts to itself is told.
-    dtype: the name of the element type; of convolutions "uint8" and "int8" are those of source and destination, with
-        int8 weights.
+    dtype: the name of the element type; of convolutions "uint8", "int8", "uint4" and "int4" are those of source and
+        destination, with int8 weights.
 
     Times are those predicted for as many threads as `get_num_threads` says.
     Raises ArgumentError for anything else than a problem, LayoutError for what is no layout.
@@ -254,6 +262,6 @@ def _types(function: str, op: str, dtype: Any) -> Types:
     except TypeError:
         raise ArgumentError(function, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
     for mixed in (Types.quantized(dtype, dtype), Types.converted(dtype, dtype)):
-        if op == "conv2d" and mixed in INT8 | HALVES:
+        if op == "conv2d" and mixed in INT4 | INT8 | HALVES:
             return mixed
     return found

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, Padding, Sizes
-from blockconv.api.arithmetic import Arithmetic, QuantizedOptions
+from blockconv.api.arithmetic import Arithmetic, QuantizedOptions, Weight, as_weight
 from blockconv.api.bound import Bound, Packed
 from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
 from blockconv.core.checks import whole
-from blockconv.core.errors import ArgumentError, LayoutError
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -35,6 +35,7 @@ from blockconv.dispatch.boundary import (
 from blockconv.dispatch.packing import (
     pack_weights,
     room_for,
+    unpacked_weights,
     weights_as_read,
     widened,
 )
@@ -56,9 +57,9 @@ class Conv2d:
 
     ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
 
-    weight: (O, C / groups, KH, KW), float32, float64, bfloat16, float16, or int8 for inputs of 8 bits; an array or a
-        torch CPU tensor, kept by reference and not to be changed, as what was packed of it stays. Of float32 it is for
-        inputs of 16 bits too, and is rounded to their type.
+    weight: (O, C / groups, KH, KW), float32, float64, bfloat16, float16, or int8 for inputs of 8 or 4 bits; an array, a
+        torch CPU tensor, or a BlockedArray of int4 in any layout, kept by reference and not to be changed, as what was
+        packed of it stays. Of float32 it is for inputs of 16 bits too, and is rounded to their type.
     bias: (O,), of the weight's dtype, or int32 of the scale of input times weight, or float32 for floats of 16 bits; or
         None.
     stride, dilation: an int of at least 1, or a pair of them: (height, width).
@@ -79,14 +80,14 @@ class Conv2d:
         1.3e36; by tile size, see README's limits.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
-    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 bits stand for,
-        each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for each
-        output channel, and has the zero point 0.
+    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 or 4 bits stand
+        for, each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for
+        each output channel, and has the zero point 0.
     out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
-        scales of input and weight), "uint8" or "int8" (with out_quantization). By default the input's where there is
-        an out_quantization, else "float32" where there is one of input or weight, else "int32". Of bfloat16 and float16
-        the input's, or "float32": sums as they are before they are rounded.
-    rounding: to integers of 8 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+        scales of input and weight), "uint8", "int8", "uint4" or "int4" (with out_quantization; the last two are packed
+        in a BlockedArray). By default the input's where there is an out_quantization, else "float32" where there is one
+        of input or weight, else "int32". Of bfloat16 and float16 the input's, or "float32": sums that are not rounded.
+    rounding: to integers of 8 or 4 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
     op: the name of the operation in the texts of its errors.
 
     An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
@@ -124,8 +125,9 @@ class Conv2d:
         op: str = "Conv2d",
     ) -> None:
         self._op = op
-        self._once = op != "Conv2d"  # a function, which packs its weights at every call
-        self.weight = as_numpy(weight, op, "weight")
+        self.weight: Weight = as_weight(weight, op)
+        # A function packs its weights at every call.
+        self._once = op != "Conv2d" and not isinstance(self.weight, BlockedArray)
         self.bias = None if bias is None else as_numpy(bias, op, "bias")
         self.groups, self.padding = self._check_parameters(groups), padding
         self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
@@ -140,7 +142,7 @@ class Conv2d:
         quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
         self._options = QuantizedOptions(*quantizations, out_dtype, rounding)
         self._arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, self._options)
-        self._weight_is_channels_last = is_channels_last(self.weight)
+        self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)
         self._packed: dict[str, Packed] = {}
         self._bound: dict[Any, Bound] = {}
 
@@ -167,8 +169,8 @@ class Conv2d:
     ) -> ActivationsT:
         """activation(conv(input, weight) + bias + residual), of the kind of array that `input` is.
 
-        input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of the weight's dtype: an array, a torch CPU tensor
-            without gradient, or a BlockedArray of 4 dimensions.
+        input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of a dtype that `conv2d` takes with such weights:
+            an array, a torch CPU tensor without gradient, or a BlockedArray of 4 dimensions.
         residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
         out: what to write and give back, of the output's kind, shape, dtype and layout; it overlaps neither the input
             nor the residual. By default a new one.
@@ -226,6 +228,9 @@ class Conv2d:
         if written is not None and unbatched:
             written = written[None]
         dst = self._array_layout(written, src_last)
+        if isinstance(dtype := self._arithmetic.dst(x.dtype), str):
+            rule = "packed integers of 4 bits are written to a BlockedArray"
+            raise DtypeError(self._op, "out_dtype", dtype, rule, "give a BlockedArray as input")
         bound = self._bind(x.shape, layout, dst, x.dtype, residual is not None)
         if written is None:
             target = allocate(bound.shape, dst, bound.dtype).storage
@@ -282,11 +287,13 @@ class Conv2d:
         self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool, threads: int
     ) -> Bound:
         types, problem = self._arithmetic.types(dtype), self._problem(shape)
+        self._arithmetic.check_layouts(types, problem, src, dst)
         if shape[1] == 0:
             return Bound(problem, types, (problem.n, 0, problem.oh, problem.ow), dst, None)
         if problem.n == 0:
             return Bound(problem, types, problem.dst_shape, dst, None)
-        weights = weights_as_read(problem, self.weight)[1] if self._once else None
+        given = self.weight if self._once else None
+        weights = None if given is None or isinstance(given, BlockedArray) else weights_as_read(problem, given)[1]
         if not self._once:  # a function's problem is bound for whatever weights come
             types = with_weights(types, self.weight)
         if self.algorithm == "auto":
@@ -303,28 +310,34 @@ class Conv2d:
             return None
         form, how = bound.plan.form, bound.plan.packing
         if how is not None:
-            weight = weights_as_read(bound.problem, widened(self._weight_of(bound), form))[0]
+            array = self._weight_of(bound)
+            weight = weights_as_read(bound.problem, widened(array, form))[0]
             packed, between = room_for(how)
-            return Packed(packed, *self._beside(bound, residual), weight, between)
+            return Packed(packed, *self._beside(bound, residual, array), weight, between)
         key = bound.key if residual is None else f"{bound.key}{residual.dtype}"
         held = self._packed.get(key)
         if held is None:
-            weight = pack_weights(bound.problem, self._weight_of(bound), form)
-            held = self._packed[key] = Packed(weight, *self._beside(bound, residual))
+            if isinstance(self.weight, BlockedArray):
+                weight, summed = unpacked_weights(bound.problem, self.weight, form)
+            else:
+                summed = self._weight_of(bound)
+                weight = pack_weights(bound.problem, summed, form)
+            held = self._packed[key] = Packed(weight, *self._beside(bound, residual, summed))
         return held
 
     def _weight_of(self, bound: Bound) -> Array:
         """The weights in the type that they are multiplied in: float32 ones are rounded for an input of 16 bits."""
+        assert not isinstance(self.weight, BlockedArray)
         return self.weight.astype(bound.types.wei.dtype, copy=False)
 
-    def _beside(self, bound: Bound, residual: BlockedArray | None) -> tuple[Array, Array]:
+    def _beside(self, bound: Bound, residual: BlockedArray | None, weight: Array) -> tuple[Array, Array]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
         assert bound.plan is not None
-        bias = self._arithmetic.packed_bias(bound.problem, self.weight, self.bias, bound.plan.form, bound.types)
-        dtype = None if residual is None else residual.storage.dtype
+        bias = self._arithmetic.packed_bias(bound.problem, weight, self.bias, bound.plan.form, bound.types)
+        dtype = None if residual is None else residual.dtype
         return bias, self._arithmetic.parameters(bound.types, dtype)
 
-    def _with(self, weight: Array, bias: Array | None, options: QuantizedOptions) -> Conv2d:
+    def _with(self, weight: Weight, bias: Array | None, options: QuantizedOptions) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
         other = object.__new__(Conv2d)
         other.__dict__.update(self.__dict__)

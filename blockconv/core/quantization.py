@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.types import element
 
 __all__ = ["Quantization"]
 
@@ -18,7 +19,8 @@ class Quantization:
 
     scale: a number, or one for each output channel (for weights only): an array of shape (O,). Finite and more than 0;
         kept as float32, which it has to be in the range of (with its reciprocal).
-    zero_point: the integer that stands for 0, one that the array's type has: 0 to 255 for uint8, -128 to 127 for int8.
+    zero_point: the integer that stands for 0, one that the array's type has: 0 to 255 for uint8, -128 to 127 for int8,
+        0 to 15 for uint4, -8 to 7 for int4.
 
     These are its attributes too, ``scale`` as a read-only float32 array, of shape () or (O,). Two are equal if they are
     of the same scale and zero point. Raises ArgumentError for a scale of 0, below 0, infinite or NaN, and for a zero
@@ -64,7 +66,7 @@ class Quantization:
     def _key(self) -> tuple[Any, ...]:
         return self.scale.shape, self.scale.tobytes(), self.zero_point
 
-    def check(self, op: str, argument: str, dtype: np.dtype[Any], channels: int | None = None) -> None:
+    def check(self, op: str, argument: str, dtype: np.dtype[Any] | str, channels: int | None = None) -> None:
         """Raise ArgumentError unless it is one of an array of this dtype.
 
         channels: how many scales there may be instead of one; None: there has to be one.
@@ -75,7 +77,7 @@ class Quantization:
             raise ArgumentError(
                 op, argument, self, f"has to have one scale, or {channels}: one for each output channel"
             )
-        low, high = (int(bound) for bound in (np.iinfo(dtype).min, np.iinfo(dtype).max))
+        low, high = element(dtype).bounds
         if not low <= self.zero_point <= high:
             rule = f"its zero_point has to be from {low} to {high}, as the array is of {dtype}"
             raise ArgumentError(op, argument, self, rule)

@@ -13,7 +13,9 @@ __all__ = [
     "BYTES",
     "FLOATS",
     "HALVES",
+    "INT4",
     "INT8",
+    "NIBBLES",
     "ByteType",
     "ElementType",
     "FloatType",
@@ -29,8 +31,10 @@ BYTES: tuple[ByteType, ...] = ("uint8", "int8")
 # The floats of arrays; and those of them that become each other.
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 FloatType = Literal["float32", "bfloat16", "float16"]
+NIBBLES = ("int4", "uint4")  # packed, two a byte, which NumPy has no dtypes of
 _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
+_PACKED = 15  # in a code, in place of an itemsize: two elements share a byte
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,15 @@ class ElementType:
     name: NumPy's. kind: "float", "bfloat" (the upper half of a float32, which NumPy has by `ml_dtypes`), "signed",
     "unsigned", or "bits" of what is moved and never computed with. itemsize: bytes. narrow: of int8 weights, whether
     the products of two neighbours with any uint8 are sure to add up to an int16 (`dispatch.quantizing.is_narrow`).
+    is_packed: two integers of 4 bits share a byte in arrays, the one of lower index in its lower bits; itemsize is that
+    of one by itself.
     """
 
     name: str
     kind: str
     itemsize: int
     narrow: bool = False
+    is_packed: bool = False
 
     def __str__(self) -> str:
         return f"narrow {self.name}" if self.narrow else self.name
@@ -66,13 +73,33 @@ class ElementType:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's."""
-        return numpy_dtype(self.name)
+        """NumPy's; of packed integers, what they are by themselves."""
+        return numpy_dtype(f"{_NAMES[self.kind]}8" if self.is_packed else self.name)
+
+    @property
+    def array_dtype(self) -> np.dtype[Any] | str:
+        """As a `BlockedArray` of such elements has it: NumPy's, or the name of packed integers."""
+        return self.name if self.is_packed else self.dtype
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the greatest integer of the type."""
+        bits = 4 if self.is_packed else 8 * self.itemsize
+        return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if self.kind == SIGNED else (0, (1 << bits) - 1)
+
+    @property
+    def flip(self) -> int:
+        """The highest bit of a signed integer: flipped, it is as much more, and unsigned. 0 of other types."""
+        return -self.bounds[0] if self.kind == SIGNED else 0
+
+    def nbytes(self, count: int) -> int:
+        """Bytes of so many elements of an array."""
+        return -(-count // 2) if self.is_packed else count * self.itemsize
 
     @property
     def code(self) -> int:
         """The type as an integer, as kernel families take it; `ElementType.of` is the way back."""
-        return 16 * _KINDS.index(self.kind) + self.itemsize
+        return 16 * _KINDS.index(self.kind) + (_PACKED if self.is_packed else self.itemsize)
 
     def bits(self, value: float) -> int:
         """`value` as one element, and its bits as a signed integer: how a kernel's argument holds it."""
@@ -82,13 +109,17 @@ class ElementType:
     def of(code: int) -> ElementType:
         """The type of this code."""
         kind, itemsize = _KINDS[code // 16], code % 16
+        if itemsize == _PACKED:
+            return ElementType(f"{_NAMES[kind]}4", kind, 1, is_packed=True)
         if kind == BITS:
             return ElementType(f"{itemsize} bytes", kind, itemsize)
         return ElementType(f"{_NAMES[kind]}{8 * itemsize}", kind, itemsize)
 
 
 def element(dtype: npt.DTypeLike) -> ElementType:
-    """The element type of NumPy's `dtype`, or of its name."""
+    """The element type of NumPy's `dtype`, or of its name; "int4" and "uint4" are packed."""
+    if isinstance(dtype, str) and dtype in NIBBLES:
+        return ElementType(dtype, SIGNED if dtype == "int4" else UNSIGNED, 1, is_packed=True)
     return _element(numpy_dtype(dtype))
 
 
@@ -136,7 +167,7 @@ class Types(NamedTuple):
 
     @staticmethod
     def quantized(src: npt.DTypeLike, dst: npt.DTypeLike, narrow: bool = False) -> Types:
-        """Of int8 weights, whose products with a source of 8 bits are added as int32."""
+        """Of int8 weights, whose products with a source of 8 or 4 bits are added as int32."""
         return Types(element(src), replace(element("int8"), narrow=narrow), element("int32"), element(dst))
 
     @property
@@ -158,6 +189,14 @@ INT8 = frozenset(
     for src in BYTES
     for dst in (*BYTES, "int32", "float32")
     for narrow in (False, True)
+)
+# Those that read packed integers of 4 bits, or write them.
+INT4 = frozenset(
+    Types.quantized(src, dst, narrow)
+    for src in (*BYTES, *NIBBLES)
+    for dst in (*BYTES, *NIBBLES, "int32", "float32")
+    for narrow in (False, True)
+    if src in NIBBLES or dst in NIBBLES
 )
 # What convolutions of floats of 16 bits are computed with.
 HALVES = frozenset(Types.converted(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))

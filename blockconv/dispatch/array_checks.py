@@ -13,7 +13,7 @@ import numpy.typing as npt
 from blockconv.core.checks import check_bytes, check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.layout import Layout
-from blockconv.core.types import numpy_dtype
+from blockconv.core.types import NIBBLES, element, numpy_dtype
 
 __all__ = [
     "PACKED",
@@ -27,18 +27,19 @@ __all__ = [
     "storage_for",
 ]
 
-PACKED = {
-    "int4": np.dtype(np.int8),
-    "uint4": np.dtype(np.uint8),
-}  # two values a byte, and what they unpack to
+PACKED = {name: element(name).dtype for name in NIBBLES}  # two values a byte, and what they unpack to
 
 
 @functools.lru_cache(maxsize=4096)
-def storage_for(layout: Layout, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, tuple[int, ...]]:
-    """(bytes, shape) of a storage."""
-    nbytes = layout.size(shape) * dtype.itemsize
+def storage_for(
+    layout: Layout, shape: tuple[int, ...], dtype: np.dtype[Any] | str
+) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """(bytes, shape, dtype) of a storage."""
+    nbytes = element(dtype).nbytes(layout.size(shape))
     check_bytes("BlockedArray", "shape", shape, nbytes)
-    return nbytes, layout.storage_shape(shape)
+    if isinstance(dtype, str):
+        return nbytes, (nbytes,), np.dtype(np.uint8)
+    return nbytes, layout.storage_shape(shape), dtype
 
 
 def checked_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -99,9 +100,7 @@ def require_destination(op: str, src: Any, out: Any, layout: Layout, dtype: np.d
 
 
 def checked_zero_point(zero_point: int, dtype: np.dtype[Any] | str) -> int:
-    low, high = {"int4": (-8, 7), "uint4": (0, 15)}.get(str(dtype), (0, 0))
-    if isinstance(dtype, np.dtype) and dtype.kind in "iu":
-        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    low, high = element(dtype).bounds if isinstance(dtype, str) or dtype.kind in "iu" else (0, 0)
     try:
         value = operator.index(zero_point)
     except TypeError:

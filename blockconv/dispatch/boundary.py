@@ -66,7 +66,7 @@ def reordered(op: str, x: BlockedArray, layout: Layout, stacklevel: int = 4) -> 
 
 
 def check_out(
-    op: str, out: Any, kind: type[Any], shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None
+    op: str, out: Any, kind: type[Any], shape: tuple[int, ...], dtype: np.dtype[Any] | str, layout: Layout | None
 ) -> None:
     """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
     if not isinstance(out, kind):

@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation
+from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.runtime import Program, Scratch, address_of, aligned_empty
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "pack_weights",
     "packing",
     "room_for",
+    "unpacked_weights",
     "weights_as_read",
     "widened",
 ]
@@ -73,6 +76,29 @@ def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightF
     packed, between = aligned_empty(how.nbytes), aligned_empty(how.between)
     how.program.run((address_of(weight), address_of(packed), address_of(between)))
     return packed
+
+
+def unpacked_weights(
+    problem: Conv2dProblem, weight: BlockedArray, form: WeightForm
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """`pack_weights` of packed weights of 4 bits, which are unpacked on their way, and each output channel's sum."""
+    program, nbytes = _unpacking(problem, weight.layout, form)
+    first, sums = aligned_empty(nbytes), np.empty(problem.oc, np.int32)
+    first[:] = 0
+    program.run((address_of(weight.storage), address_of(first), address_of(sums)))
+    if form.transform is None:
+        return first, sums
+    packed = aligned_empty(form.transform.nbytes(problem))
+    Program((form.transform.op(problem),)).run((address_of(first), address_of(packed)))
+    return packed, sums
+
+
+@functools.lru_cache(maxsize=1024)
+def _unpacking(problem: Conv2dProblem, source: Layout, form: WeightForm) -> tuple[Program, int]:
+    """What unpacks weights that lie in `source`, over (O, I/G, H, W), and the bytes that it writes."""
+    itemsize = form.dot.itemsize or 1
+    nbytes = form.packed_bytes(problem, itemsize)
+    return Program((unpack_op(problem, source, form.layout, itemsize),)), nbytes
 
 
 # Fresh pages cost more than packing into them. A thread keeps at most so many bytes of each.

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import SIGNED, ElementType, Types
+from blockconv.core.types import ElementType, Types, element
+from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation, ActivationKind
@@ -41,6 +42,7 @@ Array = npt.NDArray[Any]
 LARGEST = 255 * 128  # of a product of a byte less its zero point with a weight
 MOST_PRODUCTS = (2**31 - 1) // LARGEST  # whose sum is sure to be an int32: 65,793
 MOST_OF_PAIR = (2**15 - 1) // 255  # that two weights of one sign may add up to: 128
+LARGEST_INT4 = 255 * 8  # with a weight of 4 bits
 PLAIN = Quantization(1.0)
 
 
@@ -53,17 +55,18 @@ class Quantizations(NamedTuple):
     residual: Quantization = PLAIN
 
 
-def check_sums(op: str, weight: Array, bias: Array | None) -> None:
+def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> None:
     """Raise unless every sum of products, and with its bias, is sure to be an int32, whatever the source holds."""
     products = int(np.prod(weight.shape[1:], dtype=object))
-    if products > MOST_PRODUCTS:
+    largest = LARGEST_INT4 if isinstance(weight, BlockedArray) else LARGEST
+    if products > (2**31 - 1) // largest:
         rule = f"an output sums {products} products of 8 bits, which may be more than an int32 holds"
-        remedy = f"convolve at most {MOST_PRODUCTS} at a time, or in float32"
+        remedy = f"convolve at most {(2**31 - 1) // largest} at a time, or in float32"
         raise ArgumentError(op, "weight", weight, rule, remedy)
     most = int(np.abs(bias.astype(np.int64)).max(initial=0)) if bias is not None else 0
-    if most + LARGEST * products > 2**31 - 1:
+    if most + largest * products > 2**31 - 1:
         rule = f"one of {most}, with the {products} products that are added to it, may be more than an int32 holds"
-        raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - LARGEST * products}")
+        raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - largest * products}")
 
 
 def pair_sums(weight: Array) -> Array:
@@ -98,10 +101,10 @@ def is_narrow(weight: Array) -> bool:
     return all((pair_sums(weight[k : k + some]) <= MOST_OF_PAIR).all() for k in range(0, len(weight), some))
 
 
-def with_weights(types: Types, weight: Array) -> Types:
+def with_weights(types: Types, weight: Array | BlockedArray) -> Types:
     """The types of a convolution by these weights: of narrow ones, if that lets this machine multiply them faster."""
     narrow = of_narrow(types)
-    return narrow if narrow != types and is_narrow(weight) else types
+    return narrow if narrow != types and (isinstance(weight, BlockedArray) or is_narrow(weight)) else types
 
 
 def of_narrow(types: Types) -> Types:
@@ -124,8 +127,11 @@ def check_zero_point(op: str, argument: str, found: int, given: Quantization | N
 def quantized_bias(
     problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types, given: Quantizations
 ) -> Array:
-    """Biases, int32, with the source's zero point folded in; where the destination needs them, scales after them."""
-    zero_point = given.src.zero_point + (128 if form.dot.is_unsigned and types.src.kind == SIGNED else 0)
+    """Biases, int32, with the source's zero point folded in; where the destination needs them, scales after them.
+
+    weight: (O, I/G, KH, KW); its sums by output channel, (O,), will do.
+    """
+    zero_point = given.src.zero_point + (types.src.flip if form.dot.is_unsigned else 0)
     folded = np.zeros(problem.oc, np.int64)
     if zero_point:  # a sum of as many weights as `check_sums` takes is an int32
         folded -= zero_point * weight.reshape(problem.oc, -1).sum(axis=1, dtype=np.int32).astype(np.int64)
@@ -141,18 +147,18 @@ def quantized_bias(
 def epilogue_block(act: Activation, types: Types, given: Quantizations, residual: ElementType | None) -> Array:
     """The `EpilogueArguments` of integers. residual: its type, where there is one."""
     dst, zero_point = given.dst, given.dst.zero_point if types.dst.itemsize == 1 else 0
-    bounds = np.iinfo(types.dst.name) if types.dst.itemsize == 1 else np.iinfo(np.int8)
-    flip = 128 if residual is not None and residual.kind == SIGNED else 0
+    bounds = types.dst.bounds if types.dst.itemsize == 1 else element("int8").bounds
+    flip = 0 if residual is None else residual.flip
     inverse = np.float32(1) / dst.scale
-    low, high = bounds.min - zero_point, bounds.max - zero_point
+    low, high = (bound - zero_point for bound in bounds)
     if act.kind == ActivationKind.CLIP and types.dst.itemsize == 1:  # see `Epilogue.kind`
         with np.errstate(over="ignore"):
             first, second = np.array([act.first, act.second], np.float32) * inverse
         low, high = max(low, min(first, high)), min(high, max(second, low))
     arguments = EpilogueArguments(
         **act.arguments._asdict(),
-        src_fill=_four_times(given.src.zero_point),
-        dst_fill=_four_times(zero_point),
+        src_fill=_four_bytes(given.src.zero_point, types.src),
+        dst_fill=_four_bytes(zero_point, types.dst),
         inverse=_bits(inverse),
         low=_bits(low),
         high=_bits(high),
@@ -164,8 +170,9 @@ def epilogue_block(act: Activation, types: Types, given: Quantizations, residual
     return np.array(arguments, np.int64)
 
 
-def _four_times(value: int) -> int:
-    return (value & 255) * 0x01010101
+def _four_bytes(value: int, type: ElementType) -> int:
+    """Four bytes of nothing but this integer."""
+    return (value & 15) * 0x11111111 if type.is_packed else (value & 255) * 0x01010101
 
 
 def _bits(value: Any) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import quantized_oracle
 from conv_lab import Canaried, Memory, _placed, _scratch_in, grouped_shape
-from quantized_oracle import Steps
+from quantized_oracle import Steps, held, limits
 from storage_oracle import places, stored
 
 from blockconv import runtime
@@ -40,19 +40,28 @@ def has_dot(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """A quantised convolution: its problem, arrays and steps, and what has to come out."""
+    """A quantised convolution: its problem, arrays and steps, and what has to come out.
+
+    Integers of 4 bits are one a byte in these arrays. src, residual: the dtypes of the source and of a residual.
+    """
 
     problem: Conv2dProblem
+    src: str
     x: Array
     w: Array
     bias: Array | None
     zero_point: int
     steps: Steps
     wanted: Array
+    residual: str | None = None
 
     @property
     def types(self) -> Types:
-        return with_weights(Types.quantized(self.x.dtype, self.steps.dst), self.w)
+        return with_weights(Types.quantized(self.src, self.steps.dst), self.w)
+
+    def having(self, **steps: Any) -> Case:
+        """The same with other `Steps`."""
+        return finished(replace(self, steps=self.steps._replace(**steps)))
 
 
 def case(
@@ -75,29 +84,30 @@ def case(
     rng = np.random.default_rng(zlib.crc32(f"{descriptor} {src} {dst} {residual}".encode()))
 
     def some(shape: tuple[int, ...], dtype: str, *bounds: int) -> Array:
-        low, high = bounds or (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        low, high = bounds or limits(dtype)
         if ends:
-            return rng.choice(np.array([low, high], dtype), shape)
-        return rng.integers(low, high, shape, dtype, endpoint=True)
+            return rng.choice(np.array([low, high], held(dtype)), shape)
+        return rng.integers(low, high, shape, held(dtype), endpoint=True)
 
     x, w = some(p.src_shape, src), some(grouped_shape(p), "int8", *((-64, 64) if narrow else ()))
-    bias = rng.integers(-(1 << 16), 1 << 16, p.oc).astype(np.int32)
+    bias = rng.integers(-(1 << 16), 1 << 16, p.oc).astype(np.int32) >> 4 * src.endswith("int4")
     if zero_point is None:
         zero_point = int(some((1,), src)[0])
     spread = (2500.0 if narrow else 5000.0) * np.sqrt(np.prod(w.shape[1:]))  # of the sums
+    spread *= 0.06 if src.endswith("int4") else 1.0
     given = Steps(
         dst,
         src_scale=0.013,
         wei_scale=(rng.uniform(0.5, 2, p.oc) / spread / 0.013 * 4).astype(np.float32),
-        dst_scale=0.047,
-        dst_zero_point=int(rng.integers(np.iinfo(dst).min, np.iinfo(dst).max)) if dst.endswith("int8") else 0,
+        dst_scale=0.7 if dst.endswith("int4") else 0.047,
+        dst_zero_point=int(rng.integers(*limits(dst))) if dst.endswith(("int8", "int4")) else 0,
         activation=act,
     )._replace(**steps)
     if residual is not None:
         added = rng.standard_normal(p.dst_shape).astype("f4") if residual == "float32" else some(p.dst_shape, residual)
         zero = 0 if residual == "float32" else int(some((1,), residual)[0])
         given = given._replace(residual=added, residual_scale=0.021, residual_zero_point=zero)
-    return finished(Case(p, x, w, bias, zero_point, given, x))
+    return finished(Case(p, src, x, w, bias, zero_point, given, x, residual))
 
 
 def finished(made: Case) -> Case:
@@ -110,6 +120,22 @@ def finished(made: Case) -> Case:
     return replace(made, wanted=quantized_oracle.requantize(total, made.steps))
 
 
+def paired(elements: Array, dtype: str | None) -> Array:
+    """A storage of such elements, of 4 bits two a byte, the first in its lower bits."""
+    if dtype not in ("int4", "uint4"):
+        return elements
+    bits = np.append(elements, np.zeros(elements.size % 2, elements.dtype)).view(np.uint8) & 15
+    return bits[::2] | bits[1::2] << 4
+
+
+def apart(storage: Array, dtype: str) -> Array:
+    """The elements of such a storage, one a byte where they are of 4 bits."""
+    if dtype not in ("int4", "uint4"):
+        return storage
+    values = np.stack([storage & 15, storage >> 4], axis=-1).reshape(-1)
+    return values if dtype == "uint4" else ((values ^ 8).view(np.int8) - 8).astype(np.int8)
+
+
 def rows(made: Case, src: str, dst: str) -> list[Row]:
     """Every row of the table that takes a case."""
     found = selection.candidates("conv2d", made.problem, Layout(src), Layout(dst), made.types)
@@ -117,7 +143,7 @@ def rows(made: Case, src: str, dst: str) -> list[Row]:
 
 
 def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None = None) -> Array:
-    """The raw storage that a row writes. Asserts that nothing round its buffers was written."""
+    """The storage that a row writes, its elements `apart`. Asserts that nothing round its buffers was written."""
     memory = Canaried() if memory is None else memory
     p, steps, types = made.problem, made.steps, made.types
     act, residual = activation(steps.activation), steps.residual
@@ -134,13 +160,13 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     rng = np.random.default_rng(5)
     _, src_size = places(src, p.src_shape)
     dirt = rng.integers(0, 255, src_size, np.uint8).view(made.x.dtype)
-    source = here("source", stored(made.x, src, dirt))
+    source = here("source", paired(stored(made.x, src, dirt), made.src))
     weights = here("weights", pack_weights(p, made.w, form))
     bias = here("bias", quantized_bias(p, made.w, made.bias, form, types, given))
     _, size = places(dst, p.dst_shape)
-    out = here("destination", np.full(size, 0x55, np.uint8).astype(steps.dst))
-    added = out if residual is None else here("residual", stored(residual, dst, 99))
-    block = epilogue_block(act, types, given, None if residual is None else element(residual.dtype))
+    out = here("destination", paired(np.full(size, 0x55, np.uint8).astype(held(steps.dst)), steps.dst))
+    added = out if residual is None else here("residual", paired(stored(residual, dst, 99), made.residual))
+    block = epilogue_block(act, types, given, None if made.residual is None else element(made.residual))
     program = runtime.Program(primitive.ops())
     scratch = _scratch_in(memory, program, threads)
     addresses = [runtime.address_of(array) for array in (source, weights, bias, out, added, block)]
@@ -150,7 +176,7 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     finally:
         runtime.launcher._scratch.keep(np.empty(0, np.uint8))
     assert not memory.touched(), f"{src} -> {dst} {p.descriptor()}: wrote past {memory.touched()}"
-    return out
+    return apart(out, steps.dst)
 
 
 def check(made: Case, src: str, dst: str, threads: int = 2, memory: Memory | None = None) -> None:

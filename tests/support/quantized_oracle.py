@@ -19,8 +19,9 @@ Array = npt.NDArray[Any]
 class Steps(NamedTuple):
     """What becomes of a sum. Scales are of float32; those of the weights one, or one an output channel.
 
-    dst: the destination's dtype. scale: of the source times that of the weights. act: the activation's function in
-    float32. residual: integers with a scale and a zero point, or float32. away: ties are rounded away from zero.
+    dst: the destination's dtype; integers of 4 bits come one a byte. scale: of the source times that of the weights.
+    act: the activation's function in float32. residual: integers with a scale and a zero point, or float32. away: ties
+    are rounded away from zero.
     """
 
     dst: str
@@ -33,6 +34,18 @@ class Steps(NamedTuple):
     residual_scale: float = 1.0
     residual_zero_point: int = 0
     away: bool = False
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """The least and the greatest integer of a dtype."""
+    if dtype in ("int4", "uint4"):
+        return (-8, 7) if dtype == "int4" else (0, 15)
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
+def held(dtype: str) -> str:
+    """NumPy's dtype of an array of such elements, one a byte where they are of 4 bits."""
+    return dtype.replace("int4", "int8")
 
 
 def sums(x: Array, w: Array, bias: Array | None, zero_point: int, **window: Any) -> Array:
@@ -65,8 +78,7 @@ def requantize(total: Array, steps: Steps) -> Array:
     # From here on in float64, in which nothing is rounded but to a whole number.
     wide = value.astype(np.float64)
     whole = np.where(wide < 0, np.ceil(wide - 0.5), np.floor(wide + 0.5)) if steps.away else np.rint(wide)
-    limits = np.iinfo(steps.dst)
-    return np.clip(whole + steps.dst_zero_point, limits.min, limits.max).astype(steps.dst)
+    return np.clip(whole + steps.dst_zero_point, *limits(steps.dst)).astype(held(steps.dst))
 
 
 # ---------------------------------------------------------------- what stands between convolutions
@@ -88,7 +100,6 @@ def integers(value: Array, dtype: str, scale: float, zero_point: int) -> Array:
         return value
     with np.errstate(over="ignore"):
         quotient = value / np.float32(scale)
-    limits = np.iinfo(dtype)
     # float64 has a whole number and its half, and a byte more, exactly: nothing is rounded but to a whole number.
     whole = np.rint(np.where(np.isnan(quotient), -np.inf, quotient).astype(np.float64)) + zero_point
-    return np.clip(whole, limits.min, limits.max).astype(dtype)
+    return np.clip(whole, *limits(dtype)).astype(dtype)

@@ -57,7 +57,7 @@ DOTS = {
     "vpmaddwd": Dot(2, 2, 2, instructions=2),
     "vpdpbusd, emulated": Dot(3, 4, 1, True),
     "vpmaddwd, emulated": Dot(4, 2, 2, instructions=2),
-    # u8 times s8, two at a time as int16, where a sum of two would saturate: for narrow weights alone.
+    # u8 times s8, two at a time as int16, where a sum of two would saturate: for narrow weights, or sources of 4 bits.
     "vpmaddubsw": Dot(7, 4, 1, True, instructions=3),
 }
 # bfloat16, two at a time: AVX512-BF16.
@@ -74,7 +74,8 @@ def dot_for(types: Types) -> Dot:
         return DOTS["vpdpbusd"]
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return DOTS["vpmaddwd, emulated"]
-    return DOTS["vpmaddubsw" if types.wei.narrow and target.isa().ssse3 else "vpmaddwd"]
+    fits = types.wei.narrow or types.src.is_packed
+    return DOTS["vpmaddubsw" if fits and target.isa().ssse3 else "vpmaddwd"]
 
 
 def packed_as_one(types: Types, dot: Dot) -> int:
@@ -117,7 +118,7 @@ _BYTE_PAIRS = {
 
 
 def _vpmaddubsw(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
-    """Two sums of two products, each an int16, and their sum. Exact where the weights are narrow."""
+    """Two sums of two products, each an int16, and their sum. Exact where weights are narrow, or channels of 4 bits."""
     bytes_, pairs = (ir.VectorType(ir.IntType(32 // count), count * v.lanes) for count in (4, 2))
     sums = call_llvm(v.b, _BYTE_PAIRS[v.bytes], pairs, [v.b.bitcast(x, bytes_), v.b.bitcast(w, bytes_)])
     ones = ir.Constant(pairs, [1] * pairs.count)

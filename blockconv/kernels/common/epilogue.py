@@ -23,6 +23,7 @@ from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
 from blockconv.kernels.common.halves import rounded, widened
+from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.requantize import (
     EpilogueArguments,
     dequantized_residual,
@@ -51,8 +52,8 @@ class Tile(NamedTuple):
     """A tile of `rows` x `pixels` pixels by `vectors` vectors of `lanes` output channels.
 
     element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
-    vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 bits
-    or floats of 16; 0: elements are stored as they are. away: whether a half is rounded away from zero to an integer.
+    vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 or 4
+    bits or floats of 16; 0: they are stored as they are. away: whether a half is rounded away from zero to an integer.
     unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
     """
 
@@ -248,6 +249,8 @@ class _Epilogue:
         if not self.masked:
             return address, None
         limit = self.b.sub(self.out.written, const(j * self.store_width))
+        if self.stored.type.is_packed:  # pairs are written together
+            return address, lanes_below(self.b, self.store_width // 2, self.b.ashr(limit, const(1)))
         return address, lanes_below(self.b, self.store_width, limit)
 
     def store_channels(self, values: list[Any], base: Any) -> None:
@@ -258,6 +261,8 @@ class _Epilogue:
                 part = value
                 if self.store_width < self.tile.lanes:
                     part = shuffle(self.b, value, value, list(range(k, k + self.store_width)))
+                if self.stored.type.is_packed:
+                    part = packed_pairs(self.b, part)
                 self.stored.store(part, *locate())
 
     def with_zero_tail(self, value: Any, vector: int) -> Any:
@@ -293,10 +298,13 @@ class _Epilogue:
         count = self.tile.pixels * self.tile.vectors
         if self.store_width == 1:
             return self.each_plane([None] * count, base, self.load_planes)
-        return [
-            join(self.b, [self.stored.load(*locate(), lanes=self.store_width) for _, locate in self.stores(i, base)])
-            for i in range(count)
-        ]
+        return [join(self.b, [self.load(*locate()) for _, locate in self.stores(i, base)]) for i in range(count)]
+
+    def load(self, address: Any, mask: Any | None) -> Any:
+        """What one store writes."""
+        if self.stored.type.is_packed:
+            return unpacked_pairs(self.b, self.stored.load(address, mask, lanes=self.store_width // 2))
+        return self.stored.load(address, mask, lanes=self.store_width)
 
     # ------------------------------------------------------------ planes (NCHW)
 

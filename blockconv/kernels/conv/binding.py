@@ -77,6 +77,11 @@ def bind_tiles(
     return [Op(kernels.conv_tiles(), args, tasks, 1, blocking.scratch + RECORDS, np.array(offsets + parts, np.int64))]
 
 
+def _in_bytes(lies: Geometry) -> Geometry:
+    """A geometry over elements of 4 bits with its strides in bytes, but that of a channel in its block."""
+    return lies._replace(n=lies.n // 2, block=lies.block // 2, row=lies.row // 2, col=lies.col // 2)
+
+
 def _in_units(src: Geometry, unit: int) -> Geometry:
     """The geometry of a source with `unit` neighbouring channels as one."""
     length = src.length if src.length == NO_BLOCK else src.length // unit
@@ -94,6 +99,10 @@ class _Binding:
         self.dst_itemsize = types.dst.itemsize
         self.src = geometry(src, problem.src_shape, self.src_itemsize)
         self.dst = geometry(dst, problem.dst_shape, self.dst_itemsize)
+        self.src_each = 2 if types.src.is_packed else 1  # channels of the source that are moved as one, a packed pair
+        self.dst_shift = int(types.dst.is_packed)
+        if types.src.is_packed:
+            self.src = _in_bytes(self.src)._replace(length=self.src.length // 2)
         shared, self.is_shared = blocking.shared, not blocking.shared.dense
         unit = packed_as_one(types, self.dot)
         if self.is_shared and unit > 1:  # four bytes are a channel, and all is as it is of floats
@@ -135,18 +144,20 @@ class _Binding:
         if not self.has_parts:
             return []
         firsts = [group * self.oc + ocb * width for group in range(self.groups) for ocb in range(self.blocking.ocbs)]
-        return [self.dst.offset(c + k) - self.dst.offset(c) for c in firsts for k in range(0, width, stored)]
+        offsets = [self.dst.offset(c + k) - self.dst.offset(c) for c in firsts for k in range(0, width, stored)]
+        return [offset >> self.dst_shift for offset in offsets]
 
     def geometries(self) -> Words:
         """Where source and destination lie along the axes of the space; levels are one more axis of the source."""
         p, at, stored = self.p, self.at, self.blocking.store_width
         image, row, col = at.axes
         by_h = image == "h"  # an image is then a row of the destination, and the taps along h are levels
-        src, dst = (g._replace(n=g.along(image), row=g.along(row), col=g.along(col)) for g in (self.src, self.dst))
+        lies = self.src, _in_bytes(self.dst) if self.dst_shift else self.dst
+        src, dst = (g._replace(n=g.along(image), row=g.along(row), col=g.along(col)) for g in lies)
         return {
             "source": src._replace(n=0) if by_h else src,
             "destination": dst,
-            "dst_block": dst.block if dst.length <= stored else stored * self.dst_itemsize,
+            "dst_block": dst.block if dst.length <= stored else stored * self.dst_itemsize >> self.dst_shift,
             "depth": at.depth,
             "depth_step": p.dh if by_h else 1,
             "depth_size": p.ih if by_h else NO_BLOCK,
@@ -173,9 +184,9 @@ class _Binding:
         # 56x56, where packing takes 8 %.)
         tiles = -(-blocking.task_rows // blocking.rows) * -(-blocking.task_cols // blocking.pixels)
         return {
-            "ic": self.p.ic,
+            "ic": -(-self.p.ic // self.src_each),
             "oc": self.p.oc,
-            "group_ic": self.ic,
+            "group_ic": -(-self.ic // self.src_each),
             "group_oc": self.oc,
             "full_steps": full,
             "tail_steps": steps - full,
@@ -187,7 +198,7 @@ class _Binding:
 
     def window(self) -> Words:
         blocking, panel_bytes = self.blocking, self.ic_blocks * self.at.depth * self.plane
-        shrunk = self.itemsize // self.src_itemsize  # how much less a panel is as it is packed
+        shrunk = self.src_each * self.itemsize // self.src_itemsize  # how much less a panel is as it is packed
         return {
             "in_place": blocking.in_place,
             "ic_blocks": self.ic_blocks,
@@ -223,6 +234,7 @@ class _Binding:
             "tile_width": blocking.width,
             "lanes": blocking.lanes,
             "itemsize": self.dst_itemsize,
+            "dst_shift": self.dst_shift,
             "acc_itemsize": acc_itemsize,
             "scales": self.groups * blocking.ocbs * blocking.width * acc_itemsize,
         }
@@ -231,11 +243,12 @@ class _Binding:
         """The kernels that compute a tile, pack a window, convert it and scatter a tile."""
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
+        scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
         return {
             "tile": self.tile(epilogue).address,
             "pack": self.packer().address,
             "convert": self.converter(),
-            "scatter": kernels.scatter_tile(self.dst_itemsize).address if scatters else 0,
+            "scatter": kernels.scatter_tile(*scattered).address if scatters else 0,
             "scatters": blocking.store_width == 0,
         }
 
@@ -262,7 +275,9 @@ class _Binding:
         """The kernel of a tile whose vectors run along output channels."""
         blocking, shared, dst = self.blocking, self.blocking.shared, self.types.dst
         if dst.itemsize == 1:
-            dst = element("uint8")  # which of the two is a matter of bounds, which are arguments
+            dst = element(
+                "uint4" if dst.is_packed else "uint8"
+            )  # which of the two is a matter of bounds, which are arguments
         spec = TileSpec(
             element=self.types.acc.code,
             fma=int(target.isa().fma and self.types.acc.is_float),
@@ -291,7 +306,7 @@ class _Binding:
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""
-        cb, itemsize = self.blocking.cb, self.src_itemsize
+        cb, itemsize = self.blocking.cb // self.src_each, self.src_itemsize
         if self.blocking.interleaved:
             return packing.pack_interleaved(cb)
         if self.is_shared:
@@ -311,6 +326,9 @@ class _Binding:
         src, vector_bytes = self.types.src, target.isa().vector_bytes
         if self.blocking.in_place or not is_converted(self.types, self.dot):
             return 0
+        if src.is_packed:
+            signed, flipped = int(src.kind == SIGNED), int(self.dot.is_unsigned)
+            return packing.unpack_window(self.dot.itemsize, signed, flipped, vector_bytes // 2).address
         if src.is_half:
             return packing.widen_window(src.code, vector_bytes // self.dot.itemsize).address
         return packing.convert_window(self.dot.itemsize, int(src.kind == SIGNED), vector_bytes).address

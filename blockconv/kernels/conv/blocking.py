@@ -179,6 +179,8 @@ def _ends_inside(problem: Conv2dProblem, src: Geometry, types: Types, dot: Dot) 
 
 def is_converted(types: Types, dot: Dot) -> bool:
     """Whether a packed window is another than the source's bytes."""
+    if types.src.is_packed:
+        return True
     return dot.itemsize not in (0, types.src.itemsize) or (dot.is_unsigned and types.src.kind == SIGNED)
 
 

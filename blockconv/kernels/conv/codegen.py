@@ -12,6 +12,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, load_bits, move, pointer, store_bits, transpose
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
+from blockconv.kernels.common.nibbles import unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "interleave_four",
     "interleave_two",
     "line_packer",
+    "nibble_unpacker",
     "pixel_filler",
 ]
 
@@ -114,6 +116,26 @@ def byte_converter(itemsize: int, signed: int, lanes: int) -> Any:
         v.store(value, dst)
 
     return convert
+
+
+@functools.cache
+def nibble_unpacker(itemsize: int, signed: int, flipped: int, lanes: int) -> Any:
+    """unpack(dst, src): see `unpack_window`, of one vector."""
+
+    @emitted
+    def unpack(builder, dst, src):
+        value = unpacked_pairs(builder, Vectors(builder, element("int8"), lanes).load(src))
+        v = Vectors(builder, element("int8"), 2 * lanes)
+        if signed:
+            value = builder.xor(value, v.c(8))
+        if signed and not flipped:
+            value = builder.sub(value, v.c(8))
+        if itemsize > 1:
+            v = Vectors(builder, element(f"int{8 * itemsize}"), 2 * lanes)
+            value = (builder.sext if signed and not flipped else builder.zext)(value, v.kind)
+        v.store(value, dst)
+
+    return unpack
 
 
 @functools.cache

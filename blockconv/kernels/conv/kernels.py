@@ -28,12 +28,15 @@ __all__ = ["conv_tiles", "scatter_tile"]
 def _destination_offset(a, c):
     """From the destination's first channel to channel `c`, in bytes."""
     d_len = a.destination.length
-    return (c // d_len) * a.destination.block + (c % d_len) * a.destination.channel
+    return (c // d_len) * a.destination.block + ((c % d_len) * a.destination.channel >> a.dst_shift)
 
 
 @jit.kernel
-def scatter_tile(itemsize):
-    """Move a tile's channels to the destination, block by block, or from there to the tile; see `ScatterRecord`."""
+def scatter_tile(itemsize, shift=0):
+    """Move a tile's channels to the destination, block by block, or from there to the tile; see `ScatterRecord`.
+
+    shift: 1 where two channels share a byte; then only pairs are moved.
+    """
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), ScatterRecord(record)
@@ -47,14 +50,14 @@ def scatter_tile(itemsize):
             count = min(d_len - (first + c) % d_len, (min(valid, written) if exists else written) - c)
             for r in range(rows):
                 for p in range(pixels):
-                    of_tile = tile + ((r * pixels + p) * width + c) * itemsize
+                    of_tile = tile + (((r * pixels + p) * width + c) * itemsize >> shift)
                     dst = at + r * a.destination.row + p * a.destination.col
                     if gather:
-                        copy_memory(of_tile, dst, count * itemsize)
+                        copy_memory(of_tile, dst, count * itemsize >> shift)
                     elif exists:
-                        copy_memory(dst, of_tile, count * itemsize)
+                        copy_memory(dst, of_tile, count * itemsize >> shift)
                     else:
-                        fill_bytes(dst, count * itemsize, fill)
+                        fill_bytes(dst, count * itemsize >> shift, fill)
             c += count
 
     return kernel
@@ -77,8 +80,8 @@ class _Scattered(NamedTuple):
 @inline
 def _write_common(a, run, scattered):
     """Write what the records of all tiles have in common: scattered ones are stored as `_Scattered.tile` first."""
-    itemsize, lanes_bytes = a.itemsize, a.lanes * a.itemsize
-    width_bytes = a.tile_width * itemsize
+    lanes_bytes = a.lanes * a.itemsize >> a.dst_shift
+    width_bytes = a.tile_width * a.itemsize >> a.dst_shift
     tile_bytes = a.tile_rows * a.tile_pixels * a.tile_width * a.acc_itemsize
     residual = a.residual - a.dst
     run.src_row = a.window_sh * a.window_row

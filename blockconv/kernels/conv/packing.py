@@ -17,6 +17,7 @@ from blockconv.kernels.conv.codegen import (
     interleave_four,
     interleave_two,
     line_packer,
+    nibble_unpacker,
     pixel_filler,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "pack_planes",
     "pack_window",
     "source_offset",
+    "unpack_window",
     "widen_window",
 ]
 
@@ -301,6 +303,21 @@ def convert_window(itemsize, signed, lanes):
     def kernel(dst, src, size, unused_scratch):
         for at in range(0, size, lanes):
             convert(dst + at * itemsize, src + at)
+
+    return kernel
+
+
+@jit.kernel
+def unpack_window(itemsize, signed, flipped, lanes):
+    """`convert_window` for packed pairs of 4 bits, which become two channels of `itemsize` bytes.
+
+    flipped: those of a signed type with their highest bit flipped, 8 more and unsigned. lanes: bytes of a vector.
+    """
+    unpack = nibble_unpacker(itemsize, signed, flipped, lanes)
+
+    def kernel(dst, src, size, unused_scratch):
+        for at in range(0, size, lanes):
+            unpack(dst + 2 * itemsize * at, src + at)
 
     return kernel
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import HALVES, INT8, Types, element
+from blockconv.core.types import HALVES, INT4, INT8, Types, element
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
+from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import grouped_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
@@ -142,18 +143,23 @@ def _plane_reads(src: Layout, problem: Conv2dProblem, found: Blocking, itemsize:
 def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
     """Seconds that source, weights and destination take on their way."""
     p = problem
-    read = types.src.itemsize * src.size(p.src_shape) + types.wei.itemsize * p.oc * (p.ic // p.g) * p.kh * p.kw
-    return move_seconds(read, types.dst.itemsize * dst.size(p.dst_shape))
+    read = types.src.nbytes(src.size(p.src_shape)) + types.wei.itemsize * p.oc * (p.ic // p.g) * p.kh * p.kw
+    return move_seconds(read, types.dst.nbytes(dst.size(p.dst_shape)))
 
 
 def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    p = problem
+    for layout, type, channels in ((src, types.src, p.ic), (dst, types.dst, p.oc)):
+        reason = why_not_packed(layout, channels // p.g, p.g) if type.is_packed else None
+        if reason:
+            return reason
     return why_not_window(blocking(problem, src, dst, types, 1))
 
 
 DIRECT = Row(
     name="conv_direct",
     op="conv2d",
-    dtypes=_DTYPES | {str(types) for types in INT8 | HALVES},
+    dtypes=_DTYPES | {str(types) for types in INT4 | INT8 | HALVES},
     why_not=_why_not_direct,
     make=_make_direct,
 )

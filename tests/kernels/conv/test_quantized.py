@@ -10,7 +10,7 @@ import pytest
 from conv_lab import NAMES, PAIRS, Paged
 from conv_problems import AS_OTHERS, BATCHES, GRID, SAMPLED, WHOLE, pairs
 from quantized_lab import case, check, finished, has_dot, rows, run
-from quantized_oracle import Steps
+from quantized_oracle import Steps, limits
 
 from blockconv.core import target
 from blockconv.core.types import INT8
@@ -152,16 +152,17 @@ def test_nothing_is_touched_beyond_the_arrays(where):
 
 
 @pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
-@pytest.mark.parametrize("src", ["uint8", "int8"])
+@pytest.mark.parametrize("src", ["uint8", "int8", "uint4", "int4"])
 def test_zero_points_and_values_at_the_ends(dot, src):
     """Sources and weights of nothing but the ends of their ranges, -128 on -128 among them."""
-    for zero_point in (np.iinfo(src).min, np.iinfo(src).max, 0):
+    packed = src.endswith("int4")
+    for zero_point in (*limits(src), 0):
         for dst in ("int32", "int8"):
-            made = case("mb1ic20ih5oc18kh3ph1", src, dst, zero_point=int(zero_point), ends=True, **weights_for(dot))
+            made = case("mb1ic20ih5oc18kh3ph1", src, dst, zero_point=zero_point, ends=True, **weights_for(dot))
             for pair in (("NHWC", "NHWC"), ("NCHW", "NCHW4"), ("NCHW16", "NCHW")):
-                check(made, *pair)
+                check(made, *(("NCHW64", pair[1]) if packed else pair))
     assert made.w.min() == weights_for(dot).get("narrow", False) * 64 - 128
-    assert made.x.min() == np.iinfo(src).min
+    assert made.x.min() == limits(src)[0]
 
 
 @pytest.mark.isa

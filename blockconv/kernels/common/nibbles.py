@@ -1,0 +1,50 @@
+"""Two integers of 4 bits in a byte, the first in its lower bits: how vectors of these become one a byte, and again.
+
+Layouts have them where channels that share a byte are neighbours in one block, so that a byte belongs to one pixel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from blockconv.core.layout import Layout
+from blockconv.jit.ir import I8
+
+__all__ = ["PAIRED", "packed_pairs", "unpacked_pairs", "why_not_packed"]
+
+_I16 = ir.IntType(16)
+PAIRED = 4  # channels of 4 bits that lie together, at the least: those that a multiply-accumulate takes at once
+
+
+def why_not_packed(layout: Layout, channels: int, groups: int) -> str | None:
+    """Why a kernel cannot read or write packed integers in a layout, as groups of so many channels; None if it can."""
+    if layout.blocks[1] % PAIRED:
+        return f"two integers of 4 bits to a byte are for blocks of a multiple of {PAIRED} channels, not for {layout}"
+    if groups > 1 and channels % PAIRED:
+        return f"of packed integers, groups are of a multiple of {PAIRED} channels, not of {channels}"
+    return None
+
+
+def unpacked_pairs(builder: Any, pairs: Any) -> Any:
+    """The integers of a vector of bytes, as many again, without a sign."""
+    wide = ir.VectorType(_I16, pairs.type.count)
+    both = builder.zext(pairs, wide)
+    both = builder.or_(both, builder.shl(both, _each(wide, 4)))
+    both = builder.and_(both, _each(wide, 0x0F0F))
+    return builder.bitcast(both, ir.VectorType(I8, 2 * pairs.type.count))
+
+
+def packed_pairs(builder: Any, values: Any) -> Any:
+    """The inverse, of the lower bits of an even number of bytes."""
+    wide = ir.VectorType(_I16, values.type.count // 2)
+    both = builder.bitcast(values, wide)
+    low = builder.and_(both, _each(wide, 0x0F))
+    high = builder.and_(builder.lshr(both, _each(wide, 4)), _each(wide, 0xF0))
+    return builder.trunc(builder.or_(low, high), ir.VectorType(I8, wide.count))
+
+
+def _each(kind: ir.VectorType, value: int) -> ir.Constant:
+    """A constant in every lane."""
+    return ir.Constant(kind, [value] * kind.count)

@@ -1,0 +1,95 @@
+"""Packed weights of 4 bits as the bytes, or wider integers, that a kernel reads: unpacked one by one, on their way.
+
+Any layout's offsets are sums, of one number for each index; so two tables of these take weights from any layout of
+(O, I/G, H, W) to any of (G, O/G, I/G, H, W).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv import jit
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import load_bits, store_bits
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["unpack_op", "unpack_weights"]
+
+Table = npt.NDArray[np.int64]
+
+
+class UnpackArguments(Arguments):
+    """Weights that are unpacked. A task is an output channel."""
+
+    src = word("the weights, two a byte, the first in its lower bits", "address")
+    dst = word("where they go; padding there is left as it is", "address")
+    sums = word("for the sum of each output channel's weights, of 32 bits", "address")
+    places = word("a table of `Place`s: of output channels, of a group's input channels, of taps", "address")
+    oc = word("output channels", "channels")
+    ic = word("input channels of a group", "channels")
+    taps = word("taps of the window", "taps")
+
+
+class Place(Arguments):
+    """What an index adds to where a weight lies."""
+
+    src = word("in the source", "weights")
+    dst = word("in the destination", "bytes")
+
+
+@jit.kernel
+def unpack_weights(itemsize):
+    """The loop over an output channel's weights. itemsize: of one in the destination."""
+
+    def kernel(args, first, last, unused_scratch):
+        a = UnpackArguments(args)
+        src, dst, ic, taps = a.src, a.dst, a.ic, a.taps
+        of_oc = Place(a.places)
+        of_ic = of_oc[a.oc]
+        of_tap = of_ic[ic]
+        for o in range(first, last):
+            total = 0
+            for c in range(ic):
+                at, to = of_oc[o].src + of_ic[c].src, dst + of_oc[o].dst + of_ic[c].dst
+                for t in range(taps):
+                    k = at + of_tap[t].src
+                    value = ((load_bits(src + (k >> 1), 1) >> 4 * (k & 1) & 15) ^ 8) - 8
+                    total += value
+                    store_bits(to + of_tap[t].dst, value, itemsize)
+            store_bits(a.sums + 4 * o, total, 4)
+
+    return kernel
+
+
+def unpack_op(problem: Conv2dProblem, src: Layout, dst: Layout, itemsize: int) -> Op:
+    """From buffer 0, packed weights in `src`, to buffer 1, zeros that become weights in `dst`; sums to buffer 2."""
+    p = problem
+    oc, ic, *window = _offsets(src, p.wei_shape)
+    g, oc_of_group, ic_of_group, *window_there = (itemsize * along for along in _offsets(dst, p.grouped_wei_shape))
+    places = (
+        (oc, _sums(g, oc_of_group)),
+        (ic, ic_of_group),
+        (_sums(*window), _sums(*window_there)),
+    )
+    args = UnpackArguments(
+        src=Buffer(0), dst=Buffer(1), sums=Buffer(2), places=OWN_TABLE, oc=p.oc, ic=p.ic // p.g, taps=p.kh * p.kw
+    )
+    table = np.concatenate([np.stack(pair, axis=1) for pair in places]).reshape(-1)
+    return Op(unpack_weights(itemsize), args, p.oc, table=table)
+
+
+def _offsets(layout: Layout, shape: tuple[int, ...]) -> list[Table]:
+    """What each index along each dimension adds to an element's offset, in elements."""
+    offsets = [np.zeros(size, np.int64) for size in shape]
+    for axis in layout.axes(shape):
+        index = np.arange(shape[axis.dim], dtype=np.int64)
+        offsets[axis.dim] += index // axis.step % axis.size * axis.stride
+    return offsets
+
+
+def _sums(outer: Table, inner: Table) -> Table:
+    """Of two dimensions as one."""
+    return (outer[:, None] + inner).reshape(-1)
