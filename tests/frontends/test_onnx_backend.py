@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
+from blockconv.core.types import FLOATS
 
 onnx = pytest.importorskip("onnx")
 from onnx_cases import exported_cases, node_cases  # noqa: E402
@@ -120,11 +121,11 @@ def why_not_run(name: str) -> str:
         return f"not supported: {missing}"
     if not net.nodes:
         return "folded: nothing is left to run"
-    floats = {"float32", "float64"}
+    floats = set(FLOATS)
     integers = {"int8", "uint8", "int32"} if {n.op_type for n in CASES[name].model.graph.node} <= INTEGERS else set()
     others = {t.dtype.name for t in net.tensors.values()} - floats - integers
     if others:
-        return f"kernels take float32 and float64, not {', '.join(others)}"
+        return f"kernels take {' and '.join(FLOATS)}, not {', '.join(others)}"
     empty = [t.name for t in net.tensors.values() if t.name not in net.constants and (not t.elements or not t.shape)]
     return f"empty tensors, or tensors without dimensions: {empty}" if empty else ""
 

@@ -148,7 +148,7 @@ def _given(name: str, value: Any, declared: Any) -> Array:
     argument = f"constants[{name!r}]"
     array = as_numpy(value, OP, argument)
     kind = declared.type.tensor_type.elem_type
-    known = array.dtype.kind in "biufc" or array.dtype.name in PACKED
+    known = array.dtype.kind in "biufc" or array.dtype.name in (*PACKED, "bfloat16")
     if not known or (kind and helper.np_dtype_to_tensor_dtype(array.dtype) != kind):
         rule = f"is of dtype {array.dtype}, and the model's input {name!r} of element type {_element(kind)}"
         raise DtypeError(OP, argument, array, rule, "give an array of that type")

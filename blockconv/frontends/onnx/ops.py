@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from onnx import helper
 
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
 from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
@@ -165,11 +166,14 @@ def _identity(call: Call) -> Tensor:
     return call.input()
 
 
-@_op("Cast", limits="to the type that it has; int8, uint8 and int32 to float32", since=6)
+@_op("Cast", limits="among float32, float16 and bfloat16; int8, uint8 and int32 to float32", since=6)
 def _cast(call: Call) -> Tensor:
     wanted, x = helper.tensor_dtype_to_np_dtype(call.attribute("to")), call.input()
     if wanted == np.float32 and x.dtype in (np.int32, np.int8, np.uint8):
         return call.emit(ops.Dequantize(Quantization(1.0)), x)
-    if wanted != x.dtype:
+    if wanted == x.dtype:
+        return x
+    named = {numpy_dtype(name): name for name in get_args(FloatType)}
+    if wanted not in named or x.dtype not in named:
         raise Unsupported(f"from {x.dtype} to {wanted}")
-    return x
+    return call.emit(ops.Cast(named[wanted]), x)

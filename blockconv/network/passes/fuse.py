@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.types import element
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.network import evaluate
 from blockconv.network.graph import Network, Node
@@ -31,7 +32,7 @@ from blockconv.network.ops import (
     Slice,
     Transpose,
 )
-from blockconv.network.passes import integers, simplify
+from blockconv.network.passes import integers, precision, simplify
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["PASSES", "fuse"]
@@ -158,8 +159,11 @@ def _affine_into_conv(edit: Edit, node: Node) -> bool:
     weight, *bias = (edit.constants[name] for name in conv[0].parameters)
     parameters = conv[0].parameters[0]
     if simplify.even(scale) != 1:
-        parameters = edit.constant(f"{conv[0].name}.weight", (weight * scale[:, None, None, None]).astype(weight.dtype))
-    total = (bias[0] * scale + shift if bias else shift).astype(weight.dtype)
+        parameters = edit.constant(
+            f"{conv[0].name}.weight", (weight.astype(np.float64) * scale[:, None, None, None]).astype(weight.dtype)
+        )
+    total = bias[0].astype(np.float64) * scale + shift if bias else shift
+    total = total.astype(element(weight.dtype).computed.dtype)
     fused = Node(
         conv[0].name,
         replace(conv[1], activation=node.attributes.activation),
@@ -263,6 +267,7 @@ PASSES = (
     flatten_into_conv,
     fuse_epilogues,
     integers.stores,
+    precision.conversions,
     unify,
     drop_dead_code,
     integers.narrow_weights,

@@ -1,4 +1,4 @@
-"""A network whose tensors are stored in 16 bits, and computed with as float32.
+"""Networks whose tensors are stored in 16 bits, and computed with as float32; and conversions between types of floats.
 
 Every value and every constant is rounded once, as it is stored. Inputs and outputs stay what the network says: they
 are converted where they come in and go out, an output by the convolution that makes it, where one does. Biases stay
@@ -17,7 +17,7 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Cast, Conv2d, Convolution, Reshape
 from blockconv.network.passes.rewrite import Edit, rewritten
 
-__all__ = ["stored_as"]
+__all__ = ["conversions", "stored_as"]
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -31,8 +31,15 @@ def stored_as(network: Network, dtype: FloatType) -> Network:
     if dtype == "float32":
         return network
     _check(network, dtype)
-    made = rewritten(_all_stored(network, dtype), _goes_up, _conv_stores)
+    made = conversions(_all_stored(network, dtype))
     return replace(made, remake=lambda shapes: stored_as(network.with_input_shapes(shapes), dtype))
+
+
+def conversions(network: Network) -> Network:
+    """Convolutions store float32 where a conversion to it follows."""
+    if not any(isinstance(node.attributes, Cast) for node in network.nodes):
+        return network
+    return rewritten(network, _goes_up, _conv_stores)
 
 
 def _check(network: Network, dtype: str) -> None:
