@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_common(command)
     _add_networks(command, ("resnet50", "resnext50", "mobilenetv2", "vgg19", "densenet121", "squeezenet",
                             "inception_v2", "shufflenet"), ("auto",))  # fmt: skip
-    _add_dtypes(command, ("float32", "int8"))
+    _add_dtypes(command, ("float32", "int8", "bfloat16", "float16"))
     command.set_defaults(run=_nets)
 
     command = commands.add_parser("lab", help="what layouts matter in networks, how well they are chosen, break-even")

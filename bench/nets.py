@@ -34,8 +34,9 @@ CHOICES = {
     "greedy": "op by op over modelled costs",
 }
 # Of the largest output. float32: Winograd kernels and the order of long sums. int8: steps of a 255th at every layer,
-# beside the network of floats; what a wrong kernel gives is noise, whose error is more than 1.
-TOLERANCE = {"float32": 1e-4, "int8": 0.3}
+# beside the network of floats; what a wrong kernel gives is noise, whose error is more than 1. Types of 16 bits: each
+# value is rounded to 8 or 11 bits.
+TOLERANCE = {"float32": 1e-4, "int8": 0.3, "bfloat16": 0.05, "float16": 0.01}
 
 
 def _reorders(case: Case, entry: Entry) -> str:
@@ -64,7 +65,8 @@ def plans(
     """A case for each network, number of images and of threads, and type.
 
     names: of `networks.NETWORKS`, or ONNX files. dtypes: of `TOLERANCE`; int8 is the network as ONNX Runtime's tool
-    quantizes it, whose error is beside the network of floats.
+    quantizes it, bfloat16 and float16 the network of floats that each engine stores so: their errors are beside the
+    network of floats.
     """
     return [
         _plan(name, batch, count, choices, crew, timing, suite, dtype)
@@ -99,7 +101,10 @@ def _plan(
 
                 path = quantized(path, folder)
             ours = [choices, suite == "lab"]
-            variants = crew.contenders("network", path, x, ours=ours, threads=threads)
+            if dtype in ("bfloat16", "float16"):
+                variants = crew.contenders("halves_network", path, x, dtype, ours=ours, threads=threads)
+            else:
+                variants = crew.contenders("network", path, x, ours=ours, threads=threads)
             measured = measure(variants, expected, TOLERANCE[dtype], **timing)
         flops = sum(net.problem(node).flops for node in net.nodes if node.op == "conv2d")
         return {"images": x.shape[0], "flops": flops, "peak": roof.fp32_peak(threads), **measured}

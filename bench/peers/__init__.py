@@ -9,6 +9,7 @@ One module a library, named `<name>_peer`. It imports its library, which may be 
     reorder(problem, src, threads) -> Iterable[Variant]              where it has reorders
     plain_copy(src, threads) -> Iterable[Variant]                    where its copies are a roof
     network(path, x, threads) -> Iterable[Variant]                   where it reads ONNX
+    halves_network(path, x, dtype, threads) -> Iterable[Variant]     where it stores one of float32 in 16 bits
 
 and DTYPES, the types that it has for an operation, where float32 is not the only one.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import blockconv as bc
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.core.types import FloatType
 from blockconv.network.passes.fuse import fuse
 
 from . import NUMBERS, ZERO, QuantizedLayer, Variant, is_symmetric, spoil
@@ -95,16 +96,23 @@ def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Vari
 
 def network(path: str, x: np.ndarray, choices: Sequence[str], profile: bool, threads: int) -> Iterator[Variant]:
     """A plan for each way to choose its layouts: see `nets.CHOICES`. profile: have each op timed too, afterwards."""
+    yield from halves_network(path, x, "float32", choices, profile, threads)
+
+
+def halves_network(
+    path: str, x: np.ndarray, dtype: FloatType, choices: Sequence[str], profile: bool, threads: int
+) -> Iterator[Variant]:
+    """The same, weights and values between ops stored as `dtype`."""
     bc.set_num_threads(threads)
     for choice in choices:
         try:
-            yield _planned(choice, bc.load_onnx(path), x, profile, threads)
+            yield _planned(choice, bc.load_onnx(path), x, dtype, profile, threads)
         except Exception as error:  # that of one choice is no end of the others
             yield _refused(choice, error)
 
 
-def _planned(choice: str, net: bc.Network, x: np.ndarray, profile: bool, threads: int) -> Variant:
-    plan = _plan(choice, net, threads)
+def _planned(choice: str, net: bc.Network, x: np.ndarray, precision: FloatType, profile: bool, threads: int) -> Variant:
+    plan = _plan(choice, net, {"precision": precision, "threads": threads})
 
     def fetch() -> np.ndarray:
         result = plan(x)
@@ -129,21 +137,22 @@ def _refused(choice: str, error: Exception) -> Variant:
     return Variant(f"blockconv {choice}", fail, fail, role="ours")
 
 
-def _plan(choice: str, net: bc.Network, threads: int) -> Any:
+def _plan(choice: str, net: bc.Network, asked: Any) -> Any:
+    """asked: further arguments of `compile`."""
     if choice.startswith("costs="):
-        return bc.compile(net, costs=choice.removeprefix("costs="), threads=threads)
+        return bc.compile(net, costs=choice.removeprefix("costs="), **asked)
     if choice.endswith(".json"):
-        return bc.compile(net, layouts=json.loads(Path(choice).read_text()), threads=threads)
+        return bc.compile(net, layouts=json.loads(Path(choice).read_text()), **asked)
     if ":" in choice:
-        return _own(choice, fuse(net), threads)
+        return _own(choice, fuse(net), asked)
     if choice in ("auto", "measured"):
-        return bc.compile(net, threads=threads, measure=choice == "measured")
+        return bc.compile(net, measure=choice == "measured", **asked)
     if choice == "greedy":
-        return bc.compile(net, planner="greedy", threads=threads)
-    return bc.compile(net, layouts=choice, threads=threads)
+        return bc.compile(net, planner="greedy", **asked)
+    return bc.compile(net, layouts=choice, **asked)
 
 
-def _own(choice: str, net: bc.Network, threads: int) -> Any:
+def _own(choice: str, net: bc.Network, asked: Any) -> Any:
     """What a planner of one's own, `module:function`, makes of a fused network: layouts, which `bc.compile` takes from
     a planner, or a plan, or anything else that is called with the input."""
     module, _, function = choice.partition(":")
@@ -151,7 +160,7 @@ def _own(choice: str, net: bc.Network, threads: int) -> Any:
     found = planner(net)
     if callable(found):
         return found
-    return bc.compile(net, planner=functools.wraps(planner)(lambda _: found), threads=threads)
+    return bc.compile(net, planner=functools.wraps(planner)(lambda _: found), **asked)
 
 
 def _told(action: Any, seconds: float) -> dict[str, Any]:

@@ -183,6 +183,28 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Va
     yield _variant("channels_last", pool(x.contiguous(memory_format=torch.channels_last)), x)
 
 
+def halves_network(path: str, x: np.ndarray, dtype: str, threads: int) -> Iterator[Variant]:
+    """A module of this type, of channels last: as it is, and by its compiler, which packs weights and fuses."""
+    from .torch_network import module_of  # which needs onnx
+
+    _start(threads)
+    kind = getattr(torch, dtype)
+    module = module_of(path).eval().to(kind, memory_format=torch.channels_last)
+    given = torch.from_numpy(x)
+
+    def fetch(run: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
+        return run(given.to(kind)).float().numpy().ravel()
+
+    torch._inductor.config.freezing = True
+    for name, run in (("eager", module), ("compiled", torch.compile(module))):
+        yield Variant(f"torch {name}", functools.partial(_converted, run, given, kind), functools.partial(fetch, run))
+
+
+def _converted(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """float32 from end to end."""
+    return run(x.to(kind, memory_format=torch.channels_last)).float()
+
+
 def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Variant]:
     """From the storage of one layout to that of another: a new tensor, or a copy into one that is there."""
     channels = problem.shape[1]

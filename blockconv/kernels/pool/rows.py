@@ -317,6 +317,8 @@ def _row(
     reference = dtypes == ANY_TYPE
 
     def reason(problem: Any, src: Layout, dst: Layout, types: Types) -> Reason:
+        if src != dst and not reference:
+            return "does not change the layout"
         b = Blocking(problem, src, dst, types.src)
         sums_integers = b.is_average and not types.src.is_float
         if b.is_widened and ((sums_integers and types.src.itemsize > 1) or name.startswith("pool_runs")):
@@ -325,8 +327,6 @@ def _row(
             )
         if sums_integers and b.most_taps > MOST_SUMMED:
             return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"
-        if src != dst and not reference:
-            return "does not change the layout"
         return None if why_not is None else why_not(b)
 
     def make(

@@ -1,0 +1,126 @@
+"""An ONNX network of floats as a PyTorch module, for PyTorch reads no ONNX: the ops that `bench.networks` builds of.
+
+Batch norms are folded into the convolutions before them in float32, as all engines do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+__all__ = ["module_of"]
+
+Values = dict[str, torch.Tensor]
+
+
+def module_of(path: str) -> nn.Module:
+    """The network of a file, of one input and one output. Raises NotImplementedError for ops that are not known."""
+    graph = onnx.load(path).graph
+    constants = {t.name: torch.from_numpy(np.array(numpy_helper.to_array(t))) for t in graph.initializer}
+    reads = [name for node in graph.node for name in node.input]
+    made = {node.output[0]: node for node in graph.node}
+    convs: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    steps, same = [], {}
+    for node in graph.node:
+        weights = [constants[name] for name in node.input[1:] if name in constants]
+        before = made.get(node.input[0])
+        if node.op_type == "Conv":
+            convs[node.output[0]] = weights[0], weights[1] if len(weights) > 1 else None
+        is_norm = node.op_type == "BatchNormalization" and before is not None and before.op_type == "Conv"
+        if is_norm and reads.count(node.input[0]) == 1:
+            convs[node.input[0]] = _folded(*convs[node.input[0]], *weights, _attributes(node).get("epsilon", 1e-5))
+            same[node.output[0]] = node.input[0]
+            continue
+        if node.op_type not in _OPS:
+            raise NotImplementedError(f"PyTorch's module of {path}: {node.op_type}")
+        steps.append(node)
+    return _Network(graph, steps, constants, convs, same)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _folded(
+    wei: torch.Tensor, bias: torch.Tensor | None, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    factor = scale / torch.sqrt(variance + epsilon)
+    return wei * factor[:, None, None, None], ((0.0 if bias is None else bias) - mean) * factor + shift
+
+
+class _Network(nn.Module):
+    """Steps over values by name; convolutions and matrices are modules, which a compiler packs the weights of."""
+
+    def __init__(
+        self, graph: Any, nodes: list[Any], constants: Values, convs: dict[str, Any], same: dict[str, str]
+    ) -> None:
+        super().__init__()
+        (self.source,) = (value.name for value in graph.input if value.name not in constants)
+        self.steps: list[tuple[Callable[..., torch.Tensor], list[str], str]] = []
+        self.held = nn.ModuleList()
+        for node in nodes:
+            a = _attributes(node)
+            fixed = [constants[name] for name in node.input if name in constants]
+            flows = [same.get(name, name) for name in node.input if name and name not in constants]
+            step: Any = _OPS[node.op_type](a, convs[node.output[0]] if node.op_type == "Conv" else fixed)
+            if isinstance(step, nn.Module):
+                self.held.append(step)
+            self.steps.append((step, flows, node.output[0]))
+        self.result = same.get(graph.output[0].name, graph.output[0].name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = {self.source: x}
+        for step, flows, name in self.steps:
+            values[name] = step(*(values[flow] for flow in flows))
+        return values[self.result]
+
+
+def _conv(a: dict[str, Any], weights: Any) -> nn.Module:
+    wei, bias = weights
+    pads, kernel = a.get("pads", [0] * 4), list(wei.shape[2:])
+    if pads[:2] != pads[2:]:
+        raise NotImplementedError("pads that are not the same on both sides")
+    groups = a.get("group", 1)
+    ends = a.get("strides", [1, 1]), pads[:2], a.get("dilations", [1, 1])
+    conv = nn.Conv2d(wei.shape[1] * groups, wei.shape[0], kernel, *ends, groups=groups, bias=bias is not None)
+    conv.weight = nn.Parameter(wei.clone(), requires_grad=False)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    return conv
+
+
+def _gemm(a: dict[str, Any], fixed: list[torch.Tensor]) -> nn.Module:
+    wei = fixed[0] if a.get("transB") else fixed[0].T
+    linear = nn.Linear(wei.shape[1], wei.shape[0])
+    linear.weight, linear.bias = (nn.Parameter(t.clone(), requires_grad=False) for t in (wei, fixed[1]))
+    return linear
+
+
+def _max_pool(a: dict[str, Any], fixed: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: F.max_pool2d(x, a["kernel_shape"], a.get("strides", [1, 1]), a.get("pads", [0] * 4)[:2])
+
+
+def _clip(a: dict[str, Any], fixed: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    low, high = (float(t) for t in fixed)
+    return lambda x: F.hardtanh(x, low, high)
+
+
+_OPS: dict[str, Callable[[dict[str, Any], Any], Any]] = {
+    "Conv": _conv,
+    "Gemm": _gemm,
+    "MaxPool": _max_pool,
+    "Clip": _clip,
+    "Relu": lambda a, fixed: F.relu,
+    "Sigmoid": lambda a, fixed: torch.sigmoid,
+    "Add": lambda a, fixed: torch.add,
+    "Mul": lambda a, fixed: torch.mul,
+    "Flatten": lambda a, fixed: lambda x: torch.flatten(x, 1),
+    "GlobalAveragePool": lambda a, fixed: lambda x: F.adaptive_avg_pool2d(x, 1),
+}
