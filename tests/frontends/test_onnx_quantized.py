@@ -265,14 +265,42 @@ def test_a_plan_gives_the_bits_of_evaluate_and_loads_again(small: tuple[Any, bc.
     assert "conv_direct" in plan.explain()
 
 
+def test_what_onnx_runtime_optimised_is_the_same_network(small: tuple[Any, bc.Network], tmp_path: Any) -> None:
+    """Its own ops, with channels last: the transposes that this takes vanish."""
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    ort.InferenceSession(small[0].SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found, wanted = (fuse(net) for net in (bc.load_onnx(tmp_path / "optimised.onnx"), small[1]))
+    assert any(node.domain == MS for node in onnx.load(tmp_path / "optimised.onnx").graph.node)
+    assert "transpose" not in {node.op for node in found.nodes}
+    for seed in range(2):
+        difference = found.evaluate(sample(seed))["out"] - wanted.evaluate(sample(seed))["out"]
+        assert np.abs(difference).max() <= 0.0201, "two steps of 0.01"
+
+
 def test_one_warning_names_what_runs_as_floats() -> None:
+    """A mean over the image is a pool, of which there are kernels. The others are beside ONNX Runtime within a step."""
     m = Model()
-    x = m.quantized(m.input("x", (1, 4, 5, 5)), 0.1, 10)
-    m.add("Identity", m.quantized(m.add("Tanh", x, name="tan"), 0.01, 1), name="out")
-    m.add("Identity", m.quantized(m.add("LRN", x, name="norm", size=3), 0.01, 1), name="more")
-    with pytest.warns(bc.SlowPathWarning, match=r"no kernels of integers for .*'norm' \(lrn\)") as caught:
-        bc.load_onnx(m.proto("out", "more"))
+    x, outputs = m.quantized(m.input("x", (1, 4, 6, 6)), 0.03, 128), {}
+    for y, scale in (
+        (m.add("Resize", x, np.float32([]), np.float32([1, 1, 2, 2]), mode="linear", name="larger"), 0.03),
+        (m.add("Softmax", x, axis=1, name="soft"), 0.008),
+        (m.add("LRN", x, size=3, name="norm"), 0.03),
+        (m.add("ReduceMean", x, axes=[1], name="across"), 0.02),
+        (m.add("ReduceMean", x, axes=[2, 3], keepdims=0, name="mean"), 0.01),
+    ):
+        outputs[m.add("Identity", m.quantized(y, scale, 128), name=f"out of {y}")] = scale
+    named = r"for 'larger' \(resize\), 'soft' \(softmax\), 'norm' \(lrn\), 'across' \(reduce_mean\): dequantized"
+    with pytest.warns(bc.SlowPathWarning, match=named) as caught:
+        network = fuse(bc.load_onnx(m.proto(*outputs)))
     assert len(caught) == 1
+    given = np.random.default_rng(1).standard_normal((1, 4, 6, 6)).astype(np.float32)
+    found = network.evaluate(given)
+    for name, scale in outputs.items():
+        difference = np.abs(found[name] - by_onnx_runtime(m.proto(name), {"x": given}))
+        assert difference.max() <= 1.01 * scale, name
 
 
 def test_weights_that_no_int8_holds_run_as_floats() -> None:

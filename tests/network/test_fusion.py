@@ -202,6 +202,17 @@ def test_shuffle_spelled_out():
     assert b.fused(b.add(ops.Reshape((2, 6, 3, 3)), y)) == ["reshape", "transpose", "reshape"]
 
 
+def test_transposes_after_one_another_are_one_or_none():
+    b = Lab()
+    last = b.add(ops.Transpose((0, 2, 3, 1)), b.x)
+    b.output(b.add(RELU, last))
+    back = b.conv(b.add(ops.Transpose((0, 3, 1, 2)), last))
+    turned = b.add(ops.Transpose((1, 0, 3, 2)), b.add(ops.Transpose((2, 3, 0, 1)), last))
+    ops_left = b.fused(back, turned)
+    assert ops_left.count("transpose") == 2, "the first, which the activation reads, and one for two"
+    assert next(node for node in b.net.nodes if node.op == "conv2d").inputs == ("x",)
+
+
 def test_fully_connected_layers():
     """Flatten, product, bias, ReLU, product: the first is a convolution by a kernel of the image's size."""
     b = Lab()

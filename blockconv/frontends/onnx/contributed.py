@@ -19,7 +19,7 @@ from blockconv.frontends.onnx.quantized import (
     weight,
 )
 from blockconv.frontends.onnx.scope import Call, Op, Translator, Unsupported, registered
-from blockconv.frontends.onnx.windows import average, global_pool
+from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
 from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
@@ -30,12 +30,12 @@ CONTRIBUTED_OPS: dict[str, Op] = {}
 _op = functools.partial(registered, CONTRIBUTED_OPS)
 
 
-def _channels_first(translate: Translator) -> Translator:
-    """`translate`, which reads channels first, of a node that may say `channels_last`."""
+def _channels_first(translate: Translator, last: int = 0) -> Translator:
+    """`translate`, which reads channels first, of a node that may say `channels_last`. last: its default."""
 
     @functools.wraps(translate)
     def translated(call: Call) -> Tensor | list[Tensor]:
-        if not call.attribute("channels_last", 0):
+        if not call.attribute("channels_last", last):
             return translate(call)
         x, rank = call.input(), len(call.input().shape)
         call.inputs[0] = call.emit(ops.Transpose((0, rank - 1, *range(1, rank - 1))), x, helps=True)
@@ -46,8 +46,9 @@ def _channels_first(translate: Translator) -> Translator:
     return translated
 
 
-_conv = QUANTIZED_OPS["QLinearConv"]
+_conv, _max = QUANTIZED_OPS["QLinearConv"], WINDOW_OPS["MaxPool"]
 _op("com.microsoft.QLinearConv", limits=_conv.limits)(_channels_first(_conv.translate))
+_op("com.microsoft.NhwcMaxPool", limits=_max.limits)(_channels_first(_max.translate, last=1))
 
 
 @_op("com.microsoft.QGemm", limits=f"constant B and C; {CONSTANT}")
@@ -64,10 +65,26 @@ def _qgemm(call: Call) -> Tensor:
 
 def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
     def translate(call: Call) -> Tensor:
+        before = [_transposed(call, at) for at in (0, 3)]
+        if before[0] is not None and before[1] is not None and before[0][1] == before[1][1]:
+            # Both are channels last by transposes, which vanish where they meet those of convolutions.
+            call.inputs[0], call.inputs[3] = before[0][0], before[1][0]
+            return call.emit(ops.Transpose(before[0][1]), translate(call))
         y = call.emit(ops.Binary(kind), dequantized(call, 0), dequantized(call, 3))
         return stored(call, y, 6, call.input().dtype)
 
     return translate
+
+
+def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
+    """What the operand `at` is transposed of, and how; None if it is not."""
+    x = call.input(at)
+    for node in call.scope.nodes:
+        if node.output == x.name and isinstance(node.attributes, ops.Transpose):
+            perm = node.attributes.perm
+            shape = tuple(x.shape[perm.index(axis)] for axis in range(len(perm)))
+            return Tensor(node.inputs[0], shape, x.dtype), perm
+    return None
 
 
 _op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))

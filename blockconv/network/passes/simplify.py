@@ -56,6 +56,16 @@ def _reshape_of_reshape(edit: Edit, node: Node) -> bool:
     return edit.replace((before[0], node) if edit.private(node.inputs[0], Reshape) else (node,), merged)
 
 
+def _transpose_of_transpose(edit: Edit, node: Node) -> bool:
+    """Likewise."""
+    before = edit.producer(node.inputs[0], Transpose)
+    if not isinstance(node.attributes, Transpose) or before is None:
+        return False
+    perm = tuple(before[1].perm[axis] for axis in node.attributes.perm)
+    merged = replace(node, attributes=Transpose(perm), inputs=before[0].inputs)
+    return edit.replace((before[0], node) if edit.private(node.inputs[0], Transpose) else (node,), merged)
+
+
 def _elementwise_after_reshape(edit: Edit, node: Node) -> bool:
     """Elementwise ops go before a reshape, where what computes the values can take them in."""
     before = edit.private(node.inputs[0], Reshape)
@@ -136,6 +146,7 @@ SHAPES = (
     _shuffle,
     _idle,
     _reshape_of_reshape,
+    _transpose_of_transpose,
     _elementwise_after_reshape,
     _concat_of_concat,
     _concat_of_longest_prefix,
