@@ -144,7 +144,9 @@ def test_resize_by_a_scale_that_is_not_the_sizes_ratio(coordinates: Any) -> None
 
 
 @pytest.mark.parametrize("layout", isa_layouts())
-@pytest.mark.parametrize("sizes", [(2, 20, 5, 7, 10, 14), (1, 3, 4, 6, 3, 9), (3, 64, 3, 3, 7, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(2, 20, 5, 7, 10, 14), (1, 3, 4, 18, 3, 33), (3, 68, 3, 3, 7, 2), (1, 68, 3, 4, 2, 9)], ids=str
+)
 def test_resize_in_every_layout(layout: str, sizes: tuple[int, ...]) -> None:
     n, c, h, w, oh, ow = sizes
     x = np.random.default_rng(0).integers(-50, 50, (n, c, h, w)).astype("f4")

@@ -113,6 +113,16 @@ class Vectors:
         """The mask of the first `count` lanes (i64), or of the first of each `period`."""
         return lanes_below(self.b, self.lanes, count, period)
 
+    def permuted(self, value: Any, indices: Any) -> Any:
+        """The lanes of `value` that the integers at an address name. (LLVM makes one instruction of it.)"""
+        kind = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
+        named = self.b.load(pointer(self.b, indices, kind), align=self.itemsize)
+        out = ir.Constant(value.type, ir.Undefined)
+        for lane in range(self.lanes):
+            at = ir.Constant(I32, lane)
+            out = self.b.insert_element(out, self.b.extract_element(value, self.b.extract_element(named, at)), at)
+        return out
+
     def with_zero_bits(self, value: Any, mask: Any) -> Any:
         """`value` with zero bits where those at the address `mask` are zero."""
         bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)

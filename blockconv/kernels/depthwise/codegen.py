@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I32, const, opaque, pointer, shuffle, splat
+from blockconv.jit.ir import I32, const, opaque, shuffle, splat
 from blockconv.kernels.common.epilogue import Tile
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
@@ -343,16 +343,5 @@ class Loader:
             part = v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask)
             parts.append(part if mask is None or self.border is None else v.b.select(mask, part, self.border))
         value = parts[0] if len(parts) == 1 else chosen(v.b, parts, self.spec.inner)
-        value = self.permuted(value) if self.spec.permute else value
+        value = v.permuted(value, self.run.permutation) if self.spec.permute else value
         return widened(self.wide, self.spec.half, value) if self.spec.half else value
-
-    def permuted(self, value: Any) -> Any:
-        """The lanes that the indices of `permutation` name. (LLVM makes one instruction of it.)"""
-        b, v = self.v.b, self.v
-        kind = ir.VectorType(ir.IntType(8 * v.itemsize), v.lanes)
-        indices = b.load(pointer(b, self.run.permutation, kind), align=v.itemsize)
-        out = ir.Constant(value.type, ir.Undefined)
-        for lane in range(v.lanes):
-            at = ir.Constant(I32, lane)
-            out = b.insert_element(out, b.extract_element(value, b.extract_element(indices, at)), at)
-        return out

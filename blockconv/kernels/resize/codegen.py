@@ -13,7 +13,7 @@ from blockconv.jit.ir import I64, const, emitted, join, pointer
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["blend", "make_columns", "pixels_of_a_vector"]
+__all__ = ["blend", "make_columns", "near_bytes", "pixels_of_a_vector"]
 
 
 def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
@@ -49,39 +49,55 @@ def _as_bytes_of(to: Vectors, of: Vectors, offset: Any) -> Any:
 
 def pixels_of_a_vector(lanes: int, inner: int) -> int:
     """Pixels of `inner` elements that make up a vector; 1 where they do not."""
-    return lanes // inner if inner and lanes % inner == 0 else 1
+    return lanes // inner if lanes % inner == 0 else 1
 
 
-def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inner: int, linear: int) -> Any:
+def near_bytes(vector: int) -> int:
+    """Of a `near` entry: the offsets of two vectors of the source, and which of their lanes make up the result."""
+    return 16 + 2 * vector
+
+
+def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inner: int, linear: int, near: int) -> Any:
     """Code that makes the `count` pixels of a row of results from those of a row of the source, as its `Tap`s say.
 
     element, dst_element: the types of what is read and written, of which one may be wider where it blends.
-    inner: elements of a pixel; 0 if they are known when the kernel runs, as `elements`. linear: blends, else copies.
-    After the taps stand the weights of all elements of the row, where several pixels are a vector.
+    inner: elements of a pixel. linear: blends, else copies.
+    near: of each vector of several pixels, the first ones of their pairs come from one vector of the source, and the
+    second ones from another; after the taps stand their entries (`near_bytes`). Then stand, where several pixels are a
+    vector, the weights of all elements of the row.
     """
     pixels = pixels_of_a_vector(lanes, inner)
 
     @emitted
-    def columns(builder: Any, src: Any, taps: Any, dst: Any, count: Any, elements: Any) -> None:
+    def columns(builder: Any, src: Any, taps: Any, dst: Any, count: Any) -> None:
         kind = Floats if linear else Vectors  # what is copied is bits
         v, out = kind(builder, element, lanes), kind(builder, dst_element, lanes)
-        pixel = builder.mul(const(inner) if inner else elements, const(out.itemsize))
         done = const(0)
+
+        def addresses(at: Any) -> list[Any]:
+            """Of what the first words at an address say: the first, and where two are blended the second."""
+            words = pointer(builder, at, I64)
+            return [builder.add(src, builder.load(builder.gep(words, [const(k)]))) for k in range(1 + linear)]
 
         def sources(column: Any) -> tuple[list[Any], Any]:
             """The addresses of the pixels that one is made of, and of their `Tap`."""
             at = builder.add(taps, builder.mul(column, const(TAP)))
-            words = pointer(builder, at, I64)
-            return [builder.add(src, builder.load(builder.gep(words, [const(k)]))) for k in range(1 + linear)], at
+            return addresses(at), at
 
         if pixels > 1:
             groups = builder.sdiv(count, const(pixels))
             done = builder.mul(groups, const(pixels))
-            weights = builder.add(taps, builder.mul(count, const(TAP)))
+            nears, size = builder.add(taps, builder.mul(count, const(TAP))), near * near_bytes(v.bytes)
+            weights = builder.add(nears, builder.mul(groups, const(size)))
             with cgutils.for_range(builder, groups) as loop:
-                first = builder.mul(loop.index, const(pixels))
-                each = [sources(builder.add(first, const(k)))[0] for k in range(pixels)]
-                values = [join(builder, [v.load(x, lanes=inner) for x in side]) for side in zip(*each, strict=True)]
+                if near:
+                    at = builder.add(nears, builder.mul(loop.index, const(size)))
+                    indices = [builder.add(at, const(16 + k * v.bytes)) for k in range(1 + linear)]
+                    values = [v.permuted(v.load(x), k) for x, k in zip(addresses(at), indices, strict=True)]
+                else:
+                    first = builder.mul(loop.index, const(pixels))
+                    each = [sources(builder.add(first, const(k)))[0] for k in range(pixels)]
+                    values = [join(builder, [v.load(x, lanes=inner) for x in side]) for side in zip(*each, strict=True)]
                 if linear:
                     weight = Vectors(builder, v.type, lanes)
                     weight = weight.load(builder.add(weights, builder.mul(loop.index, const(weight.bytes))))
@@ -92,9 +108,7 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
             column = builder.add(done, loop.index)
             given, tap = sources(column)
             factors = _weights(v, tap) if linear else []
-            to = builder.add(dst, builder.mul(column, pixel))
-            if not inner:
-                v.each(elements, _column(v, out, given, factors, to))
+            to = builder.add(dst, builder.mul(column, const(inner * out.itemsize)))
             start = 0
             while start < inner:  # the fewest vectors
                 width = min(lanes, 1 << (inner - start).bit_length() - 1)

@@ -6,11 +6,20 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import as_float64, load_bits, store_bits
+from blockconv.jit.ir import as_float64, copy_memory, load_bits, store_bits
 from blockconv.kernels.common.copies import copy_bytes
 from blockconv.kernels.resize.codegen import blend, make_columns
 
-__all__ = ["ResizeArgs", "ResizePartsArgs", "Tap", "resize_columns", "resize_nearest", "resize_parts", "resize_rows"]
+__all__ = [
+    "ResizeArgs",
+    "ResizePartsArgs",
+    "Tap",
+    "resize_columns",
+    "resize_nearest",
+    "resize_parts",
+    "resize_pixels",
+    "resize_rows",
+]
 
 
 class Tap(Arguments):
@@ -79,15 +88,15 @@ def following(outer, k, plane, between, oh):
 
 
 @jit.kernel
-def resize_nearest(element, lanes, inner):
+def resize_nearest(element, lanes, inner, near):
     """A task is a row of results, in the order of memory.
 
     One of the same row of the source as the one before is copied from there, if pixels are less than a vector.
-    inner: elements of a pixel, or 0 if there are too many to build code for.
+    inner: elements of a pixel. near: see `make_columns`.
     """
     kind = ElementType.of(element)
-    itemsize, narrow = kind.itemsize, 0 < inner < lanes
-    copy = make_columns(kind, kind, lanes, inner, 0)
+    itemsize, narrow = kind.itemsize, inner < lanes
+    copy = make_columns(kind, kind, lanes, inner, 0, near)
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
@@ -102,7 +111,7 @@ def resize_nearest(element, lanes, inner):
             if narrow and row == before and number >= copied:
                 copy_bytes(dst, dst - step, line)
             else:
-                copy(image + plane * src_row + row, cols, dst, ow, pixel)
+                copy(image + plane * src_row + row, cols, dst, ow)
                 if masked:
                     zero_tails(dst, outer * between + plane, elements, a, itemsize)
             plane, dst = plane + 1, dst + line
@@ -116,15 +125,15 @@ def resize_nearest(element, lanes, inner):
 
 
 @jit.kernel
-def resize_rows(element, lanes, inner):
+def resize_rows(element, lanes, inner, near):
     """A task is a row of results, in the order of memory. Scratch: a row of the source, blended from two.
 
-    inner: elements of a pixel, or 0 if there are too many to build code for.
+    inner: elements of a pixel. near: see `make_columns`.
     """
     kind = ElementType.of(element)
     itemsize = kind.itemsize
     blend_rows = blend(kind, kind.computed, lanes)
-    blend_columns = make_columns(kind.computed, kind, lanes, inner, 1)
+    blend_columns = make_columns(kind.computed, kind, lanes, inner, 1, near)
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
@@ -135,10 +144,54 @@ def resize_rows(element, lanes, inner):
         for _ in range(first, last):
             row, src = rows[k], image + outer * src_plane + plane * src_row
             blend_rows(src + row.first, src + row.second, as_float64(row.weight), scratch, src_row // itemsize)
-            blend_columns(scratch, cols, dst, ow, pixel)
+            blend_columns(scratch, cols, dst, ow)
             zero_tails(dst, outer * between + plane, elements, a, itemsize)
             outer, k, plane = following(outer, k, plane, between, oh)
             dst += elements * itemsize
+
+    return kernel
+
+
+@jit.kernel
+def resize_pixels(element, lanes, linear):
+    """A task is a row of results, in the order of memory, of pixels of many elements.
+
+    Linear: scratch holds two pixels of the source, each blended from two rows; one that the next result needs too is
+    kept. So no blended row goes through the second-level cache.
+    """
+    kind = ElementType.of(element)
+    itemsize, held = kind.itemsize, kind.computed.itemsize
+    blend_rows, blend_pixels = blend(kind, kind.computed, lanes), blend(kind.computed, kind, lanes)
+
+    def kernel(args, first, last, scratch):
+        a = ResizeArgs(args)
+        oh, ow, between, src_plane, src_row, inner = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
+        rows, cols, pixel = Tap(a.taps), Tap(a.taps + oh * Tap.nbytes), inner * itemsize
+        left, right = scratch, scratch + inner * held
+        dst = a.dst + first * ow * pixel
+        outer, k, plane = position(a, first)
+        for _ in range(first, last):
+            row, src, line = rows[k], a.src + outer * src_plane + plane * src_row, dst
+            upper, lower, weight = src + row.first, src + row.second, as_float64(row.weight)
+            of_left, of_right = -1, -1  # the columns of the source that they are
+            for j in range(ow):
+                col = cols[j]
+                x, y = col.first, col.second
+                if linear:
+                    if of_left != x and (of_right == x or of_left == y):
+                        left, right, of_left, of_right = right, left, of_right, of_left
+                    if of_left != x:
+                        blend_rows(upper + x, lower + x, weight, left, inner)
+                        of_left = x
+                    if of_right != y and x != y:
+                        blend_rows(upper + y, lower + y, weight, right, inner)
+                        of_right = y
+                    blend_pixels(left, left if x == y else right, as_float64(col.weight), dst, inner)
+                else:
+                    copy_memory(dst, upper + x, pixel)
+                dst += pixel
+            zero_tails(line, outer * between + plane, ow * inner, a, itemsize)
+            outer, k, plane = following(outer, k, plane, between, oh)
 
     return kernel
 
@@ -162,16 +215,16 @@ def rows_of(a, number, first, last):
 
 
 @jit.kernel
-def resize_columns(element, lanes, inner):
+def resize_columns(element, lanes, inner, near):
     """A task is a row of results, one plane after another, of an image that has no more rows than its results.
 
     Scratch: two rows of the source whose columns are blended; one that the next row of results needs too is kept.
-    inner: elements of a pixel, or 0 if there are too many to build code for.
+    inner: elements of a pixel. near: see `make_columns`.
     """
     kind = ElementType.of(element)
     itemsize, held = kind.itemsize, kind.computed.itemsize
     blend_rows = blend(kind.computed, kind, lanes)
-    blend_columns = make_columns(kind, kind.computed, lanes, inner, 1)
+    blend_columns = make_columns(kind, kind.computed, lanes, inner, 1, near)
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
@@ -188,10 +241,10 @@ def resize_columns(element, lanes, inner):
                 if of_upper != x and (of_lower == x or of_upper == y):
                     upper, lower, of_upper, of_lower = lower, upper, of_lower, of_upper
                 if of_upper != x:
-                    blend_columns(x, cols, upper, ow, a.inner)
+                    blend_columns(x, cols, upper, ow)
                     of_upper = x
                 if of_lower != y and x != y:
-                    blend_columns(y, cols, lower, ow, a.inner)
+                    blend_columns(y, cols, lower, ow)
                     of_lower = y
                 blend_rows(upper, upper if x == y else lower, as_float64(row.weight), dst, elements)
                 zero_tails(dst, number, elements, a, itemsize)

@@ -7,6 +7,10 @@ pixels that are less than a vector take longer than rows: where rows of the sour
 columns are blended first, into lines of the scratch that are kept. (But where images are larger than the second-level
 cache, and pixels not very small, that takes up to twice as long: whole rows are written at once, and the memory rests
 while columns are blended.)
+Of pixels larger than code is built for, two at a time are blended from two rows, and then with each other: a row of
+many images' pixels leaves the first-level cache, and a pixel does not. Pixels that are less than half a vector are read
+as two vectors of the source whose lanes are permuted, where a vector of results lies so near in the source: it does
+unless images get smaller.
 Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
 
 Buffers: source, destination. Integers of 8 bits are taken from the nearest, as they are; option of the primitive, for
@@ -28,15 +32,17 @@ from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.jit import Kernel
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
-from blockconv.kernels.resize.codegen import pixels_of_a_vector
+from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
 from blockconv.kernels.resize.kernels import (
     ResizeArgs,
     ResizePartsArgs,
     resize_columns,
     resize_nearest,
     resize_parts,
+    resize_pixels,
     resize_rows,
 )
 from blockconv.kernels.table import Primitive, Row
@@ -51,6 +57,7 @@ PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; 
 MOST_LANES = 16  # of a vector, which of bytes that lie apart takes as many loads
 FEW = 4  # pixels in a vector: of so many, or more, blending columns takes longer than writing results to memory
 Floats = npt.NDArray[np.float64]
+Words = npt.NDArray[np.int64]
 
 
 def taps(problem: ResizeProblem, axis: str) -> tuple[Floats, Floats, Floats]:
@@ -119,22 +126,14 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
     lanes = min(lanes_of(held if linear else itemsize), MOST_LANES)
     args = _args(p, at, element, zero_point)
     tasks = at.planes * at.between * p.oh
+    # Where rows are blended first, one lies in the scratch; of large pixels two lie there.
     whole = not linear or row <= target.second_level_cache()
-    if whole and (at.valid == at.block or at.blocks_are_planes):
-        kernel, scratch, column = resize_nearest, 0, pixel
-        if linear:
-            kernel, column = resize_rows, at.inner * held
-            scratch = p.iw * column
-            nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * column
-            most = nbytes if at.inner > lanes // FEW or at.between > 1 else results
-            if p.ih <= p.oh and at.inner < lanes and most <= target.second_level_cache():
-                kernel, scratch, column = resize_columns, results, pixel
-        tables = [_table(p, "h", at.between * row), _table(p, "w", column)]
-        if linear and pixels_of_a_vector(lanes, at.inner) > 1:
-            tables.append(_weights(p, at.inner, element.computed))
-        table = np.concatenate(tables)
+    large = at.inner > LARGEST_BLOCK
+    fits = not linear or 2 * at.inner * held <= target.second_level_cache() if large else whole
+    if fits and (at.valid == at.block or at.blocks_are_planes):
         chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
-        built = kernel(element.code, lanes, at.inner if at.inner <= LARGEST_BLOCK else 0)
+        built, scratch, tables = _whole(p, layout, at, element, lanes)
+        table = np.concatenate([_table(p, "h", at.between * row), *tables])
         return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
     inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
     # Nearest only copies: what matters is whether a pixel is one element.
@@ -158,6 +157,53 @@ def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: 
             table=np.concatenate([_table(p, "h", at.between * row), _table(p, "w", columns)]),
         )
     ]
+
+
+def _whole(
+    problem: ResizeProblem, layout: Layout, at: Storage, element: ElementType, lanes: int
+) -> tuple[Kernel, int, list[Words]]:
+    """Of whole rows of results: the kernel, bytes of scratch, and the table of columns."""
+    p, inner, itemsize, held = problem, at.inner, element.itemsize, element.computed.itemsize
+    linear = p.mode == "linear"
+    if inner > LARGEST_BLOCK:
+        kernel = resize_pixels(element.code, lanes, int(linear))
+        return kernel, 2 * inner * held if linear else 0, [_table(p, "w", inner * itemsize)]
+    family, scratch, read = resize_nearest, 0, itemsize
+    if linear:
+        family, scratch, read = resize_rows, p.iw * inner * held, held
+        nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * inner * held
+        most = nbytes if inner > lanes // FEW or at.between > 1 else results
+        if p.ih <= p.oh and inner < lanes and most <= target.second_level_cache():
+            family, scratch, read = resize_columns, results, itemsize
+    tables, near = [_table(p, "w", inner * read)], None
+    if pixels_of_a_vector(lanes, inner) > 1:
+        near = _near(p, inner, lanes, read)
+        tables += [] if near is None else [near]
+        tables += [_weights(p, inner, element.computed)] if linear else []
+    return family(element.code, lanes, inner, int(near is not None)), scratch, tables
+
+
+def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int) -> Words | None:
+    """The entries of all vectors of several pixels (see `make_columns`); None where a pair of vectors does not do.
+
+    Nor do they where lanes cannot be permuted by one instruction, of bytes and in vectors of 128 bits, or where to load
+    two halves takes less.
+    """
+    p, pixels = problem, lanes // inner
+    vectors, size = p.ow // pixels, near_bytes(lanes * itemsize)
+    if itemsize < 4 or lanes * itemsize < 32 or pixels == 2 or vectors == 0 or p.iw < pixels:
+        return None
+    entries = np.zeros((vectors, size), np.uint8)
+    for side, index in enumerate(taps(p, "w")[:2]):
+        columns = index[: vectors * pixels].astype(np.int64).reshape(vectors, pixels, 1)
+        start = np.minimum(columns.min(axis=1, keepdims=True), p.iw - pixels)
+        if (columns - start).max() >= pixels:
+            return None
+        named = ((columns - start) * inner + np.arange(inner)).reshape(vectors, lanes).astype(f"i{itemsize}")
+        at = 16 + side * lanes * itemsize
+        entries[:, 8 * side : 8 * side + 8] = (start * inner * itemsize).reshape(vectors, 1).view(np.uint8)
+        entries[:, at : at + lanes * itemsize] = named.view(np.uint8)
+    return entries.view(np.int64).ravel()
 
 
 def _args(problem: ResizeProblem, at: Storage, element: ElementType, zero_point: int) -> ResizeArgs:
