@@ -23,7 +23,6 @@ from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
 from blockconv.kernels.common.halves import rounded, widened
-from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.requantize import (
     EpilogueArguments,
     dequantized_residual,
@@ -55,6 +54,7 @@ class Tile(NamedTuple):
     vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 or 4
     bits or floats of 16; 0: they are stored as they are. away: whether a half is rounded away from zero to an integer.
     unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
+    row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
     """
 
     element: int
@@ -67,6 +67,7 @@ class Tile(NamedTuple):
     dst: int = 0
     away: int = 0
     unpacked: int = 0
+    row: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -125,7 +126,7 @@ def finish(
     has_parts: whether `Output.dst_block` is a table.
     """
     full = builder.icmp_signed(">=", out.valid, const(tile.period or tile.width))
-    if tile.period:
+    if tile.period and not tile.row:
         full = builder.and_(full, builder.icmp_signed(">=", out.written, const(tile.width)))
     with builder.if_else(full, likely=True) as (whole, part):
         with whole:
@@ -246,7 +247,7 @@ class _Epilogue:
     def store_at(self, pixel: Any, j: int) -> tuple[Any, Any | None]:
         """(address, mask of the lanes that are written) of store number `j` of a pixel."""
         address = self.b.add(pixel, _to_store(self.b, self.out, j, self.has_parts))
-        if not self.masked:
+        if not self.masked or self.tile.row:
             return address, None
         limit = self.b.sub(self.out.written, const(j * self.store_width))
         if self.stored.type.is_packed:  # pairs are written together
@@ -261,9 +262,11 @@ class _Epilogue:
                 part = value
                 if self.store_width < self.tile.lanes:
                     part = shuffle(self.b, value, value, list(range(k, k + self.store_width)))
-                if self.stored.type.is_packed:
-                    part = packed_pairs(self.b, part)
-                self.stored.store(part, *locate())
+                self.stored.store_lanes(part, *locate(), self.lanes_of(i))
+
+    def lanes_of(self, i: int) -> int:
+        """Of what a store of a row's vector number `i` writes, how many lanes exist."""
+        return min(self.store_width, self.tile.row - i * self.tile.lanes) if self.tile.row else self.store_width
 
     def with_zero_tail(self, value: Any, vector: int) -> Any:
         """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
@@ -298,13 +301,9 @@ class _Epilogue:
         count = self.tile.pixels * self.tile.vectors
         if self.store_width == 1:
             return self.each_plane([None] * count, base, self.load_planes)
-        return [join(self.b, [self.load(*locate()) for _, locate in self.stores(i, base)]) for i in range(count)]
-
-    def load(self, address: Any, mask: Any | None) -> Any:
-        """What one store writes."""
-        if self.stored.type.is_packed:
-            return unpacked_pairs(self.b, self.stored.load(address, mask, lanes=self.store_width // 2))
-        return self.stored.load(address, mask, lanes=self.store_width)
+        load, width = self.stored.load_lanes, self.store_width
+        each = [[load(*locate(), self.lanes_of(i), width) for _, locate in self.stores(i, base)] for i in range(count)]
+        return [join(self.b, parts) for parts in each]
 
     # ------------------------------------------------------------ planes (NCHW)
 

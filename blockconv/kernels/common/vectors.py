@@ -9,8 +9,10 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, I64, call_llvm, const, join, pointer, shuffle, splat
+from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 
 __all__ = ["Vectors", "lanes_below", "llvm_type"]
 
@@ -104,6 +106,30 @@ class Vectors:
         for first, size in _powers(count):
             part = shuffle(self.b, value, value, list(range(first, first + size)))
             self.store(part, self.b.add(address, const(first * self.itemsize)))
+
+    def load_lanes(self, address: Any, mask: Any | None, count: int, lanes: int) -> Any:
+        """The first `count` of so many lanes, the others undefined; of all of them, those of the mask.
+
+        Integers that are stored two a byte are one a lane; the mask is of bytes.
+        """
+        if self.type.is_packed:
+            return unpacked_pairs(self.b, self.load(address, mask, lanes=lanes // 2))
+        if count == lanes:
+            return self.load(address, mask, lanes=lanes)
+        if target.isa().name == "avx512":
+            return self.load(address, self.below(const(count)))
+        return self.load_first(address, count)
+
+    def store_lanes(self, value: Any, address: Any, mask: Any | None, count: int) -> None:
+        """Store what `load_lanes` loads, of a vector of as many lanes."""
+        if self.type.is_packed:
+            self.store(packed_pairs(self.b, value), address, mask)
+        elif count == value.type.count:
+            self.store(value, address, mask)
+        elif target.isa().name == "avx512":
+            self.store(value, address, self.below(const(count)))
+        else:
+            self.store_first(value, address, count)
 
     def broadcast(self, address: Any) -> Any:
         """The element at `address` in every lane."""

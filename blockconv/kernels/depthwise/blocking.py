@@ -14,18 +14,22 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.unpacked import PARTS
+from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, tile_axis, tile_packed_axis
 from blockconv.machine.costs import fma_seconds
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
-MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 # In vector operations: what a position of bytes takes to be interleaved, a vector of them to be finished, and to be
 # packed; and how long one takes, in multiply-adds, of which half as many can be issued. Measured on AVX-512.
 _INTERLEAVED, _FINISHED, _PACKED, _ISSUED = 8, 26, 16, 0.7
+# Of a tile of whole rows: registers that are left for other things than accumulators and weights; multiply-adds, which
+# are all unrolled.
+SPARE, MOST_PRODUCTS = 8, 1100
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 
 
@@ -58,7 +62,7 @@ class Blocking:
     pixel: elements of a pixel that lie together. runs: the output channels of each entry of the table.
     wei_block: source channels of a block of weights; 0 where there is one block. span: entries of the table that a task
     takes at the least. dot: the multiply-accumulate. joined: taps of the loop axis, which it takes several of at once.
-    shuffled: as in `TileSpec`.
+    shuffled: as in `TileSpec`. whole: vectors run over pixels, and a tile has whole rows of them.
     """
 
     lanes: int
@@ -84,6 +88,7 @@ class Blocking:
     dot: Dot = MULTIPLY_ADD
     joined: int = 0
     shuffled: int = 0
+    whole: bool = False
 
     def flops(self, problem: Conv2dProblem) -> int:
         """Of whole tiles."""
@@ -138,8 +143,11 @@ class Blocking:
         """(entries, rows) of a task."""
         unit = self.unrolled if self.columns else self.loops
         entries, images = len(self.runs), 1 if self.batched else problem.n
-        span = min(entries, self.span)
         wanted = 1 if threads == 1 else 8 * threads
+        span = min(entries, self.span)
+        if self.whole:
+            span = -(-entries * images // wanted)
+            span = -(-entries // -(-entries // min(entries, span)))
         tasks = images * -(-entries // span)
         chunks = min(-(-problem.oh // unit), -(-wanted // tasks))
         rows = -(-problem.oh // (chunks * unit)) * unit
@@ -148,27 +156,6 @@ class Blocking:
         if tasks < min(wanted, 3 * threads):
             span = -(-span // min(span, -(-wanted // tasks)))
         return span, rows
-
-
-class _Axis(NamedTuple):
-    """One axis of a problem."""
-
-    size: int
-    out: int
-    taps: int
-    stride: int
-    dilation: int
-    pad: int
-
-
-class _Tiling(NamedTuple):
-    unrolled: int
-    taps: int
-    stride: int
-    dilation: int
-    begin: int
-    end: int
-    edges: int
 
 
 @functools.lru_cache(maxsize=4096)
@@ -209,6 +196,8 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
     p = problem
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     padded = dst.padded_shape(p.dst_shape)[1]
+    if 2 * s.length == lanes and target.isa().halves and types.acc.is_float:
+        lanes = s.length  # a block is half a vector, which takes half as long
     # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
     if s.length >= lanes or lanes % s.length:
         return _over_channels(p, s, d, padded, lanes, types)
@@ -253,28 +242,60 @@ def _over_pixels(
     """Vectors along a row, of pixels that repeat a block's channels."""
     p, isa, (most, least) = problem, target.isa(), _outputs(types)
     pixel = block * (p.n if batched else 1)
+    whole = _whole_rows(problem, lanes, block, batched, runs, types)
+    if whole is not None:
+        return whole
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"a vector of {lanes} elements cannot be made of pixels of {pixel}, {p.sw} apart"
-    axis = _Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
+    axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
-    tiling = _tiling_packed(axis, most) if packed else _tiling(axis, most)
+    tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
     masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
     return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
 
 
+def _whole_rows(
+    problem: Conv2dProblem, lanes: int, block: int, batched: bool, runs: tuple[ChannelRun, ...], types: Types
+) -> Blocking | None:
+    """Tiles of whole rows of floats, where that is few vectors; else None."""
+    p, (most, _) = problem, _outputs(types)
+    pixel = block * (p.n if batched else 1)
+    elements, half = p.ow * pixel, lanes // 2
+    fewer_idle = target.isa().halves and -(-elements // half) < 2 * -(-elements // lanes)
+    if half % block == 0 and half > block and (elements <= half or fewer_idle):
+        lanes = half
+    loops = -(-elements // lanes)
+    taps = Columns(0, 0, 1, p.kw, p.sw, p.dw, p.pw, 0, 0, 0).groups(p.kh)
+    most = max(most, _registers() - SPARE - p.kh * max(map(len, taps)))
+    # Of strides each row is read once or twice, however few are computed; else rows share what is read.
+    if not types.acc.is_float or p.kw > MOST_TAPS or loops > (most if p.sw > 1 else most // 2):
+        return None
+    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most // loops)
+    if not tiling.taps or p.kh * p.kw * tiling.unrolled * loops > MOST_PRODUCTS:
+        return None
+    return Blocking(
+        lanes, block, p.sw, pixel, loops, *tiling, 1, lanes, 0, batched, pixel, runs, block, span=1, whole=True
+    )
+
+
+def _registers() -> int:
+    """Vector registers of the machine, as tiles are known for."""
+    return 32 if target.isa().registers == 32 else 16
+
+
 def _outputs(types: Types) -> tuple[int, int]:
     """(most, least) vectors of outputs of a tile."""
-    number = 32 if target.isa().registers == 32 else 16
+    number = _registers()
     most, least = (MOST_OUTPUTS, LEAST_OUTPUTS) if types.acc.is_float else (MOST_OF_BYTES, LEAST_OF_BYTES)
     return most[number], least[number]
 
 
-def _tiles_of_pixels(problem: Conv2dProblem, outputs: tuple[int, int], one_by_one: bool = False) -> tuple[_Tiling, int]:
+def _tiles_of_pixels(problem: Conv2dProblem, outputs: tuple[int, int], one_by_one: bool = False) -> tuple[Tiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
     p, (most, least) = problem, outputs
-    tiling = _tiling(_Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), 1 if one_by_one else most)
+    tiling = tile_axis(Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), 1 if one_by_one else most)
     return tiling, min(p.oh, -(-least // tiling.unrolled))
 
 
@@ -341,44 +362,3 @@ def _runs(problem: Conv2dProblem, length: int, padded: int, lanes: int, cut: int
         found.append(ChannelRun(first, end - first, src))
         first = end
     return tuple(found)
-
-
-# ---------------------------------------------------------------- tiles
-
-
-def _tiling(axis: _Axis, most: int) -> _Tiling:
-    """The unrolled axis: as many outputs as registers hold, in the fewest tiles, edges known where they can be."""
-    best: tuple[float, _Tiling] | None = None
-    for outputs in range(1, min(most, axis.out) + 1) if axis.taps <= MOST_TAPS else ():
-        edges = _edges(axis, outputs)
-        if edges is not None:
-            score = -(-axis.out // outputs) * (outputs + 1.0), _Tiling(outputs, *axis[2:5], *edges)
-            if best is None or score[0] <= best[0]:
-                best = score
-    # Tiles of a few outputs where more would do: the edges are nearly everything.
-    if best is not None and (best[1].unrolled > min(3, most // 2) or best[1].unrolled == axis.out or axis.out < 7):
-        return best[1]
-    count = -(-axis.out // most)
-    return _Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)
-
-
-def _tiling_packed(axis: _Axis, most: int) -> _Tiling:
-    """The unrolled axis where rows outside are packed as those inside: there are no edges."""
-    outputs = min(range(1, min(most, axis.out) + 1), key=lambda k: (-(-axis.out // k) * (k + 1.0), -k))
-    known = (axis.taps, axis.stride, axis.dilation) if axis.taps <= MOST_TAPS else (0, 0, 0)
-    return _Tiling(outputs, *known, 0, 0, 1)
-
-
-def _edges(axis: _Axis, outputs: int) -> tuple[int, int, int] | None:
-    """(begin, end, edges) of tiles of so many outputs; None if others than the first and last reach over an edge."""
-    span = (outputs - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
-    last = (axis.out - outputs) * axis.stride - axis.pad
-    end = max(0, last + span - axis.size)
-    if outputs == axis.out:
-        return axis.pad, end, 1
-    # Tiles but the last begin at multiples of `outputs` that are less than out - outputs.
-    before = (axis.out - outputs - 1) // outputs * outputs
-    second, final = (at * axis.stride - axis.pad for at in (outputs, before))
-    if last < 0 or (before and second < 0) or final + span > axis.size:
-        return None
-    return axis.pad, end, 1 if axis.pad == end == 0 else 3

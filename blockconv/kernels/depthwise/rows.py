@@ -24,6 +24,7 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
     DepthwiseArguments,
@@ -32,6 +33,7 @@ from blockconv.kernels.depthwise.kernels import (
     depthwise_pixels,
 )
 from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
+from blockconv.kernels.depthwise.kernels_rows import depthwise_rows
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.costs import depthwise_seconds, launch_seconds, move_seconds, store_seconds
@@ -146,6 +148,10 @@ def _op(
     )
     spec = _spec(problem, at, types, epilogue)
     table = _table(p, src, dst, at, types)
+    if at.whole:
+        sizes = p.iw * at.pixel, p.ow * at.pixel, at.pixel
+        columns = Columns(*sizes, p.kw, p.sw, p.dw, p.pw, s.row, d.row, tap)
+        return Op(depthwise_rows(*spec, *columns), args, images * groups * chunks, 1, scratch, table)
     if at.columns:
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
         return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)

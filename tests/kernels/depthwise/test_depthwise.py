@@ -32,10 +32,11 @@ PROBLEMS = {
     "3x3 s2": "g24mb1ic24ih13iw31oc24kh3kw3sh2sw2ph1pw1",
     "5x5, two outputs a channel": "g20mb3ic20ih18iw23oc40kh5kw5ph2pw2",
     "3x3, three outputs a channel": "g35mb2ic35ih16iw5oc105kh3kw3ph1pw1",
-    "7x7": "g19mb1ic19ih20iw31oc19kh7kw7ph3pw3",
+    "7x7, rows of many vectors": "g19mb1ic19ih20iw170oc19kh7kw7ph3pw3",
     "dilated": "g18mb1ic18ih15iw17oc18kh3kw3ph2pw3dh1dw2",
     "large": "g16mb1ic16ih20iw16oc16kh13kw13ph6pw6",
     "even, strides that differ, five images": "g6mb5ic6ih14iw9oc6kh2kw4sh3sw2ph1pw1",
+    "3x3 s2, rows of many vectors": "g3mb1ic3ih5iw500oc3kh3kw3sh2sw2ph1pw1",
     "a row": "g3mb2ic3ih1iw40oc3kh1kw4ph0pw2",
     "more padding than image": "g9mb1ic9ih2iw3oc9kh5kw5ph4pw4",
     "no padding": "g33mb1ic33ih12iw19oc33kh3kw3",
@@ -90,7 +91,7 @@ def test_activations(act):
 
 
 def test_any_number_of_threads_gives_the_same_bits():
-    p = read("7x7")
+    p = read("7x7, rows of many vectors")
     given = data(p, "floats")
     x = {name: bc.to_layout(given.x, name) for name in ("NCHW", "NHWC", "NCHW16")}
     conv = bc.Conv2d(given.w, given.bias, padding=3, groups=p.g)
@@ -135,6 +136,9 @@ def test_every_way_of_cutting_is_among_the_problems(on_machine):
     assert {0, 2, 3, 5, 7} <= {c.taps for c in cuts}
     assert {0, 1, 2} <= {c.columns for c in cuts}
     assert {c.loops > 1 for c in cuts} == {False, True}
+    along = [c for c in cuts if c.columns]
+    assert {(c.whole, c.columns > 1, c.edges) for c in along} >= {(True, a, e) for a in (False, True) for e in (1, 3)}
+    assert {(c.whole, c.columns > 1) for c in along} >= {(False, False), (False, True)}
     assert {c.batched for c in cuts} == {False, True}
     assert any(c.masked for c in cuts)
 

@@ -1,0 +1,185 @@
+"""The tile of a depthwise convolution of whole rows, whose columns are all known.
+
+Where a row of pixels is a few vectors, most of them reach over an edge of the image. With every column known there is
+neither a mask to be computed nor a loop over the taps of a row: a tap's vector is loaded with the lanes that exist, or
+shuffled from the row's vectors where strides are between its pixels, and zeros take the place of what is outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from blockconv.core import target
+from blockconv.jit.ir import const, emitted, shuffle
+from blockconv.kernels.common.epilogue import finish
+from blockconv.kernels.common.halves import widened
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec
+from blockconv.kernels.depthwise.columns import Columns
+
+__all__ = ["rows_tile"]
+
+
+def rows_tile(spec: TileSpec, columns: Columns) -> Any:
+    """tile(run, columns, rows, out): reduce and store one tile, of `unrolled` rows."""
+
+    @emitted
+    def tile(builder, run, loop, unrolled, out):
+        out = out._replace(dst_row=const(columns.dst_row), valid=const(1) if spec.period == 1 else out.valid)
+        code = RowsTile(builder, spec, columns, run, loop, unrolled, out)
+        if len(spec.variants) == 1:
+            code.reduce(spec.variants[0])
+        else:
+            for number, variant in enumerate(spec.variants):
+                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
+                    code.reduce(variant)
+        finish(builder, spec.finished._replace(row=columns.dst), spec.store_width, spec.act, out, code.finished())
+
+    return tile
+
+
+class RowsTile(FloatTile):
+    """The code of one tile. Along the loop axis, the columns, nothing is read at run time but the weights' step."""
+
+    def __init__(
+        self, builder: Any, spec: TileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
+    ) -> None:
+        super().__init__(builder, spec, run, loop, unrolled, out)
+        self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
+
+    def reduce(self, variant: tuple[int, int, int]) -> None:
+        for taps in self.columns.groups(self.spec.taps):
+            self.reduce_taps(variant, taps)
+
+    def reduce_taps(self, variant: tuple[int, int, int], taps: list[int]) -> None:
+        """These taps of the loop axis. Each row's vectors are multiplied into all outputs that read them."""
+        b, spec, (begin, end, _) = self.b, self.spec, variant
+        readers, span = spec.readers
+        columns = self.columns
+        weights = {
+            (tap, t): self.weight(b.add(self.run.wei, const((t * columns.taps + tap) * columns.tap)))
+            for tap in taps
+            for t in range(spec.taps)
+        }
+        for position in sorted(readers):
+            inside = begin <= position < span - end
+            row = Row(self, b.add(self.run.src, const(position * columns.src_row)))
+            for tap in taps:
+                for q in range(spec.loops):
+                    x = self.vector(row, tap, q) if inside else self.v.zero
+                    for p, t in readers[position]:
+                        slot = self.accs[spec.accumulator(q, p)]
+                        b.store(self.v.multiply_add(x, weights[tap, t], b.load(slot)), slot)
+
+    def vector(self, row: Row, tap: int, q: int) -> Any:
+        """What output vector `q` reads at a tap of a row, as what is computed with."""
+        found = row.vector(tap, q)
+        found = self.src.permuted(found, self.run.permutation) if self.spec.permute else found
+        return widened(self.v, self.spec.half, found) if self.spec.half else found
+
+
+PAST = -1  # for an element past the end of a row: anything
+
+
+class Part(NamedTuple):
+    """A vector, and the elements of the row that its lanes are; None: zero."""
+
+    elements: list[int | None]
+    value: Any
+
+
+class Row:
+    """The code that loads one row of the source, as `src` has its elements."""
+
+    def __init__(self, tile: RowsTile, address: Any) -> None:
+        self.v, self.columns, self.address = tile.src, tile.columns, address
+        self.known: dict[Any, Any] = {}
+
+    def vector(self, tap: int, q: int) -> Any:
+        """What output vector `q` reads at a tap."""
+        lanes, columns = self.v.lanes, self.columns
+        wanted = [columns.element(k, tap) for k in range(q * lanes, (q + 1) * lanes)]
+        read = {at for at in wanted[: columns.dst - q * lanes] if at is not None}
+        if not read:
+            return self.v.zero
+        if columns.stride == 1:
+            return self.contiguous(wanted)
+        phase = columns.phase(tap)
+        numbers = range(-(-columns.src // (columns.stride * lanes)))
+        return self.picked([self.phase(phase, k) for k in numbers if read & {*self.elements(phase, k)}], wanted)
+
+    def elements(self, phase: int, k: int) -> list[int]:
+        """The elements of vector `k` of the pixels that are at a phase of the stride."""
+        at, pixel = self.columns, self.columns.pixel
+        outputs = (divmod(k * self.v.lanes + lane, pixel) for lane in range(self.v.lanes))
+        return [(number * at.stride + phase) * pixel + inside for number, inside in outputs]
+
+    def phase(self, phase: int, k: int) -> Part:
+        """Vector `k` of these pixels, which is shuffled from the row's once."""
+        if (phase, k) not in self.known:
+            elements, lanes, size = self.elements(phase, k), self.v.lanes, self.columns.src
+            parts = [self.part(number * lanes) for number in sorted({at // lanes for at in elements if at < size})]
+            past = None if any(None in part.elements for part in parts) else PAST
+            found = [at if at < size else past for at in elements]
+            self.known[phase, k] = Part(found, self.picked(parts, found))
+        return self.known[phase, k]
+
+    def contiguous(self, wanted: list[int | None]) -> Any:
+        """Elements that follow one another."""
+        v, lanes, size = self.v, self.v.lanes, self.columns.src
+        begin = next(at - lane for lane, at in enumerate(wanted) if at is not None)
+        if begin >= 0 and begin + lanes <= size:
+            return v.load(self.at(begin))
+        if has_masks(v):
+            return v.load(self.at(begin), mask([0 <= begin + lane < size for lane in range(lanes)]))
+        return self.picked([self.part(min(max(begin, 0), size - lanes))], wanted)
+
+    def part(self, begin: int) -> Part:
+        """The vector from an element on; of a row that is less than a vector, all of it."""
+        v, size = self.v, self.columns.src
+        masked = has_masks(v) and begin + v.lanes > size
+        begin = max(0, begin if masked else min(begin, size - v.lanes))
+        if begin not in self.known:
+            past = None if masked else PAST
+            elements: list[int | None] = [at if at < size else past for at in range(begin, begin + v.lanes)]
+            if masked:
+                found = v.load(self.at(begin), mask([at is not None for at in elements]))
+            else:
+                found = v.load(self.at(begin)) if v.lanes <= size else v.load_first(self.address, size)
+            self.known[begin] = Part(elements, found)
+        return self.known[begin]
+
+    def picked(self, parts: list[Part], wanted: list[int | None]) -> Any:
+        """Of these vectors what is wanted: elements, and zero for None; anything for an element that none has."""
+        lanes, vectors = self.v.lanes, [part.value for part in parts]
+        places = {at: (k, lane) for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}
+        if None in wanted and None not in places:
+            places[None] = len(vectors), 0
+            vectors.append(self.v.zero)
+        at = [places.get(element, (0, lane)) for lane, element in enumerate(wanted)]
+        if all(place == (0, lane) for lane, place in enumerate(at)):
+            return vectors[0]
+        value = vectors[0]
+        for k, vector in enumerate(vectors[1:] or [value], 1):
+            taken = [
+                lanes + lane if of == k else 0 if of > k else lane if k == 1 else output
+                for output, (of, lane) in enumerate(at)
+            ]
+            value = shuffle(self.v.b, value, vector, taken)
+        return value
+
+    def at(self, element: int) -> Any:
+        return self.v.b.add(self.address, const(element * self.v.itemsize)) if element else self.address
+
+
+def has_masks(v: Vectors) -> bool:
+    """Whether a load with a mask takes no longer than one without."""
+    isa = target.isa().name
+    return isa == "avx512" or (isa == "avx2" and v.itemsize >= 4)
+
+
+def mask(lanes: list[bool]) -> Any:
+    """A mask that is known."""
+    return ir.Constant(ir.VectorType(ir.IntType(1), len(lanes)), [int(lane) for lane in lanes])

@@ -1,0 +1,56 @@
+"""The columns of a tile of whole rows: what each element of the destination reads of the source."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blockconv.core import target
+
+__all__ = ["Columns"]
+
+MOST_WEIGHTS = 10  # that are held, of 32 registers, so that a row is read once for all phases
+
+
+class Columns(NamedTuple):
+    """The columns of a row. src, dst: elements of a row; pixel: elements of a pixel.
+
+    taps, stride, dilation, pad: in pixels. src_row, dst_row, tap: bytes from a row to the next, and from the weights of
+    a tap to those of the next.
+    """
+
+    src: int
+    dst: int
+    pixel: int
+    taps: int
+    stride: int
+    dilation: int
+    pad: int
+    src_row: int
+    dst_row: int
+    tap: int
+
+    def element(self, output: int, tap: int) -> int | None:
+        """The element of the source that an element of the destination reads at a tap; None: it is padding.
+
+        Of one past the end of the destination's row, the element that would be its own.
+        """
+        pixel, inside = divmod(output, self.pixel)
+        at = (pixel * self.stride + tap * self.dilation - self.pad) * self.pixel
+        return at + inside if output >= self.dst or 0 <= at < self.src else None
+
+    def phase(self, tap: int) -> int:
+        """Of the pixels that a stride steps over, the one that a tap reads."""
+        return (tap * self.dilation - self.pad) % self.stride
+
+    def groups(self, rows: int) -> list[list[int]]:
+        """Taps that are reduced at once, in order, where each has weights for so many rows.
+
+        Taps of one phase share the pixels of a row, which are shuffled once for all of them; all taps do, where there
+        are registers for their weights.
+        """
+        if self.stride == 1:
+            return [[tap] for tap in range(self.taps)]
+        phases = [[tap for tap in range(self.taps) if self.phase(tap) == phase] for phase in range(self.stride)]
+        if self.taps * rows <= (MOST_WEIGHTS if target.isa().registers == 32 else 0):
+            return [[tap for taps in phases for tap in taps]]
+        return [taps for taps in phases if taps]

@@ -1,0 +1,74 @@
+"""Depthwise convolution along the pixels of rows of a few vectors, by tiles of whole rows."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.kernels.common.epilogue import Output
+from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
+from blockconv.kernels.depthwise.codegen_rows import rows_tile
+from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.depthwise.kernels import DepthwiseArguments, Entry
+
+__all__ = ["depthwise_rows"]
+
+COLUMNS = len(Columns._fields)
+
+
+@jit.kernel
+def depthwise_rows(*spec):
+    """Tiles of `unrolled` whole rows.
+
+    spec: a `TileSpec`, then `Columns`. A task is a chunk of an image's rows and a group of the table's entries.
+    """
+    shape, columns = TileSpec(*spec[:-COLUMNS]), Columns(*spec[-COLUMNS:])
+    lanes, unrolled, edges, itemsize = shape.lanes, shape.unrolled, shape.edges, shape.finished.itemsize
+    tile = rows_tile(shape, columns)
+
+    def kernel(args, first, last, scratch):
+        a = DepthwiseArguments(args)
+        oh_count, kh, ih_count, sh, dh = a.oh, a.kh, a.ih, a.sh, a.dh
+        src_row, dst_row, tap, tap_row = a.src_row, a.dst_row, a.tap, a.tap_row
+        residual, activation, dst_block = a.residual - a.dst, a.activation, lanes * itemsize
+        for task in range(first, last):
+            chunk, rest = task % a.chunks, task // a.chunks
+            group, n = rest % a.groups, rest // a.groups
+            entry_first = group * a.group_entries
+            entry_last = min(a.entries, entry_first + a.group_entries)
+            oh_first = chunk * a.chunk_rows
+            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            src_image, dst_image, wei, bia = a.src + n * a.src_n, a.dst + n * a.dst_n, a.wei, a.bia
+            table = a.table
+            for k in range(entry_first, entry_last):
+                e = Entry(table)[k]
+                for oh_at in range(oh_first, oh_last, unrolled):
+                    oh = min(oh_at, oh_count - unrolled)
+                    ih = oh * sh - a.ph
+                    variant = 0
+                    if edges == 3:
+                        variant = 1 if oh_at == 0 else 2 if oh_at + unrolled >= oh_count else 0
+                    run = TileRun(
+                        variant=variant,
+                        src=src_image + ih * src_row + e.src,
+                        wei=wei + e.wei,
+                        bia=bia + e.bia,
+                        permutation=table + e.permutation,
+                        src_valid=0,
+                        zeros=0,
+                        scales=0,
+                    )
+                    cols = Axis(0, 0, 0, 0, 0, 0, tap)
+                    rows = Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
+                    out = Output(
+                        dst=dst_image + oh * dst_row + e.dst,
+                        dst_row=dst_row,
+                        dst_pixel=0,
+                        dst_block=dst_block,
+                        residual=residual,
+                        valid=e.valid,
+                        written=0,
+                        activation=activation,
+                        scratch=scratch,
+                    )
+                    tile(run, cols, rows, out)
+
+    return kernel

@@ -1,0 +1,68 @@
+"""How one axis of a depthwise convolution is cut into tiles, so that where they reach over an edge is known."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["MOST_TAPS", "Axis", "Tiling", "tile_axis", "tile_packed_axis"]
+
+MOST_TAPS = 11  # that are unrolled
+
+
+class Axis(NamedTuple):
+    """One axis of a problem."""
+
+    size: int
+    out: int
+    taps: int
+    stride: int
+    dilation: int
+    pad: int
+
+
+class Tiling(NamedTuple):
+    unrolled: int
+    taps: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+    edges: int
+
+
+def tile_axis(axis: Axis, most: int) -> Tiling:
+    """The unrolled axis: as many outputs as registers hold, in the fewest tiles, edges known where they can be."""
+    best: tuple[float, Tiling] | None = None
+    for outputs in range(1, min(most, axis.out) + 1) if axis.taps <= MOST_TAPS else ():
+        edges = _edges(axis, outputs)
+        if edges is not None:
+            score = -(-axis.out // outputs) * (outputs + 1.0), Tiling(outputs, *axis[2:5], *edges)
+            if best is None or score[0] <= best[0]:
+                best = score
+    # Tiles of a few outputs where more would do: the edges are nearly everything.
+    if best is not None and (best[1].unrolled > min(3, most // 2) or best[1].unrolled == axis.out or axis.out < 7):
+        return best[1]
+    count = -(-axis.out // most)
+    return Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)
+
+
+def tile_packed_axis(axis: Axis, most: int) -> Tiling:
+    """The unrolled axis where rows outside are packed as those inside: there are no edges."""
+    outputs = min(range(1, min(most, axis.out) + 1), key=lambda k: (-(-axis.out // k) * (k + 1.0), -k))
+    known = (axis.taps, axis.stride, axis.dilation) if axis.taps <= MOST_TAPS else (0, 0, 0)
+    return Tiling(outputs, *known, 0, 0, 1)
+
+
+def _edges(axis: Axis, outputs: int) -> tuple[int, int, int] | None:
+    """(begin, end, edges) of tiles of so many outputs; None if others than the first and last reach over an edge."""
+    span = (outputs - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
+    last = (axis.out - outputs) * axis.stride - axis.pad
+    end = max(0, last + span - axis.size)
+    if outputs == axis.out:
+        return axis.pad, end, 1
+    # Tiles but the last begin at multiples of `outputs` that are less than out - outputs.
+    before = (axis.out - outputs - 1) // outputs * outputs
+    second, final = (at * axis.stride - axis.pad for at in (outputs, before))
+    if last < 0 or (before and second < 0) or final + span > axis.size:
+        return None
+    return axis.pad, end, 1 if axis.pad == end == 0 else 3
