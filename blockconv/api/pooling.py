@@ -64,9 +64,9 @@ def max_pool2d(
     Gives (N, C, OH, OW) of the input's kind and dtype:
     OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, rounded up with ceil_mode, and OW likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, int8 or uint8: an array or a torch CPU
-        tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
-        BlockedArray of 4 dimensions, whose zero point the output has too.
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, int8 or uint8: an
+        array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
+        in NHWC order), or a BlockedArray of 4 dimensions, whose zero point the output has too.
     kernel_size, stride, dilation: an int of at least 1, or a pair of them: (height, width). stride is by default
         kernel_size.
     padding: elements around the input that are less than any other, at most half of kernel_size on each side: an int, a
@@ -114,9 +114,9 @@ def avg_pool2d(
     Gives (N, C, OH, OW) of the input's kind and dtype:
     OH = (H + top + bottom - KH) // stride + 1, rounded up with ceil_mode, and OW likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, uint8 or int8: an array or a torch
-        CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order),
-        or a BlockedArray of 4 dimensions.
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, uint8 or int8: an
+        array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
+        in NHWC order), or a BlockedArray of 4 dimensions.
     kernel_size, stride: an int of at least 1, or a pair of them: (height, width). stride is by default kernel_size.
     padding: zeros around the input, at most half of kernel_size on each side: an int, a pair (height, width), or
         ((top, bottom), (left, right)).
@@ -163,9 +163,9 @@ def adaptive_avg_pool2d(
     Gives (N, C, OH, OW) of the input's kind and dtype. Output row i is of the rows from i * H // OH to
     ceil((i + 1) * H / OH), columns likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. float32, float64, uint8 or int8: an array or
-        a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC
-        order), or a BlockedArray of 4 dimensions.
+    input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. float32, float64, bfloat16, float16, uint8 or
+        int8: an array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in
+        NCHW nor in NHWC order), or a BlockedArray of 4 dimensions.
     output_size: OH and OW: an int of at least 0 for both or a pair, of which None keeps the input's size.
     input_quantization: what an input of integers stands for: padding stands for zero, as its zero point does. By
         default integers stand for themselves (a BlockedArray's less its zero point).
@@ -204,9 +204,9 @@ def global_avg_pool2d(
 
     Gives (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, uint8 or int8: an array or a torch
-        CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order),
-        or a BlockedArray of 4 dimensions.
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, uint8 or int8: an
+        array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
+        in NHWC order), or a BlockedArray of 4 dimensions.
     input_quantization: what an input of integers stands for: padding stands for zero, as its zero point does. By
         default integers stand for themselves (a BlockedArray's less its zero point).
     out_quantization: what the output stands for, of an input of integers; by default the same. Sums are exact; they are
@@ -239,9 +239,9 @@ def global_max_pool2d(
 
     Gives (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype; NaN for a channel that holds one.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, int8 or uint8: an array or a torch CPU
-        tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor in NHWC order), or a
-        BlockedArray of 4 dimensions.
+    input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, int8 or uint8: an
+        array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
+        in NHWC order), or a BlockedArray of 4 dimensions.
     out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
         default a new one.
     out_layout: the output's layout, any native one, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.console import Console
 from blockconv.cli.arguments import add_model, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core.errors import ArgumentError
+from blockconv.core.types import FloatType
 from blockconv.dispatch import measuring, tuning
 from blockconv.machine.profile import VARIABLE
 from blockconv.network.plan import Plan, compile
@@ -28,6 +29,8 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layouts", action="append", default=[], metavar="[NODE=]LAYOUT", help=text)
     command.add_argument("--planner", choices=("optimal", "greedy"), default="optimal")
     command.add_argument("--measure", action="store_true", help="time the candidates instead of predicting them")
+    text = "the type that weights and the values between ops are stored in"
+    command.add_argument("--precision", choices=get_args(FloatType), default="float32", help=text)
     command.add_argument("--costs", type=Path, metavar="JSON", help="costs of your own")
     command.add_argument("--profile", action="store_true", help="time every call of the plan")
     command.add_argument("--report", type=Path, metavar="HTML", help="write the plan as a page")
@@ -49,7 +52,8 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
         steps.begin(f"reading {options.model or 'ResNet-50'}")
         network = read_model("plan", options)
         steps.begin("choosing layouts, compiling kernels, packing weights")
-        plan = compile(network, layouts, options.planner, options.measure, costs=options.costs)
+        asked = {"costs": options.costs, "precision": options.precision}
+        plan = compile(network, layouts, options.planner, options.measure, **asked)
         if options.profile:
             steps.begin("timing every call")
             plan.profile(*_noise(plan))

@@ -15,6 +15,7 @@ import pytest
 from storage_oracle import stored
 
 import blockconv as bc
+from blockconv.core.interop import as_numpy
 from blockconv.core.problem import read_shape_file
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
@@ -34,6 +35,23 @@ def error(found: Any, wanted: Any) -> float:
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     assert found.shape == wanted.shape
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("layout", ["NCHW16", pytest.param("NCHW", marks=pytest.mark.slow)])
+def test_floats_of_16_bits(layout):
+    """Maxima are exact, and tensors stay what they are."""
+    x = torch.from_numpy(noise(2, 20, 7, 6)).to(torch.bfloat16)
+    given = as_numpy(x, "test", "x")
+    found = bc.max_pool2d(bc.to_layout(given, layout), 3, 1, 1)
+    assert (found.dtype, found.layout) == (given.dtype, bc.Layout(layout))
+    wanted = F.max_pool2d(x, 3, 1, 1)
+    assert (found.numpy() == as_numpy(wanted, "test", "wanted")).all()
+    if layout == "NCHW":
+        assert torch.equal(bc.max_pool2d(x, 3, 1, 1), wanted)
+        both = zip(
+            bc.max_pool2d(x, 3, 1, 1, return_indices=True), F.max_pool2d(x, 3, 1, 1, 1, False, True), strict=True
+        )
+        assert all(torch.equal(mine, theirs) for mine, theirs in both)
 
 
 # ---------------------------------------------------------------- torch

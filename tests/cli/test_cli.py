@@ -220,6 +220,12 @@ def open_model(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
+def test_a_plan_in_16_bits(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", open_model, "--shape", "1x8x6x6", "--precision", "bfloat16"]) == 0
+    assert "x.bfloat16 " in capsys.readouterr().out, "the conversion of the input"
+
+
 def test_a_shape_is_read_before_the_model(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", open_model, "--shape", "1x8x6x6"]) == 0
     assert main(["plan", "--shape", "x=2x8x6x6", open_model]) == 0
