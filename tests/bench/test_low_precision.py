@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import layers, peers, tables
-from bench.measure import relative_error
+import blockconv as bc
+from bench import layers, nets, peers, tables
+from bench.measure import noise, relative_error
 from blockconv.core.problem import Conv2dProblem
 
 PROBLEM = Conv2dProblem.from_descriptor("mb1ic5ih6oc9kh3sh2ph1")
@@ -57,6 +59,38 @@ def test_bfloat16_is_as_expected_and_for_those_that_have_it():
     (variant,) = ours.variants("conv2d", PROBLEM, *given, ["NHWC"], 1)
     assert relative_error(variant.fetch(), layers.reference(PROBLEM, *given)) <= layers.TOLERANCE["bfloat16"]
     assert not numpy_peer.variants("conv2d", PROBLEM, *given, 1)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> str:
+    """A model of all ops that the networks of the harness are built of."""
+    networks = pytest.importorskip("bench.networks")
+    b = networks._Builder(1, np.random.default_rng(0))
+    x = b.node("MaxPool", b.conv_norm("x", 8, 3, 2, act="relu6"), kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    x = b.node("Add", x, b.conv_norm(x, 8, 3, groups=8, act="silu"))
+    path = str(tmp_path / "small.onnx")
+    networks.onnx.save(b.classifier(b.conv_norm(x, 16, 1, act="relu"), 10), path)
+    return path
+
+
+def test_a_network_is_the_same_as_a_module_of_pytorch(network: str):
+    torch = pytest.importorskip("torch")
+    from bench.peers.torch_network import module_of
+
+    x = noise((1, 3, 224, 224), "float32")
+    (wanted,) = bc.load_onnx(network).evaluate(x).values()
+    with torch.inference_mode():
+        assert relative_error(module_of(network)(torch.from_numpy(x)).numpy(), wanted) < 1e-5
+
+
+@pytest.mark.slow
+def test_networks_in_16_bits_are_near_those_of_floats(network: str):
+    x = noise((1, 3, 224, 224), "float32")
+    (wanted,) = bc.load_onnx(network).evaluate(x).values()
+    for peer in peers.load([peers.OURS, "openvino"])[0]:
+        ours = [["NHWC"], False] if peer.name == peers.OURS else []
+        (variant,) = peer.variants("halves_network", network, x, "bfloat16", *ours, 1)
+        assert 1e-4 < relative_error(variant.fetch().reshape(wanted.shape), wanted) < nets.TOLERANCE["bfloat16"], peer
 
 
 def test_tables_have_errors_beside_speed_where_types_are_of_low_precision():
