@@ -170,6 +170,7 @@ class _Epilogue:
         self.tile, self.parts = tile.in_order, tile.unpacked or 1  # of a vector that is stored
         self.store_width, self.act, self.masked = store_width, act, masked
         self.has_parts, self.stored = has_parts, tile.stored(builder)
+        self.finished = ir.IntType(32) if self.stored.type.is_packed else self.stored.element  # before it is packed
         self.half = self.stored.type if self.stored.type.is_half else None
         self.args = EpilogueArguments.load(builder, out.activation) if tile.dst and not self.half else None
 
@@ -202,7 +203,7 @@ class _Epilogue:
             return [rounded(self.v, self.half, x, flushes=True) for x in values]
         away = bool(self.tile.away)
         if self.parts == 1:
-            return [quantized(self.v, self.args, x, away) for x in values] if self.args else values
+            return [quantized(self.v, self.args, x, away, self.finished) for x in values] if self.args else values
         groups = [values[k : k + self.parts] for k in range(0, len(values), self.parts)]
         if not self.args:
             return [in_order(self.b, group) for group in groups]
@@ -274,7 +275,7 @@ class _Epilogue:
         mask = self.stored.below(self.b.sub(self.out.valid, const(before)), self.tile.period)
         zero = self.stored.zero
         if self.args:
-            zero = self.stored.splat(self.b.trunc(self.args.dst_fill, self.stored.element))
+            zero = self.stored.splat(self.b.trunc(self.args.dst_fill, self.finished))
         return self.b.select(mask, value, zero)
 
     # ------------------------------------------------------------ the residual

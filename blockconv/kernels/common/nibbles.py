@@ -1,4 +1,5 @@
-"""Two integers of 4 bits in a byte, the first in its lower bits: how vectors of these become one a byte, and again.
+"""Two integers of 4 bits in a byte, the first in its lower bits: how vectors of these become one a byte, and how
+they are made.
 
 Layouts have them where channels that share a byte are neighbours in one block, so that a byte belongs to one pixel.
 """
@@ -10,11 +11,10 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.layout import Layout
-from blockconv.jit.ir import I8
+from blockconv.jit.ir import I8, I64
 
 __all__ = ["PAIRED", "packed_pairs", "unpacked_pairs", "why_not_packed"]
 
-_I16 = ir.IntType(16)
 PAIRED = 4  # channels of 4 bits that lie together, at the least: those that a multiply-accumulate takes at once
 
 
@@ -29,7 +29,7 @@ def why_not_packed(layout: Layout, channels: int, groups: int) -> str | None:
 
 def unpacked_pairs(builder: Any, pairs: Any) -> Any:
     """The integers of a vector of bytes, as many again, without a sign."""
-    wide = ir.VectorType(_I16, pairs.type.count)
+    wide = ir.VectorType(ir.IntType(16), pairs.type.count)
     both = builder.zext(pairs, wide)
     both = builder.or_(both, builder.shl(both, _each(wide, 4)))
     both = builder.and_(both, _each(wide, 0x0F0F))
@@ -37,11 +37,12 @@ def unpacked_pairs(builder: Any, pairs: Any) -> Any:
 
 
 def packed_pairs(builder: Any, values: Any) -> Any:
-    """The inverse, of the lower bits of an even number of bytes."""
-    wide = ir.VectorType(_I16, values.type.count // 2)
+    """Bytes of the lowest bits of an even number of lanes of 32 bits, the first of a pair in its lower bits."""
+    wide = ir.VectorType(I64, values.type.count // 2)
     both = builder.bitcast(values, wide)
     low = builder.and_(both, _each(wide, 0x0F))
-    high = builder.and_(builder.lshr(both, _each(wide, 4)), _each(wide, 0xF0))
+    # With all but those bits of the other: processors choose bits in one instruction, and the bytes are the lowest.
+    high = builder.and_(builder.lshr(both, _each(wide, 32 - 4)), _each(wide, -0x10))
     return builder.trunc(builder.or_(low, high), ir.VectorType(I8, wide.count))
 
 

@@ -114,23 +114,25 @@ _TO_WHOLE = 1.5 * 2**23
 _BELOW_HALF = 0.5 - 2**-25  # the float32 below a half, which added to one rounds half away from zero
 
 
-def quantized(v: Vectors, args: EpilogueArguments, x: Any, away: bool) -> Any:
+def quantized(v: Vectors, args: EpilogueArguments, x: Any, away: bool, kind: ir.IntType = I8) -> Any:
     """float32 as integers of 8 bits; what does not fit is the nearest that does, and a NaN the least.
 
-    away: a half is rounded away from zero, and not to the even neighbour.
+    away: a half is rounded away from zero, and not to the even neighbour. kind: LLVM's type of what is given, of which
+    the lowest 8 bits count.
     """
-    return _whole(v, args, v.mul(x, _splat_float(v, args.inverse)), away)
+    return _whole(v, args, v.mul(x, _splat_float(v, args.inverse)), away, kind)
 
 
-def _whole(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any, away: bool) -> Any:
-    """Integers of 8 bits of multiples of the destination's scale, as float32."""
-    b, bytes_ = v.b, ir.VectorType(I8, v.lanes)
-    scaled = _bounded(v, args, scaled)
+def _whole(
+    v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any, away: bool, kind: ir.IntType = I8
+) -> Any:
+    """Integers of multiples of the destination's scale, as float32; see `quantized`."""
+    b, scaled = v.b, _bounded(v, args, scaled)
     if away:
-        whole = b.trunc(_whole_away(v, scaled), bytes_)
+        whole = _whole_away(v, scaled)
     else:
-        whole = b.trunc(b.bitcast(v.add(scaled, v.c(_TO_WHOLE)), ir.VectorType(I32, v.lanes)), bytes_)
-    return b.add(whole, _splat(v, b.trunc(args.zero_point, I8)))
+        whole = b.bitcast(v.add(scaled, v.c(_TO_WHOLE)), ir.VectorType(I32, v.lanes))
+    return b.add(b.trunc(whole, ir.VectorType(kind, v.lanes)), _splat(v, b.trunc(args.zero_point, kind)))
 
 
 def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, signed: bool) -> Any:

@@ -38,7 +38,7 @@ from blockconv.kernels.conv import kernels, packing
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import Blocking, has_parts, is_converted
 from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
-from blockconv.kernels.conv.space import space
+from blockconv.kernels.conv.space import is_pointwise, space
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Op
 
@@ -210,7 +210,7 @@ class _Binding:
             "window_row": self.row,
             "packed_row": self.row // shrunk,
             "packed_block": self.plane // shrunk,
-            "packed_at": panel_bytes - panel_bytes // shrunk,
+            "packed_at": 0 if self.unpacks_pixels else panel_bytes - panel_bytes // shrunk,
             "panel": blocking.panel,
             "panel_bytes": panel_bytes,
             "src_pixel": self.window_sw * self.pixel,
@@ -307,6 +307,8 @@ class _Binding:
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""
         cb, itemsize = self.blocking.cb // self.src_each, self.src_itemsize
+        if self.unpacks_pixels:
+            return packing.unpack_pixels(cb, *self.unpacking)
         if self.blocking.interleaved:
             return packing.pack_interleaved(cb)
         if self.is_shared:
@@ -321,14 +323,27 @@ class _Binding:
         odd = (1,) if self.types.acc.is_float and self.ic % self.dot.channels else ()
         return packing.pack_window(cb, itemsize, *odd)
 
+    @property
+    def unpacking(self) -> tuple[int, int, int, int]:
+        """What the kernels that unpack pairs are compiled for: see `unpack_window`."""
+        signed, flipped = int(self.types.src.kind == SIGNED), int(self.dot.is_unsigned)
+        return self.dot.itemsize, signed, flipped, target.isa().vector_bytes // 2
+
+    @property
+    def unpacks_pixels(self) -> bool:
+        """Whether windows are whole lines of pixels, which are unpacked as they are read."""
+        at, chunk = self.at, self.blocking.cb // self.src_each
+        if not self.types.src.is_packed or chunk % (target.isa().vector_bytes // 2):
+            return False
+        return is_pointwise(self.p) and at.axes[0] != "h" and self.src.along(at.axes[2]) == chunk
+
     def converter(self) -> int:
         """The address of the kernel that converts a packed window; 0 where there is nothing to convert."""
         src, vector_bytes = self.types.src, target.isa().vector_bytes
-        if self.blocking.in_place or not is_converted(self.types, self.dot):
+        if self.blocking.in_place or self.unpacks_pixels or not is_converted(self.types, self.dot):
             return 0
         if src.is_packed:
-            signed, flipped = int(src.kind == SIGNED), int(self.dot.is_unsigned)
-            return packing.unpack_window(self.dot.itemsize, signed, flipped, vector_bytes // 2).address
+            return packing.unpack_window(*self.unpacking).address
         if src.is_half:
             return packing.widen_window(src.code, vector_bytes // self.dot.itemsize).address
         return packing.convert_window(self.dot.itemsize, int(src.kind == SIGNED), vector_bytes).address

@@ -29,6 +29,7 @@ __all__ = [
     "pack_planes",
     "pack_window",
     "source_offset",
+    "unpack_pixels",
     "unpack_window",
     "widen_window",
 ]
@@ -318,6 +319,28 @@ def unpack_window(itemsize, signed, flipped, lanes):
     def kernel(dst, src, size, unused_scratch):
         for at in range(0, size, lanes):
             unpack(dst + 2 * itemsize * at, src + at)
+
+    return kernel
+
+
+@jit.kernel
+def unpack_pixels(cb, itemsize, signed, flipped, lanes):
+    """`pack_window` and `unpack_window` in one, of a 1x1 convolution without stride or padding, whose pixels touch.
+
+    cb: packed pairs of a pixel that lie together in the source, of which vectors of `lanes` are a part.
+    """
+    unpack = nibble_unpacker(itemsize, signed, flipped, lanes)
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        size, out = a.window_cols * cb, wanted.window
+        first = wanted.image + wanted.ih * a.source.row + wanted.iw * a.source.col
+        for block in range(a.ic_blocks):
+            line = first + source_offset(a, wanted.channel + block * cb)
+            for _ in range(a.window_rows):
+                for at in range(0, size, lanes):
+                    unpack(out + 2 * itemsize * at, line + at)
+                line, out = line + a.row_step * a.source.row, out + a.window_row
 
     return kernel
 
