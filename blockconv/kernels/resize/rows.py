@@ -4,9 +4,9 @@ A storage is [planes][rows][planes between][columns][inner], with h and w exchan
 results is made of one or two rows of the source.
 Linear blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result. Columns of
 pixels that are less than a vector take longer than rows: where rows of the source serve several rows of results, their
-columns are blended first, into lines of the scratch that are kept. (But where images are larger than the second-level
-cache, and pixels not very small, that takes up to twice as long: whole rows are written at once, and the memory rests
-while columns are blended.)
+columns are blended first, into lines of the scratch that are kept. (But where images go to memory, and pixels are not
+very small, that takes up to twice as long: whole rows are written at once, and the memory rests while columns are
+blended.)
 Of pixels larger than code is built for, two at a time are blended from two rows, and then with each other: a row of
 many images' pixels leaves the first-level cache, and a pixel does not. Pixels that are less than half a vector are read
 as two vectors of the source whose lanes are permuted, where a vector of results lies so near in the source: it does
@@ -56,6 +56,7 @@ __all__ = ["ROWS", "taps"]
 PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
 MOST_LANES = 16  # of a vector, which of bytes that lie apart takes as many loads
 FEW = 4  # pixels in a vector: of so many, or more, blending columns takes longer than writing results to memory
+SHARE = 4  # of the last-level cache: other processors' arrays lie there too
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.int64]
 
@@ -172,8 +173,9 @@ def _whole(
     if linear:
         family, scratch, read = resize_rows, p.iw * inner * held, held
         nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * inner * held
-        most = nbytes if inner > lanes // FEW or at.between > 1 else results
-        if p.ih <= p.oh and inner < lanes and most <= target.second_level_cache():
+        stays = nbytes <= target.last_level_cache() // SHARE
+        pays = stays or (inner <= lanes // FEW and at.between == 1)
+        if p.ih <= p.oh and inner < lanes and pays and results <= target.second_level_cache():
             family, scratch, read = resize_columns, results, itemsize
     tables, near = [_table(p, "w", inner * read)], None
     if pixels_of_a_vector(lanes, inner) > 1:
