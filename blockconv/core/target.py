@@ -80,7 +80,8 @@ def isa() -> Isa:
         return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
     if platform.machine().lower() in ("aarch64", "arm64"):
         return Isa("neon", 16, 32, True, f16=True)
-    return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features, ssse3="ssse3" in features)
+    ssse3 = not features.isdisjoint({"ssse3", "sse4.1", "sse4.2", "avx"})  # each of which has those before it
+    return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features, ssse3=ssse3)
 
 
 def affinity() -> int:

@@ -19,10 +19,12 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import measuring_memory as memory
+from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import runner
 from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, in_turns, rates
-from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
+from blockconv.kernels.common.dot import Dot, dot_for, name_of
+from blockconv.kernels.conv.blocking import TileShape, tiles_of, tiles_of_registers
 from blockconv.kernels.winograd.blocking import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
@@ -34,6 +36,7 @@ DEPTHS = 32, 128  # channels of the two reductions
 BLOCKS = 1, 8  # of output channels
 NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
 ITEMSIZE = 4
+_FLOATS, _BYTES = Types.all("float32"), Types.quantized("uint8", "uint8")
 
 
 def measure() -> Profile:
@@ -45,6 +48,7 @@ def measure() -> Profile:
     isa, lanes = target.isa(), _lanes()
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(isa.fma)]
     times = {shape: _tile_times(shape, f"nCHW{lanes}") for shape in (*shapes, NARROW)}
+    dots = {types: dot_for(types) for types in (_BYTES, of_narrow(_BYTES))}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     record |= {package: version(package) for package in ("blockconv", "numba", "llvmlite", "numpy")}
     fma = min(at.step / (at.pixels * at.vectors) for at in times.values())
@@ -69,20 +73,29 @@ def measure() -> Profile:
         reads=memory.bandwidths(memory.read),
         launch=memory.launch(),
         record=record,
+        dots={name_of(dot): _dot_times(types, dot) for types, dot in dots.items()},
     )
 
 
 # ---------------------------------------------------------------- tiles
 
 
-def _tile_times(shape: TileShape, dst: str) -> TileTimes:
-    """Of a tile whose source is read in place, and whose destination has this layout."""
+def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:
+    """Of tiles of integers, which are stored as such: the largest, and those that need no more registers."""
+    most = dict(tiles_of(dot))
+    fewer = [size for size in tiles_of_registers(dot.instructions == 1) if size[1] < most.get(size[0], 0)]
+    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in (*most.items(), *fewer)]
+    return tuple(_tile_times(shape, f"nCHW{_lanes()}", types, dot.channels) for shape in (*shapes, NARROW))
+
+
+def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, channels: int = 1) -> TileTimes:
+    """Of a tile whose destination has this layout. channels: that a step of the reduction takes."""
     lanes, count, runs = _lanes(), 8, {}
     for depth in DEPTHS:
         for blocks in BLOCKS:
             oc = blocks * shape.vectors * lanes
-            problem = Conv2dProblem(1, depth, 1, count * shape.pixels, oc, 1, 1)
-            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), _layout(dst), shape)
+            problem = Conv2dProblem(1, depth * channels, 1, count * shape.pixels, oc, 1, 1)
+            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), _layout(dst), shape, types=types)
     found = in_turns(runs)
     few, many = BLOCKS
     more = count * (many - few)
@@ -104,10 +117,15 @@ def _layout(name: str) -> Layout:
 
 
 def _convolution(
-    problem: Conv2dProblem, src: Layout, dst: Layout, shape: TileShape | None = None, row: str = "conv_direct"
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    shape: TileShape | None = None,
+    row: str = "conv_direct",
+    types: Types = _FLOATS,
 ) -> Callable[[], None]:
     given: dict[str, Any] = {"tile": shape} if shape else {}
-    found = named("conv2d", row).prepare(problem, src, dst, Types.all("float32"), **given)
+    found = named("conv2d", row).prepare(problem, src, dst, types, **given)
     return runner(found, problem, src, dst, ITEMSIZE)
 
 

@@ -138,17 +138,20 @@ def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
 def runner(
     primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int, threads: int = 1
 ) -> Callable[[], None]:
-    """What runs a prepared convolution or pool of floats once, on buffers of its own."""
+    """What runs a prepared convolution or pool once, on buffers of its own; see `buffer_sizes`."""
     return program_runner(primitive.ops(), buffer_sizes(primitive, problem, src, dst, itemsize), threads)
 
 
 def buffer_sizes(primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int) -> list[int]:
-    """Bytes of each buffer of a convolution or pool, all of whose elements have so many."""
+    """Bytes of each buffer of a convolution or pool, all of whose elements have so many, or fewer.
+
+    After the biases there is room for as many scales, which convolutions of integers have.
+    """
     source, output = (itemsize * lay.size(shape) for lay, shape in ((src, problem.src_shape), (dst, problem.dst_shape)))
     if primitive.weights is None:
         return [source, output]
     form, groups = primitive.form, -(-problem.g // primitive.form.sharing)
-    weights, bias = form.read_bytes(problem, itemsize), itemsize * form.bias * groups
+    weights, bias = form.read_bytes(problem, itemsize), 2 * itemsize * form.bias * groups
     return [source, weights, bias, output, output, PARAMETERS]
 
 

@@ -13,14 +13,14 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["SCATTERED", "SCATTERED_BLOCK", "VARIABLE", "Profile", "TileTimes", "committed", "profile", "read"]
+__all__ = ["SCATTERED", "SCATTERED_BLOCK", "VARIABLE", "Profile", "Rates", "TileTimes", "committed", "profile", "read"]
 
 VARIABLE = "BLOCKCONV_MACHINE"  # names a committed profile, or the file of one
 DIRECTORY = Path(__file__).parents[1] / "data" / "machines"
@@ -29,6 +29,7 @@ SCATTERED = 0  # channels of a store, where a vector is moved to its blocks piec
 SCATTERED_BLOCK = 3  # channels of the blocks for which that is measured
 
 
+LEAST = 2  # pixels of the tile whose accumulators wait for each other, which says nothing of others
 LAST = 16 << 20  # bytes of a machine's last cache that a core has for itself, at the most
 
 
@@ -42,6 +43,47 @@ class TileTimes(NamedTuple):
     vectors: int
     step: float
     tile: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one multiply-accumulate takes, of the tiles that were measured with it."""
+
+    tiles: tuple[TileTimes, ...]
+
+    @functools.cached_property
+    def each(self) -> float:
+        """Seconds of a vector's multiply-accumulate, as the best tile has it."""
+        return min(at.step / (at.pixels * at.vectors) for at in self.tiles)
+
+    @functools.cached_property
+    def latency(self) -> float:
+        """Seconds of a step whose accumulators are too few: as long as a multiply-accumulate takes to end."""
+        return min(at.step for at in self.tiles)
+
+    @functools.cached_property
+    def tile(self) -> float:
+        """Seconds of a tile beside its steps, for each of its vectors."""
+        whole = [at for at in self.tiles if at.vectors > 1]
+        return min(at.tile / (at.pixels * at.vectors) for at in whole)
+
+    def end(self, vectors: int) -> float:
+        """Seconds of a tile of so many vectors beside its steps: something for the tile, and something for each."""
+        narrow = min(self.tiles, key=lambda at: at.step)
+        return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile) + vectors * self.tile
+
+    def step(self, pixels: int, vectors: int, part: float = 1.0) -> float:
+        """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond its products.
+
+        part: of the time of a multiply-accumulate that one of these vectors takes; one half of halves.
+        """
+
+        def distance(at: TileTimes) -> tuple[Any, ...]:  # a profile of another machine may know no tile of so many
+            return abs(at.vectors - vectors), at.pixels <= LEAST, at.pixels < pixels, abs(at.pixels - pixels)
+
+        known = min(self.tiles, key=distance)
+        beyond = known.step - known.pixels * known.vectors * self.each
+        return max(part * pixels * vectors * self.each, self.latency) + beyond
 
 
 @dataclass(frozen=True)
@@ -65,6 +107,7 @@ class Profile:
     copies: bytes read and written a second by one core, by the level that they stay in ("L2", "L3", "memory").
     reads: the same of bytes that are only read.
     launch: an op with nothing to do. record: the machine's, when it was measured.
+    dots: `tiles` by other multiply-accumulates than those of floats, whose tiles are stored as uint8 (see `by`).
     """
 
     name: str
@@ -87,11 +130,21 @@ class Profile:
     reads: Mapping[str, float]
     launch: float
     record: Mapping[str, Any]
+    dots: Mapping[str, tuple[TileTimes, ...]] = field(default_factory=dict)
 
     @functools.cached_property
+    def rates(self) -> Rates:
+        """Of a multiply-add of floats."""
+        return Rates(self.tiles)
+
+    def by(self, dot: str) -> Rates:
+        """Of a multiply-accumulate of this name; those of floats where it was not measured."""
+        return Rates(self.dots[dot]) if dot in self.dots else self.rates
+
+    @property
     def fma(self) -> float:
         """Seconds of a vector's multiply-add, as the best tile has it."""
-        return min(at.step / (at.pixels * at.vectors) for at in self.tiles)
+        return self.rates.each
 
     @functools.cached_property
     def cycle(self) -> float:
@@ -101,36 +154,20 @@ class Profile:
         """
         return self.fma * (1.0 if self.halves else 4 / 3 if self.isa == "sse" else 2.0)
 
-    @functools.cached_property
+    @property
     def latency(self) -> float:
-        """Seconds of a step whose accumulators are too few: as long as a multiply-add takes to end."""
-        return min(at.step for at in self.tiles)
+        """Seconds of a step whose accumulators are too few."""
+        return self.rates.latency
 
-    @functools.cached_property
+    @property
     def tile(self) -> float:
         """Seconds of a tile beside its steps, for each of its vectors."""
-        whole = [at for at in self.tiles if at.vectors > 1]
-        return min(at.tile / (at.pixels * at.vectors) for at in whole)
+        return self.rates.tile
 
     @functools.cached_property
     def sets(self) -> int:
         """Of lines, in the first-level cache."""
         return self.caches["L1"] // (self.ways * self.line)
-
-    def end(self, vectors: int) -> float:
-        """Seconds of a tile of so many vectors beside its steps: something for the tile, and something for each."""
-        narrow = min(self.tiles, key=lambda at: at.step)
-        return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile) + vectors * self.tile
-
-    def step(self, pixels: int, vectors: int, part: float = 1.0) -> float:
-        """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond multiply-adds.
-
-        part: of the time of a multiply-add that one of these vectors takes; one half of halves.
-        """
-        # A profile of another machine may know no tile of so many.
-        known = min(self.tiles, key=lambda at: (abs(at.vectors - vectors), -at.pixels))
-        beyond = known.step - known.pixels * known.vectors * self.fma
-        return max(part * pixels * vectors * self.fma, self.latency) + beyond
 
     def store(self, channels: int, lanes: int, rows: bool) -> float:
         """Seconds of a vector stored so many channels at a time, beyond one stored whole. rows: as in `stores`."""
@@ -191,11 +228,16 @@ def read(path: Path) -> Profile:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        found["tiles"] = tuple(TileTimes(*at) for at in found["tiles"])
+        found["tiles"] = _tiles(found["tiles"])
+        found["dots"] = {name: _tiles(tiles) for name, tiles in found.get("dots", {}).items()}
         return Profile(**found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "blockconv tune --profile FILE writes one on the machine itself"
         raise ArgumentError(VARIABLE, "profile", str(path), f"is no machine profile ({error})", remedy) from None
+
+
+def _tiles(found: Sequence[Sequence[Any]]) -> tuple[TileTimes, ...]:
+    return tuple(TileTimes(*at) for at in found)
 
 
 @functools.cache

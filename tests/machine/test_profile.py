@@ -16,12 +16,13 @@ from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
+from blockconv.core.types import INT8, Types
 from blockconv.dispatch import measuring, turns
 from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.selection import named
+from blockconv.kernels.common.dot import DOTS, dot_for, name_of
 from blockconv.kernels.conv import blocking as cut
-from blockconv.kernels.conv.blocking import TileShape, tiles_of_registers
+from blockconv.kernels.conv.blocking import TileShape, tiles_of, tiles_of_registers
 from blockconv.machine import profile as profiles
 from blockconv.machine.profile import TileTimes, committed, profile, read
 
@@ -44,9 +45,13 @@ def test_committed_profiles_are_whole(known: profiles.Profile) -> None:
     with stand_in(next(at for at in MACHINES.values() if at.isa.name == known.isa)):
         assert {(at.vectors, at.pixels) for at in known.tiles} >= set(tiles_of_registers(target.isa().fma))
         for vectors, pixels in tiles_of_registers(target.isa().fma):
-            assert known.step(pixels, vectors) == pytest.approx(
+            assert known.rates.step(pixels, vectors) == pytest.approx(
                 next(at.step for at in known.tiles if (at.pixels, at.vectors) == (pixels, vectors)), rel=0.02
             )
+        for name, tiles in known.dots.items():
+            assert {(at.vectors, at.pixels) for at in tiles} >= set(tiles_of(DOTS[name]))
+            for at in tiles[:-1]:  # but the narrow one
+                assert known.by(name).step(at.pixels, at.vectors) == pytest.approx(at.step, rel=0.02)
 
 
 @pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
@@ -57,7 +62,8 @@ def test_a_machine_without_a_profile_takes_the_nearest(on_machine: str) -> None:
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
 def test_a_tile_that_was_not_measured_has_a_price(known: profiles.Profile) -> None:
     """A machine of more registers than the nearest profile's has tiles that the profile does not know."""
-    assert known.step(5, 9) > known.step(5, 4) > 0
+    for rates in (known.rates, *map(known.by, known.dots)):
+        assert rates.step(5, 9) > rates.step(5, 4) > 0
 
 
 def test_an_environment_variable_names_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -112,6 +118,7 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(measuring, "_transforms", lambda form, layout, fma: (1e-8, 1e-8))
     monkeypatch.setattr(measuring, "_winograd_spread", lambda: 1e-10)
     monkeypatch.setattr(measuring, "_depthwise", lambda: {"channels": [1e-10, 0.0]})
+    monkeypatch.setattr(measuring, "tiles_of", lambda dot: ((1, 3),))
     monkeypatch.setattr(measuring, "_PACKED", {"16": measuring._PACKED["16"], "4 cut": measuring._PACKED["4 cut"]})
     monkeypatch.setattr(memory, "_POOLED", {"pool_tiles": memory._POOLED["pool_tiles"]})
     found = measuring.measure()
@@ -120,9 +127,14 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     assert json.loads(path.read_text())["record"]["isa"] == target.isa().name
     again = read(path)
     assert again.tiles == found.tiles
-    assert all(isinstance(at, TileTimes) for at in again.tiles)
+    assert again.dots == found.dots
+    assert set(found.dots) == {name_of(dot_for(types)) for types in INT8}
+    assert all(
+        isinstance(at, TileTimes) and at.step > 0 for tiles in (again.tiles, *again.dots.values()) for at in tiles
+    )
     assert dataclasses.asdict(again) == json.loads(json.dumps(dataclasses.asdict(found), default=list)) | {
-        "tiles": again.tiles
+        "tiles": again.tiles,
+        "dots": again.dots,
     }
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "by_number",
     "dot_for",
     "multiply_accumulate",
+    "name_of",
     "packed_as_one",
 ]
 
@@ -86,6 +87,11 @@ def packed_as_one(types: Types, dot: Dot) -> int:
 def by_number(number: int) -> Dot:
     """The dot product of this number."""
     return next(dot for dot in DOTS.values() if dot.number == number)
+
+
+def name_of(dot: Dot) -> str:
+    """What a machine's profile calls a multiply-accumulate; nothing for that of floats."""
+    return next((name for name, known in (DOTS | BRAIN_DOTS).items() if known.number == dot.number), "")
 
 
 def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> Any:

@@ -12,7 +12,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import SIGNED, Types
-from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, packed_as_one
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.space import Space, space
@@ -33,6 +33,7 @@ __all__ = [
     "space",
     "store_width",
     "tasks_wanted",
+    "tiles_of",
     "tiles_of_registers",
     "weight_layout",
     "why_not_window",
@@ -249,6 +250,10 @@ def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
 _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
 
+# By vpmaddubsw, for which a register holds ones. With AVX2's three operands, two accumulators more cost less than a
+# narrower tile, though they are kept in memory. Three vectors read more weights from the second-level cache than hides.
+_TILES_OF_BYTES = {"sse": ((1, 12), (2, 5)), "avx2": ((1, 12), (2, 7))}
+
 
 def tiles_of_registers(fused: bool) -> tuple[tuple[int, int], ...]:
     """(vectors, the most scalars that are broadcast against them) of the tiles that this machine's registers hold.
@@ -257,6 +262,13 @@ def tiles_of_registers(fused: bool) -> tuple[tuple[int, int], ...]:
     """
     registers = 32 if target.isa().registers == 32 else 16
     return _TILES[registers] if fused or registers == 32 else _TILES_WITHOUT_FMA
+
+
+def tiles_of(dot: Dot) -> tuple[tuple[int, int], ...]:
+    """`tiles_of_registers` for a multiply-accumulate."""
+    if dot.instructions == 3 and target.isa().name in _TILES_OF_BYTES:
+        return _TILES_OF_BYTES[target.isa().name]
+    return tiles_of_registers(target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1)
 
 
 def is_power_of_two(size: int) -> bool:
@@ -274,11 +286,10 @@ def why_not_window(blocking: Blocking) -> str | None:
 
 def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot) -> TileShape:
     """The tile of least predicted time, by the machine's profile."""
-    known, groups, oc = profile(), problem.g, problem.oc // problem.g
+    rates, groups, oc = profile().by(name_of(dot)), problem.g, problem.oc // problem.g
     steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
-    fused = target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1
     best: tuple[float, int, int, TileShape] | None = None
-    for vectors, most in tiles_of_registers(fused):
+    for vectors, most in tiles_of(dot):
         width = vectors * lanes
         # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
         # power of two. Groups that are no whole tiles begin inside a block, where one would.
@@ -289,7 +300,7 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
                 count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                seconds = steps * known.step(r * pixels, vectors) + known.end(r * pixels * vectors)
+                seconds = steps * rates.step(r * pixels, vectors) + rates.end(r * pixels * vectors)
                 level = float(f"{count_of_tiles * seconds:.6e}")  # of sums that are equal but for their rounding
                 score = level, abs(vectors - 2), -r * pixels, TileShape(r, pixels, vectors)
                 if best is None or score < best:

@@ -16,6 +16,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT4, INT8, Types, element
+from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.nibbles import why_not_packed
@@ -78,16 +79,17 @@ _STEP = 1.4  # of a step's address, in multiply-adds
 
 def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
-    p, at, itemsize, known, dot = problem, space(problem, src, dst), types.acc.itemsize, profile(), found.dot
+    p, at, itemsize, dot = problem, space(problem, src, dst), types.acc.itemsize, found.dot
+    known, rates = profile(), profile().by(name_of(dot))
     # Elements that a multiply-accumulate takes, and of those that are packed, which are of as many bytes.
     ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, fma_seconds(found.lanes, itemsize)
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     pixels = found.rows * found.pixels
-    reduced = ic * p.kh * p.kw * known.step(pixels, found.vectors, fma / known.fma)
+    reduced = ic * p.kh * p.kw * rates.step(pixels, found.vectors, fma / known.fma)
     each = _STEP * fma + _plane_reads(src, p, found, itemsize) * cycle_seconds()
     steps = -(-p.ic // p.g // found.step) * p.kh * p.kw * each
     vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
-    stored = known.end(vectors) + vectors * _storing(dst, found, existing)
+    stored = rates.end(vectors) + vectors * _storing(dst, found, existing)
     if _ends_in_part(p, dst, found):  # of a tile's vectors the last
         stored += pixels * known.stores["partial"] / -(-oc // found.width)
     packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
@@ -245,7 +247,7 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
     vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.oc
     step = max(vectors * spread_seconds("direct", found.lanes, itemsize), profile().latency)
     multiply_adds = found.shared.ic * p.kh * p.kw * step
-    stored = vectors * _storing(dst, found, channels) + profile().end(vectors)
+    stored = vectors * _storing(dst, found, channels) + profile().rates.end(vectors)
     computed = tiles * (multiply_adds + stored) + _packing(p, src, dst, types, found)
     return max(computed, _moved(p, src, dst, types))
 

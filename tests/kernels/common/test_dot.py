@@ -168,7 +168,7 @@ def test_the_targets_features_say_what_it_has_for_floats_of_16_bits(monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("features", "ssse3"), [({"avx2", "fma"}, True), ({"sse4.2", "ssse3"}, True), ({"sse2"}, False)]
+    ("features", "ssse3"), [({"avx2", "fma"}, True), ({"sse4.2"}, True), ({"ssse3"}, True), ({"sse2"}, False)]
 )
 def test_the_targets_features_say_whether_pairs_of_bytes_are_multiplied(monkeypatch, features, ssse3):
     monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
