@@ -81,10 +81,8 @@ def measure() -> Profile:
 
 
 def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:
-    """Of tiles of integers, which are stored as such: the largest, and those that need no more registers."""
-    most = dict(tiles_of(dot))
-    fewer = [size for size in tiles_of_registers(dot.instructions == 1) if size[1] < most.get(size[0], 0)]
-    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in (*most.items(), *fewer)]
+    """Of tiles of integers, which are stored as such."""
+    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of(dot)]
     return tuple(_tile_times(shape, f"nCHW{_lanes()}", types, dot.channels) for shape in (*shapes, NARROW))
 
 

@@ -252,7 +252,7 @@ _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which 
 
 # By vpmaddubsw, for which a register holds ones. With AVX2's three operands, two accumulators more cost less than a
 # narrower tile, though they are kept in memory. Three vectors read more weights from the second-level cache than hides.
-_TILES_OF_BYTES = {"sse": ((1, 12), (2, 5)), "avx2": ((1, 12), (2, 7))}
+_TILES_OF_BYTES = {"sse": ((1, 12), (2, 5)), "avx2": ((1, 12), (2, 7), (2, 6))}
 
 
 def tiles_of_registers(fused: bool) -> tuple[tuple[int, int], ...]:
