@@ -267,7 +267,7 @@ def _whole_rows(
     if half % block == 0 and half > block and (elements <= half or fewer_idle):
         lanes = half
     loops = -(-elements // lanes)
-    taps = Columns(0, 0, 1, p.kw, p.sw, p.dw, p.pw, 0, 0, 0).groups(p.kh)
+    taps = Columns(p.iw * pixel, elements, pixel, p.kw, p.sw, p.dw, p.pw, 0, 0, 0).groups(p.kh, lanes)
     most = max(most, _registers() - SPARE - p.kh * max(map(len, taps)))
     # Of strides each row is read once or twice, however few are computed; else rows share what is read.
     if not types.acc.is_float or p.kw > MOST_TAPS or loops > (most if p.sw > 1 else most // 2):

@@ -50,7 +50,7 @@ class RowsTile(FloatTile):
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
 
     def reduce(self, variant: tuple[int, int, int]) -> None:
-        for taps in self.columns.groups(self.spec.taps):
+        for taps in self.columns.groups(self.spec.taps, self.spec.lanes):
             self.reduce_taps(variant, taps)
 
     def reduce_taps(self, variant: tuple[int, int, int], taps: list[int]) -> None:
@@ -106,6 +106,8 @@ class Row:
             return self.v.zero
         if columns.stride == 1:
             return self.contiguous(wanted)
+        if columns.src <= 2 * lanes:
+            return self.picked([self.part(k) for k in range(0, columns.src, lanes)], wanted)
         phase = columns.phase(tap)
         numbers = range(-(-columns.src // (columns.stride * lanes)))
         return self.picked([self.phase(phase, k) for k in numbers if read & {*self.elements(phase, k)}], wanted)

@@ -42,15 +42,14 @@ class Columns(NamedTuple):
         """Of the pixels that a stride steps over, the one that a tap reads."""
         return (tap * self.dilation - self.pad) % self.stride
 
-    def groups(self, rows: int) -> list[list[int]]:
+    def groups(self, rows: int, lanes: int) -> list[list[int]]:
         """Taps that are reduced at once, in order, where each has weights for so many rows.
 
-        Taps of one phase share the pixels of a row, which are shuffled once for all of them; all taps do, where there
-        are registers for their weights.
+        All are, where there are registers for their weights, so that what is read of a row of strides is read once.
+        Else those of one phase, whose pixels are shuffled once, where a row is more vectors than a shuffle takes.
         """
-        if self.stride == 1:
+        several = self.stride > 1 and self.taps * rows <= (MOST_WEIGHTS if target.isa().registers == 32 else 0)
+        if not several and (self.stride == 1 or self.src <= 2 * lanes):
             return [[tap] for tap in range(self.taps)]
         phases = [[tap for tap in range(self.taps) if self.phase(tap) == phase] for phase in range(self.stride)]
-        if self.taps * rows <= (MOST_WEIGHTS if target.isa().registers == 32 else 0):
-            return [[tap for taps in phases for tap in taps]]
-        return [taps for taps in phases if taps]
+        return [[tap for taps in phases for tap in taps]] if several else [taps for taps in phases if taps]
