@@ -55,6 +55,7 @@ class Tile(NamedTuple):
     bits or floats of 16; 0: they are stored as they are. away: whether a half is rounded away from zero to an integer.
     unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
     row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
+    dense: whether rows follow one another, so that a row's last vector may write over the next, which is stored later.
     """
 
     element: int
@@ -68,6 +69,7 @@ class Tile(NamedTuple):
     away: int = 0
     unpacked: int = 0
     row: int = 0
+    dense: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -189,7 +191,7 @@ class _Epilogue:
             if planes:
                 self.each_plane(values, base, self.finish_planes)
             else:
-                self.store_channels(values, base)
+                self.store_channels(values, base, row)
 
     @property
     def finishes_planes(self) -> bool:
@@ -255,7 +257,7 @@ class _Epilogue:
             return address, lanes_below(self.b, self.store_width // 2, self.b.ashr(limit, const(1)))
         return address, lanes_below(self.b, self.store_width, limit)
 
-    def store_channels(self, values: list[Any], base: Any) -> None:
+    def store_channels(self, values: list[Any], base: Any, row: int) -> None:
         if self.masked:
             values = [self.with_zero_tail(x, i % self.tile.vectors) for i, x in enumerate(values)]
         for i, value in enumerate(values):
@@ -263,11 +265,12 @@ class _Epilogue:
                 part = value
                 if self.store_width < self.tile.lanes:
                     part = shuffle(self.b, value, value, list(range(k, k + self.store_width)))
-                self.stored.store_lanes(part, *locate(), self.lanes_of(i))
+                self.stored.store_lanes(part, *locate(), self.lanes_of(i, row))
 
-    def lanes_of(self, i: int) -> int:
-        """Of what a store of a row's vector number `i` writes, how many lanes exist."""
-        return min(self.store_width, self.tile.row - i * self.tile.lanes) if self.tile.row else self.store_width
+    def lanes_of(self, i: int, row: int) -> int:
+        """Of what a store of a row's vector number `i` writes, how many lanes exist, or are rewritten later."""
+        exist = self.tile.row * (self.tile.rows - row if self.tile.dense else 1) - i * self.tile.lanes
+        return min(self.store_width, exist) if self.tile.row else self.store_width
 
     def with_zero_tail(self, value: Any, vector: int) -> Any:
         """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
@@ -290,20 +293,19 @@ class _Epilogue:
         with self.b.if_then(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
             count = len(accs) // self.tile.rows
             for row in range(self.tile.rows):
-                base = self.b.add(self.out.dst, self.out.residual)
-                base = self.b.add(base, self.b.mul(const(row), self.out.dst_row))
-                slots, values = accs[row * count : (row + 1) * count], self.load_row(base)
+                base = self.b.add(self.b.add(self.out.dst, self.out.residual), self.b.mul(const(row), self.out.dst_row))
+                slots, values = accs[row * count : (row + 1) * count], self.load_row(base, row)
                 if self.parts > 1:
                     values = [part for value in values for part in split(self.b, value)]
                 for slot, value in zip(slots, values, strict=True):
                     self.b.store(self.b.fadd(self.b.load(slot), self.read(value)), slot)
 
-    def load_row(self, base: Any) -> list[Any]:
+    def load_row(self, base: Any, row: int) -> list[Any]:
         count = self.tile.pixels * self.tile.vectors
         if self.store_width == 1:
             return self.each_plane([None] * count, base, self.load_planes)
         load, width = self.stored.load_lanes, self.store_width
-        each = [[load(*locate(), self.lanes_of(i), width) for _, locate in self.stores(i, base)] for i in range(count)]
+        each = [[load(*at(), self.lanes_of(i, row), width) for _, at in self.stores(i, base)] for i in range(count)]
         return [join(self.b, parts) for parts in each]
 
     # ------------------------------------------------------------ planes (NCHW)

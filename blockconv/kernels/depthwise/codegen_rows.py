@@ -35,7 +35,9 @@ def rows_tile(spec: TileSpec, columns: Columns) -> Any:
             for number, variant in enumerate(spec.variants):
                 with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
                     code.reduce(variant)
-        finish(builder, spec.finished._replace(row=columns.dst), spec.store_width, spec.act, out, code.finished())
+        is_dense = columns.dst_row == columns.dst * spec.finished.itemsize and target.isa().name != "avx512"
+        stored = spec.finished._replace(row=columns.dst, dense=int(is_dense))
+        finish(builder, stored, spec.store_width, spec.act, out, code.finished())
 
     return tile
 
