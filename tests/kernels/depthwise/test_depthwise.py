@@ -9,6 +9,7 @@ import os
 import sys
 
 import guarded
+import numpy as np
 import pytest
 from conv_lab import NAMES, Paged, check, data, rows
 from hypothesis import HealthCheck, assume, given, settings
@@ -157,6 +158,19 @@ def test_the_cost_ranks():
 
 
 # ---------------------------------------------------------------- memory
+
+
+@pytest.mark.isa
+def test_nothing_beside_an_output_is_written():
+    """A row's last vector may be stored over the row that follows it, but over nothing that follows the last one."""
+    p = read("3x3, one tile")
+    given, size = data(p), p.oc * p.oh * p.ow
+    memory = np.full(size + 64, np.nan, np.float32)
+    out = memory[32 : 32 + size].reshape(p.dst_shape)
+    bc.conv2d(given.x.astype(np.float32), given.w.astype(np.float32), padding=1, groups=p.g, out=out)
+    assert np.isfinite(out).all()
+    assert np.isnan(memory[:32]).all()
+    assert np.isnan(memory[32 + size :]).all()
 
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
