@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from blockconv.core.errors import ArgumentError
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I64
+from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Definition",
     "activate",
     "activation",
+    "parameters_at",
 ]
 
 Array = npt.NDArray[Any]
@@ -255,3 +256,11 @@ def activate(v: Vectors, x: Any, number: Any, parameters: list[Any]) -> Any:
     for result, block in results:
         phi.add_incoming(result, block)
     return phi
+
+
+def parameters_at(v: Vectors, act: Any) -> Iterator[Any]:
+    """The two parameters of the activation whose `ActivationArguments` are at the address `act`, as elements."""
+    for name in ("first", "second"):
+        at = v.b.add(act, const(8 * ActivationArguments.fields[name].first))
+        value = v.b.load(pointer(v.b, at, ir.DoubleType()))
+        yield value if v.itemsize == 8 else v.b.fptrunc(value, v.element)

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
-from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
+from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
     EpilogueArguments,
@@ -221,7 +221,7 @@ class _Epilogue:
     # ------------------------------------------------------------ activation
 
     def clip(self, slots: list[Any]) -> None:
-        low, high = (self.v.splat(bound) for bound in _parameters(self.v, self.out.activation))
+        low, high = (self.v.splat(bound) for bound in parameters_at(self.v, self.out.activation))
         for slot in slots:
             self.b.store(self.v.clip(self.b.load(slot), low, high), slot)
 
@@ -230,7 +230,7 @@ class _Epilogue:
         v, scratch = self.v, self.out.scratch
         for i, slot in enumerate(accs):
             v.store(self.b.load(slot), self.b.add(scratch, const(i * v.bytes)))
-        parameters = list(_parameters(v, self.out.activation))
+        parameters = list(parameters_at(v, self.out.activation))
         number = ActivationArguments.load(self.b, self.out.activation).number
         with cgutils.for_range(self.b, const(len(accs))) as loop:
             at = self.b.add(scratch, self.b.mul(loop.index, const(v.bytes)))
@@ -375,14 +375,6 @@ class _Epilogue:
         return contextlib.nullcontext() if condition is None else self.b.if_then(condition)
 
 
-def _parameters(v: Vectors, act: Any) -> Iterator[Any]:
-    """The two parameters of the activation whose `ActivationArguments` are at the address `act`, as elements."""
-    for name in ("first", "second"):
-        at = v.b.add(act, const(8 * ActivationArguments.fields[name].first))
-        value = v.b.load(pointer(v.b, at, ir.DoubleType()))
-        yield value if v.itemsize == 8 else v.b.fptrunc(value, v.element)
-
-
 @intrinsic
 def activate_scalar(typingctx, x, address, kind):
     """The activation of one float, as it is described at `address`; kind: an `ActivationKind`, at run time."""
@@ -390,7 +382,7 @@ def activate_scalar(typingctx, x, address, kind):
     def codegen(context, builder, signature, args):
         value, address, kind = args
         v = Vectors(builder, ElementType.of(signature.args[0].bitwidth // 8), 1)
-        low, high = _parameters(v, address)
+        low, high = parameters_at(v, address)
         number = ActivationArguments.load(builder, address).number
         number = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
         other = activate(v, v.splat(value), number, [low, high])
