@@ -220,10 +220,19 @@ def open_model(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.slow
-def test_a_plan_in_16_bits(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", open_model, "--shape", "1x8x6x6", "--precision", "bfloat16"]) == 0
-    assert "x.bfloat16 " in capsys.readouterr().out, "the conversion of the input"
+def test_the_precision_of_a_plan_is_asked_for(open_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def compiled(network: bc.Network, *given: Any, precision: str, **others: Any) -> bc.Plan:
+        asked.append(precision)
+        return bc.compile(network)
+
+    monkeypatch.setattr("blockconv.cli.plan.compile", compiled)
+    for given in ([], ["--precision", "bfloat16"]):
+        assert main(["plan", open_model, "--shape", "1x8x6x6", *given]) == 0
+    assert asked == ["float32", "bfloat16"]
+    with pytest.raises(SystemExit):
+        main(["plan", open_model, "--precision", "int8"])
 
 
 def test_a_shape_is_read_before_the_model(open_model: str, capsys: pytest.CaptureFixture[str]) -> None:

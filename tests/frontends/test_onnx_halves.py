@@ -71,16 +71,6 @@ def test_a_convolution_gives_float32_where_a_cast_follows(kind: str) -> None:
     assert np.abs(found - rounded).max() < 2 * 2.0 ** -BITS[kind] * found.max()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_plans_of_such_models(kind: str) -> None:
-    network = bc.load_onnx(model(kind))
-    plan, x = bc.compile(network), drawn(SHAPE, 9, KINDS[kind][0])
-    (wanted,) = plan.network.evaluate(x).values()
-    assert plan(x).dtype == x.dtype
-    assert np.abs(plan(x).astype(np.float64) - wanted).max() <= 2.0 ** -BITS[kind] * np.abs(wanted).max()
-
-
 def test_casts_are_onnx_own() -> None:
     """Of the cases of ONNX those between the types that become each other."""
     for name in ("FLOAT_to_FLOAT16", "FLOAT16_to_FLOAT", "FLOAT_to_BFLOAT16", "BFLOAT16_to_FLOAT"):
