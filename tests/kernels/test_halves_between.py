@@ -46,7 +46,8 @@ CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
     ("pad", PAD, "NCHW4", F, ALWAYS),
     ("pad", PAD, "NHWC", B, ALWAYS),
     ("slice", ops.Slice(1, 3, 9, 2), "NCHW8", B, ALWAYS),
-    ("shuffle", ops.Shuffle(1), "NHWC", F, ALWAYS),
+    ("shuffle", ops.Shuffle(4), "NCHW", F, ALWAYS),
+    ("shuffle", ops.Shuffle(4), "NHWC", B, SELDOM),
     ("softmax", ops.Softmax(1), "NCHW", B, AS_OTHERS),
     ("softmax", ops.Softmax(1), "NCHW8", F, SELDOM),
     ("lrn", ops.Lrn(5, 0.3, 0.75, 1.0), "NCHW8", B, SELDOM),
@@ -87,8 +88,9 @@ def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, .
     [pytest.param(*one[1:4], id=f"{one[0]}-{one[2]}-{one[3]}", marks=one[4]) for one in CASES],
 )
 def test_ops_round_once(attributes: ops.Attributes, layout: str, dtype: str) -> None:
-    # What repeats for each pixel is built for the number of channels.
-    for shape in (SHAPE,) if attributes in (ops.Binary("mul"), ops.Affine()) else (SHAPE, LONGER):
+    # What repeats for each pixel is built for the number of channels; four groups divide one of them.
+    one = attributes in (ops.Binary("mul"), ops.Affine(), ops.Shuffle(4))
+    for shape in (SHAPE,) if one else (SHAPE, LONGER):
         assert run(attributes, layout, dtype, shape), "a kernel that is no reference"
 
 

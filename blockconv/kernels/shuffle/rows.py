@@ -18,9 +18,9 @@ import numpy as np
 from blockconv.core import target
 from blockconv.core.eltwise_problem import ShuffleProblem
 from blockconv.core.layout import Layout
-from blockconv.core.types import ElementType, Types
+from blockconv.core.types import FLOATS, ElementType, Types
 from blockconv.kernels.common.axis import positions
-from blockconv.kernels.common.geometry import ITEMSIZE, geometry
+from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.shuffle.kernels import Result, ShuffleArgs, Source, permute_channels
@@ -115,4 +115,4 @@ def _make(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types, threa
     return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
 
-ROWS = (Row("shuffle_planes", "shuffle", dtypes=frozenset(ITEMSIZE), why_not=_why_not, make=_make),)
+ROWS = (Row("shuffle_planes", "shuffle", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make),)
