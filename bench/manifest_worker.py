@@ -80,7 +80,8 @@ def uniform(shape: Sequence[int], dtype: str, seed: str) -> Array:
     random, count = np.random.default_rng(zlib.crc32(seed.encode())), math.prod(shape)
     if np.dtype(dtype).kind != "f":
         return np.frombuffer(random.bytes(count * np.dtype(dtype).itemsize), dtype).reshape(shape)
-    return (2 * random.random(count, dtype) - 1).astype(dtype).reshape(shape)  # type: ignore[call-overload, no-any-return]
+    drawn = "float32" if dtype == "float16" else dtype
+    return (2 * random.random(count, drawn) - 1).astype(dtype).reshape(shape)  # type: ignore[call-overload, no-any-return]
 
 
 def _stored(logical: Array, layout: Layout) -> Array:

@@ -190,8 +190,8 @@ def test_kernels_that_share_parameters_have_those_of_their_own_form() -> None:
             layout = bc.Layout(name)
             if row.op == "conv2d" and selection.why_not(row, problem, layout, layout, FLOATS) is None:
                 form = row.prepare(problem, layout, layout, FLOATS).form
-                alone = candidates.Parameters(network).weights(node, problem, form)
-                together = shared.weights(node, problem, form)
+                alone = candidates.Parameters(network).weights(node, problem, form, FLOATS)
+                together = shared.weights(node, problem, form, FLOATS)
                 assert all(map(np.array_equal, alone, together)), (row.name, name)
                 seen += 1
     assert seen >= 6

@@ -321,10 +321,8 @@ def _row(
             return "does not change the layout"
         b = Blocking(problem, src, dst, types.src)
         sums_integers = b.is_average and not types.src.is_float
-        if b.is_widened and ((sums_integers and types.src.itemsize > 1) or name.startswith("pool_runs")):
-            return (
-                "what is reduced is wider than elements, and either they have no kernels or their lines are not widened"
-            )
+        if sums_integers and (types.src.itemsize > 1 or name == "pool_runs_i8"):
+            return "averages are of floats or of integers of 8 bits, whose lines this kernel does not widen"
         if sums_integers and b.most_taps > MOST_SUMMED:
             return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"
         return None if why_not is None else why_not(b)
@@ -349,10 +347,10 @@ def _rows(
     op_of: Callable[[Blocking], Op],
     seconds: Callable[[Blocking], float] | None = None,
     op: str = "pool2d",
-    least: int = 1,
+    sizes: tuple[int, ...] = (1, 2, 4, 8),
 ) -> list[Row]:
-    """A row for each size of element, at least `least` bytes, as it decides how many of them are a vector."""
-    types = {suffix: dtypes for suffix, dtypes in ELEMENT_TYPES.items() if element(dtypes[0]).itemsize >= least}
+    """A row for each size of element, of these bytes, as it decides how many of them are a vector."""
+    types = {suffix: dtypes for suffix, dtypes in ELEMENT_TYPES.items() if element(dtypes[0]).itemsize in sizes}
     priced = seconds or partial(cost, name=name)
     return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, priced, op) for suffix, dtypes in types.items()]
 
@@ -361,8 +359,8 @@ def _rows(
 _INDICES = partial(reference_cost, each=0.5)
 
 ROWS = (
-    *_rows("pool_runs", _why_not_runs, _runs),
-    *_rows("pool_shuffles", why_not_shuffled, _shuffles, least=4),
+    *_rows("pool_runs", _why_not_runs, _runs, sizes=(1, 4, 8)),  # whose buffers hold elements as they are
+    *_rows("pool_shuffles", why_not_shuffled, _shuffles, sizes=(4, 8)),
     *_rows("pool_tiles", _why_not_tiles, _tiles),
     *_rows("pool_planes", _why_not_planes, _planes),
     *_rows("pool_windows", _why_not_windows, _windows),
