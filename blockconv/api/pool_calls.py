@@ -12,7 +12,7 @@ from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, Types
+from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
 from blockconv.dispatch.boundary import (
@@ -84,17 +84,22 @@ def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantiz
             continue
         if not isinstance(given, Quantization):
             raise ArgumentError(call.op, name, given, "has to be a Quantization, or None")
-        if str(dtype) not in BYTES:
-            raise ArgumentError(call.op, name, given, f"is for integers of 8 bits, and the input is {dtype}")
+        if not _is_quantized(dtype):
+            raise ArgumentError(call.op, name, given, f"is for integers of 8 or 4 bits, and the input is {dtype}")
         given.check(call.op, name, dtype)
     src, dst = call.integers
     if src is not None:
         check_zero_point(call.op, "input", zero_point, src)
     elif dst is not None:
         raise ArgumentError(call.op, "input_quantization", None, "has to be given with out_quantization")
-    elif zero_point and str(dtype) in BYTES:
+    elif zero_point and _is_quantized(dtype):
         src = Quantization(1.0, zero_point)
     return None if src is None else (src, src if dst is None else dst)
+
+
+def _is_quantized(dtype: Any) -> bool:
+    """Whether arrays are of integers of 8 bits, or BlockedArrays of packed ones of 4, whose dtype is a name."""
+    return dtype in NIBBLES if isinstance(dtype, str) else str(dtype) in BYTES
 
 
 def _check_sums(op: str, problem: Problem) -> None:
@@ -109,14 +114,17 @@ def _check_sums(op: str, problem: Problem) -> None:
 def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int) -> BoundPool:
     op, indices, threads = call.op, call.indices, get_num_threads()
     name = str(dtype)
-    if name not in ANY_TYPE:
+    if name not in ANY_TYPE and not _is_quantized(dtype):
         raise DtypeError(op, "input", name, f"has to be of {', '.join(ANY_TYPE)}")
+    if isinstance(dtype, str) and (indices or layout != Layout("NCHW64")):
+        rule = f"packed {name} is pooled in NCHW64, without indices"
+        raise LayoutError(op, "input", str(layout), rule, "see to_layout")
     given = _quantizations(call, dtype, zero_point)
     least = 0 if op == "adaptive_avg_pool2d" else 1  # torch takes no channels there, and only there
     if shape[1] < least or min(shape[2:]) < 1:
         raise ArgumentError(op, "input", shape, f"H and W have to be at least 1, C at least {least}")
     problem = PROBLEMS[op](shape, *call.parameters)
-    if name in BYTES and "max" not in op:
+    if _is_quantized(dtype) and "max" not in op:
         _check_sums(op, problem)
     program = Program(())
     if 0 not in problem.dst_shape:
@@ -148,12 +156,12 @@ def _on_blocked(call: PoolCall, x: BlockedArray, out: Any, wanted: Layout | None
     bound = _bind(call, src.shape, src.layout, x.dtype, src.zero_point)
     final = wanted or x.layout
     if out is not None:
-        check_out(op, out, BlockedArray, bound.shape, src.storage.dtype, final)
+        check_out(op, out, BlockedArray, bound.shape, src.dtype, final)
         if out.zero_point != bound.zero_point:
             raise ArgumentError(op, "out", out, f"has to have the output's zero point, {bound.zero_point}")
     # Pools do not change layouts: another one is a reorder of their output, which is smaller than their input.
     direct = final is src.layout
-    dst = out if out is not None and direct else allocate(bound.shape, src.layout, src.storage.dtype, bound.zero_point)
+    dst = out if out is not None and direct else allocate(bound.shape, src.layout, src.dtype, bound.zero_point)
     where = allocate(bound.shape, src.layout, np.dtype(np.int64)) if indices else None
     bound.run(op, src.storage, dst.storage, None if where is None else where.storage)
     if not direct:

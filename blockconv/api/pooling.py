@@ -66,7 +66,8 @@ def max_pool2d(
 
     input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, int8 or uint8: an
         array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
-        in NHWC order), or a BlockedArray of 4 dimensions, whose zero point the output has too.
+        in NHWC order), or a BlockedArray of 4 dimensions, whose zero point the output has too; without indices also of
+        packed uint4 or int4 in NCHW64.
     kernel_size, stride, dilation: an int of at least 1, or a pair of them: (height, width). stride is by default
         kernel_size.
     padding: elements around the input that are less than any other, at most half of kernel_size on each side: an int, a
@@ -116,7 +117,7 @@ def avg_pool2d(
 
     input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, uint8 or int8: an
         array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
-        in NHWC order), or a BlockedArray of 4 dimensions.
+        in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4 in NCHW64.
     kernel_size, stride: an int of at least 1, or a pair of them: (height, width). stride is by default kernel_size.
     padding: zeros around the input, at most half of kernel_size on each side: an int, a pair (height, width), or
         ((top, bottom), (left, right)).
@@ -165,7 +166,7 @@ def adaptive_avg_pool2d(
 
     input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. float32, float64, bfloat16, float16, uint8 or
         int8: an array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in
-        NCHW nor in NHWC order), or a BlockedArray of 4 dimensions.
+        NCHW nor in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4 in NCHW64.
     output_size: OH and OW: an int of at least 0 for both or a pair, of which None keeps the input's size.
     input_quantization: what an input of integers stands for: padding stands for zero, as its zero point does. By
         default integers stand for themselves (a BlockedArray's less its zero point).
@@ -206,7 +207,7 @@ def global_avg_pool2d(
 
     input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, uint8 or int8: an
         array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
-        in NHWC order), or a BlockedArray of 4 dimensions.
+        in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4 in NCHW64.
     input_quantization: what an input of integers stands for: padding stands for zero, as its zero point does. By
         default integers stand for themselves (a BlockedArray's less its zero point).
     out_quantization: what the output stands for, of an input of integers; by default the same. Sums are exact; they are
@@ -241,7 +242,7 @@ def global_max_pool2d(
 
     input: (N, C, H, W), or (C, H, W) for an output without N; float32, float64, bfloat16, float16, int8 or uint8: an
         array or a torch CPU tensor without gradient, of any strides (copied once if they are dense neither in NCHW nor
-        in NHWC order), or a BlockedArray of 4 dimensions.
+        in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4 in NCHW64.
     out: what to write and give back, of the output's kind, shape, dtype and layout; it does not overlap the input. By
         default a new one.
     out_layout: the output's layout, any native one, by a reorder; of arrays and tensors "NCHW" or "NHWC", their memory

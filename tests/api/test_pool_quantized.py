@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import guarded
 import numpy as np
 import pytest
 import quantized_pool_oracle
@@ -45,6 +46,56 @@ def test_maxima_keep_the_zero_point() -> None:
     assert (out.numpy() == bc.max_pool2d(X, 3, 2, 1)).all()
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize(("dtype", "low"), [("uint4", 0), ("int4", -8)])
+def test_packed_integers_of_four_bits(dtype: str, low: int) -> None:
+    """Maxima and averages in NCHW64: odd channels, whole blocks, and one channel more than a block."""
+    kept = {"kernel_size": 3, "stride": 2, "padding": ((1, 0), (0, 1))}
+    for channels in (19, 64, 129):
+        x = (np.random.default_rng(channels).integers(0, 16, (2, channels, 9, 8)) + low).astype(dtype.replace("4", "8"))
+        packed = bc.BlockedArray.from_numpy(x, "NCHW64", dtype=dtype, zero_point=low + 5)
+        for src, dst in (((0.5, low + 5), (0.2, low + 15)), ((0.5, low), (0.9, low))):
+            given = {"input_quantization": Quantization(*src), "out_quantization": Quantization(*dst)}
+            there = packed if src[1] == packed.zero_point else bc.BlockedArray.from_numpy(x, "NCHW64", dtype=dtype)
+            found = bc.avg_pool2d(there, **kept, **given)  # type: ignore[arg-type]
+            average = quantized_pool_oracle.average(x, src, (*dst, dtype), "avg_include_padding", None, *WINDOW)
+            assert (found.numpy() == average).all()
+            assert (found.dtype, found.zero_point) == (dtype, dst[1])
+            mean = bc.global_avg_pool2d(there, **given).numpy()
+            assert (mean == exact_mean(x, src, (*dst, dtype))).all()
+        found = bc.max_pool2d(packed, **kept)  # type: ignore[arg-type]
+        assert (found.numpy() == bc.max_pool2d(x, **kept)).all()  # type: ignore[arg-type]
+        nibbles = np.stack([found.storage & 15, found.storage >> 4], -1).reshape(2, -1, 16, 64)
+        assert (nibbles[:, -1, :, channels % 64 or 64 :] == packed.zero_point & 15).all(), "the padding"
+
+
+def exact_mean(x: Any, src: tuple[Any, ...], dst: tuple[Any, ...]) -> Any:
+    ends = (1, 1), x.shape[2:], (1, 1), (0, 0), (0, 0), (1, 1)
+    return quantized_pool_oracle.average(x, src, dst, "avg_include_padding", None, *ends)
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mprotect")
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_packed_arrays_beside_pages_that_cannot_be_touched(where: str) -> None:
+    memory = [guarded.Guarded(n) for n in (2 * 2 * 72 * 32, 2 * 2 * 20 * 32)]
+    storages = [held.take(n, where) for held, n in zip(memory, (2 * 2 * 72 * 32, 2 * 2 * 20 * 32), strict=True)]
+    storages[0][:] = np.random.default_rng(0).integers(0, 256, storages[0].size)
+    shapes = ((2, 67, 9, 8), (2, 67, 5, 4))
+    x, out = (bc.BlockedArray(s, "NCHW64", shape, dtype="int4") for s, shape in zip(storages, shapes, strict=True))
+    plain = x.numpy()
+    assert (bc.max_pool2d(x, 3, 2, 1, out=out).numpy() == bc.max_pool2d(plain, 3, 2, 1)).all()
+    bc.avg_pool2d(x, 3, 2, 1, out=out)
+    assert all(held.intact() for held in memory)
+
+
+def test_packed_integers_are_refused_elsewhere() -> None:
+    packed = bc.BlockedArray.from_numpy(X >> 4, "NCHW32", dtype="uint4")
+    with pytest.raises(bc.LayoutError, match="packed uint4 is pooled in NCHW64, without indices"):
+        bc.max_pool2d(packed, 2)
+    with pytest.raises(bc.LayoutError, match="without indices"):
+        bc.max_pool2d(bc.to_layout(packed, "NCHW64"), 2, return_indices=True)
+
+
 def test_onnx_runtime_gives_the_same_but_for_sums_that_it_rounds() -> None:
     """It adds up real numbers, each of them rounded, so that a tie may not be one there."""
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
@@ -68,7 +119,9 @@ def test_what_breaks_a_rule() -> None:
         with pytest.raises(bc.ArgumentError, match=match):
             bc.avg_pool2d(x, 2, **options)
 
-    refused("input_quantization=.*is for integers of 8 bits, and the input is float32", X.astype(np.float32), **GIVEN)
+    refused(
+        "input_quantization=.*is for integers of 8 or 4 bits, and the input is float32", X.astype(np.float32), **GIVEN
+    )
     refused("input_quantization=0.5: has to be a Quantization, or None", X, input_quantization=0.5)
     refused("input_quantization=None: has to be given with", X, out_quantization=Quantization(1.0))
     refused("zero_point has to be from -128 to 127", X.view(np.int8), input_quantization=Quantization(1.0, 200))

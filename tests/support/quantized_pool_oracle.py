@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pool_oracle
+import quantized_oracle
 
 Array = pool_oracle.Array
 
 
-def average(x: Array, src: tuple[float, int], dst: tuple[float, int], kind: str, divisor: Any, *window: Any) -> Array:
-    """src, dst: (scale, zero point). window: as `pool_oracle.pool` has it, from `out` to `dilation`."""
-    scales = [float(np.float32(scale)) for scale, _ in (src, dst)]
+def average(x: Array, src: tuple[Any, ...], dst: tuple[Any, ...], kind: str, divisor: Any, *window: Any) -> Array:
+    """src, dst: (scale, zero point), and of dst a dtype if it is none of NumPy's: int4 or uint4.
+
+    window: as `pool_oracle.pool` has it, from `out` to `dilation`.
+    """
+    scales = [float(np.float32(scale)) for scale, *_ in (src, dst)]
     away = x.astype(np.int64) - src[1]
     total = pool_oracle.pool(away, "avg_exclude_padding", *window, 1)[0]
     if divisor is None:
@@ -28,6 +32,6 @@ def average(x: Array, src: tuple[float, int], dst: tuple[float, int], kind: str,
         count = np.full(total.shape, divisor)
     assert np.abs(total).max(initial=0) < 2**31
     quotient = total.astype(np.float32) / (count * (scales[1] / scales[0])).astype(np.float32)
-    limits = np.iinfo(x.dtype)
+    limits = quantized_oracle.limits(dst[2] if len(dst) > 2 else x.dtype.name)
     whole = np.rint(quotient.astype(np.float64)) + dst[1]
-    return np.clip(whole, limits.min, limits.max).astype(x.dtype)
+    return np.clip(whole, *limits).astype(x.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.layout import Layout
-from blockconv.jit.ir import I8, I64
+from blockconv.jit.ir import I8
 
 __all__ = ["PAIRED", "packed_pairs", "unpacked_pairs", "why_not_packed"]
 
@@ -28,7 +28,7 @@ def why_not_packed(layout: Layout, channels: int, groups: int) -> str | None:
 
 
 def unpacked_pairs(builder: Any, pairs: Any) -> Any:
-    """The integers of a vector of bytes, as many again, without a sign."""
+    """The integers of a vector of bytes, twice as many, one a byte; without a sign."""
     wide = ir.VectorType(ir.IntType(16), pairs.type.count)
     both = builder.zext(pairs, wide)
     both = builder.or_(both, builder.shl(both, _each(wide, 4)))
@@ -37,12 +37,13 @@ def unpacked_pairs(builder: Any, pairs: Any) -> Any:
 
 
 def packed_pairs(builder: Any, values: Any) -> Any:
-    """Bytes of the lowest bits of an even number of lanes of 32 bits, the first of a pair in its lower bits."""
-    wide = ir.VectorType(I64, values.type.count // 2)
+    """Bytes of the lowest bits of an even number of lanes, the first of a pair in its lower bits."""
+    bits = values.type.element.width
+    wide = ir.VectorType(ir.IntType(2 * bits), values.type.count // 2)
     both = builder.bitcast(values, wide)
     low = builder.and_(both, _each(wide, 0x0F))
     # With all but those bits of the other: processors choose bits in one instruction, and the bytes are the lowest.
-    high = builder.and_(builder.lshr(both, _each(wide, 32 - 4)), _each(wide, -0x10))
+    high = builder.and_(builder.lshr(both, _each(wide, bits - 4)), _each(wide, -0x10))
     return builder.trunc(builder.or_(low, high), ir.VectorType(I8, wide.count))
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from blockconv.core.quantization import Quantization
@@ -74,12 +73,12 @@ def quantization_words(given: Quantization | None, type: ElementType) -> Quantiz
     float64 = element("float64")
     if given is None:
         return QuantizationArguments(scale=float64.bits(1.0), zero_point=0, low=0, high=0)
-    bounds = np.iinfo(type.name)
+    low, high = type.bounds
     return QuantizationArguments(
         scale=float64.bits(float(given.scale)),
         zero_point=given.zero_point,
-        low=float64.bits(bounds.min - given.zero_point),
-        high=float64.bits(bounds.max - given.zero_point),
+        low=float64.bits(low - given.zero_point),
+        high=float64.bits(high - given.zero_point),
     )
 
 

@@ -8,7 +8,8 @@ of 16, CHWN4 C/4 planes of 4 * N, HWCN one plane of C * N.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -183,7 +184,10 @@ def all_taps(problem: Problem, x: str) -> int:
 
 @dataclass(frozen=True)
 class Blocking:
-    """A pool of elements of one type, from a layout to a layout, and how it is cut for so many threads."""
+    """A pool of elements of one type, from a layout to a layout, and how it is cut for so many threads.
+
+    Of packed integers problem and layouts are over pairs of channels. is_odd: the last pair has one channel.
+    """
 
     problem: Any  # a Problem
     src: Layout
@@ -191,6 +195,17 @@ class Blocking:
     element: ElementType
     threads: int = 1
     quantizations: tuple[Quantization, Quantization] | None = None  # of source and destination, of integers
+    is_odd: bool = False
+
+    @property
+    def in_pairs(self) -> Blocking:
+        """Of packed integers, the blocking over pairs of channels."""
+        halves = (re.sub(r"\d+", lambda size: str(int(size[0]) // 2), layout.tag) for layout in (self.src, self.dst))
+        channels = self.problem.ic
+        problem = replace(self.problem, ic=-(-channels // 2))
+        return replace(
+            self, problem=problem, src=Layout(next(halves)), dst=Layout(next(halves)), is_odd=channels % 2 > 0
+        )
 
     @cached_property
     def view(self) -> View:
@@ -242,7 +257,7 @@ class Blocking:
 
     @property
     def lanes(self) -> int:
-        return lanes_of(self.held.itemsize)
+        return lanes_of(self.held.itemsize) // (2 if self.element.is_packed else 1)
 
     @property
     def step(self) -> float:
@@ -285,7 +300,7 @@ class Blocking:
     @property
     def reduction(self) -> Reduction:
         """What kernels reduce; they are masked if channels that do not exist have to be zeroed."""
-        masked = self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
+        masked = self.is_odd or self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
         return Reduction(SUM if self.is_average else MAXIMUM, self.element.code, self.lanes, int(masked))
 
     @property

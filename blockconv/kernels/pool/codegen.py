@@ -217,7 +217,7 @@ def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
     def window(builder: Any, run: WindowRun) -> None:
         e = Reducer(builder, reduction, run.integers)
         at = cgutils.alloca_once(builder, I64)
-        offsets = [*(const(v * e.lanes * e.memory.itemsize) for v in range(vectors - 1)), run.last]
+        offsets = [*(const(v * e.memory.bytes) for v in range(vectors - 1)), run.last]
         parts = (unroll, builder.sdiv(run.cols, const(unroll))), (1, builder.srem(run.cols, const(unroll)))
 
         def compute() -> _Vectors:

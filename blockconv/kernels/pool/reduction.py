@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, group
-from blockconv.jit.ir import const, pointer, shuffle
+from blockconv.jit.ir import const, pointer, shuffle, splat
+from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.vectors import Vectors
 
@@ -40,9 +41,11 @@ _Vectors = list[Any]
 
 
 def held_type(operation: int, element_type: ElementType) -> ElementType:
-    """The type that elements are reduced in: int32 for sums of integers, float32 for floats of 16 bits."""
+    """The type of what is reduced: int32 of sums of integers, float32 of floats of 16 bits, bytes of packed ones."""
     if element_type.is_float:
         return element_type.computed
+    if element_type.is_packed and operation == MAXIMUM:
+        return element(element_type.dtype)
     return element("int32") if operation == SUM else element_type
 
 
@@ -51,7 +54,7 @@ class Reduction(NamedTuple):
 
     operation: int  # MAXIMUM or SUM
     element: int  # the element type's code
-    lanes: int  # elements of a vector
+    lanes: int  # elements of a vector in memory, or packed pairs
     masked: int = 0  # 1: a value is stored for channels that do not exist: zero, or what stands for it
 
     @property
@@ -89,8 +92,9 @@ class Reducer(Vectors):
     """
 
     def __init__(self, builder: Any, reduction: Reduction, integers: Any = None) -> None:
-        super().__init__(builder, reduction.held, reduction.lanes)
         self.memory = Vectors(builder, ElementType.of(reduction.element), reduction.lanes)
+        self.is_packed = self.memory.type.is_packed
+        super().__init__(builder, reduction.held, reduction.lanes * (2 if self.is_packed else 1))
         self.is_sum, self.is_masked = reduction.operation == SUM, bool(reduction.masked)
         self.is_widened, self.is_half = reduction.held != self.memory.type, self.memory.type.is_half
         if self.is_half or (integers is not None and self.is_widened):
@@ -100,7 +104,7 @@ class Reducer(Vectors):
             self.image, self.outputs = (Elements(builder, self.memory.type, self.lanes, side) for side in sides)
         if integers is not None and self.is_masked and not self.memory.type.is_float:
             words = QuantizationArguments.load(builder, quantization_at(builder, integers, "dst"))
-            self.filled = self.memory.splat(builder.trunc(words.zero_point, self.memory.element))
+            self.filled = splat(builder, builder.trunc(words.zero_point, self.memory.element), self.lanes)
         self.sums: _Vectors = []  # slots, while a guard adds up what is read: see `guarded`
         self._read = 0
 
@@ -179,8 +183,18 @@ class Reducer(Vectors):
         if not self.is_widened:
             return self.read_held(address, mask)
         value = self.memory.load(address, mask)
+        if self.is_packed:
+            return self._seen(self._unpacked(value))
         value = self.image.dequantized(value) if self.is_half else self.image.difference(value)
         return self._seen(value if mask is None else self.b.select(mask, value, self.c(self.identity)))
+
+    def _unpacked(self, pairs: Any) -> Any:
+        """Packed integers as what is reduced."""
+        value = unpacked_pairs(self.b, pairs)
+        if self.memory.type.kind == SIGNED:
+            sign = ir.Constant(value.type, [8] * value.type.count)
+            value = self.b.sub(self.b.xor(value, sign), sign)
+        return self.image.difference(value) if self.is_sum else value
 
     def read_held(self, address: Any, mask: Any | None = None) -> Any:
         """The same of a vector in the scratch."""
@@ -231,7 +245,10 @@ class Reducer(Vectors):
             value = memory.with_zero_bits(value, mask)
         elif self.is_masked:
             keep = self.b.load(pointer(self.b, mask, memory.kind), align=1)
-            value = self.b.select(self.b.icmp_signed("!=", keep, memory.zero), value, self.filled)
+            keep = unpacked_pairs(self.b, keep) if self.is_packed else keep
+            value = self.b.select(self.b.icmp_signed("!=", keep, ir.Constant(keep.type, None)), value, self.filled)
+        if self.is_packed:
+            value = packed_pairs(self.b, value)
         memory.store(value, address, None if count is None else self.below(count))
 
     def in_memory(self, value: Any) -> Any:

@@ -33,8 +33,9 @@ import blockconv.kernels.pool.kernels_lines as pl
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types, element
+from blockconv.core.types import NIBBLES, ElementType, Types, element
 from blockconv.jit import Kernel
+from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
@@ -305,6 +306,11 @@ def _line_indices(b: Blocking) -> Op:
 # ---------------------------------------------------------------- rows of the table
 
 
+def _blocking(problem: Any, src: Layout, dst: Layout, type: ElementType, *others: Any) -> Blocking:
+    b = Blocking(problem, src, dst, type, *others)
+    return b.in_pairs if type.is_packed else b
+
+
 def _row(
     name: str,
     dtypes: tuple[str, ...],
@@ -319,7 +325,9 @@ def _row(
     def reason(problem: Any, src: Layout, dst: Layout, types: Types) -> Reason:
         if src != dst and not reference:
             return "does not change the layout"
-        b = Blocking(problem, src, dst, types.src)
+        if types.src.is_packed and (reason := why_not_packed(src, problem.ic, 1)):
+            return reason
+        b = _blocking(problem, src, dst, types.src)
         sums_integers = b.is_average and not types.src.is_float
         if sums_integers and (types.src.itemsize > 1 or name == "pool_runs_i8"):
             return "averages are of floats or of integers of 8 bits, whose lines this kernel does not widen"
@@ -335,7 +343,7 @@ def _row(
         threads: int,
         quantizations: tuple[Quantization, Quantization] | None = None,
     ) -> Primitive:
-        b = Blocking(problem, src, dst, types.src, threads, quantizations)
+        b = _blocking(problem, src, dst, types.src, threads, quantizations)
         return Primitive(lambda: seconds(b), lambda: [op_of(b)], blocking=b)
 
     return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
@@ -364,6 +372,7 @@ ROWS = (
     *_rows("pool_tiles", _why_not_tiles, _tiles),
     *_rows("pool_planes", _why_not_planes, _planes),
     *_rows("pool_windows", _why_not_windows, _windows),
+    _row("pool_windows_i4", NIBBLES, _why_not_wide, _windows, partial(cost, name="pool_windows"), "pool2d"),
     *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines),
     *_rows("pool_lines", _why_not_lines, _lines),
     *_rows("pool_bins", _why_not_narrow, _bins),

@@ -49,8 +49,11 @@ def masks_of(b: Blocking, elements: int) -> Block:
     Each holds so many elements and what vectors read after that.
     """
     exist = np.resize(b.view.exist, elements + MASK_VECTORS * b.lanes)
+    bits = np.where(exist, -1, 0)
+    if b.is_odd:  # the last pair that exists has its first channel alone
+        bits[(exist > 0) & (np.roll(exist, -1) == 0)] = 0x0F
     words = np.zeros((2, -(-exist.size * b.itemsize // 8) * 8 // b.itemsize), f"i{b.itemsize}")
-    words[0], words[1, : exist.size] = -1, np.where(exist, -1, 0)
+    words[0], words[1, : exist.size] = -1, bits
     return words.ravel().view(np.int64)
 
 
