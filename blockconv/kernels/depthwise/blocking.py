@@ -269,8 +269,8 @@ def _whole_rows(
     loops = -(-elements // lanes)
     taps = Columns(p.iw * pixel, elements, pixel, p.kw, p.sw, p.dw, p.pw, 0, 0, 0).groups(p.kh, lanes)
     most = max(most, _registers() - SPARE - p.kh * max(map(len, taps)))
-    # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the more
-    # where vectors are whole anyway.
+    # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
+    # more where vectors are whole anyway.
     rows = 1 if p.sw > 1 else 2 if elements % lanes else 3
     if not types.acc.is_float or p.kw > MOST_TAPS or loops > most // rows:
         return None
