@@ -19,7 +19,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
+from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, storage_of, to_layout
 from blockconv.dispatch.boundary import (
     NCHW,
     NHWC,
@@ -30,7 +30,6 @@ from blockconv.dispatch.boundary import (
     pads,
     pair,
     reordered,
-    storage_of,
 )
 from blockconv.dispatch.packing import (
     pack_weights,

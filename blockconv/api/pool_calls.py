@@ -14,7 +14,7 @@ from blockconv.core.problem import AdaptivePool2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
+from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, storage_of, to_layout
 from blockconv.dispatch.boundary import (
     NCHW,
     Array,
@@ -24,7 +24,6 @@ from blockconv.dispatch.boundary import (
     dense_layout,
     native_layout,
     reordered,
-    storage_of,
 )
 from blockconv.dispatch.quantizing import check_zero_point
 from blockconv.kernels.pool.blocking import ANY_TYPE

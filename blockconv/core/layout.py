@@ -16,6 +16,7 @@ read by one reader (`read_name`), and the names that no grammar explains stand i
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import threading
@@ -25,7 +26,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from blockconv.core.errors import LayoutError
-from blockconv.core.layout_grammar import read_name, refused_name
+from blockconv.core.layout_grammar import LETTERS, read_name, refused_name
 from blockconv.core.layout_names import IMAGE_HEIGHT_AXES, KNOWN, WEIGHT_NAMES, KnownLayout
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Layout",
     "known_layouts",
     "register_layout",
+    "row_major",
 ]
 
 
@@ -244,9 +246,8 @@ def _named(name: str) -> Layout:
     blocks = [1] * len(outer)
     for dim, size in inner:
         blocks[dim] *= size
-    letters = "abcdef"
-    tag = "".join(letters[dim].upper() if blocks[dim] > 1 else letters[dim] for dim in outer)
-    tag += "".join(f"{size}{letters[dim]}" for dim, size in inner)
+    tag = "".join(LETTERS[dim].upper() if blocks[dim] > 1 else LETTERS[dim] for dim in outer)
+    tag += "".join(f"{size}{LETTERS[dim]}" for dim, size in inner)
     layout = object.__new__(Layout)
     logical = tuple(sorted(range(len(outer)), key=outer.__getitem__))
     values = {
@@ -270,6 +271,12 @@ _tag_of = {name: row.tag for row in KNOWN for name in (row.name, *row.aliases)} 
 
 NATIVE = tuple(map(Layout, ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")))
 """The layouts that a planner and the harness take by default; see `Layout.is_native` for all that kernels run in."""
+
+
+@functools.cache
+def row_major(ndim: int) -> Layout:
+    """The layout of C-contiguous arrays: NCHW where there are four dimensions."""
+    return Layout(LETTERS[:ndim])
 
 
 def known_layouts() -> tuple[KnownLayout, ...]:

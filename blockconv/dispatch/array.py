@@ -14,7 +14,7 @@ from blockconv.core import target
 from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Types, element
 from blockconv.dispatch.array_checks import (
     PACKED,
@@ -31,6 +31,8 @@ from blockconv.dispatch.reorders import Ends, conversion_program, reorder_progra
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
 __all__ = [
+    "NCHW",
+    "NHWC",
     "BlockedArray",
     "allocate",
     "empty",
@@ -38,10 +40,12 @@ __all__ = [
     "is_channels_last",
     "reorder_into",
     "reorder_program",
+    "storage_of",
     "to_layout",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
+NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 
 
 class BlockedArray:
@@ -144,7 +148,7 @@ class BlockedArray:
         if not self.layout.is_blocked:
             view: Array = self.storage.transpose(self.layout.logical)
             return view
-        return to_layout(self, _plain(self.ndim)).storage
+        return to_layout(self, row_major(self.ndim)).storage
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         array = self.numpy()
@@ -347,16 +351,17 @@ def entered(op: str, argument: str, array: Array, zero_point: int = 0, out: Bloc
     if out is not None:
         require_dtype(op, "out", out.dtype, array.dtype.newbyteorder("="))
         zero_point = out.zero_point
-    layout = Layout("NHWC") if is_channels_last(array) else _plain(array.ndim)
-    storage = array.transpose(layout.outer)
-    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
-        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
+    storage, layout = storage_of(array, is_channels_last(array))
     return BlockedArray(storage, layout, array.shape, zero_point=zero_point)
 
 
-def _plain(ndim: int) -> Layout:
-    """The layout of a C-contiguous array."""
-    return Layout("abcdef"[:ndim])
+def storage_of(x: Array, channels_last: bool) -> tuple[Array, Layout]:
+    """An array's storage and layout; strides that are dense in neither order are copied once."""
+    layout = NHWC if channels_last else row_major(x.ndim)
+    storage = x.transpose(layout.outer)
+    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
+        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
+    return storage, layout
 
 
 def _pack(x: BlockedArray, dtype: str) -> BlockedArray:
@@ -370,7 +375,7 @@ def _pack(x: BlockedArray, dtype: str) -> BlockedArray:
 
 def _unpack(x: BlockedArray) -> BlockedArray:
     """One element a byte, sign-extended for int4."""
-    plain = to_layout(x, _plain(x.ndim))
+    plain = to_layout(x, row_major(x.ndim))
     pairs = np.stack([plain.storage & 15, plain.storage >> 4], axis=-1).reshape(-1)
     values = pairs[: math.prod(x.shape)].astype(np.int8)
     if x.dtype == "int4":

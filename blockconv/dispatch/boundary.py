@@ -15,7 +15,7 @@ import numpy.typing as npt
 from blockconv.core.checks import check_extents, whole
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
 from blockconv.core.layout import Layout
-from blockconv.dispatch.array import BlockedArray, to_layout
+from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 from blockconv.runtime import address_of
 
 __all__ = [
@@ -32,20 +32,9 @@ __all__ = [
     "reordered",
     "sides",
     "single",
-    "storage_of",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
-NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
-
-
-def storage_of(x: Array, channels_last: bool) -> tuple[Array, Layout]:
-    """A 4-D array's storage and layout; strides that are dense in neither order are copied once."""
-    layout = NHWC if channels_last else NCHW
-    storage = x.transpose(layout.outer)
-    if not (storage.flags.c_contiguous and storage.flags.aligned and storage.dtype.isnative):
-        storage = np.ascontiguousarray(storage, dtype=storage.dtype.newbyteorder("="))
-    return storage, layout
 
 
 def dense_layout(op: str, out: Array, channels_last: bool) -> Layout:

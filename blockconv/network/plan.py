@@ -15,6 +15,7 @@ import numpy.typing as npt
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import as_numpy, like_any
+from blockconv.core.layout import row_major
 from blockconv.core.types import FloatType as Precision
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.tuning import read_costs
@@ -23,7 +24,7 @@ from blockconv.network.graph import Network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
-from blockconv.network.planning.candidates import Parameters, compile_kernels, plain
+from blockconv.network.planning.candidates import Parameters, compile_kernels
 from blockconv.network.planning.planned import (
     Chooser,
     Layouts,
@@ -241,7 +242,7 @@ class Plan:
     def _enter(self, x: Any, tensor: Any) -> Array:
         """The input's elements in row-major order."""
         if isinstance(x, BlockedArray):
-            x = to_layout(x, plain(x.ndim)).storage
+            x = to_layout(x, row_major(x.ndim)).storage
         if x.dtype != tensor.dtype:
             raise NetworkError(self.network.name, tensor.name, x, f"has to be of dtype {tensor.dtype}")
         return np.ascontiguousarray(x)
@@ -278,7 +279,7 @@ class Plan:
         compile_kernels(network, planned.chosen, self.options.threads)
         problem = planned.problem
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
-        wanted = [plain(len(network.shape(name))) for name in network.outputs]
+        wanted = [row_major(len(network.shape(name))) for name in network.outputs]
         threads = self.options.threads
         made = schedule(network, planned.chosen, given, wanted, self._parameters, problem.reorder, threads)
         return BoundPlan(planned, made, [])

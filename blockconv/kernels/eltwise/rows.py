@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
-from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout
+from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout, row_major
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, ElementType, Types
 from blockconv.kernels.common.activation import IDENTITY, Activation
@@ -244,7 +244,7 @@ def _binary_ops(problem: BinaryProblem, dst: Layout, how: How, other: Layout | N
 def _affine_extents(problem: AffineProblem, layout: Layout, lanes: int) -> Extents | str:
     rank = len(problem.shape)
     shape = (1, problem.shape[1], *[1] * (rank - 2))
-    return extents(layout, problem.shape, Layout("abcdef"[:rank]), shape, lanes)
+    return extents(layout, problem.shape, row_major(rank), shape, lanes)
 
 
 def _affine_ops(problem: AffineProblem, dst: Layout, how: How) -> list[Op]:

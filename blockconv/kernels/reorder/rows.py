@@ -20,7 +20,7 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.core.eltwise_problem import TransposeProblem
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BITS, BYTES, Types
@@ -315,8 +315,8 @@ def _row(name: str, op: Make | None, cost: Cost) -> Row:
 
 
 def _as_reorder(problem: TransposeProblem, itemsize: int) -> tuple[ReorderProblem, Layout, Layout]:
-    src = Layout("".join("abcdef"[problem.perm.index(axis)] for axis in range(len(problem.perm))))
-    dst = Layout("abcdef"[: len(problem.perm)])
+    dst = row_major(len(problem.perm))
+    src = Layout("".join(dst.tag[problem.perm.index(axis)] for axis in range(len(problem.perm))))
     return ReorderProblem(problem.dst_shape, src.name, dst.name, itemsize), src, dst
 
 
@@ -324,9 +324,9 @@ def _transpose_row(of: Row) -> Row:
     """A reorder's row as one of transpose."""
 
     def why_not(problem: TransposeProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-        rank = len(problem.shape)
-        if not src == dst == Layout("abcdef"[:rank]):
-            return f"is for row-major arrays of {rank} dimensions, {'abcdef'[:rank]}"
+        wanted = row_major(len(problem.shape))
+        if not src == dst == wanted:
+            return f"is for row-major arrays of {wanted.ndim} dimensions, {wanted.tag}"
         return None if 0 in problem.shape else of.why_not(*_as_reorder(problem, types.src.itemsize), types)
 
     def make(problem: TransposeProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:

@@ -8,13 +8,13 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.core.errors import UnsupportedError
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.jit.compile_processes import compile_together
 from blockconv.kernels import TABLE
 from blockconv.network.graph import Network, Node
-from blockconv.network.planning.parameters import Parameters, Unpacked, plain
+from blockconv.network.planning.parameters import Parameters, Unpacked
 from blockconv.network.planning.rules import OUTPUT, RULES, Bound, Candidate, Pricing, Rule, Taken, element_types
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "compile_kernels",
     "element_types",
     "on_threads",
-    "plain",
 ]
 
 
@@ -66,11 +65,11 @@ def _with_kernels(network: Network, node: Node, rule: Rule, pricing: Pricing) ->
     leading = rule.leading(network, node)
     ranks = src_rank, dst_rank = len(network.shape(leading)), len(network.shape(node.output))
     types = element_types(network, node)
-    srcs, dsts = (pricing.layouts if rank == 4 else (plain(rank),) for rank in ranks)
+    srcs, dsts = (pricing.layouts if rank == 4 else (row_major(rank),) for rank in ranks)
     for op, problem, *layouts in rule.asked(network, node, srcs, dsts):
         for taken in accepted(op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references):
-            src = taken.src if src_rank == 4 else plain(src_rank)
-            dst = taken.dst if dst_rank == 4 else plain(dst_rank)
+            src = taken.src if src_rank == 4 else row_major(src_rank)
+            dst = taken.dst if dst_rank == 4 else row_major(dst_rank)
             found = rule.srcs(network, node, src, dst)
             if found is not None:
                 yield Candidate(taken.row, problem, found, dst, pricing.price(taken, problem, node))

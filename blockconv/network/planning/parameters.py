@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_bias, pack_weights
@@ -17,14 +17,9 @@ from blockconv.dispatch.quantizing import Quantizations, check_sums, quantized_b
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
 
-__all__ = ["Parameters", "Unpacked", "plain"]
+__all__ = ["Parameters", "Unpacked"]
 
 Array = npt.NDArray[Any]
-
-
-def plain(rank: int) -> Layout:
-    """The layout of row-major arrays: NCHW where there are four dimensions."""
-    return Layout("abcdef"[:rank])
 
 
 class Parameters:
@@ -77,7 +72,7 @@ class Parameters:
         value = np.ascontiguousarray(self._constants[name])
         value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
         return self._kept(
-            (name, layout), lambda: to_layout(BlockedArray(value, plain(layout.ndim), value.shape), layout).storage
+            (name, layout), lambda: to_layout(BlockedArray(value, row_major(layout.ndim), value.shape), layout).storage
         )
 
     def release(self) -> None:

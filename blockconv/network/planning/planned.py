@@ -23,7 +23,7 @@ from rich.progress import (
 
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError
-from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.layout import NATIVE, Layout, row_major
 from blockconv.dispatch import selection, tuning
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
@@ -37,7 +37,6 @@ from blockconv.network.planning.candidates import (
     candidates,
     check_held,
     element_types,
-    plain,
 )
 from blockconv.network.planning.elimination import STEPS
 from blockconv.network.planning.planner import (
@@ -182,8 +181,8 @@ def _formulate(
         flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
         choices = tuple(Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c) for c in options)
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
-    given = {tensor.name: plain(len(tensor.shape)) for tensor in network.inputs}
-    wanted = {name: plain(len(network.shape(name))) for name in network.outputs if name not in network.constants}
+    given = {tensor.name: row_major(len(tensor.shape)) for tensor in network.inputs}
+    wanted = {name: row_major(len(network.shape(name))) for name in network.outputs if name not in network.constants}
     return Assignment(tuple(steps), given, wanted, reorder)
 
 

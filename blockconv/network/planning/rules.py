@@ -29,7 +29,7 @@ from blockconv.core.eltwise_problem import (
     TransposeProblem,
 )
 from blockconv.core.errors import UnsupportedError
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
@@ -40,7 +40,7 @@ from blockconv.kernels.table import Epilogue
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import part
-from blockconv.network.planning.parameters import Parameters, plain
+from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Op
 
 __all__ = ["OUTPUT", "RULES", "Bound", "Candidate", "Pricing", "Rule", "Taken", "element_types", "offsets_in_concat"]
@@ -125,7 +125,7 @@ class Rule:
         problem = self.problem(network, node)
         if problem is not None:
             srcs, dsts = (
-                layouts if layouts[0].ndim == len(shape) else (plain(len(shape)),)
+                layouts if layouts[0].ndim == len(shape) else (row_major(len(shape)),)
                 for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
             )
             yield Asked(node.op, problem, srcs, dsts)
@@ -155,7 +155,7 @@ class Rule:
         shapes = candidate.problem.src_shape, candidate.problem.dst_shape
         given = candidate.srcs[0], candidate.dst
         src, dst = (
-            lay if lay.ndim == len(shape) else plain(len(shape)) for lay, shape in zip(given, shapes, strict=True)
+            lay if lay.ndim == len(shape) else row_major(len(shape)) for lay, shape in zip(given, shapes, strict=True)
         )
         return src, dst
 
@@ -164,7 +164,7 @@ class Rule:
         return {} if activation is None else {"activation": activation}
 
     def _operands(self, network: Network, node: Node, held: Parameters) -> tuple[int | Array, ...]:
-        return (*range(len(node.inputs)), *(held.constant(name, plain(1)) for name in node.parameters), OUTPUT)
+        return (*range(len(node.inputs)), *(held.constant(name, row_major(1)) for name in node.parameters), OUTPUT)
 
 
 def element_types(network: Network, node: Node) -> Types:
@@ -220,7 +220,7 @@ class _Conversion(Rule):
     ) -> Iterator[Asked]:
         shape, itemsize = network.shape(node.output), network.tensors[node.inputs[0]].dtype.itemsize
         if node.inputs[0] not in network.producers:
-            srcs = (plain(len(shape)),)
+            srcs = (row_major(len(shape)),)
         for src in srcs:
             for dst in dsts:
                 yield Asked("reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,))
@@ -247,10 +247,10 @@ class _Binary(Rule):
         ranks = [len(network.shape(name)) for name in node.inputs]
         constant = [name in network.constants for name in node.inputs]
         found = tuple(
-            dst if known or rank == dst.ndim else plain(rank) for rank, known in zip(ranks, constant, strict=True)
+            dst if known or rank == dst.ndim else row_major(rank) for rank, known in zip(ranks, constant, strict=True)
         )
         # A row-major operand of fewer dimensions goes with a row-major result.
-        return found if src == dst and (dst == plain(dst.ndim) or all(lay == dst for lay in found)) else None
+        return found if src == dst and (dst == row_major(dst.ndim) or all(lay == dst for lay in found)) else None
 
     def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
         return candidate.dst, candidate.dst
@@ -262,14 +262,14 @@ class _Reshape(Rule):
 
     def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
         ranks = len(network.shape(node.inputs[0])), len(network.shape(node.output))
-        yield Candidate(None, None, (plain(ranks[0]),), plain(ranks[1]), 0.0)
+        yield Candidate(None, None, (row_major(ranks[0]),), row_major(ranks[1]), 0.0)
 
 
 class _Slice(Rule):
     def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
         a: Any = node.attributes
         shape = network.shape(node.inputs[0])
-        for layout in pricing.layouts if len(shape) == 4 else (plain(len(shape)),):
+        for layout in pricing.layouts if len(shape) == 4 else (row_major(len(shape)),):
             if a.step == 1 and part(layout, shape, a.axis, a.begin, a.size) is not None:
                 yield Candidate(None, None, (layout,), layout, 0.0)
 
@@ -284,7 +284,7 @@ class _Concat(Rule):
 
     def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
         shape = network.shape(node.output)
-        for layout in pricing.layouts if len(shape) == 4 else (plain(len(shape)),):
+        for layout in pricing.layouts if len(shape) == 4 else (row_major(len(shape)),):
             if offsets_in_concat(network, node, layout) is not None:
                 moved = [name for k, name in enumerate(node.inputs) if not _placeable(network, node, k)]
                 cost = sum(pricing.reorder(name, layout, layout) for name in moved)
