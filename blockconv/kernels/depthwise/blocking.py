@@ -270,8 +270,8 @@ def _whole_rows(
     taps = Columns(p.iw * pixel, elements, pixel, p.kw, p.sw, p.dw, p.pw, 0, 0, 0).groups(p.kh, lanes)
     most = max(most, _registers() - SPARE - p.kh * max(map(len, taps)))
     # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
-    # more where vectors are whole anyway.
-    rows = 1 if p.sw > 1 else 2 if elements % lanes else 3
+    # more where tiles of other shapes would have no masks, inside a row whose vectors are whole.
+    rows = 1 if p.sw > 1 else 2 if elements % lanes or target.isa().name == "avx512" else 3
     if not types.acc.is_float or p.kw > MOST_TAPS or loops > most // rows:
         return None
     tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most // loops)
