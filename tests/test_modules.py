@@ -41,6 +41,7 @@ ORDER = [
     "blockconv.kernels.resize",
     "blockconv.kernels.reduce",
     "blockconv.kernels.table",
+    "blockconv.kernels.batches",
     "blockconv.kernels.transposed",
     "blockconv.kernels.common",
     "blockconv.machine",
@@ -50,7 +51,7 @@ ORDER = [
     "blockconv._moved",
     "blockconv._version",
 ]
-SHARED = ("blockconv.kernels", "blockconv.kernels.table", "blockconv.kernels.transposed", "blockconv.kernels.common")
+SHARED = tuple(f"blockconv.kernels{part}" for part in ("", ".table", ".batches", ".transposed", ".common"))
 FAMILIES = [package for package in ORDER if package.startswith("blockconv.kernels") and package not in SHARED]
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "Axis",
     "Layout",
     "known_layouts",
+    "part_of_batch",
     "register_layout",
     "row_major",
 ]
@@ -63,8 +64,8 @@ class Layout:
     inner: the blocks that follow them, as (dimension, size).
     blocks: for each dimension the product of its blocks, 1 if it has none.
     logical: the outer axes in logical order, to transpose a storage without blocks by.
-    is_native: whether kernels run in it: four dimensions in any order, and at most one block, of up to 64 channels.
-        Others are reordered at the call.
+    is_native: whether kernels run in it: four dimensions in any order, and at most one block, of up to 64 channels; or
+        images outermost and a block of up to 64 of them before that. Others are reordered at the call.
 
     Logical order is (N, C, H, W), (O, I, H, W), (G, O, I, H, W). Raises LayoutError if the name is no layout, naming
     the part that is not.
@@ -86,6 +87,7 @@ class Layout:
     blocks: tuple[int, ...]
     logical: tuple[int, ...]
     is_native: bool
+    images: int
 
     def __new__(cls, name: str | Layout) -> Layout:
         if isinstance(name, Layout):
@@ -211,7 +213,19 @@ def _within(op: str, argument: str, values: Iterable[int], bounds: tuple[int, ..
 
 
 def _padded(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(-(-size // block) * block for size, block in zip(shape, layout.blocks, strict=True))
+    padded = tuple(-(-size // block) * block for size, block in zip(shape, layout.blocks, strict=True))
+    return (layout.images, *padded[1:]) if layout.images else padded
+
+
+@lru_cache(maxsize=256)
+def part_of_batch(layout: Layout, images: int) -> Layout:
+    """The layout of some images of an array of so many: they lie as they do there. (It has no name that is read.)"""
+    part = object.__new__(Layout)
+    for attribute in Layout.__slots__:
+        object.__setattr__(part, attribute, getattr(layout, attribute))
+    object.__setattr__(part, "images", images)
+    object.__setattr__(part, "tag", f"{layout.tag} of {images} images")
+    return part
 
 
 @lru_cache(maxsize=1024)
@@ -236,8 +250,11 @@ def _logical(layout: Layout, axes: tuple[Axis, ...], storage_index: Iterable[int
     return tuple(index)
 
 
-def _has_at_most_a_block_of_channels(inner: tuple[tuple[int, int], ...]) -> bool:
-    return not inner or (len(inner) == 1 and inner[0][0] == 1 and inner[0][1] <= LARGEST_BLOCK)
+def _is_native(outer: tuple[int, ...], inner: tuple[tuple[int, int], ...]) -> bool:
+    """Whether kernels run in it: see `Layout`."""
+    if outer[0] == 0 and inner and inner[0][0] == 0 and inner[0][1] <= LARGEST_BLOCK:
+        inner = inner[1:]
+    return len(outer) == 4 and (not inner or (len(inner) == 1 and inner[0][0] == 1 and inner[0][1] <= LARGEST_BLOCK))
 
 
 @lru_cache(maxsize=4096)  # a name that once was read keeps its meaning: see register_layout
@@ -256,14 +273,15 @@ def _named(name: str) -> Layout:
         "inner": inner,
         "blocks": tuple(blocks),
         "logical": logical,
-        "is_native": len(outer) == 4 and _has_at_most_a_block_of_channels(inner),
+        "is_native": _is_native(outer, inner),
+        "images": 0,
     }
     for attribute, value in values.items():
         object.__setattr__(layout, attribute, value)
     return _made.setdefault(tag, layout)
 
 
-LARGEST_BLOCK = 64  # channels, of a layout that kernels run in
+LARGEST_BLOCK = 64  # channels, or images, of a layout that kernels run in
 _lock = threading.Lock()
 _made: dict[str, Layout] = {}
 _name_of = {row.tag: row.name for row in KNOWN}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import Types
+from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
 from blockconv.kernels.transposed import (
@@ -143,7 +144,16 @@ class Row:
                 return f"is for layouts with at most one block, of up to {LARGEST_BLOCK} channels, not for {layout}"
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
             return self.rejects(transposed_problem(problem), transposed_layout(src), transposed_layout(dst), types)
+        parts = self._parts(problem, src, dst)
+        if parts is not None:
+            problem, src, dst = parts.problem, parts.src, parts.dst
         return self.why_not(problem, src, dst, types)
+
+    def _parts(self, problem: Any, src: Layout, dst: Layout) -> Parts | None:
+        """What the kernel is asked instead, where images are in blocks."""
+        if self.op not in WINDOWS or src.blocks[0] * dst.blocks[0] == 1:
+            return None
+        return Parts.of(problem, src, dst, whole=self.op != "conv2d" and src == dst and not self.reference)
 
     def takes(self, types: Types) -> bool:
         """Whether the kernel is for these element types."""
@@ -159,4 +169,14 @@ class Row:
             form = primitive.weights
             form = None if form is None else form._replace(layout=transposed_taps(form.layout))
             return replace(primitive, weights=form)
-        return self.make(problem, src, dst, types, threads, **options)
+        parts = self._parts(problem, src, dst)
+        if parts is None:
+            return self.make(problem, src, dst, types, threads, **options)
+        primitive = self.make(parts.problem, parts.src, parts.dst, types, threads, **options)
+        given = options.get("quantizations")
+        fill = given[1].zero_point if given else 0
+        return replace(
+            primitive,
+            cost=lambda: parts.seconds(primitive.seconds, types),
+            make=lambda: parts.ops(primitive.ops(), self.op, types, fill),
+        )

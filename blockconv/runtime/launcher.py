@@ -75,6 +75,16 @@ class Op:
 
         return replace(self, args=tuple(map(renamed, self.args)))
 
+    def with_offsets(self, offsets: Mapping[int, int]) -> Op:
+        """The same on other parts of its buffers: those that `offsets` names begin so many bytes later."""
+
+        def moved(value: int | Buffer) -> int | Buffer:
+            if isinstance(value, Buffer) and value.index in offsets:
+                return Buffer(value.index, value.offset + offsets[value.index])
+            return value
+
+        return replace(self, args=tuple(map(moved, self.args)))
+
 
 class Counter(Arguments):
     """What workers count together."""

@@ -324,7 +324,7 @@ def test_residuals_of_any_kind():
         close(bc.conv2d(X, W, B, padding=1, residual=residual, activation="relu"), np.maximum(2 * WANTED, 0))
 
 
-NOT_NATIVE = ("bsv16_fsv16", "ABcd8a8b", "height-major image", "aBcd128b", "aBcd4b2b")
+NOT_NATIVE = ("ABcd16b16a", "ABcd8a8b", "height-major image", "aBcd128b", "aBcd4b2b")
 
 
 @pytest.mark.parametrize("name", NOT_NATIVE)
@@ -344,7 +344,7 @@ def test_other_layouts_are_reordered_and_come_back(name):
 
 
 def test_other_layouts_warn_once():
-    x = bc.to_layout(X, "bsv16_fsv16")
+    x = bc.to_layout(X, "ABcd16b16a")
     conv = bc.Conv2d(W)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -458,7 +458,7 @@ def test_explain_names_every_row_and_why_not(monkeypatch):
             assert re.search(rf"^ {row.name} +{layout}  ", text, re.MULTILINE)
     assert "predicted" in text
     assert text.count(" taken") == len(bc.NATIVE)
-    assert "not for bsv16_fsv16" in bc.explain(p, "bsv16_fsv16", "NCHW")
+    assert "not for ABcd16b16a" in bc.explain(p, "ABcd16b16a", "NCHW")
     nchw = bc.Layout("NCHW")
     assert all(c.why_not for c in selection.candidates("conv2d", p, nchw, nchw, Types.all("int8")))
 

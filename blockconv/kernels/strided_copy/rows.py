@@ -300,7 +300,7 @@ def _reorder_ops(
 
 
 def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    if not (src.is_native and dst.is_native):
+    if not (src.is_native and dst.is_native) or src.blocks[0] * dst.blocks[0] > 1:
         return "is for layouts with at most one block, of channels"
     if problem.itemsize not in ITEMSIZE.values():
         return f"elements have {problem.itemsize} bytes"

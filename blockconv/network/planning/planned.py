@@ -130,7 +130,7 @@ def _native(layout: str | Layout, asked: Any) -> Layout:
         found = Layout(layout)
     except LayoutError as error:
         raise LayoutError("compile", "layouts", asked, error.rule, error.remedy) from None
-    if not found.is_native:
+    if not found.is_native or found.blocks[0] > 1:
         rule = "kernels run in layouts of four dimensions with at most one block, of up to 64 channels"
         raise ArgumentError("compile", "layouts", asked, rule)
     return found

@@ -35,6 +35,10 @@ INVENTED = (
     "adcb",  # NWHC
     "abdc",  # NCWH
     OWN.tag,
+    "ABcd16a16b",  # bsv16_fsv16
+    "ABcd32a16b",
+    "ABcd32a32b",
+    "Acdb4a",
 )
 NATIVE = tuple(layout.tag for layout in bc.NATIVE)
 FLOATS = Types.all("float32")
@@ -89,6 +93,9 @@ FEW = (
     (PROBLEMS[9], "Bacd32b", "cBda16b"),
     (PROBLEMS[12], "aBcd24b", "acBd4b"),
     (PROBLEMS[13], "aBcd12b", "aBcd24b"),
+    ("mb6ic20oc16ih4kh1", "ABcd4a16b", "bcda"),  # six images, in parts of two
+    ("mb48ic20oc40ih3kh1", "ABcd32a16b", "ABcd16a16b"),  # in parts of a block
+    (PROBLEMS[1], "Bacd32b", "ABcd32a32b"),  # in a part of a block
 )
 
 
@@ -114,7 +121,7 @@ def test_the_reference_takes_them_too(text: str) -> None:
 
 def test_layouts_that_strides_and_a_block_do_not_say() -> None:
     problem = Conv2dProblem.from_descriptor("mb1ic8oc8ih4kh3ph1")
-    for tag in ("aCbd4c", "acbD4d", "aBcd4b4b", "aBcd128b", "ABcd16a16b"):
+    for tag in ("aCbd4c", "acbD4d", "aBcd4b4b", "aBcd128b", "BAcd16a16b", "ABcd16b16a", "ABcd128a16b"):
         for row in (DIRECT, REFERENCE):
             reason = row.rejects(problem, Layout("NCHW"), Layout(tag), FLOATS)
             assert reason is not None

@@ -29,6 +29,7 @@ BLOCKED = {
     "HCWN16": "cBda16b",
     "batch between pixels and blocks": "cdaB4b",
     "a user's own": "caBd24b",
+    "bsv4_fsv8": "ABcd4a8b",
 }
 bc.register_layout("a user's own", "caBd24b")
 PLAIN = {"HWCN": "cdba", "CHWN": "bcda", "NWHC": "adcb", "NCWH": "abdc", "NHCW": "acbd"}

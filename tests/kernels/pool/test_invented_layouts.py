@@ -36,6 +36,7 @@ INVENTED = {
     "NWHC": "adcb",
     "NCWH": "abdc",
     "a user's own": "caBd24b",
+    "bsv4_fsv8": "ABcd4a8b",
 }
 H_INSIDE_W = {"NWHC", "NCWH"}
 bc.register_layout("a user's own pooling layout", INVENTED["a user's own"])

@@ -1,0 +1,143 @@
+"""Layouts with blocks of images: a problem is solved in parts, whose images share a block; the last block is zeroed.
+
+Images of one block are as far from each other as those of any native layout, so a part is a problem like others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from blockconv import jit
+from blockconv.core.layout import Layout, part_of_batch
+from blockconv.core.types import Types
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import load_i64
+from blockconv.kernels.common.copies import fill_bytes
+from blockconv.kernels.common.operands import ACT, DST, RES, SRC
+from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.machine.costs import move_seconds
+from blockconv.runtime import Buffer, Op
+
+__all__ = ["Parts"]
+
+INDEX_BYTES = 8  # of where a maximum is
+FILLED = 4096  # bytes that a worker fills at a time
+
+
+class FillArgs(Arguments):
+    """Extents of equal size, as far from each other."""
+
+    dst = word("the first extent", "address")
+    size = word("of an extent", "bytes")
+    step = word("from an extent to the next", "bytes")
+    fill = word("four bytes that are equal: what is written; 0 where `given` says it", "a word")
+    given = word("the address of such a word, or 0")
+
+
+@jit.kernel
+def fill_extents():
+    """A task is an extent."""
+
+    def kernel(args, first, last, scratch):
+        a = FillArgs(args)
+        size, fill = a.size, a.fill
+        if a.given != 0:
+            fill = load_i64(a.given, 0)
+        for task in range(first, last):
+            fill_bytes(a.dst + task * a.step, size, fill)
+
+    return kernel
+
+
+class Parts(NamedTuple):
+    """A problem over blocks of images, in parts of equal size: one kernel, and one form of weights, is for all.
+
+    whole, layouts: the problem, and those of its source and destination. problem, src, dst: a part's. first: the images
+    that the parts begin with.
+    """
+
+    whole: Any
+    layouts: tuple[Layout, Layout]
+    problem: Any
+    src: Layout
+    dst: Layout
+    first: range
+
+    @staticmethod
+    def of(problem: Any, src: Layout, dst: Layout, whole: bool) -> Parts:
+        """As few parts as there can be.
+
+        whole: one, for a kernel to which the images of a block are one with their channels, as long pixels; it computes
+        something for images that do not exist too.
+        """
+        if whole:
+            padded = dst.padded_shape(problem.dst_shape)[0]
+            return Parts(problem, (src, dst), dataclasses.replace(problem, n=padded), src, dst, range(min(1, padded)))
+        cut = [layout.blocks[0] for layout in (src, dst) if 1 < layout.blocks[0] < problem.n]
+        images = math.gcd(problem.n, *cut) if cut else problem.n
+        part = dataclasses.replace(problem, n=images)
+        first = range(0, problem.n, max(1, images))
+        return Parts(problem, (src, dst), part, _held(src, problem.n, images), _held(dst, problem.n, images), first)
+
+    def ops(self, part: Sequence[Op], op: str, types: Types, fill: int) -> list[Op]:
+        """A part's ops for each part, and what fills blocks of the destination up.
+
+        fill: what stands for zero, where it is known now; a convolution of integers has it in its `EpilogueArguments`.
+        """
+        p, (src, dst) = self.whole, self.layouts
+        if op == "conv2d":
+            given: int | Buffer = Buffer(ACT.index, 8 * EpilogueArguments.dst_fill.first) if types.is_requantized else 0
+            written = {DST.index: types.dst.itemsize, RES.index: types.dst.itemsize}
+        else:
+            given, written = 0, {1: types.dst.itemsize, 2: INDEX_BYTES}
+        found = []
+        for first in self.first:
+            moved = {k: _offset(dst, p.dst_shape, first, size) for k, size in written.items()}
+            moved[SRC.index] = _offset(src, p.src_shape, first, types.src.itemsize)
+            found += [one.with_offsets(moved) for one in part]
+        for buffer, itemsize in written.items():
+            if buffer != RES.index and any(buffer in _buffers(one) for one in part):
+                found += _fill(dst, p.dst_shape, itemsize, buffer, 0 if buffer == 2 else fill, given)
+        return found
+
+    def seconds(self, part: float, types: Types) -> float:
+        """Of all, when a part takes so many."""
+        p, dst = self.whole, self.layouts[1]
+        missing = -p.n % dst.blocks[0] * math.prod(dst.padded_shape(p.dst_shape)[1:]) * types.dst.itemsize
+        return len(self.first) * part + (move_seconds(0, missing) if missing else 0.0)
+
+
+def _held(layout: Layout, images: int, part: int) -> Layout:
+    """The layout of a part of so many images, as it lies among all."""
+    inside = layout.outer[0] != 0  # something lies around images: strides count them
+    return part_of_batch(layout, images) if inside and part != images else layout
+
+
+def _offset(layout: Layout, shape: tuple[int, ...], image: int, itemsize: int) -> int:
+    """From the first image to this one, in bytes."""
+    return layout.offset(shape, (image, 0, 0, 0)) * itemsize if math.prod(shape) else 0
+
+
+def _buffers(op: Op) -> set[int]:
+    return {value.index for value in op.args if isinstance(value, Buffer)}
+
+
+def _fill(
+    layout: Layout, shape: tuple[int, ...], itemsize: int, buffer: int, fill: int, given: int | Buffer
+) -> list[Op]:
+    """What fills the last block of images up to its end: at each pixel, or channel of a pixel, the images that lack."""
+    block = layout.blocks[0]
+    missing = -shape[0] % block
+    if not missing or not math.prod(shape):
+        return []
+    step = math.prod(size for _, size in layout.inner)
+    size = step // block * missing
+    extents = math.prod(layout.padded_shape((1, *shape[1:]))) // step
+    start = layout.offset(layout.padded_shape(shape), (shape[0], 0, 0, 0))
+    args = FillArgs(
+        dst=Buffer(buffer, start * itemsize), size=size * itemsize, step=step * itemsize, fill=fill, given=given
+    )
+    return [Op(fill_extents(), args, extents, max(1, FILLED // (size * itemsize)))]
