@@ -142,6 +142,6 @@ def native_layout(layout: Layout | str, op: str, argument: str) -> Layout:
     """The layout, if kernels run in it."""
     found = Layout(layout)
     if not found.is_native:
-        rule = "has to be of four dimensions with at most one block, of up to 64 channels"
+        rule = "has to be of four dimensions with at most one block, of up to 64 channels (and one of images before it)"
         raise LayoutError(op, argument, str(found), rule, "see to_layout")
     return found

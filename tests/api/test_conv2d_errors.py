@@ -47,7 +47,7 @@ BAD = {  # what to call with, the argument, the value's text, the rule
     "residual of two dimensions": ({"residual": WANTED[0, 0]}, "residual", "(7, 9)", "(2, 8, 7, 9)"),
     "activation": ({"activation": "swoosh"}, "activation", "'swoosh'", "relu"),
     "algorithm": ({"algorithm": "winograd9"}, "algorithm", "'winograd9'", "direct"),
-    "out_layout that is not native": ({"out_layout": "ABcd8a8b"}, "out_layout", "'ABcd8a8b'", "at most one block"),
+    "out_layout that is not native": ({"out_layout": "ABcd8b8a"}, "out_layout", "'ABcd8b8a'", "at most one block"),
     "None": ({"x": None}, "input", "None", "array"),
     "a mask": ({"x": np.ma.masked_array(X, X > 0)}, "input", "MaskedArray", "x.filled(value)"),
     "a mask of a weight": ({"w": np.ma.masked_array(W)}, "weight", "MaskedArray", "x.filled(value)"),

@@ -10,7 +10,7 @@ import itertools
 import random
 
 import pytest
-from conv_lab import check, data, rows
+from conv_lab import Paged, check, data, rows
 
 import blockconv as bc
 from blockconv import Layout
@@ -69,7 +69,8 @@ def sampled(count: int, text: str) -> list[tuple[str, str]]:
     return [(name, name) for name in pick.sample(INVENTED, count)] + pick.sample(others, count)
 
 
-def check_all(text: str, pairs: list[tuple[str, str]]) -> None:
+def check_all(text: str, pairs: list[tuple[str, str]], at: str | None = None) -> None:
+    """at: the end of buffers that a page follows, or precedes, which no one may touch."""
     problem = Conv2dProblem.from_descriptor(text)
     given = data(problem, act="relu", residual=True)
     for src, dst in pairs:
@@ -79,7 +80,7 @@ def check_all(text: str, pairs: list[tuple[str, str]]) -> None:
             primitive = row.prepare(problem, Layout(src), Layout(dst), FLOATS, threads=2)
             for op in primitive.ops():
                 assert op.scratch <= target.second_level_cache(), f"{row.name}: {op.scratch} bytes of scratch"
-            check(row, problem, src, dst, given, "relu", exact=True)
+            check(row, problem, src, dst, given, "relu", exact=True, memory=None if at is None else Paged(at))
 
 
 # One of each kind of source and destination; each takes seconds, as it compiles a tile or two.
@@ -103,6 +104,12 @@ FEW = (
 @pytest.mark.parametrize(("text", "src", "dst"), FEW)
 def test_from_and_to_them(text: str, src: str, dst: str) -> None:
     check_all(text, [(src, dst)])
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_parts_of_blocks_of_images_end_where_their_arrays_do(at: str) -> None:
+    for text, src, dst in FEW[-3:]:
+        check_all(text, [(src, dst)], at)
 
 
 @pytest.mark.slow
