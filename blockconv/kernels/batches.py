@@ -138,6 +138,10 @@ def _fill(
     extents = math.prod(layout.padded_shape((1, *shape[1:]))) // step
     start = layout.offset(layout.padded_shape(shape), (shape[0], 0, 0, 0))
     args = FillArgs(
-        dst=Buffer(buffer, start * itemsize), size=size * itemsize, step=step * itemsize, fill=fill, given=given
+        dst=Buffer(buffer, start * itemsize),
+        size=size * itemsize,
+        step=step * itemsize,
+        fill=(fill & 0xFF) * 0x01010101,
+        given=given,
     )
     return [Op(fill_extents(), args, extents, max(1, FILLED // (size * itemsize)))]

@@ -43,6 +43,8 @@ def test_no_image_is_the_zero_point(layout: str) -> None:
     assert np.array_equal(
         found.storage.reshape(-1), stored(wanted.transpose(0, 3, 1, 2).astype(np.uint8), found.layout.tag, 99)
     )
+    pooled = bc.max_pool2d(src, 2)
+    assert np.array_equal(pooled.storage.reshape(-1), stored(bc.max_pool2d(x, 2), pooled.layout.tag, 7))
 
 
 @pytest.mark.parametrize(
