@@ -16,7 +16,7 @@ from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import row_major
-from blockconv.core.types import FloatType as Precision
+from blockconv.core.types import FloatType
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive
@@ -59,7 +59,7 @@ def compile(
     threads: int | None = None,
     accuracy: str = "default",
     costs: str | PathLike[str] | Mapping[str, float] | None = None,
-    precision: Precision = "float32",
+    precision: FloatType = "float32",
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
@@ -113,7 +113,7 @@ def _check_options(op: str, planner: object, accuracy: object, precision: object
     for argument, value, words, remedy in (
         ("planner", planner, get_args(Planner), "compile takes a function of your own too"),
         ("accuracy", accuracy, ACCURACIES, ""),
-        ("precision", precision, get_args(Precision), ""),
+        ("precision", precision, get_args(FloatType), ""),
     ):
         if not isinstance(value, str) or value not in words:
             raise ArgumentError(op, argument, value, f"has to be {' or '.join(map(repr, words))}", remedy)
