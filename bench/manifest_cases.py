@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.core.types import NIBBLES
 from blockconv.kernels import TABLE
 from blockconv.kernels.common.activation import IDENTITY, activation
 from blockconv.network import ops
@@ -85,8 +86,15 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def rows_in_reach() -> set[str]:
-    """The names of the rows that cases can take: a network's nodes have one type for all, so none of quantised ones."""
-    return {row.name for row in TABLE if row.dtypes is None or not all("/" in types for types in row.dtypes)}
+    """The names of the rows that cases can take: a network's nodes have one type for all, so none of quantised ones.
+
+    Nor of packed integers, which networks have not.
+    """
+
+    def is_out(types: str) -> bool:
+        return "/" in types or types in NIBBLES
+
+    return {row.name for row in TABLE if row.dtypes is None or not all(map(is_out, row.dtypes))}
 
 
 def left_out(found: Iterable[Case]) -> list[str]:
