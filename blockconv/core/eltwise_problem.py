@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from blockconv.core.checks import check_extents
+from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import (
     Shape,
     check_word,
@@ -20,9 +22,6 @@ from blockconv.core.problem_checks import (
     checked_whole,
     set_field,
 )
-
-from .checks import check_extents
-from .errors import ArgumentError
 
 __all__ = [
     "ActivationProblem",

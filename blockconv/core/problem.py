@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
+from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.problem_fields import (
     axis_fields,
     check_arrays,
@@ -36,8 +37,6 @@ from blockconv.core.problem_fields import (
     reached_end,
     set_field,
 )
-
-from .errors import ArgumentError, UnsupportedError
 
 __all__ = ["AdaptivePool2dProblem", "Conv2dProblem", "Pool2dProblem", "PoolKind", "ReorderProblem", "read_shape_file"]
 

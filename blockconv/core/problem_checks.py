@@ -6,8 +6,8 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
-from .errors import ArgumentError
-from .problem_fields import set_field
+from blockconv.core.errors import ArgumentError
+from blockconv.core.problem_fields import set_field
 
 __all__ = ["Shape", "check_word", "checked_axis", "checked_number", "checked_shape", "checked_whole", "set_field"]
 

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from .checks import check_extents, check_shape
-from .errors import ArgumentError
+from blockconv.core.checks import check_extents, check_shape
+from blockconv.core.errors import ArgumentError
 
 __all__ = [
     "axis_fields",

@@ -98,7 +98,7 @@ def _unpacking(problem: Conv2dProblem, source: Layout, form: WeightForm) -> tupl
     """What unpacks weights that lie in `source`, over (O, I/G, H, W), and the bytes that it writes."""
     itemsize = form.dot.itemsize or 1
     nbytes = form.packed_bytes(problem, itemsize)
-    return Program((unpack_op(problem, source, form.layout, itemsize),)), nbytes
+    return Program((unpack_op(problem.wei_shape, source, problem.g, form.layout, itemsize),)), nbytes
 
 
 # Fresh pages cost more than packing into them. A thread keeps at most so many bytes of each.

@@ -10,12 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from blockconv import jit
 from blockconv.core.layout import Layout, part_of_batch
 from blockconv.core.types import Types
-from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import load_i64
-from blockconv.kernels.common.copies import fill_bytes
+from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.common.operands import ACT, DST, RES, SRC
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.machine.costs import move_seconds
@@ -25,31 +22,6 @@ __all__ = ["Parts"]
 
 INDEX_BYTES = 8  # of where a maximum is
 FILLED = 4096  # bytes that a worker fills at a time
-
-
-class FillArgs(Arguments):
-    """Extents of equal size, as far from each other."""
-
-    dst = word("the first extent", "address")
-    size = word("of an extent", "bytes")
-    step = word("from an extent to the next", "bytes")
-    fill = word("four bytes that are equal: what is written; 0 where `given` says it", "a word")
-    given = word("the address of such a word, or 0")
-
-
-@jit.kernel
-def fill_extents():
-    """A task is an extent."""
-
-    def kernel(args, first, last, scratch):
-        a = FillArgs(args)
-        size, fill = a.size, a.fill
-        if a.given != 0:
-            fill = load_i64(a.given, 0)
-        for task in range(first, last):
-            fill_bytes(a.dst + task * a.step, size, fill)
-
-    return kernel
 
 
 class Parts(NamedTuple):

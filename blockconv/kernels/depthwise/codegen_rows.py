@@ -67,7 +67,7 @@ class RowsTile(FloatTile):
         }
         for position in sorted(readers):
             inside = begin <= position < span - end
-            row = Row(self, b.add(self.run.src, const(position * columns.src_row)))
+            row = SourceRow(self, b.add(self.run.src, const(position * columns.src_row)))
             for tap in taps:
                 for q in range(spec.loops):
                     x = self.vector(row, tap, q) if inside else self.v.zero
@@ -75,7 +75,7 @@ class RowsTile(FloatTile):
                         slot = self.accs[spec.accumulator(q, p)]
                         b.store(self.v.multiply_add(x, weights[tap, t], b.load(slot)), slot)
 
-    def vector(self, row: Row, tap: int, q: int) -> Any:
+    def vector(self, row: SourceRow, tap: int, q: int) -> Any:
         """What output vector `q` reads at a tap of a row, as what is computed with."""
         found = row.vector(tap, q)
         found = self.src.permuted(found, self.run.permutation) if self.spec.permute else found
@@ -92,7 +92,7 @@ class Part(NamedTuple):
     value: Any
 
 
-class Row:
+class SourceRow:
     """The code that loads one row of the source, as `src` has its elements."""
 
     def __init__(self, tile: RowsTile, address: Any) -> None:

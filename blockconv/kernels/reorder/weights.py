@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from blockconv import jit
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, store_bits
 from blockconv.runtime import OWN_TABLE, Buffer, Op
@@ -64,21 +63,30 @@ def unpack_weights(itemsize):
     return kernel
 
 
-def unpack_op(problem: Conv2dProblem, src: Layout, dst: Layout, itemsize: int) -> Op:
-    """From buffer 0, packed weights in `src`, to buffer 1, zeros that become weights in `dst`; sums to buffer 2."""
-    p = problem
-    oc, ic, *window = _offsets(src, p.wei_shape)
-    g, oc_of_group, ic_of_group, *window_there = (itemsize * along for along in _offsets(dst, p.grouped_wei_shape))
+def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, itemsize: int) -> Op:
+    """From buffer 0, packed weights in `src`, to buffer 1, zeros that become weights in `dst`; sums to buffer 2.
+
+    shape: (O, I/G, H, W). itemsize: of a weight in `dst`.
+    """
+    grouped = (groups, shape[0] // groups, *shape[1:])
+    oc, ic, *window = _offsets(src, shape)
+    g, oc_of_group, ic_of_group, *window_there = (itemsize * along for along in _offsets(dst, grouped))
     places = (
         (oc, _sums(g, oc_of_group)),
         (ic, ic_of_group),
         (_sums(*window), _sums(*window_there)),
     )
     args = UnpackArguments(
-        src=Buffer(0), dst=Buffer(1), sums=Buffer(2), places=OWN_TABLE, oc=p.oc, ic=p.ic // p.g, taps=p.kh * p.kw
+        src=Buffer(0),
+        dst=Buffer(1),
+        sums=Buffer(2),
+        places=OWN_TABLE,
+        oc=shape[0],
+        ic=shape[1],
+        taps=shape[2] * shape[3],
     )
     table = np.concatenate([np.stack(pair, axis=1) for pair in places]).reshape(-1)
-    return Op(unpack_weights(itemsize), args, p.oc, table=table)
+    return Op(unpack_weights(itemsize), args, shape[0], table=table)
 
 
 def _offsets(layout: Layout, shape: tuple[int, ...]) -> list[Table]:

@@ -1,0 +1,35 @@
+"""A kernel that fills extents of memory, as far from each other, with one byte."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import load_i64
+from blockconv.kernels.common.copies import fill_bytes
+
+__all__ = ["FillArgs", "fill_extents"]
+
+
+class FillArgs(Arguments):
+    """Extents of equal size, as far from each other."""
+
+    dst = word("the first extent", "address")
+    size = word("of an extent", "bytes")
+    step = word("from an extent to the next", "bytes")
+    fill = word("four bytes that are equal: what is written; 0 where `given` says it", "a word")
+    given = word("the address of such a word, or 0")
+
+
+@jit.kernel
+def fill_extents():
+    """A task is an extent."""
+
+    def kernel(args, first, last, scratch):
+        a = FillArgs(args)
+        size, fill = a.size, a.fill
+        if a.given != 0:
+            fill = load_i64(a.given, 0)
+        for task in range(first, last):
+            fill_bytes(a.dst + task * a.step, size, fill)
+
+    return kernel
