@@ -88,9 +88,10 @@ def _held(layout: Layout, images: int, part: int) -> Layout:
     return part_of_batch(layout, images) if inside and part != images else layout
 
 
-def _offset(layout: Layout, shape: tuple[int, ...], image: int, itemsize: int) -> int:
-    """From the first image to this one, in bytes."""
-    return layout.offset(shape, (image, 0, 0, 0)) * itemsize if math.prod(shape) else 0
+def _offset(layout: Layout, shape: tuple[int, ...], image: int, itemsize: int) -> tuple[int, int]:
+    """From the first image to this one, and to the end of the array, in bytes."""
+    first = layout.offset(shape, (image, 0, 0, 0)) if math.prod(shape) else 0
+    return first * itemsize, layout.size(shape) * itemsize
 
 
 def _buffers(op: Op) -> set[int]:

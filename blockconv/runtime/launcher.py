@@ -75,12 +75,16 @@ class Op:
 
         return replace(self, args=tuple(map(renamed, self.args)))
 
-    def with_offsets(self, offsets: Mapping[int, int]) -> Op:
-        """The same on other parts of its buffers: those that `offsets` names begin so many bytes later."""
+    def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Op:
+        """The same on other parts of its buffers.
+
+        offsets: of each that begins later, by how many bytes, and the bytes of all, which no address is past.
+        """
 
         def moved(value: int | Buffer) -> int | Buffer:
             if isinstance(value, Buffer) and value.index in offsets:
-                return Buffer(value.index, value.offset + offsets[value.index])
+                later, end = offsets[value.index]
+                return Buffer(value.index, min(value.offset + later, end))
             return value
 
         return replace(self, args=tuple(map(moved, self.args)))
