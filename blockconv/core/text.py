@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -16,15 +16,33 @@ __all__ = [
     "arrow",
     "dims",
     "duration",
+    "free_name",
     "megabytes",
     "microseconds",
     "paragraph",
     "shortened",
     "table",
+    "take_name",
     "threads",
 ]
 
 WIDTH = 100  # columns that what is printed fits
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """`name`, or, where it is taken, that with the first number that makes it free."""
+    free, number = name, 0
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    return free
+
+
+def take_name(name: str, taken: set[str]) -> str:
+    """`free_name`, which is taken from now on."""
+    free = free_name(name, taken)
+    taken.add(free)
+    return free
 
 
 def duration(seconds: float) -> str:

@@ -43,6 +43,7 @@ LARGEST = 255 * 128  # of a product of a byte less its zero point with a weight
 MOST_PRODUCTS = (2**31 - 1) // LARGEST  # whose sum is sure to be an int32: 65,793
 MOST_OF_PAIR = (2**15 - 1) // 255  # that two weights of one sign may add up to: 128
 LARGEST_INT4 = 255 * 8  # with a weight of 4 bits
+MOST_PRODUCTS_INT4 = (2**31 - 1) // LARGEST_INT4
 PLAIN = Quantization(1.0)
 
 
@@ -58,10 +59,11 @@ class Quantizations(NamedTuple):
 def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> None:
     """Raise unless every sum of products, and with its bias, is sure to be an int32, whatever the source holds."""
     products = int(np.prod(weight.shape[1:], dtype=object))
-    largest = LARGEST_INT4 if isinstance(weight, BlockedArray) else LARGEST
-    if products > (2**31 - 1) // largest:
+    is_int4 = isinstance(weight, BlockedArray)
+    largest, allowed = (LARGEST_INT4, MOST_PRODUCTS_INT4) if is_int4 else (LARGEST, MOST_PRODUCTS)
+    if products > allowed:
         rule = f"an output sums {products} products of 8 bits, which may be more than an int32 holds"
-        remedy = f"convolve at most {(2**31 - 1) // largest} at a time, or in float32"
+        remedy = f"convolve at most {allowed} at a time, or in float32"
         raise ArgumentError(op, "weight", weight, rule, remedy)
     most = int(np.abs(bias.astype(np.int64)).max(initial=0)) if bias is not None else 0
     if most + largest * products > 2**31 - 1:

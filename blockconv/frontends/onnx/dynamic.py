@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from blockconv.core.text import free_name
+
 __all__ = ["with_floats"]
 
 Array = npt.NDArray[Any]
@@ -129,9 +131,7 @@ def _called(node: Any) -> str:
 
 def _free(name: str, graph: Any, arrays: dict[str, Array]) -> str:
     taken = {*arrays, *(value.name for value in graph.input), *(out for node in graph.node for out in node.output)}
-    while name in taken:
-        name += "_"
-    return name
+    return free_name(name, taken)
 
 
 class _Readers:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from onnx import helper
 
 from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.text import take_name
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
@@ -76,11 +77,11 @@ class Scope:
 
     def value_name(self, name: str) -> str:
         """`name`, or one like it that is no value's."""
-        return _free(name, self._value_names)
+        return take_name(name, self._value_names)
 
     def node_name(self, name: str) -> str:
         """`name`, or one like it that is no node's."""
-        return _free(name, self._node_names)
+        return take_name(name, self._node_names)
 
     def constant(self, name: str, value: Array) -> Tensor:
         """A constant under a name that is its own."""
@@ -140,15 +141,6 @@ def registered(
         return translate
 
     return register
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free, number = name, 0
-    while free in taken:
-        number += 1
-        free = f"{name}.{number}"
-    taken.add(free)
-    return free
 
 
 class Call:

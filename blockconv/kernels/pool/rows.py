@@ -205,6 +205,8 @@ def _bins(b: Blocking) -> Op:
 def _why_not_runs(b: Blocking) -> Reason:
     if (reason := _why_not_equal(b)) is not None:
         return reason
+    if b.is_widened:
+        return "what is summed is wider than the elements that its buffers hold"
     p, isa = b.problem, target.isa()
     if (p.sh, p.sw) != (1, 1) or p.ow != p.iw:
         return "is for stride 1 and rows of as many outputs as the image has columns"
@@ -329,8 +331,8 @@ def _row(
             return reason
         b = _blocking(problem, src, dst, types.src)
         sums_integers = b.is_average and not types.src.is_float
-        if sums_integers and (types.src.itemsize > 1 or name == "pool_runs_i8"):
-            return "averages are of floats or of integers of 8 bits, whose lines this kernel does not widen"
+        if sums_integers and types.src.itemsize > 1:
+            return "averages are of floats or of integers of 8 bits"
         if sums_integers and b.most_taps > MOST_SUMMED:
             return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"
         return None if why_not is None else why_not(b)

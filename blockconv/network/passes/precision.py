@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from blockconv.core.errors import NetworkError
+from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Cast, Conv2d, Convolution, Reshape
@@ -56,7 +57,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     """Between conversions of all inputs and outputs."""
     taken = {*network.tensors, *(node.name for node in network.nodes)}
     wide = [name for name, tensor in network.tensors.items() if tensor.dtype == _FLOAT32]
-    narrow = {name: _free(f"{name}.{dtype}", taken) for name in wide}
+    narrow = {name: take_name(f"{name}.{dtype}", taken) for name in wide}
 
     def stored(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(narrow.get(name, name) for name in names)
@@ -69,7 +70,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
         (output,) = stored((node.output,))
         nodes.append(replace(node, inputs=stored(node.inputs), parameters=parameters, output=output))
     made = [name for name in network.outputs if name in narrow and name in network.producers]
-    nodes += [Node(_free(f"{name}.float32", taken), Cast("float32"), (narrow[name],), name) for name in made]
+    nodes += [Node(take_name(f"{name}.float32", taken), Cast("float32"), (narrow[name],), name) for name in made]
     read = {name for node in nodes for name in (*node.inputs, *node.parameters)} | set(network.outputs)
     constants = {name: value for name, value in network.constants.items() if name in read}
     halves = (name for name in network.constants if narrow.get(name) in read)
@@ -80,16 +81,6 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
 def _kept(node: Node) -> int:
     """How many of a node's parameters are stored as values are: all but a bias."""
     return 1 if isinstance(node.attributes, Convolution) else len(node.parameters)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """A name like `name` that is taken from now on."""
-    free, number = name, 0
-    while free in taken:
-        number += 1
-        free = f"{name}.{number}"
-    taken.add(free)
-    return free
 
 
 def _goes_up(edit: Edit, node: Node) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.text import free_name
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Attributes, Shape
 
@@ -64,7 +65,7 @@ class Edit:
 
     def value_name(self, name: str) -> str:
         """A name like `name` that no value has."""
-        return _free(name, self._shapes)
+        return free_name(name, self._shapes)
 
     # -- changing
 
@@ -92,7 +93,7 @@ class Edit:
             if name == gone[-1].name:
                 for one in new:
                     taken = one.name in nodes or (one.name in self.nodes and one.name not in names)
-                    named = replace(one, name=_free(one.name, {*self.nodes, *nodes})) if taken else one
+                    named = replace(one, name=free_name(one.name, {*self.nodes, *nodes})) if taken else one
                     nodes[named.name] = named
                     self.merged.pop(named.name, None)
                     self._remember(named)
@@ -164,11 +165,3 @@ def rewritten(network: Network, *rules: Rule) -> Network:
                 if node is None or rule(edit, node):
                     break
     return edit.done()
-
-
-def _free(name: str, taken: Iterable[str]) -> str:
-    free, number, names = name, 0, set(taken)
-    while free in names:
-        number += 1
-        free = f"{name}.{number}"
-    return free
