@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
@@ -61,7 +61,7 @@ def launch() -> float:
     return (found[many] - found[few]) / (many - few)
 
 
-# Problems of a row: (planes, rows, columns, window, stride, padding); of planes, in whole vectors or a fourth of these.
+# Problems of a row: (vectors of planes, rows, columns, window, stride, padding).
 _OVERLAPPING = (
     (4, 14, 14, 3, 1, 1),
     (4, 14, 14, 5, 1, 2),
@@ -71,34 +71,47 @@ _OVERLAPPING = (
 )
 _APART = (4, 14, 14, 2, 2, 0), (4, 15, 15, 5, 5, 0), (4, 28, 7, 2, 2, 0), (32, 4, 7, 2, 2, 0), (4, 14, 14, 14, 14, 0)
 _WHOLE = (4, 14, 14, 14, 1, 0), (4, 7, 7, 7, 1, 0), (32, 7, 7, 7, 1, 0), (16, 4, 4, 4, 1, 0), (64, 4, 4, 4, 1, 0)
+# By row: problems, and whether its pixels are narrower than a vector.
 _POOLED = {
-    "pool_runs": (1, _OVERLAPPING),
-    "pool_shuffles": (4, _OVERLAPPING),
-    "pool_tiles": (0, _OVERLAPPING),
-    "pool_planes": (4, _WHOLE),
-    "pool_windows": (0, _APART),
-    "pool_wide_lines": (0, _OVERLAPPING),
-    "pool_lines": (4, _OVERLAPPING),
-    "pool_bins": (4, _OVERLAPPING),
+    "pool_runs": (True, _OVERLAPPING),
+    "pool_shuffles": (True, _OVERLAPPING),
+    "pool_tiles": (False, _OVERLAPPING),
+    "pool_planes": (True, _WHOLE),
+    "pool_windows": (False, _APART),
+    "pool_wide_lines": (False, _OVERLAPPING),
+    "pool_lines": (True, _OVERLAPPING),
+    "pool_bins": (True, _OVERLAPPING),
 }
 
 
 def pools() -> dict[str, list[float]]:
-    """Seconds of a plane, a row, a vector of outputs and a load, by row and kind, in the second-level cache."""
+    """Seconds of a plane, a row, a vector of outputs and a load, by row, kind and, where narrow, channels of a pixel.
+
+    As many channels for each width, so that all stay in the second-level cache.
+    """
     kinds: tuple[tuple[PoolKind, str], ...] = (("max", "max"), ("avg_include_padding", "average"))
-    found, lanes, types = {}, target.isa().vector_bytes // ITEMSIZE, Types.all("float32")
+    lanes = target.isa().vector_bytes // ITEMSIZE
+    narrow = [1 << k for k in range(lanes.bit_length() - 1)]
+    found = {}
     for kind, name in kinds:
-        for row, (part, problems) in _POOLED.items():
-            inner = {0: lanes, 1: 1, 4: lanes // 4}[part]
-            lay, taken = Layout(f"aBcd{inner}b" if inner > 1 else "NCHW"), named("pool2d", f"{row}_f32")
-            runs, counted = {}, []
-            for planes, rows, columns, window, stride, pad in problems:
-                sizes = planes * inner, rows, columns, min(rows, window), min(columns, window)
-                problem = Pool2dProblem(kind, 1, *sizes, stride, stride, pad, pad)
-                if taken.rejects(problem, lay, lay, types) is None:
-                    primitive = taken.prepare(problem, lay, lay, types)
-                    runs[sizes] = runner(primitive, problem, lay, lay, ITEMSIZE)
-                    counted.append((1, *counts[row](primitive.blocking)))
-            if runs:
-                found[f"{row} {name}"] = rates(counted, list(in_turns(runs).values()))[1:]
+        for row, (is_narrow, problems) in _POOLED.items():
+            for width in narrow if is_narrow else [lanes]:
+                of = _pool_rates(row, kind, width, [(lanes * planes, *sizes) for planes, *sizes in problems])
+                if of is not None:
+                    found[f"{row} {name} {width}" if is_narrow else f"{row} {name}"] = of
     return found
+
+
+def _pool_rates(row: str, kind: PoolKind, width: int, problems: Sequence[Sequence[int]]) -> list[float] | None:
+    """Rates of a row by problems (channels, rows, columns, window, stride, padding); None where it takes none."""
+    types, taken = Types.all("float32"), named("pool2d", f"{row}_f32")
+    lay = Layout(f"aBcd{width}b" if width > 1 else "NCHW")
+    runs, counted = {}, []
+    for channels, rows, columns, window, stride, pad in problems:
+        sizes = channels, rows, columns, min(rows, window), min(columns, window)
+        problem = Pool2dProblem(kind, 1, *sizes, stride, stride, pad, pad)
+        if taken.rejects(problem, lay, lay, types) is None:
+            primitive = taken.prepare(problem, lay, lay, types)
+            runs[sizes] = runner(primitive, problem, lay, lay, ITEMSIZE)
+            counted.append((1, *counts[row](primitive.blocking)))
+    return rates(counted, list(in_turns(runs).values()))[1:] if runs else None

@@ -53,11 +53,12 @@ def move_seconds(read: float, written: float) -> float:
     return profile().move(read, written)
 
 
-def pool_rates(row: str, kind: str) -> Sequence[float]:
-    """Seconds of a plane, a row, a vector of outputs, a load of this row of pools. kind: "max" or "average"."""
-    known = profile().pools
-    # A machine whose instruction set has a row that the profile's does not price it as the plainest.
-    return known.get(f"{row} {kind}", known[f"pool_tiles {kind}"])
+def pool_rates(row: str, kind: str, width: int) -> Sequence[float]:
+    """Seconds of a plane, a row, a vector of outputs, a load of this row of pools. kind: "max" or "average".
+
+    width: channels of a pixel that lie together.
+    """
+    return profile().pool(row, kind, width)
 
 
 def launch_seconds() -> float:

@@ -103,7 +103,8 @@ class Profile:
     depthwise: a multiply-add and a vector of outputs, of vectors of "channels", of "pixels", and of "pixels apart".
     transforms: Winograd's, of a vector of a tile's channels, (source, destination) by "4x4 stride 1", by "4x4 stride 1
         of 8" where so many of the channels lie together, and "in rows" where all do, with more up to the next pixel's.
-    pools: a plane, a row, a vector of outputs and a load, by row of the table and "max" or "average".
+    pools: a plane, a row, a vector of outputs and a load, by row of the table, "max" or "average", and, where a pixel's
+        channels that lie together are less than a vector, their number ("pool_lines max 4").
     copies: bytes read and written a second by one core, by the level that they stay in ("L2", "L3", "memory").
     reads: the same of bytes that are only read.
     launch: an op with nothing to do. record: the machine's, when it was measured.
@@ -181,6 +182,17 @@ class Profile:
         known = [int(count) for count, _, kind in kinds if count.isdecimal() and kind == how]
         count = min(known, key=lambda count: abs(count - channels))
         return self.packs[f"{count} {how}".strip()]
+
+    def pool(self, row: str, kind: str, width: int) -> Sequence[float]:
+        """Seconds of a plane, a row, a vector of outputs, a load of a row of pools; kind, width: as in `pools`.
+
+        A machine whose instruction set has a row that the profile's does not prices it as the plainest.
+        """
+        name = f"{row} {kind}"
+        widths = [int(known.rpartition(" ")[2]) for known in self.pools if known.startswith(f"{name} ")]
+        if widths:
+            name += f" {min(widths, key=lambda known: abs(known - width))}"
+        return self.pools.get(name, self.pools[f"pool_tiles {kind}"])
 
     def transform(self, m: int, stride: int, width: int, rows: bool) -> tuple[float, float]:
         """Seconds of Winograd's transforms of a vector; width: channels of it that lie together, 0 for all.

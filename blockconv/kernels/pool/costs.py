@@ -106,7 +106,7 @@ def cost(b: Blocking, name: str) -> float:
     A line is made of one vector of each pixel, and then of the next: of pixels of several the rest is skipped, and
     nothing is fetched ahead.
     """
-    rates, moved = pool_rates(name, "average" if b.is_average else "max"), _moved(b)
+    rates, moved = pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
     computed = sum(count * rate for count, rate in zip(counts[name](b), rates, strict=True))
     if b.is_widened:
         computed += b.dst.size(b.problem.dst_shape) / b.lanes * _QUANTIZED_CYCLES * cycle_seconds()
