@@ -16,7 +16,7 @@ from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy, like
-from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.layout import NATIVE, Layout, read_layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import HALVES, INT4, INT8, Types
@@ -249,7 +249,11 @@ def explain(
     else:
         rule = "has to be a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem"
         raise ArgumentError("explain", "problem", problem, rule)
-    pairs = [(lay, lay) for lay in NATIVE] if src is None else [(Layout(src), Layout(dst or src))]
+    pairs = (
+        [(lay, lay) for lay in NATIVE]
+        if src is None
+        else [(read_layout("explain", "src", src), read_layout("explain", "dst", src if dst is None else dst))]
+    )
     return selection.explain(op, problem, pairs, _types("explain", op, dtype), get_num_threads())
 
 

@@ -13,7 +13,7 @@ from blockconv.api.arithmetic import Arithmetic, QuantizedOptions, Weight, as_we
 from blockconv.api.bound import Bound, Packed
 from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
 from blockconv.core.checks import whole
-from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -353,22 +353,9 @@ class Conv2d:
             raise ArgumentError(self._op, "input", shape, rule)
         (top, bottom), (left, right) = self._pads
         n, ic, ih, iw = (int(k) for k in shape)
-        return Conv2dProblem(
-            n,
-            ic or self.groups,
-            ih,
-            iw,
-            int(oc),
-            int(kh),
-            int(kw),
-            *self.stride,
-            top,
-            left,
-            bottom,
-            right,
-            *self.dilation,
-            self.groups,
-        )
+        sizes = n, ic or self.groups, ih, iw, int(oc), int(kh), int(kw)
+        with raised_by(self._op):
+            return Conv2dProblem(*sizes, *self.stride, top, left, bottom, right, *self.dilation, self.groups)
 
     def _check_parameters(self, groups: Any) -> int:
         """The groups, as an int."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv.api.pool_problems import PROBLEMS, Problem, Shape
-from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem
@@ -122,7 +122,8 @@ def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, ze
     least = 0 if op == "adaptive_avg_pool2d" else 1  # torch takes no channels there, and only there
     if shape[1] < least or min(shape[2:]) < 1:
         raise ArgumentError(op, "input", shape, f"H and W have to be at least 1, C at least {least}")
-    problem = PROBLEMS[op](shape, *call.parameters)
+    with raised_by(op):
+        problem = PROBLEMS[op](shape, *call.parameters)
     if _is_quantized(dtype) and "max" not in op:
         _check_sums(op, problem)
     program = Program(())

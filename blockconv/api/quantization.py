@@ -10,10 +10,11 @@ import numpy.typing as npt
 from blockconv.api.annotations import AnyArray, Dense
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.interop import as_numpy, like
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, read_layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES
 from blockconv.dispatch.array import BlockedArray, allocate, entered, reorder_into
+from blockconv.dispatch.array_checks import require_rank
 from blockconv.dispatch.quantizing import check_zero_point
 
 __all__ = ["dequantize_linear", "quantize_linear"]
@@ -169,10 +170,8 @@ def _convert(
     quantizations: tuple[Quantization | None, Quantization | None],
     layout: Layout | str | None,
 ) -> Any:
-    wanted = src.layout if layout is None else Layout(layout)
-    if wanted.ndim != src.ndim:
-        rule = f"is of {wanted.ndim} dimensions, and x has {src.ndim}"
-        raise ArgumentError(op, "layout", str(wanted), rule)
+    wanted = src.layout if layout is None else read_layout(op, "layout", layout)
+    require_rank(op, wanted, "array", src.ndim)
     zero_point = 0 if quantizations[1] is None else quantizations[1].zero_point
     dst = allocate(src.shape, wanted, dtype, zero_point)
     reorder_into(src, dst, quantizations)

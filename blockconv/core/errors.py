@@ -7,6 +7,9 @@ boundary, before anything is written.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "ArgumentError",
     "BlockconvError",
@@ -15,6 +18,7 @@ __all__ = [
     "NetworkError",
     "SlowPathWarning",
     "UnsupportedError",
+    "raised_by",
 ]
 
 
@@ -67,6 +71,15 @@ class SlowPathWarning(UserWarning):
     problem that only the reference takes, threads without TBB and OpenMP.
     ``warnings.simplefilter("error", bc.SlowPathWarning)`` makes it an error.
     """
+
+
+@contextmanager
+def raised_by(op: str) -> Iterator[None]:
+    """ArgumentErrors from within are raised as those of `op`, the operation that a user called."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise type(error)(op, error.argument, error.value, error.rule, error.remedy) from None
 
 
 def _short(value: object, limit: int = 120) -> str:

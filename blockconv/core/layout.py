@@ -291,6 +291,18 @@ NATIVE = tuple(map(Layout, ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32"
 """The layouts that a planner and the harness take by default; see `Layout.is_native` for all that kernels run in."""
 
 
+def read_layout(op: str, argument: str, layout: Layout | str, asked: object = None) -> Layout:
+    """The Layout that an argument of `op` stands for; LayoutError, naming both, if it is none.
+
+    asked: what the argument is, where `layout` is a part of it.
+    """
+    try:
+        return Layout(layout)
+    except LayoutError as error:
+        value = layout if asked is None else asked
+        raise LayoutError(op, argument, value, error.rule, error.remedy) from None
+
+
 @functools.cache
 def row_major(ndim: int) -> Layout:
     """The layout of C-contiguous arrays: NCHW where there are four dimensions."""
@@ -314,7 +326,7 @@ def register_layout(name: str, tag: str | Layout) -> Layout:
     >>> bc.register_layout("my tiles", "aBCd4b4c").storage_shape((1, 6, 6, 4))
     (1, 2, 2, 4, 4, 4)
     """
-    layout = Layout(tag)
+    layout = read_layout("register_layout", "tag", tag)
     if not isinstance(name, str) or not name:
         raise LayoutError("register_layout", "name", name, "must be a string that is not empty")
     with _lock:

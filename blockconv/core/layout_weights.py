@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from blockconv.core.errors import LayoutError
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, read_layout
 
 __all__ = ["ConvolutionMode", "convolution_mode", "weights_for"]
 
@@ -92,7 +92,7 @@ def weights_for(activation: str | Layout, kind: str = "dense", library: str = "m
     Layout('ABcd16b16a')
     """
     op = "weights_for"
-    layout = Layout(activation)
+    layout = read_layout(op, "activation", activation)
     modes = _row(op, "library", library, _MODES, "is no library with weights of its own")
     kinds = {name: column for column, name in enumerate(ConvolutionMode._fields) if name != "activation"}
     column = _row(op, "kind", kind, kinds, "is no kind of weights")

@@ -14,7 +14,7 @@ from blockconv.core import target
 from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
-from blockconv.core.layout import Layout, row_major
+from blockconv.core.layout import Layout, read_layout, row_major
 from blockconv.core.types import Types, element
 from blockconv.dispatch.array_checks import (
     PACKED,
@@ -25,6 +25,7 @@ from blockconv.dispatch.array_checks import (
     require_destination,
     require_dtype,
     require_movable,
+    require_rank,
     storage_for,
 )
 from blockconv.dispatch.reorders import Ends, conversion_program, reorder_program
@@ -80,8 +81,9 @@ class BlockedArray:
         dtype: npt.DTypeLike | str | None = None,
         zero_point: int = 0,
     ) -> None:
-        self.layout = Layout(layout)
+        self.layout = read_layout("BlockedArray", "layout", layout)
         self.shape = checked_shape("BlockedArray", shape)
+        require_rank("BlockedArray", self.layout, "shape", len(self.shape))
         wanted = self.layout.storage_shape(self.shape)
         if not isinstance(storage, np.ndarray) or isinstance(storage, np.ma.MaskedArray):
             rule = "has to be a NumPy array, and no masked one"
@@ -233,7 +235,8 @@ def empty(
     >>> bc.empty((1, 30, 8, 8), "NCHW16").storage.shape
     (1, 2, 8, 8, 16)
     """
-    layout, shape = Layout(layout), checked_shape("empty", shape)
+    layout, shape = read_layout("empty", "layout", layout), checked_shape("empty", shape)
+    require_rank("empty", layout, "shape", len(shape))
     element = checked_dtype("empty", dtype)
     if not isinstance(element, str):
         require_movable("empty", "dtype", element)
@@ -281,16 +284,14 @@ def to_layout(
     >>> bool((blocked.numpy() == x).all())
     True
     """
-    target = Layout(layout)
+    target = read_layout("to_layout", "layout", layout)
     if out is not None and not isinstance(out, BlockedArray):
         rule = "has to be a BlockedArray"
         raise ArgumentError("to_layout", "out", type(out).__name__, rule, "see blockconv.empty")
     given = out if dtype is None else None
     src = x if isinstance(x, BlockedArray) else entered("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, given)
     wanted = src.dtype if dtype is None else converted_dtype("to_layout", src.dtype, dtype)
-    if src.ndim != target.ndim:
-        rule = f"is of {target.ndim} dimensions, and the array has {src.ndim}"
-        raise LayoutError("to_layout", "layout", str(target), rule)
+    require_rank("to_layout", target, "array", src.ndim)
     if out is None:
         if src.layout == target and src.dtype == wanted:
             return src

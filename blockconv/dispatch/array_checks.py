@@ -24,6 +24,7 @@ __all__ = [
     "require_destination",
     "require_dtype",
     "require_movable",
+    "require_rank",
     "storage_for",
 ]
 
@@ -46,7 +47,9 @@ def checked_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = tuple(operator.index(n) for n in shape)
     except TypeError:
-        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints") from None
+        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints of at least 0") from None
+    if min(sizes, default=0) < 0:
+        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints of at least 0")
     check_extents(op, "shape", shape, sizes)
     return sizes
 
@@ -77,6 +80,12 @@ def converted_dtype(op: str, src: np.dtype[Any] | str, dtype: npt.DTypeLike | st
 def require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:
     if dtype.hasobject or dtype.itemsize not in (1, 2, 4, 8):
         raise DtypeError(op, argument, str(dtype), "elements have to be numbers of 1, 2, 4 or 8 bytes")
+
+
+def require_rank(op: str, layout: Layout, what: str, ndim: int) -> None:
+    """Raise LayoutError unless the layout is one of so many dimensions, which the argument `what` has."""
+    if layout.ndim != ndim:
+        raise LayoutError(op, "layout", str(layout), f"is of {layout.ndim} dimensions, and the {what} has {ndim}")
 
 
 def require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np.dtype[Any] | str) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from blockconv.core.checks import check_extents, whole
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, read_layout
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 from blockconv.runtime import address_of
 
@@ -140,7 +140,7 @@ def sides(op: str, padding: Any, kinds: str) -> tuple[tuple[int, int], tuple[int
 
 def native_layout(layout: Layout | str, op: str, argument: str) -> Layout:
     """The layout, if kernels run in it."""
-    found = Layout(layout)
+    found = read_layout(op, argument, layout)
     if not found.is_native:
         rule = "has to be of four dimensions with at most one block, of up to 64 channels (and one of images before it)"
         raise LayoutError(op, argument, str(found), rule, "see to_layout")

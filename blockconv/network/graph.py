@@ -30,7 +30,7 @@ from blockconv.network import evaluate
 from blockconv.network.ops import AdaptivePool2d, Attributes, Convolution, Dequantize, Pool2d, Shape
 from blockconv.network.order import topological
 
-__all__ = ["Network", "Node", "Tensor", "read_shape"]
+__all__ = ["Network", "Node", "Tensor", "check_network", "read_shape"]
 
 Array = npt.NDArray[Any]
 Problem = Conv2dProblem | Pool2dProblem | AdaptivePool2dProblem
@@ -283,6 +283,12 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: 
                 raise NetworkError(str(node), argument, name, "is no input, no constant, and no node produces it")
             if argument == "parameters" and name not in net.constants and name not in dequantized:
                 raise NetworkError(str(node), argument, name, "has to be a constant, so that it can be packed once")
+
+
+def check_network(op: str, network: object) -> None:
+    """Raise ArgumentError unless what `op` was given is a network."""
+    if not isinstance(network, Network):
+        raise ArgumentError(op, "network", network, "has to be a Network", "see load_onnx and NetworkBuilder")
 
 
 def read_shape(name: str, argument: str, shape: Any) -> Shape:

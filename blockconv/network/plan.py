@@ -20,7 +20,7 @@ from blockconv.core.types import FloatType
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive
-from blockconv.network.graph import Network
+from blockconv.network.graph import Network, check_network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
@@ -99,6 +99,7 @@ def compile(
     >>> bc.compile(builder.build(), planner=by_width).actions[0].writes[1]
     Layout('NHWC')
     """
+    check_network("compile", network)
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)
     _check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)

@@ -475,8 +475,8 @@ def test_weights_by_any_name(arguments: tuple[Any, ...], weights: str) -> None:
             ("NCHW4", "dense", "tvm"),
             "library='tvm': is no library with weights of its own; take one of megengine",
         ),
-        (("NCHW65",), "Layout: name='NCHW65'"),
-        ((["NCHW"],), "Layout: name=['NCHW']"),
+        (("NCHW65",), "weights_for: activation='NCHW65'"),
+        ((["NCHW"],), "weights_for: activation=['NCHW']"),
     ],
 )
 def test_weights_that_are_not_known(arguments: tuple[Any, ...], message: str) -> None:
@@ -525,7 +525,7 @@ def test_a_name_of_the_library_keeps_its_meaning() -> None:
 def test_what_cannot_be_registered(name: Any) -> None:
     with pytest.raises(LayoutError, match="register_layout: name="):
         register_layout(name, "aBcd3b")
-    with pytest.raises(LayoutError, match="Layout: name='NCHW65'"):
+    with pytest.raises(LayoutError, match="register_layout: tag='NCHW65'"):
         register_layout("my other layout", "NCHW65")
 
 

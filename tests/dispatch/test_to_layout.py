@@ -348,8 +348,8 @@ def overlapping() -> tuple[BlockedArray, str, BlockedArray]:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str, str]] = {
-    "no layout": (lambda: (X, "NCHW4c16", None), LayoutError, "name", "'NCHW4c16'"),
-    "no name": (lambda: (X, 16, None), LayoutError, "name", "not int"),
+    "no layout": (lambda: (X, "NCHW4c16", None), LayoutError, "layout", "'NCHW4c16'"),
+    "no name": (lambda: (X, 16, None), LayoutError, "layout", "not int"),
     "wrong rank": (lambda: (X[0], "NCHW4", None), LayoutError, "layout", "4 dimensions, and the array has 3"),
     "a number": (lambda: (np.float32(3), "NCHW4", None), ArgumentError, "x", "1 to 6 dimensions"),
     "objects": (lambda: (X.astype(object), "NCHW4", None), DtypeError, "x", "1, 2, 4 or 8 bytes"),

@@ -462,6 +462,8 @@ def test_what_is_refused() -> None:
         bc.compile(network, accuracy=np.array(["default", "strict"]))  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="'optimal' or 'greedy'"):
         bc.compile(network, planner="best")  # type: ignore[arg-type]
+    with pytest.raises(bc.ArgumentError, match=r"compile: network='model\.onnx': .*see load_onnx"):
+        bc.compile("model.onnx")  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="kernels run in"):
         bc.compile(network, "bsv16_fsv16")
     with pytest.raises(bc.NetworkError, match="no node"):

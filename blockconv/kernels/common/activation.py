@@ -105,8 +105,8 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(op, "activation", spec, "its parameters have to be numbers") from None
     values += [*definition.parameters.values()][len(values) :]
-    if name == "clip" and values[0] > values[1]:
-        raise ArgumentError(op, "activation", spec, "the low of a clip has to be at most its high", "swap them")
+    if name == "clip" and not values[0] <= values[1]:
+        raise ArgumentError(op, "activation", spec, "the low of a clip has to be at most its high, and neither NaN")
     first, second = definition.bounds or (*values, 0.0, 0.0)[:2]
     return Activation(name, NUMBERS.get(name, 0), first, second)
 

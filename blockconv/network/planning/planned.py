@@ -23,7 +23,7 @@ from rich.progress import (
 
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError
-from blockconv.core.layout import NATIVE, Layout, row_major
+from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
@@ -126,10 +126,7 @@ def read_layouts(network: Network, layouts: Layouts) -> Layouts:
 
 def _native(layout: str | Layout, asked: Any) -> Layout:
     """The layout, if kernels run in it. asked: what it is a part of."""
-    try:
-        found = Layout(layout)
-    except LayoutError as error:
-        raise LayoutError("compile", "layouts", asked, error.rule, error.remedy) from None
+    found = read_layout("compile", "layouts", layout, asked)
     if not found.is_native or found.blocks[0] > 1:
         rule = "kernels run in layouts of four dimensions with at most one block, of up to 64 channels"
         raise ArgumentError("compile", "layouts", asked, rule)

@@ -12,7 +12,7 @@ from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, ByteType
 from blockconv.network.evaluate_quantized import real
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, check_network
 from blockconv.network.ops import Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.quantization.calibration import (
@@ -102,8 +102,7 @@ def quantize(
 
 
 def _checked_options(network: Any, method: object, dtype: object, percentile: object) -> ByteType:
-    if not isinstance(network, Network):
-        raise ArgumentError(OP, "network", network, "has to be a Network", "see load_onnx and NetworkBuilder")
+    check_network(OP, network)
     if method not in METHODS:
         raise ArgumentError(OP, "method", method, f"has to be {' or '.join(map(repr, METHODS))}")
     if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
