@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from .grid import headed
 from .results import FAILED, WRONG, Case, Entry
 
 __all__ = ["AGREE", "Change", "agreement", "changes", "render_changes"]
@@ -83,11 +84,7 @@ def _ratio(old: Entry, new: Entry) -> tuple[float, float, float]:
 def render_changes(found: Sequence[Change], drift: float) -> Table:
     """The changes of two files, the worst first."""
     title = f"new time / old time, without the machine's drift of {drift:.3f}"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for title in ("case", "entry"):
-        table.add_column(title)
-    for title in ("ratio", "interval", "verdict"):
-        table.add_column(title, justify="right")
+    table = headed(title, ("case", "entry", "ratio", "interval", "verdict"), range(2))
     for change in sorted(found, key=lambda change: -(change.ratio[0] if change.ratio else math.inf)):
         ratio = ["", ""]
         if change.ratio:

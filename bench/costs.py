@@ -24,6 +24,8 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.selection import Candidate
 
+from . import grid
+from .grid import Grid
 from .results import Case
 from .timing import compare
 
@@ -206,31 +208,20 @@ def _rows(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
 
 def table(cases: Sequence[Case]) -> Table:
     """The quality of each list, and of all."""
-    found = Table(title="Predicted beside measured, one thread", title_justify="left", title_style="bold")
-    for k, head in enumerate(HEADS):
-        found.add_column(head, justify="right" if k else "left")
-    for row in _rows(cases):
-        found.add_row(*row)
-    return found
+    return Grid("Predicted beside measured, one thread", HEADS, [*_rows(cases)]).table()
 
 
 def markdown(cases: Sequence[Case]) -> Iterator[str]:
     """The same as Markdown."""
-    yield f"| {' | '.join(HEADS)} |"
-    yield f"| --- |{' ---: |' * (len(HEADS) - 1)}"
-    yield from (f"| {' | '.join(row)} |" for row in _rows(cases))
+    return grid.markdown(HEADS, [*_rows(cases)])
 
 
 def worst(cases: Sequence[Case], count: int) -> Table:
     """The choices with the largest regret, and the row that would have been best."""
-    found = Table(title="The costliest choices", title_justify="left", title_style="bold")
-    for head in ("problem", "layout", "taken", "fastest", "regret"):
-        found.add_column(head)
     listed = [
         (regret, case["title"], taken.layout, taken.row, best.row)
         for case in cases
         for regret, taken, best in _choices([Way(**entry) for entry in case["entries"]])
     ]
-    for regret, title, layout, taken_row, best_row in sorted(listed, reverse=True)[:count]:
-        found.add_row(title, layout, taken_row, best_row, f"{regret:.0%}")
-    return found
+    rows = [(*rest, f"{regret:.0%}") for regret, *rest in sorted(listed, reverse=True)[:count]]
+    return Grid("The costliest choices", ("problem", "layout", "taken", "fastest", "regret"), rows, range(4)).table()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,35 +19,19 @@ from rich.table import Table
 from blockconv.core.problem import Conv2dProblem
 
 from . import layers
+from .grid import Grid
 from .report import time_text
 from .results import Case, seconds
 from .run import Plan
 from .standings import layout_speeds, timed
 from .workers import Crew
 
-__all__ = ["CHOICES", "NETWORKS", "Grid", "closing", "crossings", "grids", "model_quality", "regrets", "sweeps"]
+__all__ = ["CHOICES", "NETWORKS", "closing", "crossings", "grids", "model_quality", "regrets", "sweeps"]
 
 NETWORKS = ("resnet50", "mobilenetv2")
 CHOICES = ("auto", "measured", "greedy", *layers.LAYOUTS)
 RIGHT = 0.05  # a choice that costs no more beyond the best one is right
 LEAD = 0.02  # by which a layout has to be ahead to have overtaken another
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table for the terminal and for the page."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def table(self) -> Table:
-        table = Table(title=self.title, title_justify="left", title_style="bold")
-        for k, head in enumerate(self.heads):
-            table.add_column(head, justify="right" if k else "left")
-        for row in self.rows:
-            table.add_row(*row)
-        return table
 
 
 def closing(cases: Sequence[Case]) -> Iterable[Table]:

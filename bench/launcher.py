@@ -9,6 +9,7 @@ from blockconv import jit
 from blockconv.jit.ir import fetch_add, load_i64
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
 
+from .grid import Grid
 from .timing import compare
 
 __all__ = ["measure", "render"]
@@ -65,8 +66,6 @@ def _times_of_a_microsecond(cells: np.ndarray) -> int:
 
 def render(threads: int, found: dict[str, float]) -> Table:
     """One number of threads as a table."""
-    table = Table(title=f"{OPS} ops of a plan, each a task of 1 µs a thread, {threads} threads", title_justify="left")
-    for column in ("an op", "its work", "overhead of an op", "a call of one empty op, from Python"):
-        table.add_column(column, justify="right")
-    table.add_row(*(f"{found[key]:.2f} µs" for key in ("op", "work", "overhead", "call")))
-    return table
+    heads = "an op", "its work", "overhead of an op", "a call of one empty op, from Python"
+    row = [f"{found[key]:.2f} µs" for key in ("op", "work", "overhead", "call")]
+    return Grid(f"{OPS} ops of a plan, each a task of 1 µs a thread, {threads} threads", heads, [row], ()).table()

@@ -8,11 +8,9 @@ machine can run: Numba compiles for fixed processors (`TARGETS`), and choices ar
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -25,11 +23,11 @@ import llvmlite.binding as llvm
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import machine, manifest_compare
+from . import machine
 from .manifest_cases import BATCH, MOST_MACS, Node, Plan, Reorder, cases, left_out, rows_in_reach
 from .manifest_worker import THREADS, Job
 
-__all__ = ["FORMAT", "TARGETS", "Target", "add_arguments", "command", "load", "make"]
+__all__ = ["FORMAT", "QUICK", "TARGETS", "Target", "load", "make", "write"]
 
 FORMAT = 1
 ROOT = Path(__file__).parents[1]
@@ -60,49 +58,6 @@ TARGETS = {
     "sse": Target("nehalem", ("sse4.2",), ("popcnt",)),
 }
 QUICK = ("avx512", "avx2", "sse")
-
-
-# ---------------------------------------------------------------- the command line
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
-    command.add_argument("--out", type=Path, help="write the manifest there, as sorted JSON lines")
-    command.add_argument("--quick", action="store_true", help="few cases: every row, layout and instruction set")
-    command.add_argument("--isa", nargs="+", choices=TARGETS, help=f"instruction sets (quick: {', '.join(QUICK)})")
-    command.add_argument("--only", default="", metavar="TEXT", help="only cases with this in their names")
-    command.add_argument("--jobs", type=int, default=len(machine.affinity()), help="processes at once")
-    command.add_argument("--assembly", type=Path, help="a directory for each kernel's stripped assembly")
-    command.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="the status is 1 if they differ")
-    text = "with --compare: rows of the table that were renamed"
-    command.add_argument("--rename", nargs="+", default=[], metavar="OLD=NEW", help=text)
-    command.add_argument("--all", action="store_true", help="with --compare: list every case, not one of each kind")
-
-
-def command(options: argparse.Namespace, console: Console) -> int:
-    """Make a manifest, or compare two; returns the exit status."""
-    if options.compare is not None:
-        if wrong := [text for text in options.rename if "=" not in text]:
-            raise ValueError(f"manifest: --rename {' '.join(wrong)}: give OLD=NEW")
-        old, new = map(load, options.compare)
-        renamed = dict(text.split("=", 1) for text in options.rename)
-        found = manifest_compare.compare(old, new, renamed)
-        manifest_compare.show(found, console, every=options.all)
-        return 1 if found.changes else 0
-    if options.out is None:
-        raise ValueError("manifest: give --out FILE to make one, or --compare OLD NEW")
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        raise ValueError(f"manifest: its processors are of x86-64, and this one is {platform.machine()}")
-    isas = options.isa or (QUICK if options.quick else tuple(TARGETS))
-    header, records = make(isas, console, options.quick, options.only, max(1, options.jobs), options.assembly)
-    _write(options.out, header, records)
-    for name, target in header["targets"].items():
-        if not target["runs"]:
-            console.print(f"{name}: not run, as this machine does not have it; no bits", style="yellow")
-    if header["rows without a case"]:
-        console.print(f"rows without a case: {', '.join(header['rows without a case'])}", style="yellow")
-    console.print(f"{len(records)} lines in {options.out}", markup=False)
-    return 0
 
 
 # ---------------------------------------------------------------- making one
@@ -200,7 +155,7 @@ def _merged(records: Iterable[Record]) -> list[Record]:
 # ---------------------------------------------------------------- files
 
 
-def _write(path: Path, header: Record, records: Sequence[Record]) -> None:
+def write(path: Path, header: Record, records: Sequence[Record]) -> None:
     """Whole, or not at all."""
     lines = [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in (header, *records)]
     partial = path.with_name(path.name + ".part")

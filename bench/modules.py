@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import blockconv as bc
 
+from .grid import Grid
 from .timing import compare
 
 __all__ = ["FORMATS", "MODULES", "measure", "replaced", "table"]
@@ -112,10 +113,9 @@ def measure(name: str, layout: str, threads: int, rounds: int) -> tuple[float, f
 
 def table(rows: Sequence[tuple[str, str, int, float, float, float]]) -> Table:
     """rows: name, memory format, threads, and what `measure` gave."""
-    found = Table(title="PyTorch modules, conv2d replaced", title_justify="left", title_style="bold")
-    for k, head in enumerate(("module", "format", "threads", "PyTorch, ms", "ours, ms", "times as fast", "difference")):
-        found.add_column(head, justify="right" if k > 1 else "left")
-    for name, layout, threads, theirs, ours, error in rows:
-        cells = f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.2f}", f"{error:.0e}"
-        found.add_row(name, layout, str(threads), *cells)
-    return found
+    heads = "module", "format", "threads", "PyTorch, ms", "ours, ms", "times as fast", "difference"
+    cells = [
+        (name, layout, str(threads), f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.2f}", f"{error:.0e}")
+        for name, layout, threads, theirs, ours, error in rows
+    ]
+    return Grid("PyTorch modules, conv2d replaced", heads, cells, range(2)).table()

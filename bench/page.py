@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import lab, plots
+from .grid import Grid
 from .report import DISTURBED, best_speedup, short_title, standing, summary, time_text
 from .results import OK, Case, Entry, load, seconds
 from .standings import GOOD, LEAST, layout_speeds
@@ -111,7 +112,7 @@ def _pictures(suite: str, cases: Sequence[Case]) -> Iterable[str]:
         yield _figure(plots.roofline(cases), "Roofline: under what this machine multiplies and copies.")
 
 
-def _grid(grid: lab.Grid) -> str:
+def _grid(grid: Grid) -> str:
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in grid.heads)
     rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in grid.rows)
     table = f"<table class='grid'><tr>{heads}</tr><tr>{'</tr><tr>'.join(rows)}</tr></table>"

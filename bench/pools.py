@@ -12,12 +12,11 @@ import numpy as np
 from blockconv.core.problem import Pool2dProblem
 
 from .measure import measure, noise
-from .report import Column, bandwidth, share_of_copy, speedup_text
 from .results import Case
 from .run import Plan, conditions
 from .workers import Crew
 
-__all__ = ["COLUMNS", "PROBLEMS", "plans", "reference"]
+__all__ = ["PROBLEMS", "plans", "reference"]
 
 _DESCRIPTORS = (
     ('mb1ic64ih112oh56kh3sh2ph1n"3x3 s2"', ("max", "avg_include_padding")),
@@ -30,13 +29,6 @@ PROBLEMS = tuple(
     Pool2dProblem.from_descriptor(text, kind)  # type: ignore[arg-type]
     for text, kinds in _DESCRIPTORS
     for kind in kinds
-)
-
-
-COLUMNS = (
-    Column("GB/s", lambda case, entry: f"{bandwidth(case, entry):.1f}"),
-    Column("of copy", share_of_copy),
-    Column("times best peer", speedup_text),
 )
 
 

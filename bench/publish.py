@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cpu, tables
+from .grid import markdown
 from .report import STANDINGS, best_speedup, short_title, standing
 from .results import Case, Entry, load, seconds
 from .standings import timed
@@ -86,18 +87,20 @@ def _threads(count: int) -> str:
 def _networks(cases: Sequence[Case]) -> Iterator[str]:
     """A row for each network, with our best, the best peer and their ratio for each number of threads."""
     counts = sorted({case["params"]["threads"] for case in cases})
-    heads = [head for count in counts for head in (f"ms, {_threads(count)}", "best peer", "times as fast")]
-    yield f"| network | {' | '.join(heads)} |"
-    yield f"| --- |{' ---: |' * len(heads)}"
+    heads = ["network"] + [
+        head for count in counts for head in (f"ms, {_threads(count)}", "best peer", "times as fast")
+    ]
     rows: dict[str, dict[int, Case]] = {}
     for case in cases:
         network, images = case["params"]["network"], case["params"]["batch"]
         row = network if images == 1 else f"{network}, {images} images"
         row += f", {case['params']['dtype']}" if "dtype" in case["params"] else ""
         rows.setdefault(row, {})[case["params"]["threads"]] = case
-    for row, found in rows.items():
-        cells = [cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", ""))]
-        yield f"| {row} | {' | '.join(cells)} |"
+    lines = [
+        (row, *(cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", ""))))
+        for row, found in rows.items()
+    ]
+    return markdown(heads, lines)
 
 
 def _cells(case: Case) -> tuple[str, str, str]:
@@ -113,8 +116,7 @@ def _cells(case: Case) -> tuple[str, str, str]:
 
 def _means(suites: Mapping[str, Sequence[Case]]) -> Iterator[str]:
     """A row for each file and number of threads: how many cases are ahead, level, behind, and the geometric mean."""
-    yield "| our best beside the best peer | threads | cases | ahead | level | behind | geometric mean |"
-    yield f"| --- |{' ---: |' * 6}"
+    rows = []
     for stem, cases in suites.items():
         for count in sorted({case["params"]["threads"] for case in cases}):
             chosen = [case for case in cases if case["params"]["threads"] == count]
@@ -124,7 +126,9 @@ def _means(suites: Mapping[str, Sequence[Case]]) -> Iterator[str]:
             verdicts = [standing(ratio) for ratio in ratios]
             mean = statistics.geometric_mean(ratio["median"] for ratio in ratios)
             numbers = (count, len(ratios), *map(verdicts.count, STANDINGS))
-            yield f"| {stem} | {' | '.join(map(str, numbers))} | {tables.ratio_text(mean)} |"
+            rows.append((stem, *numbers, tables.ratio_text(mean)))
+    heads = "our best beside the best peer", "threads", "cases", "ahead", "level", "behind", "geometric mean"
+    return markdown(heads, rows)
 
 
 def _losses(suites: Mapping[str, Sequence[Case]]) -> str:

@@ -12,12 +12,11 @@ import numpy as np
 from blockconv.core.problem import ReorderProblem
 
 from .measure import measure, noise
-from .report import Column, bandwidth, share_of_copy, speedup_text
 from .results import Case
 from .run import Plan, conditions
 from .workers import Crew
 
-__all__ = ["COLUMNS", "PAIRS", "SHAPES", "plans", "storage"]
+__all__ = ["PAIRS", "SHAPES", "plans", "storage"]
 
 SHAPES = ((1, 64, 56, 56), (1, 256, 56, 56), (8, 64, 112, 112))
 PAIRS = tuple(
@@ -29,13 +28,6 @@ PAIRS = tuple(
         ("NCHW", "CHWN4"),
     )
     for pair in ((a, b), (b, a))
-)
-
-
-COLUMNS = (
-    Column("GB/s", lambda case, entry: f"{bandwidth(case, entry):.1f}"),
-    Column("of copy", share_of_copy),
-    Column("times best peer", speedup_text),
 )
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
+from .grid import headed
 from .results import OK, Case, Entry, seconds
 
 __all__ = [
     "DISTURBED",
+    "MOVED_COLUMNS",
     "Column",
     "bandwidth",
     "best_speedup",
@@ -67,6 +69,12 @@ def _part(name: str) -> Callable[[Case, Entry], str]:
     return lambda _, entry: time_text(entry[name]) if name in entry else ""
 
 
+# Of what only moves memory, or hardly more.
+MOVED_COLUMNS = (
+    Column("GB/s", lambda case, entry: f"{bandwidth(case, entry):.1f}"),
+    Column("of copy", share_of_copy),
+    Column("times best peer", speedup_text),
+)
 TIME_COLUMNS = (
     Column("time", lambda _, entry: time_text(entry["timing"]["median"])),
     Column("± half", lambda _, entry: f"{_spread(entry):.1%}"),
@@ -85,11 +93,8 @@ def _spread(entry: Entry) -> float:
 
 def render(case: Case, columns: Sequence[Column]) -> Table:
     """The table of one case: the winner starred, our losses red, no time for a wrong result."""
-    table = Table(title=case["title"], title_justify="left", title_style="bold")
-    table.add_column("entry", no_wrap=True)
-    for column in (*TIME_COLUMNS, *columns):
-        table.add_column(column.title, justify="right")
-    table.add_column("error", justify="right")
+    table = headed(case["title"], ("entry", *(column.title for column in (*TIME_COLUMNS, *columns)), "error"))
+    table.columns[0].no_wrap = True
     timed = [entry for entry in case["entries"] if "timing" in entry]
     contenders = [entry for entry in timed if entry["role"] != "roof"]
     winner = min(contenders, key=seconds)["name"] if contenders else None

@@ -35,6 +35,7 @@ from blockconv.network.planning.rules import RULES, element_types
 from blockconv.runtime import Op
 
 from . import launcher, networks, roof
+from .grid import headed
 from .measure import noise
 from .timing import compare
 
@@ -215,11 +216,8 @@ def report(problems: Sequence[Conv2dProblem], options: argparse.Namespace) -> Ta
 def table(rows: Sequence[Row]) -> Table:
     """Speeds beside one thread's."""
     counts = sorted({threads for _, predicted, _ in rows for threads in predicted})
-    found = Table(title="Predicted speed beside one thread's; measured in brackets", title_justify="left")
-    found.add_column("")
-    found.add_column("1 thread", justify="right")
-    for threads in counts[1:]:
-        found.add_column(f"{threads} threads", justify="right")
+    heads = "", "1 thread", *(f"{threads} threads" for threads in counts[1:])
+    found = headed("Predicted speed beside one thread's; measured in brackets", heads)
     for name, predicted, taken in rows:
         cells = [f"{predicted[counts[0]] * 1e6:.0f} µs"]
         for threads in counts[1:]:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from blockconv.core.problem import Conv2dProblem
 
+from .grid import headed
 from .results import Case, Entry, seconds
 
 __all__ = ["GOOD", "LEAST", "against", "closing", "is_wide", "layout_speeds", "layout_table", "libraries", "peer_table"]
@@ -61,10 +62,8 @@ def layout_table(cases: Sequence[Case]) -> Table:
     layouts = list(dict.fromkeys(layout for found in speeds.values() for layout in found))
     narrow = {case["title"] for case in cases if not is_wide(case)}
     title = f"speed of each layout as a share of the fastest; red under {LEAST}, yellow under {GOOD}"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("layer", no_wrap=True)
-    for layout in layouts:
-        table.add_column(layout, justify="right")
+    table = headed(title, ("layer", *layouts))
+    table.columns[0].no_wrap = True
     for name, found in speeds.items():
         mark = " (few channels: in no mean)" if name in narrow else ""
         table.add_row(name + mark, *(_share(found.get(layout)) for layout in layouts))
@@ -90,13 +89,8 @@ def _share(share: float | None) -> str:
 
 def peer_table(cases: Sequence[Case]) -> Table:
     """Geometric mean of how many times as fast we are as each library's best format, and on how many layers ahead."""
-    table = Table(title="times as fast as each library's best format", title_justify="left", title_style="bold")
     layouts = list(dict.fromkeys(layout for case in cases for layout in layout_speeds(case)))
-    table.add_column("library")
-    table.add_column("our best", justify="right")
-    table.add_column("ahead on", justify="right")
-    for layout in layouts:
-        table.add_column(layout, justify="right")
+    table = headed("times as fast as each library's best format", ("library", "our best", "ahead on", *layouts))
     for name in (*libraries(cases), "best of all"):
         best = [ratio for case in cases if (ratio := against(case, name))]
         if not best:

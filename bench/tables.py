@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import costs, cpu, lab
+from .grid import markdown as markdown_table
 from .report import DISTURBED, bandwidth, share_of_copy, short_title, summary
 from .results import Case, Entry, load, seconds
 from .standings import against, is_wide, layout_speeds, libraries, timed
@@ -63,17 +64,14 @@ def _means(cases: Sequence[Case], threads: int) -> str:
     if len(layouts) < 2:
         return ""
     heads = ["beside our fastest", "least", *(f"beside {name}" for name in peers)]
-    rows = [
-        f"| Geometric means, {threads} threads | {' | '.join(heads)} |",
-        f"| --- |{' ---: |' * len(heads)}",
-    ]
+    rows = []
     for layout in (*layouts, None):
         wide = [share[layout] for case in cases if is_wide(case) and layout in (share := layout_speeds(case))]
         cells = [f"{statistics.geometric_mean(wide):.2f}", f"{min(wide):.2f}"] if wide else ["", ""]
         ratios = [[ratio for case in cases if (ratio := against(case, name, layout))] for name in peers]
         cells += [f"{statistics.geometric_mean(found):.2f}" if found else "" for found in ratios]
-        rows.append(f"| {layout or 'the best of ours'} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append((layout or "the best of ours", *cells))
+    return "\n".join(markdown_table((f"Geometric means, {threads} threads", *heads), rows))
 
 
 def _machine(record: dict[str, Any]) -> str:
@@ -82,13 +80,13 @@ def _machine(record: dict[str, Any]) -> str:
 
 
 def _reorders(cases: Sequence[Case]) -> Iterable[str]:
-    yield "| reorder | array | threads | GB/s | of a copy | times PyTorch |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    rows = []
     for case in cases:
         params, ours = case["params"], min(timed(case, "ours"), key=seconds)
         ratio = _ratio(case, [ours["name"]]) if case["speedups"] else ""
         cells = (params["shape"], params["threads"], f"{bandwidth(case, ours):.1f}", share_of_copy(case, ours), ratio)
-        yield f"| {params['src']} → {params['dst']} | {' | '.join(map(str, cells))} |"
+        rows.append((f"{params['src']} → {params['dst']}", *cells))
+    return markdown_table(("reorder", "array", "threads", "GB/s", "of a copy", "times PyTorch"), rows, range(2))
 
 
 def _layers(cases: Sequence[Case]) -> Iterable[str]:
@@ -109,11 +107,11 @@ def _by_entry(what: str, unit: str, cases: Sequence[Case], text: Callable[[Case,
     Where cases are of other types than float32, the errors of our best and of that peer stand beside their speed.
     """
     names = list(dict.fromkeys(e["name"] for case in cases for e in case["entries"] if e["role"] == "ours"))
-    heads = [*(name.partition(" ")[2] for name in names), "best peer", "times the best peer"]
+    heads = [f"{what}, {unit}", "threads", *(name.partition(" ")[2] for name in names)]
+    heads += ["best peer", "times the best peer"]
     errors = any("dtype" in case["params"] for case in cases)
     heads += ["error", "the peer's"] if errors else []
-    yield f"| {what}, {unit} | threads | {' | '.join(heads)} |"
-    yield f"| --- | ---: |{' ---: |' * len(heads)}"
+    rows = []
     for case in cases:
         ours = {entry["name"]: entry for entry in timed(case, "ours")}
         cells = [text(case, ours[name]) if name in ours else "" for name in names]
@@ -122,7 +120,8 @@ def _by_entry(what: str, unit: str, cases: Sequence[Case], text: Callable[[Case,
         cells += [told, _ratio(case, names) if case["speedups"] else ""]
         if errors:
             cells += [_error(min(ours.values(), key=seconds, default=None)), _error(best)]
-        yield f"| {short_title(case)} | {case['params']['threads']} | {' | '.join(cells)} |"
+        rows.append((short_title(case), case["params"]["threads"], *cells))
+    return markdown_table(heads, rows)
 
 
 def _error(entry: Entry | None) -> str:
@@ -132,9 +131,7 @@ def _error(entry: Entry | None) -> str:
 def _lab(cases: Sequence[Case]) -> Iterable[str]:
     for grid in lab.grids(cases):
         yield f"{grid.title}:\n"
-        yield f"| {' | '.join(grid.heads)} |"
-        yield f"| --- |{' ---: |' * (len(grid.heads) - 1)}"
-        yield from (f"| {' | '.join(row)} |" for row in grid.rows)
+        yield from grid.markdown()
         yield ""
 
 
@@ -142,15 +139,16 @@ def _mixed(cases: Sequence[Case]) -> Iterable[str]:
     """A row for each case and pool: times of each part, and how long as the fastest pool takes alone."""
     parts = {"conv alone": "conv2d, µs", "conv after torch": "after relu", "torch alone": "relu, µs"}
     parts["torch after conv"] = "after conv2d"
-    yield f"| convolution | threads | pool | {' | '.join(parts.values())} | conv2d after relu / the faster pool alone |"
-    yield f"| --- | ---: | --- |{' ---: |' * (len(parts) + 1)}"
+    rows = []
     for case in cases:
         for pool in case["params"]["pools"].split(","):
             found = {entry["part"]: entry for entry in case["entries"] if entry["pool"] == pool and "timing" in entry}
             cells = [f"{seconds(found[part]) * 1e6:.3g}" if part in found else "" for part in parts]
             after = found.get("conv after torch")
             ratio = f"{case['to best'][after['name']]['median']:.2f}" if after else ""
-            yield f"| {short_title(case)} | {case['params']['threads']} | {pool} | {' | '.join(cells)} | {ratio} |"
+            rows.append((short_title(case), case["params"]["threads"], pool, *cells, ratio))
+    last = "conv2d after relu / the faster pool alone"
+    return markdown_table(("convolution", "threads", "pool", *parts.values(), last), rows, (0, 2))
 
 
 TABLES = {

@@ -339,7 +339,7 @@ def test_the_command_says_what_differs_within_a_hundred_columns(
     new[1][NODE]["blocking"] |= {"pixels": 7, "piece": 16}
     paths = [str(tmp_path / name) for name in ("old", "new")]
     for path, (header, records) in zip(paths, (old, new), strict=True):
-        manifest._write(Path(path), header, list(records.values()))
+        manifest.write(Path(path), header, list(records.values()))
     assert main(["manifest", "--compare", paths[0], paths[0]]) == 0
     assert "nothing differs" in capsys.readouterr().out
     assert main(["manifest", "--compare", *paths]) == 1

@@ -81,7 +81,8 @@ def test_results_are_kept_by_cpu_unless_a_name_is_given(tmp_path, monkeypatch):
 
 def test_a_command_that_misses_a_package_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    monkeypatch.delitem(sys.modules, "bench.nets", raising=False)
-    monkeypatch.delattr("bench.nets", raising=False)
+    for module in ("bench.nets", "bench.commands.nets"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.delattr(module, raising=False)
     assert main(["nets"]) == 2
     assert "pip install '.[bench]'" in capsys.readouterr().out

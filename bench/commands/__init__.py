@@ -1,0 +1,24 @@
+"""The commands of `python -m bench`: a module each, with `add_arguments(command)` and `run(options, console)`.
+
+A module is imported only where its command is asked for, as some need packages that others do without.
+"""
+
+__all__ = ["COMMANDS"]
+
+COMMANDS = {
+    "layers": "convolution layers, in every layout, beside the peers",
+    "nets": "whole networks, planned in several ways, beside the peers",
+    "lab": "what layouts matter in networks, how well they are chosen, break-even",
+    "reorders": "changes of layout, beside torch and a copy",
+    "launcher": "what a plan costs between its ops",
+    "tables": "result files as Markdown; of none, README.md's and bench/results'",
+    "page": "result files as one HTML page with plots",
+    "pools": "pooling, in every layout, beside the peers and a copy",
+    "costs": "what rows predict beside what they take, and what choices cost",
+    "scaling": "what more cores are predicted to gain, and what these do",
+    "modules": "PyTorch modules, with torch.nn.functional.conv2d replaced by ours",
+    "mixed": "convolutions in turns with PyTorch's operations, for each pool",
+    "compare": "two result files; the status is 1 if anything got slower",
+    "manifest": "rows, blockings, assembly and bits of every case; what changed",
+    "machine": "this machine's record and what it can do at most",
+}

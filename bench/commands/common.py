@@ -1,0 +1,159 @@
+"""What commands share: arguments of suites, the workers of a run, and where its results go."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem, read_shape_file
+
+from .. import cpu, layers, machine, peers, pools, publish, standings
+from ..peers import OURS
+from ..report import Column
+from ..results import ResultFile
+from ..run import Closing, Plan, run
+from ..workers import Crew
+
+__all__ = [
+    "SHAPES",
+    "add_common",
+    "add_dtypes",
+    "add_networks",
+    "add_out",
+    "add_problems",
+    "add_threads",
+    "crew",
+    "given_layouts",
+    "listed",
+    "measured",
+    "result_file",
+    "timing",
+    "with_batch",
+]
+
+SHAPES = Path(__file__).parents[1] / "shapes"
+KEPT = Path()  # --out without a name
+Windows = TypeVar("Windows", Conv2dProblem, Pool2dProblem)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def add_common(command: argparse.ArgumentParser) -> None:
+    """What every suite takes."""
+    add_threads(command)
+    command.add_argument("--peers", nargs="*", default=list(peers.NAMES), choices=peers.NAMES)
+    add_out(command, "; without a name, where this CPU's are kept in bench/results")
+    command.add_argument("--html", type=Path, help="write a page with plots there, of all that --out has")
+    command.add_argument("--resume", action="store_true", help="leave out what the file has already")
+    command.add_argument("--again", type=int, default=0, help="measure a case that others disturbed so often again")
+    command.add_argument("--quick", action="store_true", help="few rounds: to see that it runs")
+    command.add_argument("--cold", action="store_true", help="flush the caches before each call")
+    command.add_argument("--rounds", type=int, default=31)
+    command.add_argument("--budget", type=float, default=20.0, help="seconds a case, as a rule (20)")
+
+
+def add_threads(command: argparse.ArgumentParser, default: Sequence[int] = (1,)) -> None:
+    """The numbers of threads."""
+    command.add_argument("--threads", nargs="+", type=int, default=[*default])
+
+
+def add_out(command: argparse.ArgumentParser, more: str = "") -> None:
+    """Where results go."""
+    command.add_argument(
+        "--out", type=Path, nargs="?", const=KEPT, help=f"write the results there, as JSON lines{more}"
+    )
+
+
+def add_networks(command: argparse.ArgumentParser, networks: Sequence[str], choices: Sequence[str]) -> None:
+    """Networks, and the ways to plan them."""
+    command.add_argument("--networks", nargs="*", default=networks, help="names (bench/networks.py) or ONNX files")
+    command.add_argument("--batch", nargs="+", type=int, default=[1], help="images at once")
+    text = "auto, measured, greedy, a layout, a JSON file of {op: layout}, costs=FILE, module:function"
+    command.add_argument("--choices", nargs="*", default=choices, help=f"how ours is planned: {text}")
+
+
+def add_problems(command: argparse.ArgumentParser, files: str) -> None:
+    """Convolutions or pools, and layouts. files: what is said of the shape files."""
+    command.add_argument("--layouts", nargs="*", default=["all"], help="ours, or all (8); none: only the peers")
+    command.add_argument("--shapes", nargs="+", type=Path, default=[], help=f"shape files {files}")
+    command.add_argument("--problem", nargs="+", default=[], help="benchdnn descriptors, beside or for the files")
+    command.add_argument("--batch", type=int, help="this many images, whatever the descriptors say")
+
+
+def add_dtypes(command: argparse.ArgumentParser, dtypes: Iterable[str]) -> None:
+    """Element types."""
+    text = "of the arrays; a peer takes part in those that it has"
+    command.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(dtypes), help=text)
+
+
+# ---------------------------------------------------------------- what was given
+
+
+def given_layouts(options: argparse.Namespace) -> list[str]:
+    """The names of layouts; "all" is those that plans choose among."""
+    return list(layers.LAYOUTS) if options.layouts == ["all"] else options.layouts
+
+
+def with_batch(problems: Iterable[Windows], options: argparse.Namespace) -> list[Windows]:
+    """The problems with as many images as `--batch` says."""
+    return [p if options.batch is None else dataclasses.replace(p, n=options.batch) for p in problems]
+
+
+def listed(name: str) -> Sequence[Conv2dProblem | Pool2dProblem]:
+    """The problems of a list: of pools the common few, else of a shape file."""
+    return pools.PROBLEMS if name == "pools" else read_shape_file(SHAPES / f"{name}.txt", "conv2d")
+
+
+def timing(options: argparse.Namespace) -> dict[str, Any]:
+    """What `compare` is told of how to time."""
+    told: dict[str, Any] = {"rounds": options.rounds, "budget": options.budget, "cold": options.cold}
+    return told | ({"rounds": 9, "min_time": 200e-6, "warmup": 2} if options.quick else {})
+
+
+# ---------------------------------------------------------------- a run
+
+
+def crew(options: argparse.Namespace, console: Console, *, ours: bool = True) -> Crew:
+    """The workers of the peers that are there, and of ours."""
+    names = [*([OURS] if ours else []), *options.peers]
+    with console.status(f"starting {', '.join(names)}"):
+        found = Crew(names, options.threads)
+    for name, reason in found.missing.items():
+        console.print(f"without {name}: {reason}", style="yellow", markup=False)
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    console.print(f"each in its own process: {versions}", markup=False)
+    return found
+
+
+def measured(
+    plans: Sequence[Plan],
+    columns: Sequence[Column],
+    options: argparse.Namespace,
+    console: Console,
+    closing: Closing = standings.closing,
+) -> int:
+    """Measure the plans, show and keep what comes of them; the exit status."""
+    results, header = result_file(options, plans[0].suite, resume=options.resume)
+    done = run(plans, results, columns, console, closing, again=options.again)
+    if options.html:
+        from .. import page  # which needs matplotlib
+
+        options.html.write_text(page.render([([header], results.cases)], "blockconv: measurements"), encoding="utf-8")
+    return 0 if done else 130
+
+
+def result_file(options: argparse.Namespace, suite: str, *, resume: bool = False) -> tuple[ResultFile, dict[str, Any]]:
+    """(where results go, the header of a run): to the path of `--out`, to no file, or to the folder of this CPU's."""
+    header: dict[str, Any] = {"machine": machine.record(), "command": sys.argv[1:]}
+    path = options.out
+    if path == KEPT:
+        path = publish.RESULTS / cpu.folder(header["machine"]) / f"{suite}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return ResultFile(path, header, resume=resume), header

@@ -1,0 +1,33 @@
+"""`python -m bench layers`: see `bench.layers`."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from blockconv.core.problem import Conv2dProblem, read_shape_file
+
+from .. import layers
+from . import common
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    common.add_common(command)
+    common.add_problems(command, "(default: bench/shapes/peers.txt)")
+    common.add_dtypes(command, layers.TOLERANCE)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run it; the exit status."""
+    problems = [Conv2dProblem.from_descriptor(text) for text in options.problem]
+    for path in options.shapes or ([] if problems else [common.SHAPES / "peers.txt"]):
+        problems += read_shape_file(path, "conv2d")
+    problems = common.with_batch(problems, options)
+    layouts, timing = common.given_layouts(options), common.timing(options)
+    with common.crew(options, console, ours=bool(options.layouts)) as crew:
+        plans = layers.plans(problems, options.threads, layouts, crew, timing, options.dtypes)
+        return common.measured(plans, layers.COLUMNS, options, console)
