@@ -8,8 +8,8 @@ no part of a problem: they are given when a kernel is bound (see `blockconv.kern
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError
@@ -58,6 +58,10 @@ class _Shaped:
     def src_shape(self) -> Shape:
         """Logical shape of the source."""
         return self.shape
+
+    def of_images(self, n: int) -> Any:
+        """The same of so many images, the problem's first axis."""
+        return replace(self, shape=(n, *self.shape[1:]))  # type: ignore[type-var]
 
 
 class _OneShape(_Shaped):
@@ -324,6 +328,10 @@ class ResizeProblem:
     def dst_shape(self) -> Shape:
         """Logical shape of the destination, (n, c, oh, ow)."""
         return self.n, self.c, self.oh, self.ow
+
+    def of_images(self, n: int) -> ResizeProblem:
+        """The same of so many images."""
+        return replace(self, n=n)
 
 
 @dataclass(frozen=True)

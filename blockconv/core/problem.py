@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -64,6 +64,10 @@ class _Images:
     def count(self) -> int:
         """How often the network has this layer: 4 for a name that ends in `*4`, else 1."""
         return count_in(self.name)
+
+    def of_images(self, n: int) -> Any:
+        """The same of so many images."""
+        return replace(self, n=n)  # type: ignore[type-var]
 
 
 class _Pooled(_Images):

@@ -5,7 +5,6 @@ Images of one block are as far from each other as those of any native layout, so
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.machine.costs import move_seconds
 from blockconv.runtime import Buffer, Op
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "fill_images"]
 
 INDEX_BYTES = 8  # of where a maximum is
 FILLED = 4096  # bytes that a worker fills at a time
@@ -47,10 +46,10 @@ class Parts(NamedTuple):
         """
         if whole:
             padded = dst.padded_shape(problem.dst_shape)[0]
-            return Parts(problem, (src, dst), dataclasses.replace(problem, n=padded), src, dst, range(min(1, padded)))
+            return Parts(problem, (src, dst), problem.of_images(padded), src, dst, range(min(1, padded)))
         cut = [layout.blocks[0] for layout in (src, dst) if 1 < layout.blocks[0] < problem.n]
         images = math.gcd(problem.n, *cut) if cut else problem.n
-        part = dataclasses.replace(problem, n=images)
+        part = problem.of_images(images)
         first = range(0, problem.n, max(1, images))
         return Parts(problem, (src, dst), part, _held(src, problem.n, images), _held(dst, problem.n, images), first)
 
@@ -64,7 +63,10 @@ class Parts(NamedTuple):
             given: int | Buffer = Buffer(ACT.index, 8 * EpilogueArguments.dst_fill.first) if types.is_requantized else 0
             written = {DST.index: types.dst.itemsize, RES.index: types.dst.itemsize}
         else:
-            given, written = 0, {1: types.dst.itemsize, 2: INDEX_BYTES}
+            last = max((k for one in part for k in _buffers(one)), default=0)
+            given, written = 0, {last: types.dst.itemsize}
+            if op == "pool2d_indices":
+                written = {1: types.dst.itemsize, 2: INDEX_BYTES}
         found = []
         for first in self.first:
             moved = {k: _offset(dst, p.dst_shape, first, size) for k, size in written.items()}
@@ -72,7 +74,8 @@ class Parts(NamedTuple):
             found += [one.with_offsets(moved) for one in part]
         for buffer, itemsize in written.items():
             if buffer != RES.index and any(buffer in _buffers(one) for one in part):
-                found += _fill(dst, p.dst_shape, itemsize, buffer, 0 if buffer == 2 else fill, given)
+                where = op == "pool2d_indices" and buffer == 2
+                found += fill_images(dst, p.dst_shape, itemsize, buffer, 0 if where else fill, given)
         return found
 
     def seconds(self, part: float, types: Types) -> float:
@@ -98,10 +101,13 @@ def _buffers(op: Op) -> set[int]:
     return {value.index for value in op.args if isinstance(value, Buffer)}
 
 
-def _fill(
-    layout: Layout, shape: tuple[int, ...], itemsize: int, buffer: int, fill: int, given: int | Buffer
+def fill_images(
+    layout: Layout, shape: tuple[int, ...], itemsize: int, buffer: int, fill: int = 0, given: int | Buffer = 0
 ) -> list[Op]:
-    """What fills the last block of images up to its end: at each pixel, or channel of a pixel, the images that lack."""
+    """What fills the last block of images up to its end: at each pixel, or channel of a pixel, the images that lack.
+
+    fill: the byte that stands for zero. given: where its word stands, if it is not known before.
+    """
     block = layout.blocks[0]
     missing = -shape[0] % block
     if not missing or not math.prod(shape):

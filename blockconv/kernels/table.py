@@ -123,6 +123,8 @@ class Row:
     make(problem, src, dst, types, threads, **options): the `Primitive`; options belong to the op, and stand in its
     family's rows.
     reference: covers everything, and is slow.
+    whole_blocks: where images are in blocks, it takes these as dimensions like others, and a last one as if it were
+    whole; what that has no image for is filled afterwards.
     error(problem): for a kernel that does not compute by the definition, its largest error against float64,
     relative to the largest output, as measured; it may also spread a NaN or infinity over its neighbours.
     """
@@ -133,6 +135,7 @@ class Row:
     why_not: Callable[[Any, Layout, Layout, Types], str | None] = lambda problem, src, dst, types: None
     dtypes: frozenset[str] | None = None
     reference: bool = False
+    whole_blocks: bool = False
     error: Callable[[Any], float] | None = None
 
     def rejects(self, problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
@@ -151,9 +154,12 @@ class Row:
 
     def _parts(self, problem: Any, src: Layout, dst: Layout) -> Parts | None:
         """What the kernel is asked instead, where images are in blocks."""
-        if self.op not in WINDOWS or src.blocks[0] * dst.blocks[0] == 1:
+        if src.blocks[0] * dst.blocks[0] == 1:
             return None
-        return Parts.of(problem, src, dst, whole=self.op != "conv2d" and src == dst and not self.reference)
+        if self.op in WINDOWS:
+            return Parts.of(problem, src, dst, whole=self.op != "conv2d" and src == dst and not self.reference)
+        missing = src == dst and dst.is_native and problem.dst_shape[0] % dst.blocks[0]
+        return Parts.of(problem, src, dst, whole=True) if self.whole_blocks and missing else None
 
     def takes(self, types: Types) -> bool:
         """Whether the kernel is for these element types."""
@@ -174,7 +180,7 @@ class Row:
             return self.make(problem, src, dst, types, threads, **options)
         primitive = self.make(parts.problem, parts.src, parts.dst, types, threads, **options)
         given = options.get("quantizations")
-        fill = given[1].zero_point if given else 0
+        fill = given[-1].zero_point if given and given[-1] else 0
         return replace(
             primitive,
             cost=lambda: parts.seconds(primitive.seconds, types),

@@ -157,7 +157,7 @@ def test_a_planner_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [(None, "has to return {node: layout}, and returned None"), ("NHWC", "has to return"), ({"x": "NHWC"}, "no node"),
-     ({"conv": "NHWX"}, "NHWX"), ({"conv": 5}, "not int"), ({"conv": "bsv16_fsv16"}, "kernels run in")],
+     ({"conv": "NHWX"}, "NHWX"), ({"conv": 5}, "not int"), ({"conv": "aBCd4b4c"}, "kernels run in")],
 )  # fmt: skip
 def test_what_a_planner_may_not_return(answer: Any, why: str) -> None:
     with pytest.raises(bc.ArgumentError, match=f"(?s)compile.*{why}|parts.*{why}"):
@@ -465,7 +465,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(bc.ArgumentError, match=r"compile: network='model\.onnx': .*see load_onnx"):
         bc.compile("model.onnx")  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="kernels run in"):
-        bc.compile(network, "bsv16_fsv16")
+        bc.compile(network, "aBCd4b4c")
     with pytest.raises(bc.NetworkError, match="no node"):
         bc.compile(network, {"nowhere": "NCHW"})
 

@@ -9,7 +9,6 @@ Floats of 16 bits are computed with as float32.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from blockconv.core import target
@@ -75,7 +74,7 @@ def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: in
         size=found.size,
         stride=stride,
         channels=shape[1] if layout.is_blocked else 0,
-        block=math.prod(layout.blocks),
+        block=layout.blocks[1] if layout.is_blocked else 1,
         block_stride=blocks.stride,
         blocks=blocks.size,
     )
@@ -84,6 +83,6 @@ def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: in
 def cost(multiply_adds: float, problem: Any, dst: Layout, itemsize: int, threads: int) -> float:
     """Seconds to move source and destination, or for so much work on each vector, or part of one, of a block."""
     size = dst.size(problem.shape)
-    part = min(16, dst.blocks[1]) if dst.is_blocked else 16
+    part = min(16, dst.blocks[1]) if dst.is_blocked and dst.blocks[1] > 1 else 16
     computed = size / part * multiply_adds * fma_seconds(16, 4)
     return launch_seconds() + max(move_seconds(itemsize * size, itemsize * size), computed) / threads

@@ -10,10 +10,13 @@ from blockconv.core.types import Types
 __all__ = ["same_layout_why_not"]
 
 
-def same_layout_why_not(problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
+def same_layout_why_not(
+    problem: Any, src: Layout, dst: Layout, types: Types, tails: tuple[int, ...] = (1,)
+) -> str | None:
     """None for two equal layouts with at most one block of channels, the innermost, and only it cut; else a sentence.
 
-    Blocks of other dimensions have to divide the problem's `dst_shape`: then they are dimensions like others.
+    tails: the dimensions whose last block may have a tail. Blocks of others have to divide the problem's `dst_shape`:
+    then they are dimensions like others.
     """
     shape = problem.dst_shape
     if src != dst:
@@ -21,10 +24,9 @@ def same_layout_why_not(problem: Any, src: Layout, dst: Layout, types: Types) ->
     if dst.ndim != len(shape):
         return f"{dst} is of {dst.ndim} dimensions, the problem of {len(shape)}"
     channels = [k for k, (dim, _) in enumerate(reversed(dst.inner)) if dim == 1]
-    if dst.is_blocked and channels != [0]:
+    if dst.is_blocked and channels != [0] and not dst.is_native:
         return f"{dst} has no block of channels, or not one alone as its innermost"
-    if any(
-        size != whole for dim, (size, whole) in enumerate(zip(shape, dst.padded_shape(shape), strict=True)) if dim != 1
-    ):
+    whole = dst.padded_shape(shape)
+    if any(shape[dim] != whole[dim] for dim in range(dst.ndim) if dim not in tails):
         return f"{dst} has blocks of other dimensions than channels that do not divide {shape}"
     return None

@@ -18,6 +18,7 @@ class EltwiseLoop(Arguments):
     """A loop over contiguous extents."""
 
     size = word("how many extents, or loops inside it")
+    step = word("from one to the next in the storage", "bytes")
     stride = word("from one to the next in the operands", "bytes")
     channels = word("from one to the next", "channels")
 
@@ -39,6 +40,7 @@ class EltwiseArgs(Arguments):
     extents = word("in the last loop")
     task_extents = word("extents in a task")
     extent_tasks = word("tasks that the extents of the last loop make")
+    step = word("from an extent to the next in the storage", "bytes")
     stride = word("from an extent to the next in the operands", "bytes")
     channels = word("from an extent to the next", "channels")
     inner = word("of the operands: elements that repeat in an extent", "elements")
@@ -53,16 +55,17 @@ class EltwiseArgs(Arguments):
 
 @inline
 def outer_offsets(a, outer):
-    """(the operands' offset in bytes, the channel) of a position of the loops around the last."""
-    other, channel = 0, 0
+    """(offsets of the storage and of the operands in bytes, the channel) of a position of the loops around the last."""
+    at, other, channel = 0, 0, 0
     loop = a.loops
     for _ in range(a.depth):
         size = loop.size
         i, outer = outer % size, outer // size
+        at += i * loop.step
         other += i * loop.stride
         channel += i * loop.channels
         loop = loop[1]
-    return other, channel
+    return at, other, channel
 
 
 @inline
@@ -107,25 +110,25 @@ def eltwise(element, lanes, kind, operand, act, repeated):
 
     def kernel(args, first, last, scratch):
         a = EltwiseArgs(args)
-        extent, extents, inner, period = a.extent, a.extents, a.inner, a.period
+        extents, inner, period = a.extents, a.inner, a.period
         written, block, act_at, table_bytes = a.written, a.block, a.activation, a.period * itemsize
         words = a.integers.address
         mask, held, masked = scratch + 2 * table_bytes, -1, 0
         for task in range(first, last):
             start, count, extent_first, outer = part_of(a, task)
-            other_outer, channel_outer = outer_offsets(a, outer)
+            at_outer, other_outer, channel_outer = outer_offsets(a, outer)
             if block == 1 and not (periodic and (written or extents > 1)):  # no channel is missing
-                at = ((outer * extents + extent_first) * extent + start) * itemsize
+                at = at_outer + extent_first * a.step + start * itemsize
                 offset = other_outer + extent_first * a.stride + (start * itemsize if full else 0)
                 size, times, stride = count, min(extents - extent_first, a.task_extents), a.stride
                 if periodic:  # an extent of whole periods
                     size, times, stride = period, count // period, 0
-                step = (period if periodic else extent) * itemsize
+                step = period * itemsize if periodic else a.step
                 x, y, z = a.src + at, a.other + offset, a.second + offset
                 compute(Extents(x, y, z, mask, a.dst + at, size, act_at, times, step, stride, words))
                 continue
             for row in range(extent_first, min(extents, extent_first + a.task_extents)):
-                at = ((outer * extents + row) * extent + start) * itemsize
+                at = at_outer + row * a.step + start * itemsize
                 src, dst = a.src + at, a.dst + at
                 offset, channel = other_outer + row * a.stride, channel_outer + row * a.channels
                 valid = a.valid - channel

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, Bin
 from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout, row_major
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
@@ -63,11 +64,11 @@ ALL = 1 << 40  # channels, where none is missing
 
 @dataclass(frozen=True)
 class Extents:
-    """The contiguous extents of a storage.
+    """The contiguous extents of a storage, or of some images of it.
 
     size: elements in one. operand: how the operand goes along with one; it repeats after `inner` elements, or after
     `period`, if it is `written` out in the scratch. ragged: the last block of channels has a tail. loops: over the
-    extents, outermost first, strides in elements of the storage and of the operand.
+    extents, outermost first, strides in elements of the storage and of the operand. begin: the first element of either.
     """
 
     size: int
@@ -77,54 +78,84 @@ class Extents:
     written: bool
     ragged: bool
     loops: tuple[Loop, ...]
+    begin: tuple[int, int] = (0, 0)
 
 
-def extents(
-    layout: Layout, shape: tuple[int, ...], other: Layout | None, other_shape: tuple[int, ...], lanes: int
-) -> Extents | str:
-    """The extents of a storage with an operand (None: without one); or why there are none, in a sentence."""
+class Operated(NamedTuple):
+    """A storage, and what is broadcast over it: layouts and shapes. other: None: nothing."""
+
+    layout: Layout
+    shape: tuple[int, ...]
+    other: Layout | None = None
+    other_shape: tuple[int, ...] = ()
+
+    def images(self) -> list[range]:
+        """The whole blocks of images, and those of the last block where it is not full."""
+        count, block = self.shape[0], self.layout.blocks[0]
+        whole = count // block * block
+        return [some for some in (range(whole), range(whole, count)) if some]
+
+    def found(self, lanes: int) -> list[Extents] | str:
+        """The extents of all images; or why there are none, in a sentence."""
+        each = [extents(self, images, lanes) for images in self.images()]
+        return next((one for one in each if isinstance(one, str)), None) or [e for e in each if isinstance(e, Extents)]
+
+
+def extents(storage: Operated, images: range, lanes: int) -> Extents | str:
+    """The extents of whole blocks of images, or of some of the last; or why there are none, in a sentence."""
+    layout, shape, other, _ = storage
     ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
-    loops = _loops(layout, shape, other, other_shape)
-    loops = fused(loops, alone=lambda loop: ragged and _channels(loop) > 0)
-    inner, outer = (loops[-1], tuple(loops[:-1])) if loops else (Loop(1, (0, 0)), ())
+    every, begin = _loops(storage, images)
+    loops = fused(every, alone=lambda loop: ragged and _channels(loop) > 0)
+    # Of a block of images alone, one that is not full may have no two neighbours that exist.
+    contiguous = bool(loops) and loops[-1].src == 1
+    inner, outer = (loops[-1], tuple(loops[:-1])) if contiguous else (Loop(1, (1, 0)), tuple(loops))
     block = layout.blocks[1] if ragged else 1
     least = -(-MASKED * lanes // block) * block if ragged else lanes  # the period of a mask
     if other is None:
-        return Extents(inner.size, Operand.NONE, 1, least, False, ragged, outer)
+        return Extents(inner.size, Operand.NONE, 1, least, False, ragged, outer, begin)
     if inner.dst not in (0, 1):
         return f"an operand in {other} does not lie as {layout} does"
     if inner.dst == 0:
-        return Extents(inner.size, Operand.REPEATED, 1, least, False, ragged, outer)
-    repeats = outer and outer[-1].dst == 0 and not (ragged and _channels(outer[-1]))
+        return Extents(inner.size, Operand.REPEATED, 1, least, False, ragged, outer, begin)
+    repeats = outer and outer[-1].strides == (inner.size, 0) and not (ragged and _channels(outer[-1]))
     if not repeats and (other == layout or not ragged):
-        return Extents(inner.size, Operand.FULL, 1, least, False, ragged, outer)
+        return Extents(inner.size, Operand.FULL, 1, least, False, ragged, outer, begin)
     size = inner.size
     if repeats:
         size, outer = size * outer[-1].size, outer[:-1]
     whole = math.lcm(inner.size, lanes)
     if inner.size <= LARGEST_BLOCK and whole <= MOST_REPEATED * lanes:
         period = -(-least // whole) * whole
-        return Extents(size, Operand.REPEATED, inner.size, period, False, ragged, outer)
+        return Extents(size, Operand.REPEATED, inner.size, period, False, ragged, outer, begin)
     if whole > LONGEST or (inner.size % lanes == 0 and inner.size >= UNROLL * lanes and not ragged):
-        return Extents(size, Operand.PERIOD, inner.size, inner.size, ragged, ragged, outer)
+        return Extents(size, Operand.PERIOD, inner.size, inner.size, ragged, ragged, outer, begin)
     period = whole * max(1, min(-(-WRITTEN // whole), size // (8 * whole)))
-    return Extents(size, Operand.PERIOD, inner.size, period, True, ragged, outer)
+    return Extents(size, Operand.PERIOD, inner.size, period, True, ragged, outer, begin)
 
 
-def _loops(layout: Layout, shape: tuple[int, ...], other: Layout | None, other_shape: tuple[int, ...]) -> list[Loop]:
-    """The storage's axes that have more than one element, outermost first; strides of the storage and the operand."""
+def _loops(storage: Operated, images: range) -> tuple[list[Loop], tuple[int, int]]:
+    """The storage's axes that have more than one element, outermost first, and where the first image begins.
+
+    Strides are of the storage and of the operand.
+    """
+    layout, shape, other, other_shape = storage
     same = other == layout and other_shape == shape
-    loops = []
+    loops, begin = [], (0, 0)
     for axis in layout.axes(shape):
-        stride = axis.stride
+        stride, size = axis.stride, axis.size
         if other is None or (not same and other_shape[axis.dim] == 1):
             stride = 0
         elif not same:
             held = max((a for a in other.axes(other_shape) if a.dim == axis.dim and a.step <= axis.step), key=_step)
             stride = held.stride * (axis.step // held.step)
-        if axis.size > 1:
-            loops.append(Loop(axis.size, (axis.stride, stride), axis.dim, axis.step))
-    return loops
+        if axis.dim == 0:
+            number = images.start // axis.step % size
+            begin = begin[0] + number * axis.stride, begin[1] + number * stride
+            size = min(size, -(-len(images) // axis.step))
+        if size > 1:
+            loops.append(Loop(size, (axis.stride, stride), axis.dim, axis.step))
+    return loops, begin
 
 
 def _step(axis: Axis) -> int:
@@ -166,13 +197,19 @@ class How:
         return EltwiseQuantization(src=words[0], other=words[1], dst=words[2])
 
 
-def _op(
-    found: Extents, kind: int, buffers: tuple[int, int, int, int], layout: Layout, shape: tuple[int, ...], how: How
-) -> list[Op]:
+def _ops(storage: Operated, kind: int, buffers: tuple[int, int, int, int], how: How) -> list[Op]:
     """buffers: source, operand, second operand, destination."""
-    e, threads, activation = how.element, how.threads, how.activation
-    if 0 in shape:
+    if 0 in storage.shape:
         return []
+    found = storage.found(how.lanes)
+    assert isinstance(found, list), found
+    zero = 0 if how.quantizations is None else how.quantizations[-1].zero_point
+    ops = [_op(some, kind, buffers, storage, how) for some in found]
+    return ops + fill_images(storage.layout, storage.shape, how.element.itemsize, buffers[-1], zero)
+
+
+def _op(found: Extents, kind: int, buffers: tuple[int, int, int, int], storage: Operated, how: How) -> Op:
+    e, threads, activation = how.element, how.threads, how.activation
     last, outer = (found.loops[-1], found.loops[:-1]) if found.loops else (Loop(1, (0, 0)), ())
     total = math.prod(loop.size for loop in found.loops) * found.size * e.itemsize
     nbytes = min(max(TASK_BYTES, total // (8 * threads)), LARGE_TASK)
@@ -182,7 +219,8 @@ def _op(
     count = max(1, min(last.size, nbytes // (found.size * e.itemsize)))
     extent_tasks = -(-last.size // count)
     loops = [_loop(loop, e.itemsize, found.ragged) for loop in (*outer, last)]
-    src, other, second, dst = map(Buffer, buffers)
+    starts = [e.itemsize * found.begin[k] for k in (0, 1, 1, 0)]
+    src, other, second, dst = map(Buffer, buffers, starts)
     first, operand, _, last_buffer = buffers
     args = EltwiseArgs(
         src=src,
@@ -196,13 +234,14 @@ def _op(
         extents=last.size,
         task_extents=count,
         extent_tasks=extent_tasks,
+        step=loops[-1].step,
         stride=loops[-1].stride,
         channels=loops[-1].channels,
         inner=found.inner,
         period=found.period,
         written=found.written,
-        valid=shape[1] if found.ragged else ALL,
-        block=layout.blocks[1] if found.ragged else 1,
+        valid=storage.shape[1] if found.ragged else ALL,
+        block=storage.layout.blocks[1] if found.ragged else 1,
         integers=how.integers(first, operand, last_buffer),
         depth=len(outer),
         loops=loops[-2::-1],
@@ -212,17 +251,16 @@ def _op(
     table = np.array(activation.arguments, np.int64)
     repeated = found.inner if found.operand == Operand.REPEATED else 0
     kernel = eltwise(e.code, how.lanes, kind, found.operand, activation.kind, repeated)
-    return [Op(kernel, args, tasks, chunk, scratch=3 * found.period * e.itemsize + 64, table=table)]
+    return Op(kernel, args, tasks, chunk, scratch=3 * found.period * e.itemsize + 64, table=table)
 
 
 def _loop(loop: Loop, itemsize: int, ragged: bool) -> EltwiseLoop:
-    return EltwiseLoop(size=loop.size, stride=loop.dst * itemsize, channels=_channels(loop) if ragged else 0)
+    channels = _channels(loop) if ragged else 0
+    return EltwiseLoop(size=loop.size, step=loop.src * itemsize, stride=loop.dst * itemsize, channels=channels)
 
 
 def _activation_ops(problem: ActivationProblem, dst: Layout, how: How) -> list[Op]:
-    found = extents(dst, problem.shape, None, (), how.lanes)
-    assert isinstance(found, Extents)
-    return _op(found, OpKind.NOTHING, (0, 0, 0, 1), dst, problem.shape, how)
+    return _ops(Operated(dst, problem.shape), OpKind.NOTHING, (0, 0, 0, 1), how)
 
 
 def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
@@ -233,43 +271,46 @@ def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
     return kind, swapped, problem.src if swapped else problem.other
 
 
+def _binary(problem: BinaryProblem, dst: Layout, other: Layout | None) -> Operated:
+    return Operated(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2])
+
+
 def _binary_ops(problem: BinaryProblem, dst: Layout, how: How, other: Layout | None = None) -> list[Op]:
-    kind, swapped, shape = _broadcast(problem)
-    found = extents(dst, problem.dst_shape, dst if other is None else other, shape, how.lanes)
-    assert isinstance(found, Extents), found
+    kind, swapped, _ = _broadcast(problem)
     first, second = (1, 0) if swapped else (0, 1)
-    return _op(found, kind, (first, second, second, 2), dst, problem.dst_shape, how)
+    return _ops(_binary(problem, dst, other), kind, (first, second, second, 2), how)
 
 
-def _affine_extents(problem: AffineProblem, layout: Layout, lanes: int) -> Extents | str:
+def _affine(problem: AffineProblem, layout: Layout) -> Operated:
     rank = len(problem.shape)
-    shape = (1, problem.shape[1], *[1] * (rank - 2))
-    return extents(layout, problem.shape, row_major(rank), shape, lanes)
+    return Operated(layout, problem.shape, row_major(rank), (1, problem.shape[1], *[1] * (rank - 2)))
 
 
 def _affine_ops(problem: AffineProblem, dst: Layout, how: How) -> list[Op]:
-    found = _affine_extents(problem, dst, how.lanes)
-    assert isinstance(found, Extents), found
-    return _op(found, OpKind.AFFINE, (0, 1, 2, 3), dst, problem.shape, how)
+    return _ops(_affine(problem, dst), OpKind.AFFINE, (0, 1, 2, 3), how)
 
 
 # ---------------------------------------------------------------- rows of the kernel table
 
 
+def _why_not(problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
+    return same_layout_why_not(problem, src, dst, types, tails=(0, 1) if dst.is_native else (1,))
+
+
 def _why_not_binary(
     problem: BinaryProblem, src: Layout, dst: Layout, types: Types, other: Layout | None = None
 ) -> str | None:
-    why_not = same_layout_why_not(problem, src, dst, types)
-    if why_not or 0 in problem.dst_shape:
-        return why_not
-    found = extents(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2], lanes_of(4))
-    return found if isinstance(found, str) else None
+    why_not = _why_not(problem, src, dst, types)
+    return why_not or _without_extents(_binary(problem, dst, other))
 
 
 def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    why_not = same_layout_why_not(problem, src, dst, types)
-    found = None if why_not or 0 in problem.shape else _affine_extents(problem, dst, lanes_of(4))
-    return why_not or (found if isinstance(found, str) else None)
+    return _why_not(problem, src, dst, types) or _without_extents(_affine(problem, dst))
+
+
+def _without_extents(storage: Operated) -> str | None:
+    found = storage.found(lanes_of(4)) if 0 not in storage.shape else []
+    return found if isinstance(found, str) else None
 
 
 # Of a vector of float32: to dequantize a source, and to quantize a result, of which a division is most. To round to 16
@@ -305,7 +346,7 @@ def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op
 
 
 ROWS = (
-    _row("activation", same_layout_why_not, _activation_ops, (*FLOATS, *BYTES)),
+    _row("activation", _why_not, _activation_ops, (*FLOATS, *BYTES)),
     _row("binary", _why_not_binary, _binary_ops, (*FLOATS, *BYTES)),
     _row("affine", _why_not_affine, _affine_ops, FLOATS),
 )

@@ -55,4 +55,4 @@ def _make(problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: 
     )
 
 
-ROWS = (Row("lrn", "lrn", dtypes=frozenset(FLOATS), why_not=same_layout_why_not, make=_make),)
+ROWS = (Row("lrn", "lrn", dtypes=frozenset(FLOATS), why_not=same_layout_why_not, make=_make, whole_blocks=True),)

@@ -66,7 +66,7 @@ def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threa
         together=together,
         count=count,
         channels=p.shape[1] if layout.is_blocked else 0,
-        block=math.prod(layout.blocks),
+        block=layout.blocks[1] if layout.is_blocked else 1,
         blocks=blocks.size,
         block_stride=blocks.stride,
         kept=kept,
@@ -100,4 +100,4 @@ def _make(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types, th
     return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
 
-ROWS = (Row("reduce_mean", "reduce_mean", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make),)
+ROWS = (Row("reduce_mean", "reduce_mean", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make, whole_blocks=True),)

@@ -284,4 +284,4 @@ def _make(
     )
 
 
-ROWS = (Row("resize", "resize", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make),)
+ROWS = (Row("resize", "resize", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make, whole_blocks=True),)

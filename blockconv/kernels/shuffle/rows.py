@@ -115,4 +115,4 @@ def _make(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types, threa
     return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
 
 
-ROWS = (Row("shuffle_planes", "shuffle", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make),)
+ROWS = (Row("shuffle_planes", "shuffle", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make, whole_blocks=True),)

@@ -39,10 +39,17 @@ def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads:
     return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads))]
 
 
+def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    why_not = same_layout_why_not(problem, src, dst, types)
+    if why_not is None and problem.axis == 0 and dst.blocks[0] > 1:
+        return f"does not go over the blocks of images of {dst}"
+    return why_not
+
+
 def _make(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
     return Primitive(
         lambda: cost(60.0, problem, dst, types.src.itemsize, threads), lambda: _ops(problem, dst, types.src, threads)
     )
 
 
-ROWS = (Row("softmax", "softmax", dtypes=frozenset(FLOATS), why_not=same_layout_why_not, make=_make),)
+ROWS = (Row("softmax", "softmax", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make, whole_blocks=True),)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,113 +29,29 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.conversion import ConversionArguments, Moved
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.loop_nest import fused, nest
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
+from blockconv.kernels.common.loop_nest import nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import lanes_of
-from blockconv.kernels.strided_copy.blocking import Bordered, blocking_of
-from blockconv.kernels.strided_copy.kernels import COPY, FILL, ZERO, CopyArgs, Extent, PixelLoop, strided_copy
+from blockconv.kernels.strided_copy.blocking import blocking_of
+from blockconv.kernels.strided_copy.kernels import FILL, CopyArgs, PixelLoop, strided_copy
+from blockconv.kernels.strided_copy.regions import (
+    Region,
+    Side,
+    Span,
+    extents_of,
+    images_are_innermost,
+    in_blocks,
+    loops_of,
+    pixels,
+)
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
-
-
-# ---------------------------------------------------------------- what is copied
-
-
-class Span(NamedTuple):
-    """`size` neighbouring channels of the destination: copies of the source's first, first + step, ..., or filled."""
-
-    size: int
-    first: int = 0
-    step: int = 1
-    action: int = COPY
-
-
-@dataclass(frozen=True)
-class Region:
-    """What is copied where: of N, H and W, and of the channels.
-
-    channels: what goes to the channels from `first` on. tail: the destination's block of channels that the last of them
-    is in is zeroed to its end. sizes: elements of N, H and W that are written;
-    starts: the first. begins, counts: those of them that are copied, where there is a border that is filled. sources,
-    steps: the first element that is read, and from one to the next.
-    """
-
-    channels: Sequence[Span]
-    first: int
-    tail: bool
-    sizes: tuple[int, int, int]
-    starts: tuple[int, int, int] = (0, 0, 0)
-    begins: tuple[int, int, int] = (0, 0, 0)
-    counts: tuple[int, int, int] | None = None  # as `sizes`, if there is no border
-    sources: tuple[int, int, int] = (0, 0, 0)
-    steps: tuple[int, int, int] = (1, 1, 1)
-
-    @property
-    def last(self) -> int:
-        """The channel after the last."""
-        return self.first + sum(span.size for span in self.channels)
-
-
-class Side(NamedTuple):
-    """A source, or a destination: a logical array's shape, its layout, and the buffer's number."""
-
-    shape: tuple[int, ...]
-    layout: Layout
-    buffer: int
-
-    def geometry(self, itemsize: int) -> Geometry:
-        return geometry(self.layout, self.shape, itemsize)
-
-
-def _loops(region: Region, s: Geometry, d: Geometry) -> list[Bordered]:
-    """Three loops over pixels, in the destination's order; those that are one on both sides are fused."""
-    strides = [(step * src, dst) for step, src, dst in zip(region.steps, _pixels(s), _pixels(d), strict=True)]
-    counts = region.counts or region.sizes
-    loops = [
-        Bordered(size, both, begin=begin, count=count)
-        for size, both, begin, count in zip(region.sizes, strides, region.begins, counts, strict=True)
-        if size > 1 or begin or count != size
-    ]
-    loops = fused(sorted(loops, key=lambda loop: -loop.dst))
-    return [Bordered(1, (0, 0), count=1)] * (3 - len(loops)) + loops
-
-
-def _extents(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: int) -> list[Extent]:
-    """The extents of a pixel: channels that are contiguous on both sides, in the destination's order."""
-    found = [Extent(src=0, dst=0, size=0, action=COPY)]
-    for extent in _parts(region, s, d, padded, itemsize):
-        last = found[-1]
-        follows = last.action == extent.action and last.dst + last.size == extent.dst
-        if follows and (extent.action != COPY or last.src + last.size == extent.src):
-            found[-1] = last._replace(size=last.size + extent.size)
-        else:
-            found.append(extent)
-    return [extent for extent in found if extent.size]
-
-
-def _parts(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: int) -> Iterator[Extent]:
-    """The same, cut where a block of channels of either side ends."""
-    at = region.first
-    for span in (*region.channels, *[Span(padded - region.last, action=ZERO)] * region.tail):
-        done = 0
-        while done < span.size:
-            size, src = min(span.size - done, _contiguous(d, at, itemsize)), 0
-            if span.action == COPY:
-                channel = span.first + done * span.step
-                size = min(size, _contiguous(s, channel, itemsize) if span.step == 1 else 1)
-                src = s.offset(channel)
-            yield Extent(src=src, dst=d.offset(at), size=size * itemsize, action=span.action)
-            done, at = done + size, at + size
-
-
-def _contiguous(g: Geometry, channel: int, itemsize: int) -> int:
-    """Channels from this one on that are contiguous, as far as its block goes."""
-    return g.length - channel % g.length if g.channel == itemsize else 1
 
 
 # ---------------------------------------------------------------- how it is copied
@@ -179,25 +95,32 @@ class How:
 
 
 def _ops(region: Region, src: Side, dst: Side, how: How) -> list[Op]:
-    """The op that copies a region. No op if nothing is written."""
-    kind, threads = how.kind, how.threads
+    """The ops that copy a region, one for each block of images. No op if nothing is written."""
     if 0 in region.sizes or 0 in dst.shape or region.last == region.first:
         return []
+    if src.layout.blocks[0] * dst.layout.blocks[0] == 1:
+        return [_op(region, src, dst, how)]
+    return [_op(*part, how) for part in in_blocks(region, src, dst, how.kind.itemsize)]
+
+
+def _op(region: Region, src: Side, dst: Side, how: How) -> Op:
+    """The op that copies a region."""
+    kind, threads = how.kind, how.threads
     s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
     unit = kind.itemsize
-    if _images_are_innermost(region, src, s, kind.itemsize) and _images_are_innermost(region, dst, d, kind.itemsize):
+    if images_are_innermost(region, src, s, kind.itemsize) and images_are_innermost(region, dst, d, kind.itemsize):
         # All images of a channel are copied as one, and those of neighbouring channels with them.
         unit = s.channel
         region = replace(region, sizes=(1, *region.sizes[1:]), counts=region.counts and (1, *region.counts[1:]))
         s, d = s._replace(length=NO_BLOCK), d._replace(length=NO_BLOCK)
-    loops = _loops(region, s, d)
-    extents = _extents(region, s, d, dst.layout.padded_shape(dst.shape)[1], unit)
+    loops = loops_of(region, s, d)
+    extents = extents_of(region, s, d, dst.layout.padded_shape(dst.shape)[1], unit)
     cols = loops[2]
     contiguous = cols.src if cols.src == cols.dst or cols.size == 1 else 0
     blocking = blocking_of(loops, [extent.size for extent in extents], contiguous, threads)
     args = CopyArgs(
-        src=Buffer(src.buffer, sum(map(operator.mul, region.sources, _pixels(s)))),
-        dst=Buffer(dst.buffer, sum(map(operator.mul, region.starts, _pixels(d)))),
+        src=Buffer(src.buffer, src.begin + sum(map(operator.mul, region.sources, pixels(s)))),
+        dst=Buffer(dst.buffer, dst.begin + sum(map(operator.mul, region.starts, pixels(d)))),
         extents=OWN_TABLE,
         **how.words,
         count=len(extents),
@@ -209,23 +132,7 @@ def _ops(region: Region, src: Side, dst: Side, how: How) -> list[Op]:
         loops=[PixelLoop(size=x.size, begin=x.begin, count=x.count, src_stride=x.src, dst_stride=x.dst) for x in loops],
     )
     table = np.array(extents, np.int64).ravel()
-    return [Op(strided_copy(*how.moved), args, blocking.tasks, blocking.chunk, table=table)]
-
-
-def _images_are_innermost(region: Region, side: Side, g: Geometry, itemsize: int) -> bool:
-    """Whether all images of a channel are contiguous, and channels follow each other; and all images are copied."""
-    images = side.shape[0]
-    copied = (region.counts or region.sizes)[0]
-    return (
-        images > 1
-        and (region.sizes[0], copied, region.steps[0]) == (images, images, 1)
-        and (g.n == itemsize and g.channel == images * itemsize and g.length == 1)
-    )
-
-
-def _pixels(g: Geometry) -> tuple[int, int, int]:
-    """The strides of N, H and W, in bytes."""
-    return g.n, g.row, g.col
+    return Op(strided_copy(*how.moved), args, blocking.tasks, blocking.chunk, table=table)
 
 
 def _space(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -300,8 +207,8 @@ def _reorder_ops(
 
 
 def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    if not (src.is_native and dst.is_native) or src.blocks[0] * dst.blocks[0] > 1:
-        return "is for layouts with at most one block, of channels"
+    if not (src.is_native and dst.is_native):
+        return "is for layouts with at most one block of channels, and one of images around it"
     if problem.itemsize not in ITEMSIZE.values():
         return f"elements have {problem.itemsize} bytes"
     return None if nest(src, dst, problem.shape) is None else "the blocks of the two layouts nest"
@@ -310,9 +217,13 @@ def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout, types: T
 # ---------------------------------------------------------------- rows of the kernel table
 
 
+def _dst_shape(problem: Any) -> tuple[int, ...]:
+    return tuple(problem.shape if isinstance(problem, ReorderProblem) else problem.dst_shape)
+
+
 def _seconds(problem: Any, src: Layout, dst: Layout, itemsize: int) -> float:
     """Bytes at the speed of a copy, and moves of elements, where no extent is longer than one."""
-    elements = dst.size(problem.shape if isinstance(problem, ReorderProblem) else problem.dst_shape)
+    elements = dst.size(_dst_shape(problem))
     moved = move_seconds(itemsize * elements, itemsize * elements)
     if isinstance(problem, ReorderProblem):
         return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * scalar_seconds())
@@ -348,7 +259,16 @@ def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
             moved = _seconds(problem, src, dst, types.src.itemsize)
             return launch_seconds() + max(moved, _requantized_seconds(problem, dst, how)) / threads
 
-        return Primitive(cost=cost, make=lambda: ops(problem, src, dst, how, **options))
+        def make() -> list[Op]:
+            found = ops(problem, src, dst, how, **options)
+            written = [op.args[CopyArgs.dst.first] for op in found[-1:]]
+            zero = quantizations[-1].zero_point if quantizations else options.get("fill", 0)
+            for buffer in written:
+                assert isinstance(buffer, Buffer)
+                found += fill_images(dst, _dst_shape(problem), types.src.itemsize, buffer.index, zero)
+            return found
+
+        return Primitive(cost=cost, make=make)
 
     return Row(f"{op}_box", op, make=make, **{"dtypes": frozenset((*FLOATS, *BYTES)), **given})
 

@@ -127,8 +127,8 @@ def read_layouts(network: Network, layouts: Layouts) -> Layouts:
 def _native(layout: str | Layout, asked: Any) -> Layout:
     """The layout, if kernels run in it. asked: what it is a part of."""
     found = read_layout("compile", "layouts", layout, asked)
-    if not found.is_native or found.blocks[0] > 1:
-        rule = "kernels run in layouts of four dimensions with at most one block, of up to 64 channels"
+    if not found.is_native:
+        rule = "kernels run in layouts of four dimensions with at most one block, of up to 64 channels or of images"
         raise ArgumentError("compile", "layouts", asked, rule)
     return found
 
