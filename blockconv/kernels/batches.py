@@ -81,7 +81,7 @@ class Parts(NamedTuple):
     def seconds(self, part: float, types: Types) -> float:
         """Of all, when a part takes so many."""
         p, dst = self.whole, self.layouts[1]
-        missing = -p.n % dst.blocks[0] * math.prod(dst.padded_shape(p.dst_shape)[1:]) * types.dst.itemsize
+        missing = -p.dst_shape[0] % dst.blocks[0] * math.prod(dst.padded_shape(p.dst_shape)[1:]) * types.dst.itemsize
         return len(self.first) * part + (move_seconds(0, missing) if missing else 0.0)
 
 
