@@ -238,10 +238,16 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         return (), self._asdict()
 
     @classmethod
-    def load(cls: type[_A], builder: Any, address: Any) -> _A:
-        """Load all words of the block at `address` (LLVM's i64); they are the values, by name, of what is returned."""
+    def load(cls: type[_A], builder: Any, address: Any, held: bool = False) -> _A:
+        """Load all words of the block at `address` (LLVM's i64); they are the values, by name, of what is returned.
+
+        held: nobody writes to the block while a kernel runs, so that what is made of it need not be made again.
+        """
         words = pointer(builder, address, I64)
-        return _made(cls, [builder.load(builder.gep(words, [const(k)]), align=8) for k in range(cls.nbytes // WORD)])
+        found = [builder.load(builder.gep(words, [const(k)]), align=8) for k in range(cls.nbytes // WORD)]
+        for load in found if held else ():
+            load.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return _made(cls, found)
 
     @classmethod
     def describe(cls) -> str:

@@ -27,10 +27,10 @@ class Machine(NamedTuple):
 
 
 MACHINES = {
-    "avx512, 1 MiB": Machine(target.Isa("avx512", 64, 32, True), 1 << 20),
-    "avx512, halves, 1 MiB": Machine(target.Isa("avx512", 64, 32, True, halves=True), 1 << 20),
-    "avx2, 512 KiB": Machine(target.Isa("avx2", 32, 16, True), 1 << 19),
-    "avx2, 1 MiB": Machine(target.Isa("avx2", 32, 16, True), 1 << 20),
+    "avx512, 1 MiB": Machine(target.Isa("avx512", 64, 32, True, ssse3=True), 1 << 20),
+    "avx512, halves, 1 MiB": Machine(target.Isa("avx512", 64, 32, True, halves=True, ssse3=True), 1 << 20),
+    "avx2, 512 KiB": Machine(target.Isa("avx2", 32, 16, True, ssse3=True), 1 << 19),
+    "avx2, 1 MiB": Machine(target.Isa("avx2", 32, 16, True, ssse3=True), 1 << 20),
     "sse, 1 MiB": Machine(target.Isa("sse", 16, 16, False), 1 << 20),
 }
 

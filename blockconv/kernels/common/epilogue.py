@@ -36,6 +36,7 @@ __all__ = [
     "LINE",
     "Output",
     "Tile",
+    "TileEpilogue",
     "activate_scalar",
     "finish",
     "prefetch_residual",
@@ -132,9 +133,9 @@ def finish(
         full = builder.and_(full, builder.icmp_signed(">=", out.written, const(tile.width)))
     with builder.if_else(full, likely=True) as (whole, part):
         with whole:
-            _Epilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
+            TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
         with part:
-            _Epilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
+            TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
 
 
 def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
@@ -162,7 +163,7 @@ def _to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:
     return builder.load(builder.gep(pointer(builder, out.dst_block, I64), [const(j)]), align=8)
 
 
-class _Epilogue:
+class TileEpilogue:
     """The code that finishes a tile; `masked` where not all of its channels exist, or not all are written."""
 
     def __init__(

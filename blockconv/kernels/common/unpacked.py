@@ -15,13 +15,30 @@ from typing import Any
 
 from llvmlite import ir
 
+from blockconv.core import target
 from blockconv.jit.ir import I8, I32, call_llvm, join, shuffle
 
-__all__ = ["PARTS", "X86", "in_order", "interleaved", "nearest", "packed", "split", "unpacked_order"]
+__all__ = [
+    "PARTS",
+    "UNIT",
+    "X86",
+    "in_order",
+    "interleaved",
+    "nearest",
+    "packed",
+    "permutes_bytes",
+    "split",
+    "unpacked_order",
+]
 
 PARTS = 4  # vectors of 32 bits that a vector of bytes becomes
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-UNIT = 16  # bytes within which is unpacked
+UNIT = 16  # bytes within which is unpacked, and shuffled
+
+
+def permutes_bytes() -> bool:
+    """Whether one instruction permutes the bytes of a vector, wherever these are."""
+    return "avx512vbmi" in target.target_features()
 
 
 @functools.cache

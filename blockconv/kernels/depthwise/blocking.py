@@ -13,23 +13,17 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.unpacked import PARTS
-from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, tile_axis, tile_packed_axis
+from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
+from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
+from blockconv.kernels.depthwise.tiling import Axis, Tiling, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.costs import fma_seconds
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
-MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
-LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
-MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 # In vector operations: what a position of bytes takes to be interleaved, a vector of them to be finished, and to be
-# packed; and how long one takes, in multiply-adds, of which half as many can be issued. Measured on AVX-512.
-_INTERLEAVED, _FINISHED, _PACKED, _ISSUED = 8, 26, 16, 0.7
-# Of a tile of whole rows: registers that are left for other things than accumulators and weights; multiply-adds, which
-# are all unrolled.
-SPARE, MOST_PRODUCTS = 8, 1100
+# packed. Measured on AVX-512.
+_INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 
 
@@ -126,6 +120,9 @@ class Blocking:
 
     def seconds(self, problem: Conv2dProblem) -> float:
         """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""
+        if self.whole:
+            tiles = problem.n * len(self.runs) * -(-problem.oh // self.unrolled)
+            return tiles * integer_tile_seconds(problem, self.lanes, self.unrolled, self.dot)
         taps = problem.kh * problem.kw // self.joined
         span = (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
         read = span / self.unrolled if self.taps else taps  # positions for each output
@@ -137,7 +134,7 @@ class Blocking:
         interleaved = PARTS if self.shuffled else _INTERLEAVED
         each = products + self.groups * read * (interleaved + loads) + _FINISHED + _PACKED * self.is_packed
         outputs = self.flops(problem) / (2 * self.lanes * problem.kh * problem.kw)
-        return outputs * each * _ISSUED * fma_seconds(self.lanes // PARTS, 4)
+        return outputs * each * ISSUED * fma_seconds(self.lanes // PARTS, 4)
 
     def share(self, problem: Conv2dProblem, threads: int) -> tuple[int, int]:
         """(entries, rows) of a task."""
@@ -186,7 +183,7 @@ def _joined(problem: Conv2dProblem, at: Blocking, dot: Dot) -> Blocking:
 def _is_sound(problem: Conv2dProblem, at: Blocking) -> bool:
     """Whether vectors of so many bytes can be stored in planes, and permuted."""
     most = 16 if at.store_width == 1 else at.lanes
-    if problem.oc > problem.ic and "avx512vbmi" not in target.target_features():
+    if problem.oc > problem.ic and not permutes_bytes():
         most = min(most, 32)
     return at.lanes <= most
 
@@ -215,7 +212,7 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
     runs = _runs(p, s.length, padded, s.length, NO_BLOCK)
     in_rows = in_rows and _is_row(s, p.iw, pixel, types.src.itemsize)
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
-        tiling, loops = _tiles_of_pixels(p, _outputs(types))
+        tiling, loops = _tiles_of_pixels(p, types)
         masked = int(pixel < lanes)
         return Blocking(lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=1)
     return _over_pixels(p, lanes, s.length, batched, runs, types)
@@ -240,11 +237,14 @@ def _over_pixels(
     types: Types,
 ) -> Blocking | str:
     """Vectors along a row, of pixels that repeat a block's channels."""
-    p, isa, (most, least) = problem, target.isa(), _outputs(types)
+    p, isa, (most, least) = problem, target.isa(), outputs(types)
     pixel = block * (p.n if batched else 1)
-    whole = _whole_rows(problem, lanes, block, batched, runs, types)
-    if whole is not None:
-        return whole
+    found = (whole_rows if types.acc.is_float else whole_integer_rows)(problem, lanes, block, pixel, types)
+    if found is not None:
+        lanes, loops, tiling = found
+        return Blocking(
+            lanes, block, p.sw, pixel, loops, *tiling, 1, lanes, 0, batched, pixel, runs, block, span=1, whole=True
+        )
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"a vector of {lanes} elements cannot be made of pixels of {pixel}, {p.sw} apart"
     axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
@@ -256,47 +256,9 @@ def _over_pixels(
     return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
 
 
-def _whole_rows(
-    problem: Conv2dProblem, lanes: int, block: int, batched: bool, runs: tuple[ChannelRun, ...], types: Types
-) -> Blocking | None:
-    """Tiles of whole rows of floats, where that is few vectors; else None."""
-    p, (most, _) = problem, _outputs(types)
-    pixel = block * (p.n if batched else 1)
-    elements, half = p.ow * pixel, lanes // 2
-    fewer_idle = target.isa().halves and -(-elements // half) < 2 * -(-elements // lanes)
-    if half % block == 0 and half > block and (elements <= half or fewer_idle):
-        lanes = half
-    loops = -(-elements // lanes)
-    taps = Columns(p.iw * pixel, elements, pixel, p.kw, p.sw, p.dw, p.pw, 0, 0, 0).groups(p.kh, lanes)
-    most = max(most, _registers() - SPARE - p.kh * max(map(len, taps)))
-    # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
-    # more where tiles of other shapes would have no masks, inside a row whose vectors are whole.
-    rows = 1 if p.sw > 1 else 2 if elements % lanes or target.isa().name == "avx512" else 3
-    if not types.acc.is_float or p.kw > MOST_TAPS or loops > most // rows:
-        return None
-    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most // loops)
-    if not tiling.taps or p.kh * p.kw * tiling.unrolled * loops > MOST_PRODUCTS:
-        return None
-    return Blocking(
-        lanes, block, p.sw, pixel, loops, *tiling, 1, lanes, 0, batched, pixel, runs, block, span=1, whole=True
-    )
-
-
-def _registers() -> int:
-    """Vector registers of the machine, as tiles are known for."""
-    return 32 if target.isa().registers == 32 else 16
-
-
-def _outputs(types: Types) -> tuple[int, int]:
-    """(most, least) vectors of outputs of a tile."""
-    number = _registers()
-    most, least = (MOST_OUTPUTS, LEAST_OUTPUTS) if types.acc.is_float else (MOST_OF_BYTES, LEAST_OF_BYTES)
-    return most[number], least[number]
-
-
-def _tiles_of_pixels(problem: Conv2dProblem, outputs: tuple[int, int], one_by_one: bool = False) -> tuple[Tiling, int]:
+def _tiles_of_pixels(problem: Conv2dProblem, types: Types, one_by_one: bool = False) -> tuple[Tiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
-    p, (most, least) = problem, outputs
+    p, (most, least) = problem, outputs(types)
     tiling = tile_axis(Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), 1 if one_by_one else most)
     return tiling, min(p.oh, -(-least // tiling.unrolled))
 
@@ -331,7 +293,7 @@ def _over_channels(problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int
         runs = (*runs[:-1], ChannelRun(p.oc - lanes, lanes, p.ic - lanes))
         masked = 0
     scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
-    tiling, loops = _tiles_of_pixels(p, _outputs(types), one_by_one=scattered)
+    tiling, loops = _tiles_of_pixels(p, types, one_by_one=scattered)
     span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return Blocking(

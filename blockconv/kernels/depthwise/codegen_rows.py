@@ -19,7 +19,7 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec
 from blockconv.kernels.depthwise.columns import Columns
 
-__all__ = ["rows_tile"]
+__all__ = ["mask", "rows_tile"]
 
 
 def rows_tile(spec: TileSpec, columns: Columns) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockconv.core import target
+from blockconv.kernels.common.unpacked import PARTS, UNIT
 
 __all__ = ["Columns"]
 
@@ -37,6 +38,16 @@ class Columns(NamedTuple):
         pixel, inside = divmod(output, self.pixel)
         at = (pixel * self.stride + tap * self.dilation - self.pad) * self.pixel
         return at + inside if output >= self.dst or 0 <= at < self.src else None
+
+    def pitch(self, lanes: int) -> int:
+        """Lanes of a row, where rows follow one another in vectors of so many: it begins a vector, or shares it."""
+        if self.dst > lanes:
+            return -(-self.dst // lanes) * lanes
+        return max(UNIT // PARTS, 1 << (self.dst - 1).bit_length())
+
+    def vectors(self, rows: int, lanes: int) -> int:
+        """Of such rows."""
+        return -(-rows * self.pitch(lanes) // lanes)
 
     def phase(self, tap: int) -> int:
         """Of the pixels that a stride steps over, the one that a tap reads."""

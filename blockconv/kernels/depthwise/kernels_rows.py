@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.kernels.common.epilogue import Output
 from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
+from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.kernels import DepthwiseArguments, Entry
@@ -22,25 +23,25 @@ def depthwise_rows(*spec):
     """
     shape, columns = TileSpec(*spec[:-COLUMNS]), Columns(*spec[-COLUMNS:])
     lanes, unrolled, edges, itemsize = shape.lanes, shape.unrolled, shape.edges, shape.finished.itemsize
-    tile = rows_tile(shape, columns)
+    tile = (integer_rows_tile if shape.dot else rows_tile)(shape, columns)
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
         oh_count, kh, ih_count, sh, dh = a.oh, a.kh, a.ih, a.sh, a.dh
         src_row, dst_row, tap, tap_row = a.src_row, a.dst_row, a.tap, a.tap_row
-        residual, activation, dst_block = a.residual - a.dst, a.activation, lanes * itemsize
+        residual, activation, scales, dst_block = a.residual - a.dst, a.activation, a.scales, lanes * itemsize
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
             group, n = rest % a.groups, rest // a.groups
             entry_first = group * a.group_entries
             entry_last = min(a.entries, entry_first + a.group_entries)
-            oh_first = chunk * a.chunk_rows
-            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            oh_first, oh_last = chunk * a.chunk_rows, min(oh_count, (chunk + 1) * a.chunk_rows)
             src_image, dst_image, wei, bia = a.src + n * a.src_n, a.dst + n * a.dst_n, a.wei, a.bia
             table = a.table
             for k in range(entry_first, entry_last):
                 e = Entry(table)[k]
-                for oh_at in range(oh_first, oh_last, unrolled):
+                oh_at = oh_first
+                while True:  # there are rows, so that what all tiles have in common can be made before the first
                     oh = min(oh_at, oh_count - unrolled)
                     ih = oh * sh - a.ph
                     variant = 0
@@ -54,10 +55,9 @@ def depthwise_rows(*spec):
                         permutation=table + e.permutation,
                         src_valid=0,
                         zeros=0,
-                        scales=0,
+                        scales=bia + e.bia + scales,
                     )
-                    cols = Axis(0, 0, 0, 0, 0, 0, tap)
-                    rows = Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
+                    cols, rows = Axis(0, 0, 0, 0, 0, 0, tap), Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
                     out = Output(
                         dst=dst_image + oh * dst_row + e.dst,
                         dst_row=dst_row,
@@ -70,5 +70,8 @@ def depthwise_rows(*spec):
                         scratch=scratch,
                     )
                     tile(run, cols, rows, out)
+                    oh_at += unrolled
+                    if oh_at >= oh_last:
+                        break
 
     return kernel

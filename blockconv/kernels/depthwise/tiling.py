@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["MOST_TAPS", "Axis", "Tiling", "tile_axis", "tile_packed_axis"]
+from blockconv.core import target
+from blockconv.core.types import Types
+
+__all__ = ["MOST_TAPS", "Axis", "Tiling", "outputs", "registers", "tile_axis", "tile_packed_axis"]
 
 MOST_TAPS = 11  # that are unrolled
+MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
+LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
+MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 
 
 class Axis(NamedTuple):
@@ -28,6 +34,17 @@ class Tiling(NamedTuple):
     begin: int
     end: int
     edges: int
+
+
+def registers() -> int:
+    """Vector registers of the machine, as tiles are known for."""
+    return 32 if target.isa().registers == 32 else 16
+
+
+def outputs(types: Types) -> tuple[int, int]:
+    """(most, least) vectors of outputs of a tile."""
+    most, least = (MOST_OUTPUTS, LEAST_OUTPUTS) if types.acc.is_float else (MOST_OF_BYTES, LEAST_OF_BYTES)
+    return most[registers()], least[registers()]
 
 
 def tile_axis(axis: Axis, most: int) -> Tiling:

@@ -41,6 +41,7 @@ PROBLEMS = {
     "3x3 to other layouts": (SMALL, CHANGED[1:], 1),
     "3x3 of whole vectors": (WIDE, PLAIN, 1),
     "3x3 s2": ("g24mb1ic24ih13iw31oc24kh3kw3sh2sw2ph1pw1", PLAIN, 0),
+    "rows that share vectors": ("g3mb2ic3ih14oc3kh3sh2ph1", (("NCHW", "NCHW"),) * len(KINDS), 0),
     "5x5, two outputs a channel": ("g20mb3ic20ih8iw13oc40kh5kw5ph2pw2", PLAIN[:2], 0),
     "three outputs a channel": ("g35mb2ic35ih6iw5oc105kh3kw3ph1pw1", (("NHWC", "NCHW16"), ("NCHW8", "NCHW8")), 1),
     "7x7": ("g19mb1ic19ih9iw31oc19kh7kw7ph3pw3", PLAIN[:1], 1),
@@ -49,7 +50,7 @@ PROBLEMS = {
     "even, strides that differ": ("g6mb5ic6ih14iw9oc6kh2kw4sh3sw2ph1pw1", (("NHWC", "NHWC"), ("CHWN4", "CHWN4")), 0),
     "more padding than image": ("g9mb1ic9ih2iw3oc9kh5kw5ph4pw4", PLAIN[:1], 1),
 }
-AS_OTHERS = ("3x3 s2", "5x5, two outputs a channel")
+AS_OTHERS = ("3x3 s2", "rows that share vectors", "5x5, two outputs a channel")
 RARE = ("3x3 to other layouts", "three outputs a channel", "7x7", "large")
 
 
@@ -83,7 +84,7 @@ def test_zero_points_and_values_at_the_ends(src):
         made = case("g24mb1ic24ih5oc24kh3ph1", src, "int32", zero_point=int(zero_point), ends=True)
         assert made.w.min() == -128
         assert made.x.min() == np.iinfo(src).min
-        for layout in ("NHWC", "NCHW4"):
+        for layout in ("NHWC", "NCHW4", "NCHW"):
             check(made, layout, layout)
 
 
@@ -110,7 +111,8 @@ def test_other_multiply_accumulates(name, monkeypatch):
     monkeypatch.setattr(cut, "dot_for", lambda types: DOTS[name])
     cut.blocking.cache_clear()
     try:
-        check(made_of("g32mb1ic32ih5oc32kh3ph1", 1, narrow=name == "vpmaddubsw"), "NHWC", "NHWC")
+        for layout in ("NHWC", "NCHW"):
+            check(made_of("g32mb1ic32ih5oc32kh3ph1", 1, narrow=name == "vpmaddubsw"), layout, layout)
     finally:
         cut.blocking.cache_clear()
 
@@ -127,6 +129,30 @@ def test_nothing_is_touched_beyond_the_arrays(where):
         descriptor, pairs, first = PROBLEMS[name]
         for k, (src, dst) in enumerate(pairs):  # which others compile
             check(made_of(descriptor, first + k), src, dst, memory=Paged(where))
+
+
+@pytest.mark.isa
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_rows_that_share_vectors_are_read_and_written_inside_the_arrays(where):
+    descriptor, pairs, _ = PROBLEMS["rows that share vectors"]
+    for k, (src, dst) in enumerate(pairs):
+        check(made_of(descriptor, k), src, dst, memory=Paged(where))
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="shuffles as x86 does")
+@pytest.mark.parametrize("on_machine", ["avx512, 1 MiB", "avx2, 1 MiB"], indirect=True)
+def test_whole_rows_of_every_kind_are_among_the_problems(on_machine):
+    """Else the tests above would pass on less than they say."""
+    cuts, types = [], Types.quantized("uint8", "uint8")
+    for descriptor, _, _ in PROBLEMS.values():
+        made = cut.blocking(Conv2dProblem.from_descriptor(descriptor), Layout("NCHW"), Layout("NCHW"), types)
+        if isinstance(made, cut.Blocking) and made.whole:
+            cuts.append((made, Conv2dProblem.from_descriptor(descriptor)))
+    assert {at.edges for at, _ in cuts} == {1, 3}
+    assert {p.ow < at.lanes // 4 for at, p in cuts} == {False, True}
+    assert {p.sw > 1 for _, p in cuts} == {p.dw > 1 for _, p in cuts} == {p.oc > p.ic for _, p in cuts} == {False, True}
+    assert {p.kw > 4 for _, p in cuts} == {False, True}
 
 
 @pytest.mark.parametrize("types", sorted(INT8, key=str), ids=str)

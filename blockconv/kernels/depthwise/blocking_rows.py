@@ -1,0 +1,85 @@
+"""How depthwise convolution is cut into tiles of whole rows of pixels, whose columns are all known."""
+
+from __future__ import annotations
+
+from blockconv.core import target
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.kernels.common.dot import Dot
+from blockconv.kernels.common.unpacked import PARTS, UNIT, X86
+from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, outputs, registers, tile_axis
+from blockconv.machine.costs import fma_seconds
+
+__all__ = ["ISSUED", "integer_tile_seconds", "whole_integer_rows", "whole_rows"]
+
+# Of a tile of floats: registers that are left for other things than accumulators and weights; multiply-adds, which are
+# all unrolled.
+SPARE, MOST_PRODUCTS = 8, 1100
+MOST_OF_INTEGERS = 28  # accumulators of a tile of bytes: those of rows that are done may leave the registers
+# Of bytes, in vector operations: what a row takes to be shuffled for a vector and a group of taps, a vector to be
+# finished, a tile; and how long an operation takes, in multiply-adds, of which half as many can be issued. One of two
+# halves is issued once. Measured on AVX-512 and on AVX2.
+_SHUFFLED, _FINISHED, _TILE, ISSUED, _OF_HALVES = 2, 7, 20, 0.7, 0.87
+
+
+def _columns(problem: Conv2dProblem, pixel: int) -> Columns:
+    """The columns of a row, wherever it lies."""
+    p = problem
+    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, 0, 0, 0)
+
+
+def whole_rows(
+    problem: Conv2dProblem, lanes: int, block: int, pixel: int, types: Types
+) -> tuple[int, int, Tiling] | None:
+    """(lanes, vectors of a row, tiling) of tiles of whole rows of floats, where that is few vectors; else None.
+
+    block: channels of a pixel; pixel: elements of one.
+    """
+    p, (most, _) = problem, outputs(types)
+    elements, half = p.ow * pixel, lanes // 2
+    fewer_idle = target.isa().halves and -(-elements // half) < 2 * -(-elements // lanes)
+    if half % block == 0 and half > block and (elements <= half or fewer_idle):
+        lanes = half
+    loops = -(-elements // lanes)
+    taps = _columns(p, pixel).groups(p.kh, lanes)
+    most = max(most, registers() - SPARE - p.kh * max(map(len, taps)))
+    # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
+    # more where tiles of other shapes would have no masks, inside a row whose vectors are whole.
+    rows = 1 if p.sw > 1 else 2 if elements % lanes or target.isa().name == "avx512" else 3
+    if p.kw > MOST_TAPS or loops > most // rows:
+        return None
+    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most // loops)
+    if not tiling.taps or p.kh * p.kw * tiling.unrolled * loops > MOST_PRODUCTS:
+        return None
+    return lanes, loops, tiling
+
+
+def whole_integer_rows(
+    problem: Conv2dProblem, lanes: int, unused_block: int, pixel: int, unused_types: Types
+) -> tuple[int, int, Tiling] | None:
+    """As `whole_rows`, of bytes, each a pixel by itself."""
+    p, each = problem, lanes // PARTS
+    # The lanes of a unit take so many taps each, of bytes that have to be within a unit.
+    reach = (UNIT // PARTS - 1) * (p.sw + p.dw) + 1
+    most = MOST_OF_INTEGERS * each // _columns(p, 1).pitch(each)
+    if pixel > 1 or not (X86 and target.isa().ssse3) or reach > UNIT or p.kw > MOST_TAPS or not most:
+        return None
+    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
+    inside = (tiling.unrolled - 1) * p.sh + (tiling.taps - 1) * p.dh + 1 - tiling.begin - tiling.end
+    if not tiling.taps or inside * p.iw < UNIT:
+        return None
+    return lanes, -(-p.ow // lanes), tiling
+
+
+def integer_tile_seconds(problem: Conv2dProblem, lanes: int, rows: int, dot: Dot) -> float:
+    """What a tile of so many rows of bytes takes."""
+    p, each = problem, lanes // PARTS
+    columns = _columns(p, 1)
+    vectors, pitch = columns.vectors(rows, each), columns.pitch(each)
+    across, together = max(1, pitch // each), max(1, each // pitch)  # vectors of a row; rows of a vector
+    read = {(k % across, k // across * together * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}
+    taps = -(-p.kw // dot.channels)
+    count = taps * (vectors * p.kh * dot.instructions + _SHUFFLED * len(read)) + _FINISHED * vectors
+    of_halves = target.isa().halves and lanes == target.isa().vector_bytes
+    return ISSUED * (count * (_OF_HALVES if of_halves else 1) * fma_seconds(each, 4) + _TILE * fma_seconds(8, 4))

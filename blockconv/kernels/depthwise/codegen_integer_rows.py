@@ -1,0 +1,178 @@
+"""The tile of a depthwise convolution of bytes of whole rows, whose columns are all known.
+
+As `codegen_rows.py` has it of floats. A tile's outputs are lanes one after another, a row after a row, so that narrow
+rows share a vector. A lane takes neighbouring taps of a row at once, a dot product, and what all lanes read at these is
+one shuffle of bytes of the source as they lie, with the padding put in where the shuffle leaves zeros, or from lanes of
+the source's vector that hold it. What is read of a row serves every row of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llvmlite import ir
+
+from blockconv.jit.ir import I64, call_llvm, const, emitted, join, pointer, shuffle
+from blockconv.kernels.common.unpacked import UNIT, permutes_bytes
+from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.codegen_integers import IntegerTile
+from blockconv.kernels.depthwise.codegen_rows import mask
+from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.depthwise.finish_rows import finish_rows
+
+__all__ = ["integer_rows_tile"]
+
+BORDER, ZERO, ANY = -1, -2, -3  # of a byte that is wanted, and not one of the source
+Wanted = tuple[int, ...]  # of each byte of a vector, its distance from the tile's first position; or one of these
+
+
+def integer_rows_tile(spec: TileSpec, columns: Columns) -> Any:
+    """tile(run, columns, rows, out): reduce and store one tile, of `unrolled` rows."""
+
+    @emitted
+    def tile(builder, run, loop, unrolled, out):
+        code = IntegerRowsTile(builder, spec, columns, run, loop, unrolled, out)
+        if len(spec.variants) == 1:
+            code.reduce(spec.variants[0])
+        else:
+            for number, variant in enumerate(spec.variants):
+                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
+                    code.reduce(variant)
+        finish_rows(builder, spec, columns, out, code.finished())
+
+    return tile
+
+
+class IntegerRowsTile(IntegerTile):
+    """The code of one tile. Nothing is read at run time but addresses and the zero point."""
+
+    def __init__(
+        self, builder: Any, spec: TileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
+    ) -> None:
+        super().__init__(builder, spec, run, loop, unrolled, out)
+        self.columns = columns
+        self.accs = self.accs[: columns.vectors(spec.unrolled, self.v.lanes)]
+
+    def reduce(self, variant: tuple[int, int, int]) -> None:
+        spec, columns, groups = self.spec, self.columns, -(-self.columns.taps // self.dot.channels)
+        weights: dict[tuple[int, int], Any] = {}
+        readers: dict[Wanted, list[tuple[int, Any]]] = {}
+        for t in range(spec.taps):
+            for group in range(groups):
+                address = self.b.add(self.run.wei, const((t * groups + group) * columns.tap))
+                weights[t, group] = self.v.broadcast(address)
+                for number in range(len(self.accs)):
+                    found = readers.setdefault(self.wanted(variant, number, t, group), [])
+                    found.append((number, weights[t, group]))
+        begin, end, _ = variant
+        rows = begin * columns.src_row, (spec.readers[1] - end - 1) * columns.src_row + columns.src
+        source = Source(self, rows, list(readers))
+        for wanted in sorted(readers, key=lambda each: (first_of(each), each)):
+            x = self.b.bitcast(source.picked(wanted), self.v.kind)
+            for number, weight in readers[wanted]:
+                self.accumulate([self.accs[number]], [x], [weight])
+
+    def wanted(self, variant: tuple[int, int, int], number: int, t: int, group: int) -> Wanted:
+        """The bytes that vector `number` of the outputs reads at a group of taps of the window's row `t`."""
+        spec, columns, (begin, end, _) = self.spec, self.columns, variant
+        size, found = self.dot.itemsize, []
+        for lane in range(number * self.v.lanes, (number + 1) * self.v.lanes):
+            row, output = divmod(lane, columns.pitch(self.v.lanes))
+            exists = row < spec.unrolled and output < columns.dst
+            position = row * spec.stride + t * spec.dilation
+            inside = begin <= position < spec.readers[1] - end
+            for tap in range(group * self.dot.channels, (group + 1) * self.dot.channels):
+                if exists and tap < columns.taps:
+                    element = columns.element(output, tap) if inside else None
+                    byte = BORDER if element is None else position * columns.src_row + element
+                    found += [byte] + [ZERO] * (size - 1)
+                else:
+                    found += [ANY] * size
+        return tuple(found)
+
+
+def first_of(wanted: Wanted) -> int:
+    """The first byte of the source among these; what has none comes first."""
+    return min((at for at in wanted if at >= 0), default=-1)
+
+
+def reach(wanted: Iterable[int]) -> tuple[int, int]:
+    """From the first byte of the source among these to behind the last."""
+    found = [at for at in wanted if at >= 0]
+    return (min(found), max(found) + 1) if found else (0, 0)
+
+
+class Source:
+    """The code that picks bytes of the source, by a vector of indices if any byte may go to any lane.
+
+    rows: the first byte that a tile may read and the one behind the last. all_wanted: what will be picked.
+    """
+
+    def __init__(self, tile: IntegerRowsTile, rows: tuple[int, int], all_wanted: list[Wanted]) -> None:
+        self.b, self.address, self.rows = tile.b, tile.run.src, rows
+        self.bytes, self.flip, self.border = tile.bytes, tile.flip, tile.border
+        self.known: dict[Any, Any] = {}
+        # Vectors of the source, of which each byte may go to any lane; one is the padding.
+        self.spans: list[tuple[int, int]] = []
+        if permutes_bytes() and tile.dot.itemsize == 1:
+            for begin, end in sorted(map(reach, all_wanted)):
+                if begin == end or end - begin >= self.bytes.lanes:
+                    continue
+                if self.spans and end < self.spans[-1][0] + self.bytes.lanes:
+                    self.spans[-1] = self.spans[-1][0], max(end, self.spans[-1][1])
+                else:
+                    self.spans.append((begin, end))
+
+    def picked(self, wanted: Wanted) -> Any:
+        begin, end = reach(wanted)
+        span = next((span for span in self.spans if span[0] <= begin and end <= span[1]), None)
+        if span is None or begin == end:
+            return self.of_units(wanted)
+        if span not in self.known:
+            inside = mask([at < span[1] - span[0] for at in range(self.bytes.lanes)])
+            at = pointer(self.b, self.b.add(self.address, const(span[0])), self.bytes.kind)
+            given = [at, ir.Constant(ir.IntType(32), 1), inside, self.border]
+            found = call_llvm(self.b, f"llvm.masked.load.{self.bytes.suffix()}.p0", self.bytes.kind, given)
+            self.known[span] = found if self.flip is None else self.b.xor(found, self.flip)
+        value, past = self.known[span], span[1] - span[0]
+        taken = [at - span[0] if at >= 0 else past if at == BORDER else 0 for at in wanted]
+        return shuffle(self.b, value, value, taken)
+
+    def of_units(self, wanted: Wanted) -> Any:
+        """Each 16 bytes from 16 bytes of the source."""
+        b, v = self.b, self.bytes
+        units = [wanted[k : k + UNIT] for k in range(0, v.lanes, UNIT)]
+        starts = self.starts([reach(unit) for unit in units])
+        value = b.bitcast(join(b, [self.unit(start) for start in starts]), v.kind)
+        indices = [at - start if at >= 0 else 128 for unit, start in zip(units, starts, strict=True) for at in unit]
+        value = call_llvm(b, _SHUFFLES[v.lanes], v.kind, [value, ir.Constant(v.kind, indices)])
+        flip = 0 if self.flip is None else 128
+        if flip or BORDER in wanted:
+            fixed = ir.Constant(v.kind, [flip if at >= 0 else 0 for at in wanted])
+            border = self.border if self.flip is None else b.xor(self.border, self.flip)
+            value = b.xor(value, b.select(mask([at == BORDER for at in wanted]), border, fixed))
+        return value
+
+    def starts(self, reaches: list[tuple[int, int]]) -> list[int]:
+        """Where the 16 bytes begin that each unit is picked from: few places, all inside the tile's rows."""
+        least, most = self.rows[0], self.rows[1] - UNIT
+        taken: dict[int, int] = {}
+        begun: int | None = None
+        for number, (begin, end) in sorted(enumerate(reaches), key=lambda each: each[1]):
+            if end and (begun is None or end > begun + UNIT):
+                begun = max(least, min(begin, most))
+            taken[number] = begun if end and begun is not None else -1
+        some = max(taken.values())
+        return [taken[k] if taken[k] >= 0 else some if some >= 0 else least for k in range(len(reaches))]
+
+    def unit(self, start: int) -> Any:
+        """16 bytes, as two integers: shuffles of these and of bytes LLVM keeps apart, each an instruction."""
+        if start not in self.known:
+            kind = ir.VectorType(I64, 2)
+            at = pointer(self.b, self.b.add(self.address, const(start)), kind)
+            self.known[start] = self.b.load(at, align=1)
+        return self.known[start]
+
+
+_SHUFFLES = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}

@@ -1,0 +1,131 @@
+"""The end of a tile of whole rows whose vectors go on from row to row: what `epilogue.py` does, and stores by rows.
+
+The lanes past the end of a row are squeezed out, so that where rows follow one another in memory few stores write
+several. Without masks of bytes a whole vector is stored, whose idle lanes the next store writes over, and the last one
+is moved back to be whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from blockconv.core import target
+from blockconv.core.types import SIGNED
+from blockconv.jit.ir import const, shuffle
+from blockconv.kernels.common.epilogue import TileEpilogue
+from blockconv.kernels.common.requantize import EpilogueArguments, quantized_parts
+from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.columns import Columns
+
+__all__ = ["finish_rows"]
+
+
+def finish_rows(builder: Any, spec: TileSpec, columns: Columns, out: Any, accs: list[Any]) -> None:
+    """Store the accumulators, stack slots, in the order of the lanes."""
+    _RowsEpilogue(builder, spec, columns, out, len(accs)).finish(accs)
+
+
+class Piece(NamedTuple):
+    """Lanes of a unit that are neighbours in memory, and how many elements are stored before them."""
+
+    unit: int
+    lanes: list[int]
+    first: int
+
+
+class _RowsEpilogue(TileEpilogue):
+    """The code that finishes a tile. A unit is what one store writes."""
+
+    def __init__(self, builder: Any, spec: TileSpec, columns: Columns, out: Any, count: int) -> None:
+        tile = spec.finished._replace(rows=1, pixels=1, vectors=count, unpacked=0, period=0)
+        super().__init__(builder, tile, tile.lanes, spec.act, out, has_parts=False, masked=False)
+        self.columns, self.rows, lanes = columns, spec.unrolled, tile.lanes
+        # Bytes of four vectors where one instruction permutes them, else those within which it does.
+        if self.args:
+            self.args = EpilogueArguments.load(builder, out.activation, held=True)
+            lanes = PARTS * lanes if permutes_bytes() else UNIT
+        self.unit = Vectors(builder, self.stored.type, lanes)
+        self.is_dense = columns.dst_row == columns.dst * self.unit.itemsize
+        self.pieces = self.cut(columns.pitch(tile.lanes))
+
+    def cut(self, pitch: int) -> list[Piece]:
+        """The lanes that exist."""
+        found: list[Piece] = []
+        for row in range(self.rows):
+            for output in range(self.columns.dst):
+                unit, lane = divmod(row * pitch + output, self.unit.lanes)
+                if found and found[-1].unit == unit and (self.is_dense or output > 0):
+                    found[-1].lanes.append(lane)
+                else:
+                    found.append(Piece(unit, [lane], row * self.columns.dst + output))
+        return found
+
+    def at(self, base: Any, element: int) -> Any:
+        """The address of an element of the tile."""
+        row, output = divmod(element, self.columns.dst)
+        return self.b.add(base, const(row * self.columns.dst_row + output * self.unit.itemsize))
+
+    def converted(self, values: list[Any]) -> list[Any]:
+        """The units, in the order of the lanes."""
+        if not self.args:
+            return values
+        found, each = [], self.tile.lanes
+        signed = self.stored.type.kind == SIGNED
+        # Packed, each 16 bytes have four of each part.
+        order = [UNIT * (k // 4) + 4 * j + k % 4 for j in range(PARTS) for k in range(each)]
+        for k in range(0, len(values), PARTS):
+            parts = [values[min(k + j, len(values) - 1)] for j in range(PARTS)]
+            made = quantized_parts(self.v, self.args, parts, bool(self.tile.away), signed)
+            for first in range(0, len(order), self.unit.lanes):
+                found.append(shuffle(self.b, made, made, order[first : first + self.unit.lanes]))
+        return found
+
+    def is_whole(self, piece: Piece) -> bool:
+        """Whether as many elements of the tile as a unit has lie where a piece begins."""
+        lanes = self.unit.lanes
+        return len(piece.lanes) == lanes or (
+            self.is_dense and target.isa().name != "avx512" and piece.first + lanes <= self.rows * self.columns.dst
+        )
+
+    def store_channels(self, values: list[Any], base: Any, row: int) -> None:
+        total, lanes = self.rows * self.columns.dst, self.unit.lanes
+        for piece in self.pieces:
+            value = self.squeezed(values[piece.unit], piece.lanes)
+            if self.is_whole(piece):
+                self.unit.store(value, self.at(base, piece.first))
+            elif self.is_dense and target.isa().name != "avx512" and total >= lanes:
+                self.unit.store(self.last(values), self.at(base, total - lanes))
+                break  # what is left is among these
+            else:
+                self.unit.store_lanes(value, self.at(base, piece.first), None, len(piece.lanes))
+
+    def squeezed(self, value: Any, taken: list[int]) -> Any:
+        """These lanes of a unit first."""
+        if taken == list(range(len(taken))):
+            return value
+        return shuffle(self.b, value, value, taken + list(range(len(taken), self.unit.lanes)))
+
+    def last(self, values: list[Any]) -> Any:
+        """The last elements of the tile."""
+        lanes, places = self.unit.lanes, [(piece.unit, lane) for piece in self.pieces for lane in piece.lanes]
+        value = ir.Constant(self.unit.kind, ir.Undefined)
+        for unit in sorted({unit for unit, _ in places[-lanes:]}):
+            taken = [lanes + lane if of == unit else k for k, (of, lane) in enumerate(places[-lanes:])]
+            value = shuffle(self.b, value, values[unit], taken)
+        return value
+
+    def load_row(self, base: Any, row: int) -> list[Any]:
+        """The residual, as vectors of as many lanes as accumulators have."""
+        lanes, each = self.unit.lanes, self.tile.lanes
+        units = [self.unit.zero] * -(-self.tile.vectors * each // lanes)
+        for piece in self.pieces:
+            count = lanes if self.is_whole(piece) else len(piece.lanes)
+            found = self.unit.load_lanes(self.at(base, piece.first), None, count, lanes)
+            taken = [lanes + piece.lanes.index(k) if k in piece.lanes else k for k in range(lanes)]
+            units[piece.unit] = shuffle(self.b, units[piece.unit], found, taken)
+        places = [divmod(first, lanes) for first in range(0, self.tile.vectors * each, each)]
+        return [shuffle(self.b, units[k], units[k], list(range(at, at + each))) for k, at in places]
