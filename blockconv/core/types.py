@@ -15,6 +15,7 @@ __all__ = [
     "HALVES",
     "INT4",
     "INT8",
+    "LIGHT",
     "NIBBLES",
     "ByteType",
     "ElementType",
@@ -34,6 +35,7 @@ FloatType = Literal["float32", "bfloat16", "float16"]
 NIBBLES = ("int4", "uint4")  # packed, two a byte, which NumPy has no dtypes of
 _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
+LIGHT = 1 << 17
 _PACKED = 15  # in a code, in place of an itemsize: two elements share a byte
 
 
@@ -44,6 +46,8 @@ class ElementType:
     name: NumPy's. kind: "float", "bfloat" (the upper half of a float32, which NumPy has by `ml_dtypes`), "signed",
     "unsigned", or "bits" of what is moved and never computed with. itemsize: bytes. narrow: of int8 weights, whether
     the products of two neighbours with any uint8 are sure to add up to an int16 (`dispatch.quantizing.is_narrow`).
+    light: of int8 weights, whether those of one sign of each output channel are sure to add up to less than `LIGHT`,
+    and products with any source of bytes to less than 256 times that (`dispatch.quantizing.is_light`).
     is_packed: two integers of 4 bits share a byte in arrays, the one of lower index in its lower bits; itemsize is that
     of one by itself.
     """
@@ -53,6 +57,7 @@ class ElementType:
     itemsize: int
     narrow: bool = False
     is_packed: bool = False
+    light: bool = False
 
     def __str__(self) -> str:
         return f"narrow {self.name}" if self.narrow else self.name

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import ElementType, Types, element
+from blockconv.core.types import LIGHT, ElementType, Types, element
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
@@ -31,7 +31,9 @@ __all__ = [
     "check_sums",
     "check_zero_point",
     "epilogue_block",
+    "is_light",
     "is_narrow",
+    "known_weights",
     "pair_sums",
     "quantized_bias",
     "with_weights",
@@ -103,10 +105,32 @@ def is_narrow(weight: Array) -> bool:
     return all((pair_sums(weight[k : k + some]) <= MOST_OF_PAIR).all() for k in range(0, len(weight), some))
 
 
+def is_light(weight: Array | BlockedArray) -> bool:
+    """Whether the int8 weights of one sign of each output channel add up to less than `LIGHT`.
+
+    Sums of products with bytes are then below 256 times that, which Winograd convolution is exact for.
+    """
+    products = int(np.prod(weight.shape[1:], dtype=object))
+    if products * (8 if isinstance(weight, BlockedArray) else 128) < LIGHT:
+        return True
+    if isinstance(weight, BlockedArray):
+        return False
+    flat = weight.reshape(len(weight), -1)
+    return all((np.abs(bound(flat, 0).sum(axis=1, dtype=np.int64)) < LIGHT).all() for bound in (np.maximum, np.minimum))
+
+
 def with_weights(types: Types, weight: Array | BlockedArray) -> Types:
     """The types of a convolution by these weights: of narrow ones, if that lets this machine multiply them faster."""
-    narrow = of_narrow(types)
-    return narrow if narrow != types and (isinstance(weight, BlockedArray) or is_narrow(weight)) else types
+    if types.wei.name != "int8":
+        return types
+    narrow = of_narrow(types) != types and (isinstance(weight, BlockedArray) or is_narrow(weight))
+    return known_weights(types, narrow, is_light(weight))
+
+
+def known_weights(types: Types, narrow: bool, light: bool) -> Types:
+    """The types with weights of which this is known (see `ElementType`)."""
+    known = of_narrow(types) if narrow else types
+    return known._replace(wei=replace(known.wei, light=light))
 
 
 def of_narrow(types: Types) -> Types:

@@ -28,6 +28,7 @@ __all__ = [
     "Dot",
     "by_number",
     "dot_for",
+    "dot_of_words",
     "multiply_accumulate",
     "name_of",
     "packed_as_one",
@@ -60,7 +61,11 @@ DOTS = {
     "vpmaddwd, emulated": Dot(4, 2, 2, instructions=2),
     # u8 times s8, two at a time as int16, where a sum of two would saturate: for narrow weights, or sources of 4 bits.
     "vpmaddubsw": Dot(7, 4, 1, True, instructions=3),
+    # Words of 16 bits, two at a time, where VNNI has an instruction for it.
+    "vpdpwssd": Dot(8, 2, 2),
 }
+# What takes as long as another on every processor that has both, and is not measured by itself.
+_AS_LONG = {"vpdpwssd": "vpdpbusd"}
 # bfloat16, two at a time: AVX512-BF16.
 BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2)}
 
@@ -79,6 +84,14 @@ def dot_for(types: Types) -> Dot:
     return DOTS["vpmaddubsw" if fits and target.isa().ssse3 else "vpmaddwd"]
 
 
+def dot_of_words() -> Dot:
+    """The fastest multiply-accumulate of this machine for integers of 16 bits, whose sums wrap."""
+    if target.isa().vnni:
+        return DOTS["vpdpwssd"]
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return DOTS["vpmaddwd" if is_x86 else "vpmaddwd, emulated"]
+
+
 def packed_as_one(types: Types, dot: Dot) -> int:
     """Channels of a source that are packed as one: those that fill 32 bits, where several are multiplied at once."""
     return 1 if dot.channels == 1 else 4 // types.src.itemsize
@@ -91,7 +104,8 @@ def by_number(number: int) -> Dot:
 
 def name_of(dot: Dot) -> str:
     """What a machine's profile calls a multiply-accumulate; nothing for that of floats."""
-    return next((name for name, known in (DOTS | BRAIN_DOTS).items() if known.number == dot.number), "")
+    found = next((name for name, known in (DOTS | BRAIN_DOTS).items() if known.number == dot.number), "")
+    return _AS_LONG.get(found, found)
 
 
 def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> Any:
@@ -102,9 +116,11 @@ def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> An
     return v.multiply_add(x, w, acc) if number == MULTIPLY_ADD.number else _DOTS[number](v, x, w, acc)
 
 
-def _vpdpbusd(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
-    name = f"llvm.x86.avx512.vpdpbusd.{8 * v.bytes}"  # AVX-VNNI's too
-    return call_llvm(v.b, name, v.kind, [acc, x, w])
+def _vnni(name: str) -> Callable[..., Any]:
+    def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+        return call_llvm(v.b, f"llvm.x86.avx512.{name}.{8 * v.bytes}", v.kind, [acc, x, w])  # AVX-VNNI's too
+
+    return emit
 
 
 _PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"}
@@ -164,11 +180,12 @@ def _vdpbf16ps_emulated(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
 
 
 _DOTS: dict[int, Callable[..., Any]] = {
-    1: _vpdpbusd,
+    1: _vnni("vpdpbusd"),
     2: _vpmaddwd,
     3: _emulated(4, True),
     4: _emulated(2, False),
     5: _vdpbf16ps,
     6: _vdpbf16ps_emulated,
     7: _vpmaddubsw,
+    8: _vnni("vpdpwssd"),
 }

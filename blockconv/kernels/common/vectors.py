@@ -205,7 +205,7 @@ class Vectors:
 
     def c(self, value: float) -> Any:
         """A constant in every lane."""
-        return ir.Constant(self.kind, [value] * self.lanes)
+        return ir.Constant(self.kind, [int(value) if isinstance(self.element, ir.IntType) else value] * self.lanes)
 
     @property
     def zero(self) -> Any:
@@ -215,16 +215,19 @@ class Vectors:
         return splat(self.b, scalar, self.lanes)
 
     def add(self, x: Any, y: Any) -> Any:
-        return self.b.fadd(x, y)
+        return self.b.fadd(x, y) if self.type.is_float else self.b.add(x, y)
+
+    def sub(self, x: Any, y: Any) -> Any:
+        return self.b.fsub(x, y) if self.type.is_float else self.b.sub(x, y)
 
     def mul(self, x: Any, y: Any) -> Any:
-        return self.b.fmul(x, y)
+        return self.b.fmul(x, y) if self.type.is_float else self.b.mul(x, y)
 
     def multiply_add(self, x: Any, y: Any, acc: Any) -> Any:
         """x * y + acc."""
         if self.fma:
             return call_llvm(self.b, f"llvm.fma.{self.suffix()}", self.kind, [x, y, acc])
-        return self.b.fadd(self.b.fmul(x, y), acc)
+        return self.add(self.mul(x, y), acc)
 
     def add_multiple(self, acc: Any | None, factor: float, x: Any) -> Any:
         """acc + factor * x, or factor * x where there is no `acc`; multiples of 1 and -1 are added as they are."""
@@ -233,7 +236,7 @@ class Vectors:
         if factor == 1:
             return self.add(acc, x)
         if factor == -1:
-            return self.b.fsub(acc, x)
+            return self.sub(acc, x)
         return self.multiply_add(self.c(factor), x, acc)
 
     def sum_of_multiples(self, factors: Sequence[float], values: Sequence[Any]) -> Any:

@@ -6,7 +6,7 @@ from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.microkernel import LINE, TileRecord
 
-__all__ = ["HEADER_BYTES", "ZEROS", "Header", "WinogradArgs", "WinogradWeightsArgs"]
+__all__ = ["BORDER", "HEADER_BYTES", "PLANE_BYTES", "ZEROS", "Header", "WinogradArgs", "WinogradWeightsArgs"]
 
 
 class WinogradArgs(Arguments):
@@ -21,7 +21,8 @@ class WinogradArgs(Arguments):
     bia = word("a bias for each output channel", "address")
     dst = word("the destination", "address")
     res = word("the residual, which lies as the destination does; the destination where there is none", "address")
-    act = word("the activation's number and parameters", "address")
+    act = word("the activation's number and parameters; of integers their `EpilogueArguments`", "address")
+    scales = word("from the biases to the scales of integer products, as many", "bytes")
     offsets = word(
         "for each group of a set, a table: from a tile's transformed source to each reduction step, in bytes", "address"
     )
@@ -88,7 +89,11 @@ class WinogradArgs(Arguments):
 class WinogradWeightsArgs(Arguments):
     """What `winograd_weights` is called with."""
 
-    src = word("weights of all groups, (oc, a group's ic, 3, 3)", "address")
+    src = word(
+        "weights of all groups, (oc, a group's ic, 3, 3); or [group][block of output channels][pair of input channels]"
+        "[tap][channel of the block][channel of the pair]",
+        "address",
+    )
     dst = word(
         "transformed weights: [group][block of output channels][position][input channel][channel of the block]",
         "address",
@@ -99,13 +104,15 @@ class WinogradWeightsArgs(Arguments):
     group_oc = word("output channels of a group", "channels")
 
 
-ZEROS = 32  # words: more than a vector, or the bias of a block of output channels, takes
+ZEROS = 32  # words: more than the bias of a block of output channels takes
+BORDER = 8  # words: a vector
+PLANE_BYTES = 16  # of a row of pixels that is read at once where channels are planes of bytes
 
 
 class Zero(Arguments):
-    """A word that is zero, or not used."""
+    """A word that is zero, or not used; or what is read out of bounds."""
 
-    value = word("0")
+    value = word("0, or a zero point in each of eight bytes")
 
 
 class Header(Arguments):
@@ -115,7 +122,8 @@ class Header(Arguments):
     first_ocb = word("the first block of the set's output channels whose products are held")
     last_ocb = word("the one after the last such")
     unused = table(Zero, 5, "up to a cache line's end")
-    zeros = table(Zero, ZEROS, "read in place of pixels out of bounds, and of a bias")
+    zeros = table(Zero, ZEROS, "read in place of a bias")
+    border = table(Zero, BORDER, "read in place of pixels out of bounds: zeros, or the zero point of bytes")
     record = group(TileRecord)
 
 

@@ -10,9 +10,11 @@ from typing import NamedTuple
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words, name_of
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import Geometry, geometry
-from blockconv.kernels.winograd.arguments import HEADER_BYTES
+from blockconv.kernels.winograd.arguments import HEADER_BYTES, PLANE_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.transforms import Form
 from blockconv.machine.costs import (
@@ -23,6 +25,7 @@ from blockconv.machine.costs import (
     spread_seconds,
     transform_seconds,
 )
+from blockconv.machine.profile import profile
 
 __all__ = [
     "SCRATCH",
@@ -35,7 +38,7 @@ __all__ = [
     "transforms",
 ]
 
-ITEMSIZE = ELEMENT.itemsize
+ITEMSIZE = ELEMENT.itemsize  # of a product, and of what a multiply-accumulate takes of a channel, or a pair
 SCRATCH = 8 << 20  # bytes that the transformed source of a block of tiles may take
 CHUNK = 4  # vectors of output channels whose products are held between the second and the third stage
 # Registers of the machine: vectors of output channels: tiles in registers with them.
@@ -62,8 +65,9 @@ class ScratchLayout(NamedTuple):
 class Blocking:
     """A task is a block of tiles of a set of groups and a share (one of `splits`) of their output channels.
 
-    lanes: of a vector of the source, of which `transform_lanes` are transformed together. set_groups: groups of a set,
-    so many that their channels are whole vectors; there are `sets`. ic_block: channels of a group that one reduction
+    lanes: of a vector of products; src_lanes: of the transformed source, of which `transform_lanes` are transformed
+    together. dot: what multiplies,
+    pairs of channels where they are integers, which are 16 bits wide then. set_groups: groups of a set, so many that their channels are whole vectors; there are `sets`. ic_block: channels of a group that one reduction
     step takes, as many as surely lie in one vector. shared: a set is one vector of small groups, as many channels out
     as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with `vectors` vectors of
     `out_lanes` output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products are held
@@ -71,7 +75,9 @@ class Blocking:
     """
 
     form: Form
+    dot: Dot
     lanes: int
+    src_lanes: int
     transform_lanes: int
     set_groups: int
     sets: int
@@ -108,7 +114,16 @@ class Blocking:
 
     def wei_position(self, problem: Conv2dProblem) -> int:
         """Bytes from a block of output channels' weights of one position to those of the next."""
-        return odd_lines(problem.ic // problem.g * self.width * ITEMSIZE)
+        return odd_lines(self.elements(problem.ic // problem.g) * self.width * ITEMSIZE)
+
+    def elements(self, channels: int) -> int:
+        """What a multiply-accumulate takes so many channels as."""
+        return -(-channels // self.dot.channels)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a channel of the transformed source."""
+        return ITEMSIZE // self.dot.channels
 
     def wei_ocb(self, problem: Conv2dProblem) -> int:
         """Bytes from a block of output channels' weights to the next."""
@@ -119,13 +134,14 @@ class Blocking:
         return self.sets * self.set_ocbs * self.wei_ocb(problem)
 
 
-def blocking(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Blocking:
-    """How a problem is cut on this machine. The order of sums does not depend on the threads."""
-    p, form, isa = problem, Form(m, problem.sh), target.isa()
-    lanes = isa.vector_bytes // ITEMSIZE
+def blocking(problem: Conv2dProblem, dst: Layout, m: int, threads: int, exact: bool = False) -> Blocking:
+    """How a problem is cut on this machine. The order of sums does not depend on the threads. exact: of integers."""
+    p, form, isa = problem, Form(m, problem.sh, exact), target.isa()
+    dot, lanes = dot_of_words() if exact else MULTIPLY_ADD, isa.vector_bytes // ITEMSIZE
+    src_lanes = lanes * dot.channels
     ic, oc, oc_padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
     set_groups = 1 if p.g == 1 else lanes // math.gcd(lanes, ic, oc)
-    sets, channels = -(-p.g // set_groups), -(-set_groups * ic // lanes) * lanes
+    sets, channels = -(-p.g // set_groups), -(-set_groups * ic // src_lanes) * src_lanes
     shared = _is_shared(p, lanes)
     out_lanes, vectors = (ic, 1) if shared else _block_vectors(p, lanes)
     width = vectors * out_lanes
@@ -133,7 +149,7 @@ def blocking(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Block
     tile_rows, tile_cols = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, p.n * tile_rows * tile_cols)
     # More threads than there are blocks of output channels share the tiles too.
-    at_most = _most_tiles(form.positions, channels, set_groups * oc)
+    at_most = _most_tiles(form.positions * channels * ITEMSIZE // dot.channels, set_groups * oc)
     wanted = -(-tiles // max(-(-tiles // at_most), min(tiles, -(-threads // (sets * ocbs)))))
     calls = -(-wanted // _TILE_PIXELS[32 if isa.registers == 32 else 16][vectors])
     tile_pixels = -(-wanted // calls)
@@ -147,12 +163,14 @@ def blocking(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Block
     row = (set_groups - 1) * oc + min(chunk, ocbs) * width + max(0, oc_padded - sets * set_groups * oc)
     return Blocking(
         form=form,
+        dot=dot,
         lanes=lanes,
+        src_lanes=src_lanes,
         # A transform spills, and to store a half costs half: 41 ns, not 70.
-        transform_lanes=lanes // 2 if isa.halves else lanes,
+        transform_lanes=src_lanes // 2 if isa.halves else src_lanes,
         set_groups=set_groups,
         sets=sets,
-        ic_block=lanes if set_groups == 1 else math.gcd(lanes, ic),
+        ic_block=src_lanes if set_groups == 1 else math.gcd(lanes, ic),
         shared=shared,
         out_lanes=out_lanes,
         vectors=vectors,
@@ -164,7 +182,7 @@ def blocking(problem: Conv2dProblem, dst: Layout, m: int, threads: int) -> Block
         tile_cols=tile_cols,
         tiles=tiles,
         block_tiles=block_tiles,
-        scratch=_scratch(form, lanes, block_tiles, channels, -(-row // lanes) * lanes),
+        scratch=_scratch(form, lanes, block_tiles, channels // dot.channels, -(-row // lanes) * lanes),
     )
 
 
@@ -195,10 +213,10 @@ def _block_vectors(problem: Conv2dProblem, lanes: int) -> tuple[int, int]:
 
 
 def _scratch(form: Form, lanes: int, tiles: int, channels: int, oc: int) -> ScratchLayout:
-    """The scratch for so many tiles, with so many channels of their sources and products."""
+    """The scratch for so many tiles, with so many channels (or pairs) of their sources and products."""
     m, vector = form.m, lanes * ITEMSIZE
     patch = HEADER_BYTES + 2 * m * m * vector
-    wide = (form.tiles_per_vector(lanes) - 1) * form.step + form.side
+    wide = (form.tiles_per_vector(PLANE_BYTES if form.exact else lanes) - 1) * form.step + form.side
     v = patch + odd_lines(max(form.side * wide, m * max(m, lanes)) * vector)  # of the source, of the destination
     v_position, products_position = odd_lines(tiles * channels * ITEMSIZE), odd_lines(tiles * oc * ITEMSIZE)
     products = v + form.positions * v_position
@@ -231,12 +249,11 @@ def _splits(blocks: int, ocbs: int, threads: int) -> int:
     return min(range(min(ocbs, -(-threads // blocks)), min(ocbs, 4 * threads) + 1), key=busiest)
 
 
-def _most_tiles(positions: int, channels: int, oc: int) -> int:
-    """Tiles of a block, at most.
+def _most_tiles(tile_bytes: int, oc: int) -> int:
+    """Tiles of a block, at most. tile_bytes: of a tile's transformed source.
 
     More use weights more often; fewer stay in the second-level cache, with the weights if these fit too.
     """
-    tile_bytes = positions * channels * ITEMSIZE
     often = 28 if tile_bytes * oc <= 8 * target.second_level_cache() else 56
     return max(1, min(often, SCRATCH // tile_bytes))
 
@@ -248,25 +265,31 @@ _BEGIN = 4000  # cycles until three stages have what they work with, whatever th
 _EDGE = 0.35  # more for a source over the image's edge
 
 
-def cost(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, threads: int) -> float:
+def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, threads: int) -> float:
     """Seconds: of the products or their weights' way to the core, and of transforms or pixels in and out."""
     p = problem
     wei_bytes = at.wei_bytes(p)
     stays = wei_bytes // at.sets <= target.second_level_cache() // 2
     streamed = move_seconds(wei_bytes, 0) * (1 if stays else at.tile_blocks)
-    multiply = max(multiply_adds(p, at) * fma_seconds(at.lanes, ITEMSIZE), streamed)
-    moved = move_seconds(ITEMSIZE * src.size(p.src_shape), ITEMSIZE * dst.size(p.dst_shape))
+    rates = profile().by(name_of(at.dot))
+    each = rates.each if at.form.exact else fma_seconds(at.lanes, ITEMSIZE)
+    multiply = max(multiply_adds(p, at) * each, streamed)
+    moved = move_seconds(types.src.nbytes(src.size(p.src_shape)), types.dst.nbytes(dst.size(p.dst_shape)))
     form, (source, destination) = (at.form.m, at.form.stride), transforms(p, dst, at)
-    source *= transform_seconds(form, *_lies(src, p.src_shape, at))[0]
-    destination *= transform_seconds(form, *_lies(dst, p.dst_shape, at))[1]
+    lies = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    source *= transform_seconds(form, *_lies(lies[0], at.src_lanes, at))[0]
+    stored = transform_seconds(form, *_lies(lies[1], at.lanes, at))[1]
+    if types.is_requantized:
+        stored += at.form.m**2 * rates.tile
+    destination *= stored
     transformed = max(source + destination, moved)
     return launch_seconds() + _BEGIN * cycle_seconds() + (multiply + transformed) / threads
 
 
-def weight_seconds(m: int, problem: Conv2dProblem) -> float:
+def weight_seconds(m: int, exact: bool, problem: Conv2dProblem) -> float:
     """To transform the weights, whose vectors of output channels take what those of a source's tile do."""
-    p, at = problem, blocking(problem, Layout("NHWC"), m, 1)
-    return p.ic * at.ocbs * at.width / at.lanes * transform_seconds((m, p.sh), 0, False)[0]
+    p, at = problem, blocking(problem, Layout("NHWC"), m, 1, exact)
+    return at.elements(p.ic) * at.ocbs * at.width / at.lanes * transform_seconds((m, p.sh), 0, False)[0]
 
 
 def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
@@ -279,7 +302,7 @@ def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
     # Fewer than eight accumulators wait for each other.
     slow, vectors = max(1.0, 8 / (at.tile_pixels * at.vectors)), at.width / at.lanes
     calls = positions * p.g * at.ocbs * at.tile_blocks * -(-at.block_tiles // at.tile_pixels)
-    products = positions * tiles * p.ic * at.ocbs * vectors * slow
+    products = positions * tiles * at.elements(p.ic) * at.ocbs * vectors * slow
     return products + calls * (_CALL + 2 * at.tile_pixels * vectors)
 
 
@@ -287,14 +310,17 @@ def transforms(problem: Conv2dProblem, dst: Layout, at: Blocking) -> tuple[float
     """Vectors of a tile's channels that are transformed, of source and destination."""
     p, lanes = problem, at.lanes
     inner = p.n * max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
-    source = -(-p.ic // lanes) * (1 + _EDGE * (1 - inner / at.tiles))
+    source = -(-p.ic // at.src_lanes) * (1 + _EDGE * (1 - inner / at.tiles))
     destination = -(-dst.padded_shape(p.dst_shape)[1] // lanes)
     tiles = at.tile_blocks * at.block_tiles
     return tiles * source, tiles * destination
 
 
-def _lies(layout: Layout, shape: tuple[int, ...], at: Blocking) -> tuple[int, bool]:
-    """(channels of a vector that lie together, 0 for all; whether others lie between a pixel's and the next one's)."""
-    lies = geometry(layout, shape, ITEMSIZE)
-    width, _ = contiguous(lies, at.lanes)
-    return (width if width < at.lanes else 0), lies.col > at.lanes * ITEMSIZE
+def _lies(lies: Geometry, lanes: int, at: Blocking) -> tuple[int, bool]:
+    """(channels of a vector that lie together, 0 for all; whether others lie between a pixel's and the next one's).
+
+    lanes: of the vector; channels that lie together are counted as those of a vector of floats, which are fewer.
+    """
+    width, _ = contiguous(lies, lanes)
+    together = width if width in (1, lanes) else max(2, width * at.lanes // lanes)
+    return (together if width < lanes else 0), lies.col > lies.channel * lanes

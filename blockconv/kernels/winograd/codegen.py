@@ -3,6 +3,11 @@
 Each function here takes what is known when a kernel is built, and returns code that the kernel calls with a named
 tuple of addresses and strides in bytes. The arithmetic of the transforms is that of
 `blockconv.kernels.winograd.transforms`.
+
+Sources of bytes become integers of 16 bits, which hold all that their transform can be: ten times ten times 255. Their
+products are summed as int32, which wraps, as do the transforms to pixels: these are right modulo 2^32, and `unit`² times
+what they should be. The odd part of that is divided by as a multiplication with its inverse modulo 2^32, the even part
+as a shift to the right; what is left of 32 bits holds a pixel (see `why_not` of the rows).
 """
 
 from __future__ import annotations
@@ -11,16 +16,20 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from llvmlite import ir
 from numba.core import cgutils
 
-from blockconv.core.types import element
+from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, transpose
 from blockconv.kernels.common.epilogue import Tile, finish
+from blockconv.kernels.common.requantize import FLOAT32, dequantized, float_of
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, destination_1d, source_1d, transform_2d, weights_1d
 
 __all__ = [
     "ELEMENT",
+    "Finish",
+    "PairTaps",
     "Planes",
     "Products",
     "SharedProducts",
@@ -30,12 +39,15 @@ __all__ = [
     "destination_transform",
     "finish_pixels",
     "gather_planes",
+    "gather_planes_of_bytes",
     "multiply_shared",
+    "pair_transform",
     "source_transform",
     "weight_transform",
 ]
 
-ELEMENT = element("float32")  # what all these kernels compute with
+ELEMENT = element("float32")  # what kernels of floats compute with
+WORD, SUM = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
 
 
 def _multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
@@ -64,22 +76,29 @@ class SourceTile(NamedTuple):
 
 
 @functools.cache
-def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int) -> Any:
+def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int, src: int) -> Any:
     """Code that transforms `lanes` channels of a `SourceTile`, of which each load takes `load_width`.
 
+    src: the code of its elements' type, float32 or one of bytes, which become int16.
     has_parts: what a load takes is not evenly far from the next, and a table has how far each is from the first.
     """
 
     @emitted
     def transform(builder: Any, tile: Any) -> None:
-        v = Vectors(builder, ELEMENT, lanes, bool(fma))
+        type = ElementType.of(src)
+        memory = Vectors(builder, type, lanes, bool(fma))
+        v = Vectors(builder, WORD, lanes) if form.exact else memory
         rows = _multiples(builder, tile.src, tile.src_row, form.side)
         parts = _table(builder, tile.src_part, lanes // load_width) if has_parts else []
 
         def load(at: Any) -> Any:
-            if not has_parts:
-                return v.load_parts(at, load_width, tile.src_part)
-            return join(builder, [v.load(builder.add(at, part), lanes=load_width) for part in parts])
+            if has_parts:
+                found = join(builder, [memory.load(builder.add(at, part), lanes=load_width) for part in parts])
+            else:
+                found = memory.load_parts(at, load_width, tile.src_part)
+            if not form.exact:
+                return found
+            return (builder.sext if type.kind == SIGNED else builder.zext)(found, v.kind)
 
         def column(k: int) -> list[Any]:
             offset = builder.mul(tile.src_col, const(k))
@@ -123,6 +142,52 @@ def gather_planes(pixels: int, lanes: int) -> Any:
             at = builder.add(planes.src, builder.mul(planes.src_channel, const(c)))
             exists = builder.icmp_signed("<", const(c), planes.valid)
             rows.append(row.load(at, builder.select(exists, in_bounds, nowhere)))
+        values = transpose(builder, _regrouped(builder, rows, lanes), lanes, columns)
+        for k, value in enumerate(values[:pixels]):
+            channels.store(value, builder.add(planes.dst, const(k * channels.bytes)))
+
+    return gather
+
+
+class BytePlanes(NamedTuple):
+    """`Planes` of bytes."""
+
+    src: int  # the address of the row's first pixel in the first channel; of any pixel where nothing is in bounds
+    src_channel: int
+    src_end: int  # of the array
+    left: int  # the first column that is in bounds
+    right: int  # the one after the last
+    valid: int  # channels that exist
+    border: int  # the address of a vector of what stands out of bounds
+    dst: int
+
+
+@functools.cache
+def gather_planes_of_bytes(pixels: int, lanes: int) -> Any:
+    """`gather_planes` of `BytePlanes`, whose channels that do not exist become what their last ones are.
+
+    There may be no masks of bytes. A vector is read from where a row is in bounds, or further left where the array
+    ends before; stored; and read again from where its first column would be.
+    """
+    columns = 1 << (pixels - 1).bit_length()
+
+    @emitted
+    def gather(builder: Any, planes: Any) -> None:
+        channels, row = (Vectors(builder, element("uint8"), count) for count in (lanes, columns))
+        last, wide = builder.sub(planes.src_end, const(row.bytes)), 3 * row.bytes
+        kept = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(row.element, lanes * wide)), I64)
+        for c in range(lanes):
+            exists = builder.icmp_signed("<", const(c), planes.valid)
+            channel = builder.select(exists, const(c), builder.sub(planes.valid, const(1)))
+            at = builder.add(planes.src, builder.mul(planes.src_channel, channel))
+            first = builder.add(at, planes.left)
+            first = builder.select(builder.icmp_signed("<", first, last), first, last)
+            offset = builder.add(builder.sub(first, at), const(c * wide + row.bytes))
+            row.store(row.load(first), builder.add(kept, offset))
+        in_bounds = builder.and_(builder.not_(row.below(planes.left)), row.below(planes.right))
+        border = row.load(planes.border)
+        found = [row.load(builder.add(kept, const(c * wide + row.bytes))) for c in range(lanes)]
+        rows = [builder.select(in_bounds, x, border) for x in found]
         values = transpose(builder, _regrouped(builder, rows, lanes), lanes, columns)
         for k, value in enumerate(values[:pixels]):
             channels.store(value, builder.add(planes.dst, const(k * channels.bytes)))
@@ -215,7 +280,63 @@ def weight_transform(form: Form, lanes: int) -> Any:
     return transform
 
 
+class PairTaps(NamedTuple):
+    """The nine taps of two input channels for output channels, pair by pair, and where their transform goes."""
+
+    src: int  # the address of the first tap
+    dst: int  # the address of the transform's first position
+    dst_position: int  # from a position to the next
+
+
+@functools.cache
+def pair_transform(form: Form, lanes: int, tap: int) -> Any:
+    """Code that transforms `PairTaps` of so many output channels, int16, whose taps are `tap` bytes apart."""
+
+    @emitted
+    def transform(builder: Any, taps: Any) -> None:
+        v = Vectors(builder, WORD, 2 * lanes)
+
+        def column(k: int) -> list[Any]:
+            return [v.load(builder.add(taps.src, const((TAPS * row + k) * tap))) for row in range(TAPS)]
+
+        dst = taps.dst
+        for row in transform_2d(v, weights_1d, form, column, TAPS):
+            for value in row:
+                v.store(value, dst)
+                dst = builder.add(dst, taps.dst_position)
+
+    return transform
+
+
 # ---------------------------------------------------------------- destination
+
+
+class Finish(NamedTuple):
+    """How pixels are finished: vectors of `lanes` channels of a form's outputs, and how they are stored.
+
+    store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
+    them. dst: the code of a destination's type that integers become, of 8 bits uint8 for int8 too; 0: products are
+    stored as they are. away: as in `Tile`.
+    """
+
+    form: Form
+    lanes: int
+    fma: int
+    store_width: int
+    act: int
+    has_parts: int = 0
+    dst: int = 0
+    away: int = 0
+
+    def tile(self, rows: int, pixels: int) -> Tile:
+        """So many pixels of a vector each."""
+        finished = FLOAT32 if self.dst else self.products
+        dst = self.dst if self.dst != FLOAT32.code else 0
+        return Tile(finished.code, self.fma, rows, pixels, 1, self.lanes, dst=dst, away=self.away)
+
+    @property
+    def products(self) -> ElementType:
+        return SUM if self.form.exact else ELEMENT
 
 
 class Products(NamedTuple):
@@ -224,22 +345,21 @@ class Products(NamedTuple):
     src: int  # the address of the first position's products
     src_position: int  # from a position to the next
     bia: int  # the address of the channels' bias
+    scales: int  # and of their scales, which make integers real numbers
 
 
 @functools.cache
-def destination_transform(form: Form, lanes: int, fma: int, store_width: int, act: int, has_parts: bool) -> Any:
-    """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it.
+def destination_transform(how: Finish) -> Any:
+    """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it; not to planes.
 
-    Of the tile's pixels, `rows` x `cols` are in the image. store_width: contiguous channels of the destination, not 1.
-    act, has_parts: see `finish`. The output's scratch holds two tiles.
+    Of the tile's pixels, `rows` x `cols` are in the image. The output's scratch holds two tiles.
     """
-    m = form.m
-    whole_tile, one_pixel = (Tile(ELEMENT.code, fma, size, size, 1, lanes) for size in (m, 1))
+    m, lanes, store_width, act, has_parts = how.form.m, how.lanes, how.store_width, how.act, bool(how.has_parts)
+    whole_tile, one_pixel = (how.tile(size, size) for size in (m, 1))
 
     @emitted
     def transform(builder: Any, products: Any, rows: Any, cols: Any, out: Any) -> None:
-        v = Vectors(builder, ELEMENT, lanes, bool(fma))
-        pixels = _in_slots(v, _pixels(v, form, products))
+        v, pixels = whole_tile.code(builder), _pixels(builder, how, products)
         whole = builder.icmp_signed(">=", out.valid, const(lanes))  # else, too, pixel by pixel: less code
         for size in (rows, cols):
             whole = builder.and_(whole, builder.icmp_signed(">=", size, const(m)))
@@ -262,35 +382,42 @@ def destination_transform(form: Form, lanes: int, fma: int, store_width: int, ac
 
 
 @functools.cache
-def destination_to_patch(form: Form, lanes: int, fma: int) -> Any:
+def destination_to_patch(how: Finish) -> Any:
     """Code that transforms `Products` to m rows of m pixels with their bias, vectors from `dst` on."""
 
     @emitted
     def transform(builder: Any, products: Any, dst: Any, dst_row: Any) -> None:
-        v = Vectors(builder, ELEMENT, lanes, bool(fma))
-        rows = _multiples(builder, dst, dst_row, form.m)
-        for k, value in enumerate(_pixels(v, form, products)):
-            row, col = divmod(k, form.m)
-            v.store(value, builder.add(rows[row], const(col * v.bytes)))
+        v = how.tile(1, 1).code(builder)
+        rows = _multiples(builder, dst, dst_row, how.form.m)
+        for k, slot in enumerate(_pixels(builder, how, products)):
+            row, col = divmod(k, how.form.m)
+            v.store(builder.load(slot), builder.add(rows[row], const(col * v.bytes)))
 
     return transform
 
 
 @functools.cache
-def finish_pixels(pixels: int, lanes: int, fma: int, act: int) -> Any:
+def finish_pixels(pixels: int, how: Finish) -> Any:
     """Code that finishes so many neighbouring pixels, vectors of channels at `src`, and stores them to planes."""
-    tile = Tile(ELEMENT.code, fma, 1, pixels, 1, lanes)
+    tile = how.tile(1, pixels)
 
     @emitted
     def finish_them(builder: Any, src: Any, out: Any) -> None:
-        v = Vectors(builder, ELEMENT, lanes)
+        v = tile.code(builder)
         values = (v.load(builder.add(src, const(k * v.bytes))) for k in range(pixels))
-        finish(builder, tile, 1, act, out, _in_slots(v, values))
+        finish(builder, tile, 1, how.act, out, _in_slots(v, values))
 
     return finish_them
 
 
-def _pixels(v: Vectors, form: Form, products: Any) -> Iterator[Any]:
+def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
+    """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
+    v = Vectors(builder, how.products, how.lanes, bool(how.fma))
+    pixels = _in_slots(v, _biased(v, how.form, products))
+    return dequantized(v, pixels, [float_of(builder, how.lanes).load(products.scales)]) if how.dst else pixels
+
+
+def _biased(v: Vectors, form: Form, products: Any) -> Iterator[Any]:
     """A tile's pixels with their bias, row by row."""
     side, bias = form.side, v.load(products.bia)
     positions = _multiples(v.b, products.src, products.src_position, form.positions)
@@ -300,7 +427,15 @@ def _pixels(v: Vectors, form: Form, products: Any) -> Iterator[Any]:
 
     for row in transform_2d(v, destination_1d, form, column, side):
         for value in row:
-            yield v.add(value, bias)
+            yield v.add(_divided(v, value, form.unit**2), bias)
+
+
+def _divided(v: Vectors, value: Any, unit: int) -> Any:
+    """A multiple of `unit` modulo 2^32, as int32, divided by it; exact where the quotient times `even` is an int32."""
+    even = unit & -unit
+    if unit > even:
+        value = v.mul(value, v.c(pow(unit // even, -1, 1 << 32)))
+    return v.b.ashr(value, v.c(even.bit_length() - 1)) if even > 1 else value
 
 
 def _in_slots(v: Vectors, values: Iterator[Any]) -> list[Any]:

@@ -13,9 +13,19 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel
 from blockconv.kernels.common.epilogue import Output
 from blockconv.kernels.common.microkernel import LINE
-from blockconv.kernels.winograd.arguments import HEADER_BYTES, ZEROS, Header, WinogradArgs, WinogradWeightsArgs
+from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.winograd.arguments import (
+    BORDER,
+    HEADER_BYTES,
+    ZEROS,
+    Header,
+    WinogradArgs,
+    WinogradWeightsArgs,
+)
 from blockconv.kernels.winograd.codegen import (
     ELEMENT,
+    Finish,
+    PairTaps,
     Planes,
     Products,
     SharedProducts,
@@ -25,6 +35,7 @@ from blockconv.kernels.winograd.codegen import (
     finish_pixels,
     gather_planes,
     multiply_shared,
+    pair_transform,
     weight_transform,
 )
 from blockconv.kernels.winograd.source import tile_at
@@ -165,36 +176,38 @@ def _output(dst_block):
 
 
 @functools.cache
-def _finish_tile(form, lanes, fma, store_width, act, has_parts):
-    """finish for a destination with so many contiguous channels: a tile at a time."""
-    transform = destination_transform(form, lanes, fma, store_width, act, bool(has_parts))
-    output = _output(_in_table(lanes, store_width) if has_parts else _even)
+def _finish_tile(how):
+    """finish for a destination with contiguous channels: a tile at a time."""
+    transform = destination_transform(how)
+    output = _output(_in_table(how.lanes, how.store_width) if how.has_parts else _even)
 
     @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
         bia = a.bia + oc * ITEMSIZE
-        transform(Products(products, a.products_position, bia), rows, cols, output(a, scratch, oc, dst))
+        given = Products(products, a.products_position, bia, bia + a.scales)
+        transform(given, rows, cols, output(a, scratch, oc, dst))
 
     return finish
 
 
 @functools.cache
-def _finish_planes(form, lanes, fma, act):
+def _finish_planes(how):
     """finish for a destination of planes: up to as many tiles of a row as a vector of pixels covers.
 
     Planes are stored from a patch with such tiles side by side, a vector of pixels at a time: of 16 planes, lines that
     are written bit by bit may all want the same few places of the first-level cache.
     """
-    m, pixel = form.m, lanes * ITEMSIZE
-    wide = max(1, lanes // m) * m
-    transform, output = destination_to_patch(form, lanes, fma), _output(_even)
-    finish_vector, finish_tile, finish_one = (finish_pixels(pixels, lanes, fma, act) for pixels in (wide, m, 1))
+    m, pixel = how.form.m, how.lanes * ITEMSIZE
+    wide = max(1, how.lanes // m) * m
+    transform, output = destination_to_patch(how), _output(_even)
+    finish_vector, finish_tile, finish_one = (finish_pixels(pixels, how) for pixels in (wide, m, 1))
 
     @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
         patch, bia = scratch + a.patch, a.bia + oc * ITEMSIZE
         for k in range((cols + m - 1) // m):
-            transform(Products(products, a.products_position, bia), patch + k * m * pixel, wide * pixel)
+            given = Products(products, a.products_position, bia, bia + a.scales)
+            transform(given, patch + k * m * pixel, wide * pixel)
             products += a.products_tile
         for r in range(rows):
             at, to, done = patch + r * wide * pixel, dst + r * a.dst_strides.row, 0
@@ -214,17 +227,15 @@ def _finish_planes(form, lanes, fma, act):
 
 
 @jit.kernel
-def winograd_finish(m, stride, lanes, fma, store_width, act, has_parts):
+def winograd_finish(m, stride, exact, *given):
     """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels.
 
-    store_width: contiguous channels that a store takes; 1 is NCHW. act: an `ActivationKind`.
-    has_parts: as of the source.
+    given: of a `Finish`, what comes after the form.
     """
-    form = Form(m, stride)
-    if store_width == 1:
-        finish, most = _finish_planes(form, lanes, fma, act), max(1, lanes // m)
-    else:
-        finish, most = _finish_tile(form, lanes, fma, store_width, act, has_parts), 1
+    how = Finish(Form(m, stride, bool(exact)), *given)
+    lanes, finish, most = how.lanes, _finish_tile(how), 1
+    if how.store_width == 1:
+        finish, most = _finish_planes(how), max(1, lanes // m)
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
@@ -254,17 +265,35 @@ def winograd_finish(m, stride, lanes, fma, store_width, act, has_parts):
 # ---------------------------------------------------------------- all three
 
 
+@inline
+def _zero(a):
+    """What stands out of bounds of floats."""
+    return 0
+
+
+@inline
+def _zero_point(a):
+    """What stands out of bounds of bytes: the zero point in each of eight."""
+    four = EpilogueArguments(a.act).src_fill
+    return four | four << 32
+
+
 @jit.kernel
-def winograd():
+def winograd(exact):
     """A task is a block of tiles of a set and a share of its output channels; those of one block follow one another.
 
     It reads source, weights, bias and residual, and writes the pixels of its tiles and channels in the destination.
+    exact: whether of integers.
     """
+    border_of = _zero_point if exact else _zero
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
         for k in range(ZEROS):
             header.zeros[k].value = 0
+        border = border_of(a)
+        for k in range(BORDER):
+            header.border[k].value = border
         tiles, splits, ocbs = a.block_tiles, a.splits, a.set_ocbs
         chunk, blocks, loaded = a.chunk, a.tile_blocks, -1
         for task in range(first, last):
@@ -308,5 +337,22 @@ def winograd_weights(m, stride, vectors, lanes):
                 gather(Planes(src, group_ic * tap_bytes, 0, taps, group_oc - oc, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
                 transform(Taps(scratch, dst, a.position))
+
+    return kernel
+
+
+@jit.kernel
+def winograd_pair_weights(m, vectors, lanes):
+    """Transform weights of integers; a task is a pair of input channels of a block of a group's output channels."""
+    width, vector = vectors * lanes * ITEMSIZE, lanes * ITEMSIZE
+    transform, taps = pair_transform(Form(m, 1, exact=True), lanes, width), TAPS * TAPS
+
+    def kernel(args, first, last, scratch):
+        a = WinogradWeightsArgs(args)
+        pairs = (a.group_ic + 1) // 2
+        for task in range(first, last):
+            src, dst = a.src + task * (taps * width), a.dst + task // pairs * a.ocb + task % pairs * width
+            for v in range(vectors):
+                transform(PairTaps(src + v * vector, dst + v * vector, a.position))
 
     return kernel

@@ -31,7 +31,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
+from blockconv.core.types import INT8, LIGHT, Types, element
 from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE
@@ -39,11 +39,11 @@ from blockconv.kernels.common.microkernel import conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
 from blockconv.kernels.winograd import kernels
-from blockconv.kernels.winograd.arguments import WinogradArgs, WinogradWeightsArgs
+from blockconv.kernels.winograd.arguments import PLANE_BYTES, WinogradArgs, WinogradWeightsArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, SCRATCH, Blocking, blocking, contiguous, cost, weight_seconds
-from blockconv.kernels.winograd.codegen import ELEMENT
+from blockconv.kernels.winograd.codegen import ELEMENT, SUM, Finish
 from blockconv.kernels.winograd.source import winograd_source
-from blockconv.kernels.winograd.transforms import FORMS, TAPS, Form
+from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["FINITE_BELOW", "ROWS"]
@@ -52,8 +52,8 @@ __all__ = ["FINITE_BELOW", "ROWS"]
 # ---------------------------------------------------------------- weights
 
 
-def _transform_op(m: int, problem: Conv2dProblem) -> Op:
-    p, at = problem, blocking(problem, Layout("NHWC"), m, 1)
+def _transform_op(form: Form, problem: Conv2dProblem) -> Op:
+    p, m, at = problem, form.m, blocking(problem, Layout("NHWC"), form.m, 1, form.exact)
     args = WinogradWeightsArgs(
         src=Buffer(0),
         dst=Buffer(1),
@@ -62,41 +62,52 @@ def _transform_op(m: int, problem: Conv2dProblem) -> Op:
         group_ic=p.ic // p.g,
         group_oc=p.oc // p.g,
     )
+    if form.exact:
+        kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
+        return Op(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
     kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes)
     return Op(kernel, args, -(-p.oc // p.g // at.width) * p.ic, 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
 
 
-def _transformed_bytes(m: int, problem: Conv2dProblem) -> int:
-    return blocking(problem, Layout("NHWC"), m, 1).wei_bytes(problem)
+def _transformed_bytes(form: Form, problem: Conv2dProblem) -> int:
+    return blocking(problem, Layout("NHWC"), form.m, 1, form.exact).wei_bytes(problem)
+
+
+def _weight_form(problem: Conv2dProblem, dst: Layout, at: Blocking) -> WeightForm:
+    whole = max(at.width, at.lanes)
+    bias = -(-dst.padded_shape(problem.dst_shape)[1] // whole) * whole
+    layout = Layout(f"aBCde{at.width}b{at.dot.channels}c" if at.form.exact else "abcde")
+    return WeightForm(layout, bias, problem.g, TRANSFORMS[at.form], at.dot)
 
 
 # ---------------------------------------------------------------- the op
 
 
-def _op(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, epilogue: Epilogue) -> Op:
+def _op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, epilogue: Epilogue) -> Op:
     """The op. The residual lies in memory as the destination does."""
     p = problem
-    s, d = geometry(src, p.src_shape, ITEMSIZE), geometry(dst, p.dst_shape, ITEMSIZE)
+    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     padded = dst.padded_shape(p.dst_shape)[1]
-    parts = _parts(s, p.ic, at) + _patch_parts(s, at)
-    tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, padded, at))]
-    src_bytes = ITEMSIZE * src.size(p.src_shape)
+    parts = _parts(s, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
+    tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, padded, at.lanes))]
+    src_bytes = types.src.nbytes(src.size(p.src_shape))
     args = _arguments(
         p,
         at,
         epilogue,
-        **_kernels(p, at, s, d, epilogue.activation),
+        **_kernels(p, at, types, (s, d), epilogue),
         **_channels(p, at, padded),
         src_strides=s,
         dst_strides=d,
-        dst_block=d.block if d.length <= at.lanes else at.lanes * ITEMSIZE,
+        dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
+        scales=ITEMSIZE * _weight_form(p, dst, at).bias,
         prefetch_rows=at.form.side if src_bytes > 2 * target.second_level_cache() else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
         dst_parts=8 * (len(tables[0]) + len(tables[1])),
     )
     tasks = at.sets * at.tile_blocks * at.splits
-    return Op(kernels.winograd(), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
+    return Op(kernels.winograd(int(at.form.exact)), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
 
 
 def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **others: Any) -> WinogradArgs:
@@ -128,7 +139,7 @@ def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **other
         ow=p.ow,
         ph=p.ph,
         pw=p.pw,
-        vector=at.lanes * ITEMSIZE,
+        vector=at.src_lanes * at.itemsize,
         out_vector=at.out_lanes * ITEMSIZE,
         patch=scratch.patch,
         v=scratch.v,
@@ -145,7 +156,7 @@ def _channels(problem: Conv2dProblem, at: Blocking, oc_padded: int) -> dict[str,
     p, ic, oc = problem, problem.ic // problem.g, problem.oc // problem.g
     steps = -(-ic // at.ic_block)
     tail = ic - (steps - 1) * at.ic_block
-    has_tail = tail < at.ic_block
+    has_tail = at.elements(tail) < at.elements(at.ic_block)
     return {
         "ic": p.ic,
         "oc": p.oc,
@@ -153,30 +164,46 @@ def _channels(problem: Conv2dProblem, at: Blocking, oc_padded: int) -> dict[str,
         "sets": at.sets,
         "set_ic": at.set_groups * ic,
         "set_oc": at.set_groups * oc,
-        "set_vectors": -(-at.set_groups * ic // at.lanes),
+        "set_vectors": -(-at.set_groups * ic // at.src_lanes),
         "set_ocbs": at.set_ocbs,
         "group_ocbs": at.ocbs,
         "group_oc": oc_padded if p.g == 1 else oc,
         "group_steps": steps,
         "full_steps": steps - has_tail,
         "tail_steps": int(has_tail),
-        "tail_channels": tail,
+        "tail_channels": at.elements(tail),
         "width": at.width,
         "wei_position": at.wei_position(p),
         "wei_ocb": at.wei_ocb(p),
     }
 
 
-def _kernels(problem: Conv2dProblem, at: Blocking, s: Geometry, d: Geometry, act: int) -> dict[str, int]:
-    """The addresses of the kernels that are called."""
-    fma, (m, stride) = int(target.isa().fma), at.form
-    (load_width, src_parts), (store_width, dst_parts) = (contiguous(of, at.lanes) for of in (s, d))
-    part = at.lanes if src_parts else at.transform_lanes
-    source = winograd_source(m, stride, at.lanes, part, fma, load_width, int(src_parts))
+def _kernels(
+    problem: Conv2dProblem, at: Blocking, types: Types, lies: tuple[Geometry, Geometry], epilogue: Epilogue
+) -> dict[str, int]:
+    """The addresses of the kernels that are called. lies: source and destination."""
+    (m, stride, exact), dst = at.form, types.dst
+    fma = int(target.isa().fma and not exact)
+    load_width, src_parts = contiguous(lies[0], at.src_lanes)
+    store_width, dst_parts = contiguous(lies[1], at.lanes)
+    part = at.src_lanes if src_parts else at.transform_lanes
+    source = winograd_source(m, stride, at.src_lanes, part, fma, load_width, int(src_parts), types.src.code)
+    # Which of the types of bytes it is, is a matter of bounds, which are arguments.
+    stored = element("uint8") if dst.itemsize == 1 else dst
+    finish = Finish(
+        at.form,
+        at.lanes,
+        fma,
+        store_width,
+        epilogue.kind(types),
+        int(dst_parts),
+        stored.code if types.is_requantized else 0,
+        int(epilogue.away and dst.itemsize == 1),
+    )
     return {
         "source_kernel": source.address,
         "multiply_kernel": _multiply_kernel(problem, at).address,
-        "finish_kernel": kernels.winograd_finish(m, stride, at.lanes, fma, store_width, act, int(dst_parts)).address,
+        "finish_kernel": kernels.winograd_finish(m, stride, int(exact), *finish[1:]).address,
         "tile_kernel": 0 if at.shared else _tile_kernel(at).address,
     }
 
@@ -185,20 +212,21 @@ def _offsets(problem: Conv2dProblem, at: Blocking) -> list[int]:
     """Bytes from a tile's transformed source to what each reduction step reads, for each group of a set."""
     ic = problem.ic // problem.g
     channels = [group * ic + c for group in range(at.set_groups) for c in range(0, ic, at.ic_block)]
-    return [(c // at.lanes * at.block_tiles * at.lanes + c % at.lanes) * ITEMSIZE for c in channels]
+    lanes = at.src_lanes
+    return [(c // lanes * at.block_tiles * lanes + c % lanes) * at.itemsize for c in channels]
 
 
-def _parts(of: Geometry, channels: int, at: Blocking) -> list[int]:
+def _parts(of: Geometry, channels: int, lanes: int) -> list[int]:
     """Bytes from the first channel of each vector to its parts; nothing where these are evenly far apart."""
-    width, has_parts = contiguous(of, at.lanes)
-    vectors = range(0, channels if has_parts else 0, at.lanes)
-    return [of.offset(c + k) - of.offset(c) for c in vectors for k in range(0, at.lanes, width)]
+    width, has_parts = contiguous(of, lanes)
+    vectors = range(0, channels if has_parts else 0, lanes)
+    return [of.offset(c + k) - of.offset(c) for c in vectors for k in range(0, lanes, width)]
 
 
-def _patch_parts(source: Geometry, at: Blocking) -> list[int]:
+def _patch_parts(source: Geometry, at: Blocking, itemsize: int) -> list[int]:
     """The same in a patch, where a tile's pixels lie part by part."""
-    width, has_parts = contiguous(source, at.lanes)
-    return [k * at.form.positions * ITEMSIZE for k in range(0, at.lanes if has_parts else 0, width)]
+    width, has_parts = contiguous(source, at.src_lanes)
+    return [k * at.form.positions * itemsize for k in range(0, at.src_lanes if has_parts else 0, width)]
 
 
 def _multiply_kernel(problem: Conv2dProblem, at: Blocking) -> jit.Kernel:
@@ -213,9 +241,13 @@ def _multiply_kernel(problem: Conv2dProblem, at: Blocking) -> jit.Kernel:
 
 def _tile_kernel(at: Blocking) -> jit.Kernel:
     """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart."""
-    fma, out_lanes = int(target.isa().fma), at.out_lanes
+    fma, out_lanes = int(target.isa().fma and not at.form.exact), at.out_lanes
     shape, act = (1, at.tile_pixels, at.vectors, out_lanes), ActivationKind.NONE
-    return conv_tile(ELEMENT.code, fma, *shape, at.lanes * ITEMSIZE, at.ic_block, out_lanes, act, *DENSE)
+    source = at.src_lanes * at.itemsize, at.elements(at.ic_block)
+    tile = *shape, *source, out_lanes, act, *DENSE
+    if not at.form.exact:
+        return conv_tile(ELEMENT.code, fma, *tile)
+    return conv_tile(SUM.code, fma, *tile, 0, at.dot.number)
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
@@ -226,7 +258,7 @@ def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
     if at.block_tiles < 8:
         return 0
     ic = problem.ic // problem.g
-    block, blocks = ic * at.width * ITEMSIZE, at.wei_positions * at.set_ocbs
+    block, blocks = at.elements(ic) * at.width * ITEMSIZE, at.wei_positions * at.set_ocbs
     return lines_ahead(block, blocks, -(-at.block_tiles // at.tile_pixels), -(-ic // at.ic_block))
 
 
@@ -244,10 +276,10 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Ty
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
     for layout, shape in ((src, p.src_shape), (dst, p.dst_shape)):
-        at = geometry(layout, shape, ITEMSIZE)
+        at = geometry(layout, shape, 1)
         if at.length > 1 and at.length % 2:
             return f"is for blocks of an even number of channels, not {layout}"
-        if at.length == 1 and shape[3] > 1 and at.col != ITEMSIZE:
+        if at.length == 1 and shape[3] > 1 and at.col != 1:
             return f"is for channels, or pixels of a row, that lie together, not {layout}"
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g > 1 and (ic % UNIT or oc % UNIT):
@@ -269,24 +301,22 @@ def _make(
     threads: int,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Primitive:
-    at = blocking(problem, dst, m, threads)
-    whole = max(at.width, at.lanes)
-    bias = -(-dst.padded_shape(problem.dst_shape)[1] // whole) * whole
+    at = blocking(problem, dst, m, threads, exact=not types.acc.is_float)
     return Primitive(
-        cost=lambda: cost(problem, src, dst, at, threads),
-        make=lambda: [_op(problem, src, dst, at, epilogue)],
-        weights=WeightForm(Layout("abcde"), bias, problem.g, TRANSFORMS[at.form]),
+        cost=lambda: cost(problem, src, dst, types, at, threads),
+        make=lambda: [_op(problem, src, dst, types, at, epilogue)],
+        weights=_weight_form(problem, dst, at),
         blocking=at,
     )
 
 
 TRANSFORMS = {  # one for each stride too, that forms differ: packed weights are kept by them
     form: Transform(
-        functools.partial(_transform_op, form.m),
-        functools.partial(_transformed_bytes, form.m),
-        functools.partial(weight_seconds, form.m),
+        functools.partial(_transform_op, form),
+        functools.partial(_transformed_bytes, form),
+        functools.partial(weight_seconds, form.m, form.exact),
     )
-    for form in FORMS
+    for form in (*FORMS, *EXACT_FORMS)
 }
 
 
@@ -317,6 +347,37 @@ _ERROR = {(2, 1): 6e-8, (4, 1): 2.4e-7, (6, 1): 1.4e-6, (2, 2): 6e-8, (4, 2): 1.
 FINITE_BELOW = {(2, 1): 2.0**125, (4, 1): 2.0**123, (6, 1): 2.0**120, (2, 2): 2.0**125, (4, 2): 2.0**121}  # as _ERROR
 
 
+# A form of integers is exact while 64 times a pixel is an int32 (see `codegen`): 256 times `LIGHT`.
+
+
+def _why_not_exact(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    p, isa = problem, target.isa()
+    if p.sh != 1 or p.sw != 1:
+        return "is for stride 1"
+    reason = _why_not(m, problem, src, dst, types)
+    if reason:
+        return reason
+    lanes = isa.vector_bytes // ITEMSIZE
+    if p.g > 1 and (p.ic // p.g % (2 * lanes) or p.oc // p.g % lanes):
+        return f"is for groups of a multiple of {2 * lanes} channels in and {lanes} out"
+    if src.size(p.src_shape) < PLANE_BYTES:
+        return f"is for sources of {PLANE_BYTES} bytes or more"
+    most = (LIGHT - 1) // (TAPS * TAPS * 128)
+    if not types.wei.light and p.ic // p.g > most:
+        return f"is for up to {most} channels, or weights that are known to keep sums below {256 * LIGHT}"
+    return None
+
+
+def _exact_row(m: int) -> Row:
+    return Row(
+        f"conv_winograd_f{m}_int8",
+        "conv2d",
+        dtypes=frozenset(map(str, INT8)),
+        why_not=functools.partial(_why_not_exact, m),
+        make=functools.partial(_make, m),
+    )
+
+
 def _row(m: int) -> Row:
     return Row(
         f"conv_winograd_f{m}",
@@ -328,4 +389,7 @@ def _row(m: int) -> Row:
     )
 
 
-ROWS = tuple(_row(m) for m in dict.fromkeys(form.m for form in FORMS))
+ROWS = (
+    *(_row(m) for m in dict.fromkeys(form.m for form in FORMS)),
+    *(_exact_row(form.m) for form in EXACT_FORMS),
+)

@@ -6,13 +6,20 @@ import functools
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_i64, move, move_part, prefetch
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import load_bits, load_i64, move, move_part, prefetch, store_bits
 from blockconv.kernels.common.geometry import NO_BLOCK
-from blockconv.kernels.winograd.arguments import Header, WinogradArgs
-from blockconv.kernels.winograd.codegen import ELEMENT, Planes, SourceTile, gather_planes, source_transform
+from blockconv.kernels.winograd.arguments import PLANE_BYTES, Header, WinogradArgs
+from blockconv.kernels.winograd.codegen import (
+    WORD,
+    BytePlanes,
+    Planes,
+    SourceTile,
+    gather_planes,
+    gather_planes_of_bytes,
+    source_transform,
+)
 from blockconv.kernels.winograd.transforms import Form
-
-ITEMSIZE = ELEMENT.itemsize
 
 
 @inline
@@ -22,16 +29,65 @@ def _src_parts(a, c, lanes, load_width):
 
 
 @functools.cache
-def _gather(side, cols, lanes, load_width, has_parts):
+def _planes(cols, lanes, is_bytes):
+    """planes: gathers `cols` pixels of a row of planes, of which none is in bounds where `exist` is 0."""
+    if is_bytes:
+        each = gather_planes_of_bytes(cols, lanes)
+
+        @inline
+        def planes(a, src, here, left, right, exist, valid, border, out):
+            nothing = exist == 0
+            each(
+                BytePlanes(
+                    src if nothing else here,
+                    a.src_strides.channel,
+                    a.src_end,
+                    0 if nothing else left,
+                    0 if nothing else right,
+                    valid,
+                    border,
+                    out,
+                )
+            )
+
+        return planes
+    floats = gather_planes(cols, lanes)
+
+    @inline
+    def planes(a, src, here, left, right, exist, valid, border, out):
+        floats(Planes(here, a.src_strides.channel, left, right, exist, out))
+
+    return planes
+
+
+@functools.cache
+def _part(columns, itemsize):
+    """part: copies the first `valid` of so many elements; those that follow may be read where the array has not ended."""
+    if itemsize > 1:
+        return inline(lambda a, dst, src, border, valid: move_part(dst, src, columns, itemsize, valid))
+
+    @inline
+    def part(a, dst, src, border, valid):
+        if src == border or src + columns <= a.src_end:
+            move(dst, src, columns, 0)
+        else:
+            for k in range(valid):
+                store_bits(dst + k, load_bits(src + k, 1), 1)
+
+    return part
+
+
+@functools.cache
+def _gather(side, cols, lanes, load_width, has_parts, itemsize):
     """gather for `side` rows of `cols` pixels of a source, of whose channels a load takes `load_width`."""
     by_planes = load_width == 1
     columns = lanes if by_planes else load_width
-    pixel = columns * ITEMSIZE
-    plane, planes = side * cols * pixel, gather_planes(cols, lanes)
+    pixel = columns * itemsize
+    plane, planes, part = side * cols * pixel, _planes(cols, lanes, itemsize == 1), _part(columns, itemsize)
 
     @inline
     def gather(a, patch, zeros, src, ih, iw, valid, c_first):
-        """The pixels from (ih, iw) on, `valid` channels each, zero out of bounds.
+        """The pixels from (ih, iw) on, `valid` channels each; out of bounds what is at `zeros`.
 
         They become [part][row][column][channels of a part]; a part is what a load takes, or a vector where that is one.
         """
@@ -44,7 +100,7 @@ def _gather(side, cols, lanes, load_width, has_parts):
             here, out = src + (ih + r) * src_row + iw * src_col, patch + r * (cols * pixel)
             if by_planes:
                 exist = valid if in_bounds else 0
-                planes(Planes(here, a.src_strides.channel, left, right, exist, out))
+                planes(a, src, here, left, right, exist, valid, zeros, out)
                 continue
             for k in range((valid + columns - 1) // columns):
                 at = out + k * plane
@@ -54,7 +110,7 @@ def _gather(side, cols, lanes, load_width, has_parts):
                     if has_parts and there != zeros:
                         there += load_i64(_src_parts(a, c_first, lanes, load_width), k) - k * src_block
                     if partly:
-                        move_part(at + c * pixel, there, columns, ITEMSIZE, valid)
+                        part(a, at + c * pixel, there, zeros, valid)
                     else:
                         move(at + c * pixel, there, pixel, 0)
 
@@ -77,19 +133,23 @@ def _prefetch_next(a, src):
 
 
 @jit.kernel
-def winograd_source(m, stride, lanes, part, fma, load_width, has_parts):
+def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type):
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
 
     lanes: of a vector. part: channels of it that are transformed together. load_width: contiguous channels that a load
     takes; 1 is NCHW, whose planes are gathered for as many tiles of a row as a vector of their pixels covers.
+    src_type: the code of the source's type.
     has_parts: blocks end within vectors, so a table has where the parts of one lie; `part` is `lanes`.
     """
-    form, by_planes, vector = Form(m, stride), load_width == 1, lanes * ITEMSIZE
-    columns, most = (lanes, form.tiles_per_vector(lanes)) if by_planes else (load_width, 1)
-    pixel, wide = columns * ITEMSIZE, (most - 1) * form.step + form.side
+    src_itemsize = ElementType.of(src_type).itemsize
+    exact = src_itemsize == 1
+    form, by_planes, itemsize = Form(m, stride, exact), load_width == 1, WORD.itemsize if exact else src_itemsize
+    vector, loaded = lanes * itemsize, lanes * src_itemsize
+    columns, most = (lanes, form.tiles_per_vector(PLANE_BYTES if exact else lanes)) if by_planes else (load_width, 1)
+    pixel, wide = columns * src_itemsize, (most - 1) * form.step + form.side
     patch_row, patch_part = wide * pixel, form.side * wide * pixel
-    gather = _gather(form.side, wide, lanes, load_width, has_parts)
-    transform = source_transform(form, part, min(columns, part), fma, has_parts)
+    gather = _gather(form.side, wide, lanes, load_width, has_parts, src_itemsize)
+    transform = source_transform(form, part, min(columns, part), fma, has_parts, src_type)
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
@@ -116,9 +176,9 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts):
                 by_col, by_part = src_col, a.src_strides.block
                 if has_parts:
                     by_part = _src_parts(a, c, lanes, load_width)
-                whole = valid == lanes or (load_width == lanes and (length < NO_BLOCK or c * ITEMSIZE + vector <= room))
+                whole = valid == lanes or (load_width == lanes and (length < NO_BLOCK or c * src_itemsize + loaded <= room))
                 if by_planes or not inside or not whole:
-                    gather(a, patch, header.zeros.address, plane, ih, iw, valid, c)
+                    gather(a, patch, header.border.address, plane, ih, iw, valid, c)
                     src, by_row, by_col, by_part = patch, patch_row, pixel, patch_part
                     if has_parts:
                         by_part = _src_parts(a, a.ic + lanes - 1, lanes, load_width)
@@ -126,8 +186,8 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts):
                     _prefetch_next(a, src)
                 for k in range(count):
                     for c in range(0, lanes, part):
-                        from_c = src + k * step * by_col + c // columns * by_part + c % columns * ITEMSIZE
-                        to_c = out + k * vector + c * ITEMSIZE
+                        from_c = src + k * step * by_col + c // columns * by_part + c % columns * src_itemsize
+                        to_c = out + k * vector + c * itemsize
                         transform(SourceTile(from_c, by_row, by_col, by_part, to_c, v_position))
                 out += a.block_tiles * vector
             tile += count

@@ -6,6 +6,9 @@ that come in pairs share the even and odd halves of their sums, so no matrix is 
 is a few lines. Which points are taken decides the rounding errors (Barabasz et al., TOMS'20). These were searched for
 over random data: against the textbook's 1, 2 those of six points have a third of the error.
 
+Over integers, which have to stay such, the points are the textbook's (`EXACT`). Sums wrap, and what comes out is right
+as long as that fits.
+
 With stride 2 the even pixels meet the first and the third tap only, which is F(m, 2) of stride 1, and the odd ones
 the second alone, which needs no transform: 2m + 1 products instead of 3m (25 instead of 36, 81 instead of 144 a tile).
 The odd pixels share one transformed tap, so the weights have (m + 2)² positions with either stride.
@@ -20,6 +23,8 @@ from typing import Any, NamedTuple
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
+    "EXACT",
+    "EXACT_FORMS",
     "FORMS",
     "POINTS",
     "TAPS",
@@ -41,11 +46,42 @@ POINTS: dict[int, tuple[float, ...]] = {  # by their number
 }
 
 
+class Integers(NamedTuple):
+    """How F(m x m, 3x3) of stride 1 is computed with integers, in each direction.
+
+    points: as in `POINTS`. unit: what the weights' transform is multiplied by, to be whole, and so the outputs'.
+    infinity: the part of it that is left to the products at infinity, so that transformed weights fit 16 bits.
+    """
+
+    points: tuple[float, ...]
+    unit: int
+    infinity: int
+
+
+EXACT = {4: Integers((1.0, 2.0), unit=24, infinity=4)}  # by m
+
+
 class Form(NamedTuple):
-    """F(m x m, 3x3) of a stride: the algorithm whose tiles are m x m output pixels."""
+    """F(m x m, 3x3) of a stride: the algorithm whose tiles are m x m output pixels.
+
+    exact: of integers (see `EXACT`), with outputs that are `unit`² times as large.
+    """
 
     m: int
     stride: int
+    exact: bool = False
+
+    @property
+    def unit(self) -> int:
+        return EXACT[self.m].unit if self.exact else 1
+
+    @property
+    def infinity(self) -> int:
+        return EXACT[self.m].infinity if self.exact else 1
+
+    def points(self, number: int) -> tuple[float, ...]:
+        """Those of an algorithm of so many."""
+        return EXACT[self.m].points if self.exact else POINTS[number]
 
     @property
     def side(self) -> int:
@@ -73,6 +109,7 @@ class Form(NamedTuple):
 
 
 FORMS = tuple(Form(m, stride) for stride, sizes in ((1, (2, 4, 6)), (2, (2, 4))) for m in sizes)
+EXACT_FORMS = tuple(Form(m, 1, exact=True) for m in EXACT)
 
 Transform1d = Callable[[Vectors, list[Any], Form], list[Any]]
 
@@ -90,7 +127,7 @@ def source_1d(v: Vectors, d: list[Any], form: Form) -> list[Any]:
     """As many values as there are: by the point p, the coefficients of x * product(x² - q²) without x - p."""
     if form.stride == 2:
         return [*source_1d(v, d[::2], Form(form.m, 1)), *d[1::2]]
-    points, infinity = POINTS[len(d)], len(d) % 2 == 0
+    points, infinity = form.points(len(d)), len(d) % 2 == 0
     whole = _polynomial(_squares(points))
     finite = d[:-1] if infinity else d
     out = [v.sum_of_multiples(whole, finite[::2])]
@@ -107,7 +144,7 @@ def destination_1d(v: Vectors, products: list[Any], form: Form) -> list[Any]:
     if form.stride == 2:
         even = destination_1d(v, products[: m + 1], Form(m, 1))
         return [v.add_multiple(a, 1, b) for a, b in zip(even, products[m + 1 :], strict=True)]
-    points, infinity = POINTS[len(products)], len(products) % 2 == 0
+    points, infinity = form.points(len(products)), len(products) % 2 == 0
     zero, *at_points = products[:-1] if infinity else products
     plus, minus = at_points[::2], at_points[1::2]
     halves = (
@@ -118,24 +155,29 @@ def destination_1d(v: Vectors, products: list[Any], form: Form) -> list[Any]:
     for k in range(1, m):
         out.append(v.sum_of_multiples(_powers(points, k), halves[k % 2]))
     if infinity:
-        out[-1] = v.add_multiple(out[-1], 1, products[-1])
+        out[-1] = v.add_multiple(out[-1], form.infinity, products[-1])
     return out
 
 
 def weights_1d(v: Vectors, g: list[Any], form: Form) -> list[Any]:
-    """Three taps to m + 2 values: the taps' polynomial at each point, over the product of its distances."""
+    """Three taps to m + 2 values: the taps' polynomial at each point, over the product of its distances.
+
+    Times `unit`, which is 1 of floats.
+    """
     if form.stride == 2:
         return [*weights_1d(v, g[::2], Form(form.m, 1)), g[1]]
     number = form.m + len(g) - 1
-    points = POINTS[number]
+    points = form.points(number)
     squares = _squares(points)
-    out = [v.add_multiple(None, 1 / math.prod(-s for s in squares), g[0])]
+    out = [v.add_multiple(None, form.unit / math.prod(-s for s in squares), g[0])]
     for p in points:
-        scale = 1 / (2 * p * p * math.prod(p * p - s for s in squares if s != p * p))
+        scale = form.unit / (2 * p * p * math.prod(p * p - s for s in squares if s != p * p))
         factors = [scale * p**t for t in range(len(g))]
         even, odd = (v.sum_of_multiples(factors[first::2], g[first::2]) for first in (0, 1))
         out += [v.add_multiple(even, 1, odd), v.add_multiple(even, -1, odd)]
-    return [*out, g[-1]] if number % 2 == 0 else out
+    if number % 2 == 0:
+        out.append(v.add_multiple(None, form.unit // form.infinity, g[-1]))
+    return out
 
 
 # ---------------------------------------------------------------- points

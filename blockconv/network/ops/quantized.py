@@ -94,8 +94,8 @@ class QuantizedConv2d(Convolution):
     inputs: src, uint8 or int8, and perhaps a residual, of 8 bits where dst is, float32 where dst is; parameters: wei,
     int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
     src, wei, dst, residual: what they stand for; wei may have a scale for each output channel. dtype: of dst: of int32
-    the sums are given as they are. narrow: whether wei is known to be so (`dispatch.quantizing.is_narrow`), which
-    changes no result.
+    the sums are given as they are. narrow, light: whether wei is known to be so (`dispatch.quantizing.is_narrow`,
+    `is_light`), which changes no result.
     """
 
     src: Quantization = _PLAIN
@@ -104,6 +104,7 @@ class QuantizedConv2d(Convolution):
     dst: Quantization | None = None
     residual: Quantization | None = None
     narrow: bool = False
+    light: bool = False
 
     @property
     def is_bytes(self) -> bool:

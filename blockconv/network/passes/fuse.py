@@ -270,5 +270,5 @@ PASSES = (
     precision.conversions,
     unify,
     drop_dead_code,
-    integers.narrow_weights,
+    integers.known_weights,
 )

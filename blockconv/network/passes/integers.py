@@ -18,7 +18,7 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, Types
-from blockconv.dispatch.quantizing import check_sums, is_narrow
+from blockconv.dispatch.quantizing import check_sums, is_light, is_narrow
 from blockconv.kernels import TABLE
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Network, Node
@@ -44,7 +44,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes.rewrite import Edit, rewritten
 
-__all__ = ["computes_in_integers", "convolutions", "dequantized", "moves_integers", "narrow_weights", "stores"]
+__all__ = ["computes_in_integers", "convolutions", "dequantized", "known_weights", "moves_integers", "stores"]
 
 Array = npt.NDArray[Any]
 
@@ -63,14 +63,16 @@ def stores(network: Network) -> Network:
     return rewritten(network, _quantize_of_dequantize, _goes_down, _goes_up, _conv_stores, _op_stores)
 
 
-def narrow_weights(network: Network) -> Network:
-    """Convolutions of integers say whether their weights are narrow."""
+def known_weights(network: Network) -> Network:
+    """Convolutions of integers say whether their weights are narrow, and whether they are light."""
 
     def said(node: Node) -> Node:
         a = node.attributes
-        if not isinstance(a, QuantizedConv2d) or a.narrow or not is_narrow(network.constants[node.parameters[0]]):
+        if not isinstance(a, QuantizedConv2d):
             return node
-        return replace(node, attributes=replace(a, narrow=True))
+        weight = network.constants[node.parameters[0]]
+        facts = {"narrow": a.narrow or is_narrow(weight), "light": a.light or is_light(weight)}
+        return replace(node, attributes=replace(a, **facts))
 
     nodes = tuple(map(said, network.nodes))
     return network if nodes == network.nodes else network.changed(nodes)

@@ -34,7 +34,7 @@ from blockconv.core.problem import ReorderProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block, of_narrow
+from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block, known_weights
 from blockconv.kernels import Row
 from blockconv.kernels.table import Epilogue
 from blockconv.network import ops
@@ -173,7 +173,7 @@ def element_types(network: Network, node: Node) -> Types:
     src, dst = (network.tensors[name].dtype for name in (node.inputs[0], node.output))
     if isinstance(node.attributes, ops.QuantizedConv2d):
         types = Types.quantized(src, dst)
-        return of_narrow(types) if node.attributes.narrow else types
+        return known_weights(types, node.attributes.narrow, node.attributes.light)
     is_half_conv = isinstance(node.attributes, ops.Conv2d) and element(src).is_half
     if is_half_conv or isinstance(node.attributes, (ops.Cast, ops.Quantize, ops.Dequantize, ops.Requantize)):
         return Types.converted(src, dst)
