@@ -66,12 +66,13 @@ class Blocking:
     """A task is a block of tiles of a set of groups and a share (one of `splits`) of their output channels.
 
     lanes: of a vector of products; src_lanes: of the transformed source, of which `transform_lanes` are transformed
-    together. dot: what multiplies,
-    pairs of channels where they are integers, which are 16 bits wide then. set_groups: groups of a set, so many that their channels are whole vectors; there are `sets`. ic_block: channels of a group that one reduction
-    step takes, as many as surely lie in one vector. shared: a set is one vector of small groups, as many channels out
-    as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with `vectors` vectors of
-    `out_lanes` output channels. ocbs: blocks of a group's output channels. chunk: blocks whose products are held
-    before they are transformed. tile_rows, tile_cols: tiles of an image. tiles: of all images; block_tiles: of a block.
+    together. dot: what multiplies; of integers, which are 16 bits wide then, pairs of channels. set_groups: groups of a
+    set, so many that their channels are whole vectors; there are `sets`. ic_block: channels of a group that one
+    reduction step takes, as many as surely lie in one vector. shared: a set is one vector of small groups, as many
+    channels out as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with
+    `vectors` vectors of `out_lanes` output channels. ocbs: blocks of a group's output channels. chunk: blocks whose
+    products are held before they are transformed. tile_rows, tile_cols: tiles of an image. tiles: of all images;
+    block_tiles: of a block.
     """
 
     form: Form

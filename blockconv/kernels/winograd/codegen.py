@@ -4,16 +4,12 @@ Each function here takes what is known when a kernel is built, and returns code 
 tuple of addresses and strides in bytes. The arithmetic of the transforms is that of
 `blockconv.kernels.winograd.transforms`.
 
-Sources of bytes become integers of 16 bits, which hold all that their transform can be: ten times ten times 255. Their
-products are summed as int32, which wraps, as do the transforms to pixels: these are right modulo 2^32, and `unit`² times
-what they should be. The odd part of that is divided by as a multiplication with its inverse modulo 2^32, the even part
-as a shift to the right; what is left of 32 bits holds a pixel (see `why_not` of the rows).
+Sources of bytes become integers of 16 bits, which hold all that their transform can be: ten times ten times 255.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -21,25 +17,21 @@ from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, transpose
-from blockconv.kernels.common.epilogue import Tile, finish
-from blockconv.kernels.common.requantize import FLOAT32, dequantized, float_of
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.winograd.transforms import TAPS, Form, destination_1d, source_1d, transform_2d, weights_1d
+from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
 
 __all__ = [
     "ELEMENT",
-    "Finish",
+    "SUM",
+    "WORD",
     "PairTaps",
     "Planes",
-    "Products",
     "SharedProducts",
     "SourceTile",
     "Taps",
-    "destination_to_patch",
-    "destination_transform",
-    "finish_pixels",
     "gather_planes",
     "gather_planes_of_bytes",
+    "multiples",
     "multiply_shared",
     "pair_transform",
     "source_transform",
@@ -50,7 +42,7 @@ ELEMENT = element("float32")  # what kernels of floats compute with
 WORD, SUM = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
 
 
-def _multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
+def multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
     """start, start + step, ..."""
     return [start, *(builder.add(start, builder.mul(step, const(k))) for k in range(1, count))]
 
@@ -88,7 +80,7 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
         type = ElementType.of(src)
         memory = Vectors(builder, type, lanes, bool(fma))
         v = Vectors(builder, WORD, lanes) if form.exact else memory
-        rows = _multiples(builder, tile.src, tile.src_row, form.side)
+        rows = multiples(builder, tile.src, tile.src_row, form.side)
         parts = _table(builder, tile.src_part, lanes // load_width) if has_parts else []
 
         def load(at: Any) -> Any:
@@ -116,11 +108,13 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
 class Planes(NamedTuple):
     """A row of pixels of a source whose channels are planes (NCHW), and where they go as vectors of channels."""
 
-    src: int  # the address of the row's first pixel in the first channel
+    src: int  # the address of the row's first pixel in the first channel; of any pixel where none is in bounds
     src_channel: int
+    src_end: int  # of the array
     left: int  # the first column that is in bounds
     right: int  # the one after the last
     valid: int  # channels that exist
+    border: int  # the address of what stands for bytes out of bounds
     dst: int
 
 
@@ -149,22 +143,9 @@ def gather_planes(pixels: int, lanes: int) -> Any:
     return gather
 
 
-class BytePlanes(NamedTuple):
-    """`Planes` of bytes."""
-
-    src: int  # the address of the row's first pixel in the first channel; of any pixel where nothing is in bounds
-    src_channel: int
-    src_end: int  # of the array
-    left: int  # the first column that is in bounds
-    right: int  # the one after the last
-    valid: int  # channels that exist
-    border: int  # the address of a vector of what stands out of bounds
-    dst: int
-
-
 @functools.cache
 def gather_planes_of_bytes(pixels: int, lanes: int) -> Any:
-    """`gather_planes` of `BytePlanes`, whose channels that do not exist become what their last ones are.
+    """`gather_planes` of bytes, of which those out of bounds are the border's, and channels that do not exist the last.
 
     There may be no masks of bytes. A vector is read from where a row is in bounds, or further left where the array
     ends before; stored; and read again from where its first column would be.
@@ -306,138 +287,3 @@ def pair_transform(form: Form, lanes: int, tap: int) -> Any:
                 dst = builder.add(dst, taps.dst_position)
 
     return transform
-
-
-# ---------------------------------------------------------------- destination
-
-
-class Finish(NamedTuple):
-    """How pixels are finished: vectors of `lanes` channels of a form's outputs, and how they are stored.
-
-    store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
-    them. dst: the code of a destination's type that integers become, of 8 bits uint8 for int8 too; 0: products are
-    stored as they are. away: as in `Tile`.
-    """
-
-    form: Form
-    lanes: int
-    fma: int
-    store_width: int
-    act: int
-    has_parts: int = 0
-    dst: int = 0
-    away: int = 0
-
-    def tile(self, rows: int, pixels: int) -> Tile:
-        """So many pixels of a vector each."""
-        finished = FLOAT32 if self.dst else self.products
-        dst = self.dst if self.dst != FLOAT32.code else 0
-        return Tile(finished.code, self.fma, rows, pixels, 1, self.lanes, dst=dst, away=self.away)
-
-    @property
-    def products(self) -> ElementType:
-        return SUM if self.form.exact else ELEMENT
-
-
-class Products(NamedTuple):
-    """The products of a tile for a vector of output channels, and what is added to them."""
-
-    src: int  # the address of the first position's products
-    src_position: int  # from a position to the next
-    bia: int  # the address of the channels' bias
-    scales: int  # and of their scales, which make integers real numbers
-
-
-@functools.cache
-def destination_transform(how: Finish) -> Any:
-    """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it; not to planes.
-
-    Of the tile's pixels, `rows` x `cols` are in the image. The output's scratch holds two tiles.
-    """
-    m, lanes, store_width, act, has_parts = how.form.m, how.lanes, how.store_width, how.act, bool(how.has_parts)
-    whole_tile, one_pixel = (how.tile(size, size) for size in (m, 1))
-
-    @emitted
-    def transform(builder: Any, products: Any, rows: Any, cols: Any, out: Any) -> None:
-        v, pixels = whole_tile.code(builder), _pixels(builder, how, products)
-        whole = builder.icmp_signed(">=", out.valid, const(lanes))  # else, too, pixel by pixel: less code
-        for size in (rows, cols):
-            whole = builder.and_(whole, builder.icmp_signed(">=", size, const(m)))
-        with builder.if_else(whole, likely=True) as (all_of_it, part):
-            with all_of_it:
-                full = out._replace(valid=const(lanes), written=const(lanes))
-                finish(builder, whole_tile, store_width, act, full, pixels, has_parts)
-            with part:
-                for k, slot in enumerate(pixels):
-                    v.store(builder.load(slot), builder.add(out.scratch, const(k * v.bytes)))
-                one, behind = cgutils.alloca_once(builder, v.kind), builder.add(out.scratch, const(m * m * v.bytes))
-                with cgutils.for_range(builder, rows) as row, cgutils.for_range(builder, cols) as col:
-                    k = builder.add(builder.mul(row.index, const(m)), col.index)
-                    builder.store(v.load(builder.add(out.scratch, builder.mul(k, const(v.bytes)))), one)
-                    offset = builder.add(builder.mul(row.index, out.dst_row), builder.mul(col.index, out.dst_pixel))
-                    here = out._replace(dst=builder.add(out.dst, offset), scratch=behind)
-                    finish(builder, one_pixel, store_width, act, here, [one], has_parts)
-
-    return transform
-
-
-@functools.cache
-def destination_to_patch(how: Finish) -> Any:
-    """Code that transforms `Products` to m rows of m pixels with their bias, vectors from `dst` on."""
-
-    @emitted
-    def transform(builder: Any, products: Any, dst: Any, dst_row: Any) -> None:
-        v = how.tile(1, 1).code(builder)
-        rows = _multiples(builder, dst, dst_row, how.form.m)
-        for k, slot in enumerate(_pixels(builder, how, products)):
-            row, col = divmod(k, how.form.m)
-            v.store(builder.load(slot), builder.add(rows[row], const(col * v.bytes)))
-
-    return transform
-
-
-@functools.cache
-def finish_pixels(pixels: int, how: Finish) -> Any:
-    """Code that finishes so many neighbouring pixels, vectors of channels at `src`, and stores them to planes."""
-    tile = how.tile(1, pixels)
-
-    @emitted
-    def finish_them(builder: Any, src: Any, out: Any) -> None:
-        v = tile.code(builder)
-        values = (v.load(builder.add(src, const(k * v.bytes))) for k in range(pixels))
-        finish(builder, tile, 1, how.act, out, _in_slots(v, values))
-
-    return finish_them
-
-
-def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
-    """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
-    v = Vectors(builder, how.products, how.lanes, bool(how.fma))
-    pixels = _in_slots(v, _biased(v, how.form, products))
-    return dequantized(v, pixels, [float_of(builder, how.lanes).load(products.scales)]) if how.dst else pixels
-
-
-def _biased(v: Vectors, form: Form, products: Any) -> Iterator[Any]:
-    """A tile's pixels with their bias, row by row."""
-    side, bias = form.side, v.load(products.bia)
-    positions = _multiples(v.b, products.src, products.src_position, form.positions)
-
-    def column(k: int) -> list[Any]:
-        return [v.load(at) for at in positions[k::side]]
-
-    for row in transform_2d(v, destination_1d, form, column, side):
-        for value in row:
-            yield v.add(_divided(v, value, form.unit**2), bias)
-
-
-def _divided(v: Vectors, value: Any, unit: int) -> Any:
-    """A multiple of `unit` modulo 2^32, as int32, divided by it; exact where the quotient times `even` is an int32."""
-    even = unit & -unit
-    if unit > even:
-        value = v.mul(value, v.c(pow(unit // even, -1, 1 << 32)))
-    return v.b.ashr(value, v.c(even.bit_length() - 1)) if even > 1 else value
-
-
-def _in_slots(v: Vectors, values: Iterator[Any]) -> list[Any]:
-    """Values in stack slots, as `finish` takes them."""
-    return [v.slots(1, value)[0] for value in values]

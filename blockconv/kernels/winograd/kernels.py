@@ -24,19 +24,21 @@ from blockconv.kernels.winograd.arguments import (
 )
 from blockconv.kernels.winograd.codegen import (
     ELEMENT,
-    Finish,
     PairTaps,
     Planes,
-    Products,
     SharedProducts,
     Taps,
-    destination_to_patch,
-    destination_transform,
-    finish_pixels,
     gather_planes,
     multiply_shared,
     pair_transform,
     weight_transform,
+)
+from blockconv.kernels.winograd.codegen_finish import (
+    Finish,
+    Products,
+    destination_to_patch,
+    destination_transform,
+    finish_pixels,
 )
 from blockconv.kernels.winograd.source import tile_at
 from blockconv.kernels.winograd.transforms import TAPS, Form
@@ -334,7 +336,7 @@ def winograd_weights(m, stride, vectors, lanes):
             for v in range(vectors):
                 oc = ocb % blocks * width + v * lanes
                 src = a.src + ((ocb // blocks * group_oc + oc) * group_ic + ic) * tap_bytes
-                gather(Planes(src, group_ic * tap_bytes, 0, taps, group_oc - oc, scratch))
+                gather(Planes(src, group_ic * tap_bytes, 0, 0, taps, group_oc - oc, 0, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
                 transform(Taps(scratch, dst, a.position))
 

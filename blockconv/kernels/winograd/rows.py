@@ -41,7 +41,8 @@ from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightF
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import PLANE_BYTES, WinogradArgs, WinogradWeightsArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, SCRATCH, Blocking, blocking, contiguous, cost, weight_seconds
-from blockconv.kernels.winograd.codegen import ELEMENT, SUM, Finish
+from blockconv.kernels.winograd.codegen import ELEMENT, SUM
+from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.source import winograd_source
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
 from blockconv.runtime import OWN_TABLE, Buffer, Op

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 
 from blockconv import jit
-from blockconv.jit.compiler import inline
 from blockconv.core.types import ElementType
+from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, move_part, prefetch, store_bits
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import PLANE_BYTES, Header, WinogradArgs
 from blockconv.kernels.winograd.codegen import (
     WORD,
-    BytePlanes,
     Planes,
     SourceTile,
     gather_planes,
@@ -29,40 +28,8 @@ def _src_parts(a, c, lanes, load_width):
 
 
 @functools.cache
-def _planes(cols, lanes, is_bytes):
-    """planes: gathers `cols` pixels of a row of planes, of which none is in bounds where `exist` is 0."""
-    if is_bytes:
-        each = gather_planes_of_bytes(cols, lanes)
-
-        @inline
-        def planes(a, src, here, left, right, exist, valid, border, out):
-            nothing = exist == 0
-            each(
-                BytePlanes(
-                    src if nothing else here,
-                    a.src_strides.channel,
-                    a.src_end,
-                    0 if nothing else left,
-                    0 if nothing else right,
-                    valid,
-                    border,
-                    out,
-                )
-            )
-
-        return planes
-    floats = gather_planes(cols, lanes)
-
-    @inline
-    def planes(a, src, here, left, right, exist, valid, border, out):
-        floats(Planes(here, a.src_strides.channel, left, right, exist, out))
-
-    return planes
-
-
-@functools.cache
 def _part(columns, itemsize):
-    """part: copies the first `valid` of so many elements; those that follow may be read where the array has not ended."""
+    """part: copies the first `valid` of so many elements; those after them are read where the array goes on."""
     if itemsize > 1:
         return inline(lambda a, dst, src, border, valid: move_part(dst, src, columns, itemsize, valid))
 
@@ -83,7 +50,8 @@ def _gather(side, cols, lanes, load_width, has_parts, itemsize):
     by_planes = load_width == 1
     columns = lanes if by_planes else load_width
     pixel = columns * itemsize
-    plane, planes, part = side * cols * pixel, _planes(cols, lanes, itemsize == 1), _part(columns, itemsize)
+    plane, part = side * cols * pixel, _part(columns, itemsize)
+    planes = (gather_planes_of_bytes if itemsize == 1 else gather_planes)(cols, lanes)
 
     @inline
     def gather(a, patch, zeros, src, ih, iw, valid, c_first):
@@ -99,8 +67,8 @@ def _gather(side, cols, lanes, load_width, has_parts, itemsize):
             in_bounds = ih + r >= 0 and ih + r < height
             here, out = src + (ih + r) * src_row + iw * src_col, patch + r * (cols * pixel)
             if by_planes:
-                exist = valid if in_bounds else 0
-                planes(a, src, here, left, right, exist, valid, zeros, out)
+                here, first, end = (here, left, right) if in_bounds else (src, 0, 0)
+                planes(Planes(here, a.src_strides.channel, a.src_end, first, end, valid, zeros, out))
                 continue
             for k in range((valid + columns - 1) // columns):
                 at = out + k * plane
@@ -115,6 +83,20 @@ def _gather(side, cols, lanes, load_width, has_parts, itemsize):
                         move(at + c * pixel, there, pixel, 0)
 
     return gather
+
+
+@functools.cache
+def _is_whole(lanes, load_width, nbytes):
+    """is_whole: whether a vector may be read where it is, with what follows its `valid` channels, not multiplied.
+
+    room: to the end of the array, of the last pixel.
+    """
+
+    @inline
+    def is_whole(a, valid, room):
+        return valid == lanes or (load_width == lanes and (a.src_strides.length < NO_BLOCK or nbytes <= room))
+
+    return is_whole
 
 
 @inline
@@ -144,7 +126,7 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1
     form, by_planes, itemsize = Form(m, stride, exact), load_width == 1, WORD.itemsize if exact else src_itemsize
-    vector, loaded = lanes * itemsize, lanes * src_itemsize
+    vector, is_whole = lanes * itemsize, _is_whole(lanes, load_width, lanes * src_itemsize)
     columns, most = (lanes, form.tiles_per_vector(PLANE_BYTES if exact else lanes)) if by_planes else (load_width, 1)
     pixel, wide = columns * src_itemsize, (most - 1) * form.step + form.side
     patch_row, patch_part = wide * pixel, form.side * wide * pixel
@@ -164,7 +146,6 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
             image = a.src + n * a.src_strides.n
             inside = ih >= 0 and iw >= 0 and ih + side <= a.ih and iw + side <= a.iw
             out = scratch + a.v + (tile - first) * vector
-            # A pixel's last vector may take in what follows, which is not multiplied, to the end of the array.
             room = a.src_end - image - (ih + side - 1) * src_row - (iw + side - 1) * src_col
             for block in range(a.set_vectors):
                 c = header.set_index * a.set_ic + block * lanes
@@ -176,8 +157,7 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
                 by_col, by_part = src_col, a.src_strides.block
                 if has_parts:
                     by_part = _src_parts(a, c, lanes, load_width)
-                whole = valid == lanes or (load_width == lanes and (length < NO_BLOCK or c * src_itemsize + loaded <= room))
-                if by_planes or not inside or not whole:
+                if by_planes or not inside or not is_whole(a, valid, room - c * src_itemsize):
                     gather(a, patch, header.border.address, plane, ih, iw, valid, c)
                     src, by_row, by_col, by_part = patch, patch_row, pixel, patch_part
                     if has_parts:

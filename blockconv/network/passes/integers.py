@@ -71,8 +71,8 @@ def known_weights(network: Network) -> Network:
         if not isinstance(a, QuantizedConv2d):
             return node
         weight = network.constants[node.parameters[0]]
-        facts = {"narrow": a.narrow or is_narrow(weight), "light": a.light or is_light(weight)}
-        return replace(node, attributes=replace(a, **facts))
+        known = replace(a, narrow=a.narrow or is_narrow(weight), light=a.light or is_light(weight))
+        return replace(node, attributes=known)
 
     nodes = tuple(map(said, network.nodes))
     return network if nodes == network.nodes else network.changed(nodes)

@@ -1,0 +1,156 @@
+"""Winograd's third stage, as LLVM vector IR: products to pixels, which are finished and stored.
+
+Products of integers are summed as int32, which wraps, and so do their transforms: these are right modulo 2^32, and
+`unit`² times what they should be. By the odd part of that they are divided as a multiplication with its inverse modulo
+2^32, by the even part as a shift to the right; so a pixel is exact as long as the even part times it is an int32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.epilogue import Tile, finish
+from blockconv.kernels.common.requantize import FLOAT32, dequantized, float_of
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.winograd.codegen import ELEMENT, SUM, multiples
+from blockconv.kernels.winograd.transforms import Form, destination_1d, transform_2d
+
+__all__ = ["Finish", "Products", "destination_to_patch", "destination_transform", "finish_pixels"]
+
+
+class Finish(NamedTuple):
+    """How pixels are finished: vectors of `lanes` channels of a form's outputs, and how they are stored.
+
+    store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
+    them. dst: the code of a destination's type that integers become, of 8 bits uint8 for int8 too; 0: products are
+    stored as they are. away: as in `Tile`.
+    """
+
+    form: Form
+    lanes: int
+    fma: int
+    store_width: int
+    act: int
+    has_parts: int = 0
+    dst: int = 0
+    away: int = 0
+
+    def tile(self, rows: int, pixels: int) -> Tile:
+        """So many pixels of a vector each."""
+        finished = FLOAT32 if self.dst else self.products
+        dst = self.dst if self.dst != FLOAT32.code else 0
+        return Tile(finished.code, self.fma, rows, pixels, 1, self.lanes, dst=dst, away=self.away)
+
+    @property
+    def products(self) -> ElementType:
+        return SUM if self.form.exact else ELEMENT
+
+
+class Products(NamedTuple):
+    """The products of a tile for a vector of output channels, and what is added to them."""
+
+    src: int  # the address of the first position's products
+    src_position: int  # from a position to the next
+    bia: int  # the address of the channels' bias
+    scales: int  # and of their scales, which make integers real numbers
+
+
+@functools.cache
+def destination_transform(how: Finish) -> Any:
+    """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it; not to planes.
+
+    Of the tile's pixels, `rows` x `cols` are in the image. The output's scratch holds two tiles.
+    """
+    m, lanes, store_width, act, has_parts = how.form.m, how.lanes, how.store_width, how.act, bool(how.has_parts)
+    whole_tile, one_pixel = (how.tile(size, size) for size in (m, 1))
+
+    @emitted
+    def transform(builder: Any, products: Any, rows: Any, cols: Any, out: Any) -> None:
+        v, pixels = whole_tile.code(builder), _pixels(builder, how, products)
+        whole = builder.icmp_signed(">=", out.valid, const(lanes))  # else, too, pixel by pixel: less code
+        for size in (rows, cols):
+            whole = builder.and_(whole, builder.icmp_signed(">=", size, const(m)))
+        with builder.if_else(whole, likely=True) as (all_of_it, part):
+            with all_of_it:
+                full = out._replace(valid=const(lanes), written=const(lanes))
+                finish(builder, whole_tile, store_width, act, full, pixels, has_parts)
+            with part:
+                for k, slot in enumerate(pixels):
+                    v.store(builder.load(slot), builder.add(out.scratch, const(k * v.bytes)))
+                one, behind = cgutils.alloca_once(builder, v.kind), builder.add(out.scratch, const(m * m * v.bytes))
+                with cgutils.for_range(builder, rows) as row, cgutils.for_range(builder, cols) as col:
+                    k = builder.add(builder.mul(row.index, const(m)), col.index)
+                    builder.store(v.load(builder.add(out.scratch, builder.mul(k, const(v.bytes)))), one)
+                    offset = builder.add(builder.mul(row.index, out.dst_row), builder.mul(col.index, out.dst_pixel))
+                    here = out._replace(dst=builder.add(out.dst, offset), scratch=behind)
+                    finish(builder, one_pixel, store_width, act, here, [one], has_parts)
+
+    return transform
+
+
+@functools.cache
+def destination_to_patch(how: Finish) -> Any:
+    """Code that transforms `Products` to m rows of m pixels with their bias, vectors from `dst` on."""
+
+    @emitted
+    def transform(builder: Any, products: Any, dst: Any, dst_row: Any) -> None:
+        v = how.tile(1, 1).code(builder)
+        rows = multiples(builder, dst, dst_row, how.form.m)
+        for k, slot in enumerate(_pixels(builder, how, products)):
+            row, col = divmod(k, how.form.m)
+            v.store(builder.load(slot), builder.add(rows[row], const(col * v.bytes)))
+
+    return transform
+
+
+@functools.cache
+def finish_pixels(pixels: int, how: Finish) -> Any:
+    """Code that finishes so many neighbouring pixels, vectors of channels at `src`, and stores them to planes."""
+    tile = how.tile(1, pixels)
+
+    @emitted
+    def finish_them(builder: Any, src: Any, out: Any) -> None:
+        v = tile.code(builder)
+        values = (v.load(builder.add(src, const(k * v.bytes))) for k in range(pixels))
+        finish(builder, tile, 1, how.act, out, _in_slots(v, values))
+
+    return finish_them
+
+
+def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
+    """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
+    v = Vectors(builder, how.products, how.lanes, bool(how.fma))
+    pixels = _in_slots(v, _biased(v, how.form, products))
+    return dequantized(v, pixels, [float_of(builder, how.lanes).load(products.scales)]) if how.dst else pixels
+
+
+def _biased(v: Vectors, form: Form, products: Any) -> Iterator[Any]:
+    """A tile's pixels with their bias, row by row."""
+    side, bias = form.side, v.load(products.bia)
+    positions = multiples(v.b, products.src, products.src_position, form.positions)
+
+    def column(k: int) -> list[Any]:
+        return [v.load(at) for at in positions[k::side]]
+
+    for row in transform_2d(v, destination_1d, form, column, side):
+        for value in row:
+            yield v.add(_divided(v, value, form.unit**2), bias)
+
+
+def _divided(v: Vectors, value: Any, unit: int) -> Any:
+    """A multiple of `unit` modulo 2^32, as int32, divided by it; exact where the quotient times `even` is an int32."""
+    even = unit & -unit
+    if unit > even:
+        value = v.mul(value, v.c(pow(unit // even, -1, 1 << 32)))
+    return v.b.ashr(value, v.c(even.bit_length() - 1)) if even > 1 else value
+
+
+def _in_slots(v: Vectors, values: Iterator[Any]) -> list[Any]:
+    """Values in stack slots, as `finish` takes them."""
+    return [v.slots(1, value)[0] for value in values]
