@@ -59,8 +59,8 @@ def prepared(
 # Which kernels of the table each algorithm may take.
 ALGORITHMS: dict[str, Callable[[Row], bool]] = {
     "auto": lambda row: True,
-    "direct": lambda row: row.error is None and not row.reference,
-    "winograd": lambda row: row.error is not None,
+    "direct": lambda row: row.algorithm == "direct" and not row.reference,
+    "winograd": lambda row: row.algorithm == "winograd",
     "reference": lambda row: row.reference,
 }
 

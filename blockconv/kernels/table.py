@@ -125,6 +125,7 @@ class Row:
     reference: covers everything, and is slow.
     whole_blocks: where images are in blocks, it takes these as dimensions like others, and a last one as if it were
     whole; what that has no image for is filled afterwards.
+    algorithm: "direct", by the definition, or "winograd": what users ask for by name.
     error(problem): for a kernel that does not compute by the definition, its largest error against float64,
     relative to the largest output, as measured; it may also spread a NaN or infinity over its neighbours.
     """
@@ -136,6 +137,7 @@ class Row:
     dtypes: frozenset[str] | None = None
     reference: bool = False
     whole_blocks: bool = False
+    algorithm: str = "direct"
     error: Callable[[Any], float] | None = None
 
     def rejects(self, problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:

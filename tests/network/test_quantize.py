@@ -111,6 +111,7 @@ def test_a_reduced_range(network: bc.Network, made: Any, tmp_path: Any) -> None:
         for node in found.nodes:
             if isinstance(node.attributes, ops.QuantizedConv2d):
                 assert node.attributes.narrow
+                assert node.attributes.light
                 sums[node.name] = pair_sums(found.constants[node.parameters[0]])
         assert len(sums) >= 5
         assert max(one.max() for one in sums.values()) <= 128

@@ -376,6 +376,7 @@ def _exact_row(m: int) -> Row:
         dtypes=frozenset(map(str, INT8)),
         why_not=functools.partial(_why_not_exact, m),
         make=functools.partial(_make, m),
+        algorithm="winograd",
     )
 
 
@@ -386,6 +387,7 @@ def _row(m: int) -> Row:
         dtypes=frozenset({ELEMENT.name}),
         why_not=functools.partial(_why_not, m),
         make=functools.partial(_make, m),
+        algorithm="winograd",
         error=lambda problem: _ERROR[m, problem.sh] * math.sqrt(problem.ic // problem.g),
     )
 

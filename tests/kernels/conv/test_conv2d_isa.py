@@ -17,7 +17,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
+from blockconv.core.types import Types, element
 from blockconv.kernels.common.microkernel import conv_tile
 from blockconv.kernels.conv.pixel_tile import pixel_tile
 from blockconv.kernels.table import Epilogue
@@ -126,7 +126,7 @@ def look_at_assembly(wide: str, too_wide: str) -> None:
 def look_at_spills() -> None:
     """A kernel that has to spill keeps vectors at addresses of whole vectors: no one is in two lines of the cache."""
     lanes, fma = target.isa().vector_bytes // 4, int(target.isa().fma)
-    assembly = winograd_source.compile(4, 1, lanes, lanes, fma, lanes, 0).code.asm()
+    assembly = winograd_source.compile(4, 1, lanes, lanes, fma, lanes, 0, element("float32").code).code.asm()
     assert re.search(r"\bv?mova\w+\s.*\(%rsp\)", assembly), "it spills nothing, and shows nothing"
     cut = re.findall(r"\bv?movu\w+\s.*\(%rsp\).*", assembly)
     assert not cut, cut

@@ -33,7 +33,7 @@ NHWC = Layout("NHWC")
 FLOATS = Types.all("float32")
 README = Path(__file__).parents[3] / "README.md"
 SIZES = {stride: [form.m for form in FORMS if form.stride == stride] for stride in (1, 2)}
-EVERY = pytest.mark.parametrize(("m", "stride"), FORMS)
+EVERY = pytest.mark.parametrize(("m", "stride"), [(form.m, form.stride) for form in FORMS])
 GROUPS = [
     Conv2dProblem.from_descriptor(f"{text}kh3ph1")
     for text in (
@@ -137,7 +137,7 @@ def test_epilogue(m, stride, act):
 @pytest.mark.isa
 @pytest.mark.parametrize("p", GROUPS, ids=Conv2dProblem.descriptor)
 def test_groups(p):
-    for m, stride in FORMS:
+    for m, stride, _ in FORMS:
         strided_p = strided(p, stride)
         given = data(strided_p, "floats", residual=True)
         assert row(m).rejects(strided_p, NHWC, NHWC, FLOATS) is None
@@ -292,7 +292,7 @@ def test_what_is_not_finite_spreads_over_its_tiles_and_no_further(m, stride, val
 
 
 def test_scratch_is_bounded():
-    for (m, stride), (ic, size, oc) in itertools.product(
+    for (m, stride, _), (ic, size, oc) in itertools.product(
         FORMS, [(3, 224, 64), (512, 28, 512), (4096, 64, 4096), (8192, 7, 8)]
     ):
         p = strided(problem(ic, size, oc), stride)
