@@ -35,7 +35,9 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 def has_dot(name: str) -> bool:
     """Whether this target has a multiply-accumulate; LLVM would end the process for an instruction that it lacks."""
-    return "emulated" in name or {"vpdpbusd": target.isa().vnni, "vpmaddubsw": target.isa().ssse3}.get(name, X86)
+    isa = target.isa()
+    some = {"vpdpbusd": isa.vnni, "vpdpwssd": isa.vnni, "vpmaddubsw": isa.ssse3}
+    return "emulated" in name or some.get(name, X86)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,10 @@ two with 24 or 40 channels. What a group's last vector of products has too much,
 Tiles over the image's edge are read through a patch of scratch with zeros around, and written pixel by pixel. The last
 block is moved back to be whole and recomputes some tiles, to the same bits.
 
+Integers of 8 bits take the same way, F(4x4) of stride 1, exactly: sources become 16 bits wide, pairs of channels are
+multiplied by dot products, to which a pair is one channel, and sums wrap (see `codegen_finish`). Zero points are in the
+bias, as of direct convolution, and stand around the image.
+
 What is not finite spreads: a NaN or infinity in the source reaches every pixel of the tiles that read it, one in the
 weights every pixel of its output channel. Values near the largest of float32 overflow earlier than direct
 convolution's: `FINITE_BELOW` says where.
@@ -37,48 +41,18 @@ from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
+from blockconv.kernels.table import Epilogue, Primitive, Row
 from blockconv.kernels.winograd import kernels
-from blockconv.kernels.winograd.arguments import PLANE_BYTES, WinogradArgs, WinogradWeightsArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, SCRATCH, Blocking, blocking, contiguous, cost, weight_seconds
+from blockconv.kernels.winograd.arguments import PLANE_BYTES, WinogradArgs
+from blockconv.kernels.winograd.blocking import ITEMSIZE, SCRATCH, Blocking, blocking, contiguous, cost
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM
 from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.source import winograd_source
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
+from blockconv.kernels.winograd.weights import weight_form
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["FINITE_BELOW", "ROWS"]
-
-
-# ---------------------------------------------------------------- weights
-
-
-def _transform_op(form: Form, problem: Conv2dProblem) -> Op:
-    p, m, at = problem, form.m, blocking(problem, Layout("NHWC"), form.m, 1, form.exact)
-    args = WinogradWeightsArgs(
-        src=Buffer(0),
-        dst=Buffer(1),
-        position=at.wei_position(p),
-        ocb=at.wei_ocb(p),
-        group_ic=p.ic // p.g,
-        group_oc=p.oc // p.g,
-    )
-    if form.exact:
-        kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
-        return Op(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
-    kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes)
-    return Op(kernel, args, -(-p.oc // p.g // at.width) * p.ic, 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
-
-
-def _transformed_bytes(form: Form, problem: Conv2dProblem) -> int:
-    return blocking(problem, Layout("NHWC"), form.m, 1, form.exact).wei_bytes(problem)
-
-
-def _weight_form(problem: Conv2dProblem, dst: Layout, at: Blocking) -> WeightForm:
-    whole = max(at.width, at.lanes)
-    bias = -(-dst.padded_shape(problem.dst_shape)[1] // whole) * whole
-    layout = Layout(f"aBCde{at.width}b{at.dot.channels}c" if at.form.exact else "abcde")
-    return WeightForm(layout, bias, problem.g, TRANSFORMS[at.form], at.dot)
 
 
 # ---------------------------------------------------------------- the op
@@ -101,7 +75,7 @@ def _op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bloc
         src_strides=s,
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
-        scales=ITEMSIZE * _weight_form(p, dst, at).bias,
+        scales=ITEMSIZE * weight_form(p, dst, at).bias,
         prefetch_rows=at.form.side if src_bytes > 2 * target.second_level_cache() else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
@@ -306,19 +280,9 @@ def _make(
     return Primitive(
         cost=lambda: cost(problem, src, dst, types, at, threads),
         make=lambda: [_op(problem, src, dst, types, at, epilogue)],
-        weights=_weight_form(problem, dst, at),
+        weights=weight_form(problem, dst, at),
         blocking=at,
     )
-
-
-TRANSFORMS = {  # one for each stride too, that forms differ: packed weights are kept by them
-    form: Transform(
-        functools.partial(_transform_op, form),
-        functools.partial(_transformed_bytes, form),
-        functools.partial(weight_seconds, form.m, form.exact),
-    )
-    for form in (*FORMS, *EXACT_FORMS)
-}
 
 
 # Largest errors against float64, relative to the largest output, times the square root of the input channels. Measured
@@ -348,17 +312,15 @@ _ERROR = {(2, 1): 6e-8, (4, 1): 2.4e-7, (6, 1): 1.4e-6, (2, 2): 6e-8, (4, 2): 1.
 FINITE_BELOW = {(2, 1): 2.0**125, (4, 1): 2.0**123, (6, 1): 2.0**120, (2, 2): 2.0**125, (4, 2): 2.0**121}  # as _ERROR
 
 
-# A form of integers is exact while 64 times a pixel is an int32 (see `codegen`): 256 times `LIGHT`.
-
-
+# A form of integers is exact while 64 times a pixel is an int32 (see `codegen_finish`), and so up to 256 times `LIGHT`.
+# Only F(4x4) is: F(2x2) would save a ninth of what VNNI multiplies, F(3x3) less than F(4x4) of everything.
 def _why_not_exact(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    p, isa = problem, target.isa()
+    p, lanes = problem, target.isa().vector_bytes // ITEMSIZE
     if p.sh != 1 or p.sw != 1:
         return "is for stride 1"
     reason = _why_not(m, problem, src, dst, types)
     if reason:
         return reason
-    lanes = isa.vector_bytes // ITEMSIZE
     if p.g > 1 and (p.ic // p.g % (2 * lanes) or p.oc // p.g % lanes):
         return f"is for groups of a multiple of {2 * lanes} channels in and {lanes} out"
     if src.size(p.src_shape) < PLANE_BYTES:
