@@ -48,6 +48,8 @@ def test_without_quantization_integers_give_their_sums():
         assert found.dtype == np.int32
         assert (found == wanted(x, Steps("int32"), 0)).all()
         assert (bc.Conv2d(W, B, padding=1)(x) == found).all()
+        for algorithm in ("direct", "winograd"):
+            assert (bc.conv2d(x, W, B, padding=1, algorithm=algorithm) == found).all()
     found = bc.conv2d(X, W, B, padding=1, out_dtype="float32", activation="relu")
     assert (found == np.maximum(wanted(X, Steps("int32"), 0).astype(np.float32), 0)).all()
 
