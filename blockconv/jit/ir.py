@@ -309,6 +309,18 @@ def copy_memory(typingctx, dst, src, size):  # type: ignore[no-untyped-def]
     return types.void(_I64, _I64, _I64), codegen
 
 
+@intrinsic
+def fill_memory(typingctx, dst, size, fill):  # type: ignore[no-untyped-def]
+    """Set `size` bytes to the low byte of `fill`: C's memset."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        to, byte = pointer(builder, args[0], I8), builder.trunc(args[2], I8)
+        call_llvm(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, byte, args[1], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(_I64, _I64, _I64), codegen
+
+
 @intrinsic(prefer_literal=True)
 def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped-def]
     """Copy `bytes_lit` (a power of two up to 64) bytes."""

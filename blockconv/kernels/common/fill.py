@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import load_i64
-from blockconv.kernels.common.copies import fill_bytes
+from blockconv.jit.ir import fill_memory, load_i64
 
 __all__ = ["FillArgs", "fill_extents"]
 
@@ -30,6 +29,6 @@ def fill_extents():
         if a.given != 0:
             fill = load_i64(a.given, 0)
         for task in range(first, last):
-            fill_bytes(a.dst + task * a.step, size, fill)
+            fill_memory(a.dst + task * a.step, size, fill)
 
     return kernel

@@ -5,12 +5,14 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word
-from blockconv.jit.ir import store_bits
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import fill_memory, store_bits
 from blockconv.kernels.reduce.codegen import Summands, divide, sum_of_rows
 
-__all__ = ["LOOPS", "MeanArgs", "MeanLoop", "reduce_mean"]
+__all__ = ["LOOPS", "WIDE", "FoldedMeanArgs", "MeanArgs", "MeanLoop", "reduce_folded", "reduce_mean"]
 
 LOOPS = 3  # of one sort, kept or reduced, that six dimensions make
+WIDE = 8  # vectors of folded rows that are summed at once
 
 
 class MeanLoop(Arguments):
@@ -39,6 +41,39 @@ class MeanArgs(Arguments):
     block_stride = word("from a block of channels to the next in the destination", "elements")
 
 
+class FoldedMeanArgs(Arguments):
+    """Means of rows that hold several kept lines, each of a summed axis: rows are summed first, then each line.
+
+    A storage is [outer][rows][lines][summed][inner].
+    """
+
+    src = word("the source's first element", "address")
+    dst = word("the first mean", "address")
+    outer_stride = word("from a step of the outer loop to the next in the source", "bytes")
+    rows = word("that are summed")
+    row_stride = word("from a row to the next", "bytes")
+    partial = word("rows of a partial sum, which is then added to the total")
+    lines = word("in a row")
+    line = word("in a line", "elements")
+    run = word("lines in a task")
+    inner = word("contiguous elements whose means are results", "elements")
+    together = word("steps of a line's summed axis that are a row of elements")
+    count = word("what a mean is made of", "elements")
+    totals = word("where in the scratch the sums of a line lie", "bytes")
+    channels = word("that exist, in a layout with blocks of channels; means of others are written as zero")
+    block = word("channels in a block")
+    blocks = word("blocks of channels")
+    block_stride = word("from a block of channels to the next in the destination", "elements")
+
+
+@inline
+def _zero_missing(a, first, count, itemsize):
+    """Zero those of `count` means from one on that are of channels which do not exist."""
+    for index in range(first, first + count):
+        if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
+            store_bits(a.dst + index * itemsize, 0, itemsize)
+
+
 @jit.kernel
 def reduce_mean(element, lanes, vectors, period, ragged):
     """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
@@ -65,9 +100,7 @@ def reduce_mean(element, lanes, vectors, period, ragged):
             origin += lines % a.kept[1].size * a.kept[1].stride + lines // a.kept[1].size * a.kept[0].stride
             for step in range(start, end):
                 src, result = origin + step * line.stride, (lines * line.size + step) * inner + at
-                for k in range(0, row, width):
-                    for lane in range(width):
-                        store_bits(scratch + (k + lane) * held, 0, held)
+                fill_memory(scratch, (row + width - 1) // width * width * held, 0)
                 for i in range(outer.size):
                     for j in range(middle.size):
                         here = src + i * outer.stride + j * middle.stride
@@ -77,12 +110,46 @@ def reduce_mean(element, lanes, vectors, period, ragged):
                             for column in range(0, row, width):
                                 x, total = here + k * stride + column * itemsize, scratch + column * held
                                 add_rows(Summands(x, some, stride, row - column, more, total))
-                dst = a.dst + result * itemsize
-                quotients(scratch, float(a.count), dst, count)
+                quotients(scratch, float(a.count), a.dst + result * itemsize, count)
                 if ragged:
-                    for k in range(count):
-                        index = result + k
-                        if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
-                            store_bits(dst + k * itemsize, 0, itemsize)
+                    _zero_missing(a, result, count, itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def reduce_folded(element, lanes, vectors, period, ragged):
+    """A task is some lines of each row of one step of the outer loop. Scratch: the sums of the rows, and of a line.
+
+    Options are as those of `reduce_mean`; a row of a line's elements is no longer than `vectors`.
+    """
+    kind = ElementType.of(element)
+    itemsize, held, width, wide = kind.itemsize, kind.computed.itemsize, vectors * lanes, WIDE * lanes
+    add_rows, add_steps = sum_of_rows(kind, lanes, WIDE), sum_of_rows(kind.computed, lanes, vectors)
+    quotients = divide(kind, lanes, period)
+
+    def kernel(args, first, last, scratch):
+        a = FoldedMeanArgs(args)
+        inner, line, totals = a.inner, a.line, scratch + a.totals
+        runs, row = (a.lines + a.run - 1) // a.run, a.together * inner
+        steps, left = line // row, line % row
+        for task in range(first, last):
+            start, outer = task % runs * a.run, task // runs
+            lines = min(a.run, a.lines - start)
+            src, elements = a.src + outer * a.outer_stride + start * line * itemsize, lines * line
+            fill_memory(scratch, (elements + wide - 1) // wide * wide * held, 0)
+            for part in range((a.rows + a.partial - 1) // a.partial):
+                k = part * a.partial
+                some, here = min(a.partial, a.rows - k), src + k * a.row_stride
+                for column in range(0, elements, wide):
+                    at, total = here + column * itemsize, scratch + column * held
+                    add_rows(Summands(at, some, a.row_stride, elements - column, 0, total))
+            for k in range(lines):
+                fill_memory(totals, width * held, 0)
+                add_steps(Summands(scratch + k * line * held, steps, row * held, row, left, totals))
+                result = (outer * a.lines + start + k) * inner
+                quotients(totals, float(a.count), a.dst + result * itemsize, inner)
+                if ragged:
+                    _zero_missing(a, result, inner, itemsize)
 
     return kernel

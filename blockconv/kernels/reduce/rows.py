@@ -4,6 +4,8 @@ Neighbouring axes of one sort, kept or reduced, are one loop; the innermost ones
 row, and what is summed are rows. Where several rows are a vector, they are one row, whose sums are added to each other
 at the end. Partial sums of some rows are added to the total: errors grow with the number of additions to either, not
 with the elements. Of rows that are long, few are summed before the next elements of them: so memory is read in order.
+Where a row holds short lines that are summed apart (a row of NHCW4: the columns of each block of channels), rows are
+summed first, elements as they lie, and then each line of the sum.
 
 Buffers: source, destination.
 """
@@ -12,14 +14,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Axis, Layout
 from blockconv.core.types import FLOATS, ElementType, Types
+from blockconv.jit import Kernel
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.reduce.codegen import rows_at_once
-from blockconv.kernels.reduce.kernels import LOOPS, MeanArgs, MeanLoop, reduce_mean
+from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.costs import launch_seconds, move_seconds
 from blockconv.runtime import Buffer, Op
@@ -27,35 +32,78 @@ from blockconv.runtime import Buffer, Op
 __all__ = ["ROWS"]
 
 
+class Axes(NamedTuple):
+    """A storage's neighbouring axes of one sort as one: whether they are summed and how many elements they have.
+
+    inner: contiguous elements that are kept, inside all of these. period: these, where several make a vector, else 0.
+    vectors: of a row that are summed at once. summands: what a mean is made of.
+    """
+
+    outer: list[tuple[bool, int]]
+    inner: int
+    period: int
+    vectors: int
+    summands: int
+
+    @staticmethod
+    def of(problem: ReduceMeanProblem, layout: Layout, lanes: int) -> Axes:
+        p = problem
+        axes = [(axis.dim in p.axes, axis.size) for axis in layout.axes(p.shape) if axis.size > 1]
+        merged = [(sort, math.prod(size for _, size in same)) for sort, same in itertools.groupby(axes, lambda a: a[0])]
+        inner = 1 if not merged or merged[-1][0] else merged.pop()[1]
+        period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
+        vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
+        return Axes(merged, inner, period, vectors, math.prod(p.shape[axis] for axis in p.axes))
+
+    def together(self, lanes: int) -> int:
+        """Steps of the innermost summed axis that are a row of elements."""
+        return lanes // self.period if self.period else 1
+
+    def is_folded(self, lanes: int, itemsize: int) -> bool:
+        """Whether a row holds short lines that are summed apart, around one another as `FoldedMeanArgs` has them."""
+        sorts = [reduced for reduced, _ in self.outer]
+        if sorts not in ([True, False, True], [False, True, False, True]) or self.inner > self.vectors * lanes:
+            return False
+        return self.outer[-1][1] * self.inner * itemsize <= LONGEST_LINE
+
+
 def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
-    p, itemsize = problem, element.itemsize
+    p, lanes = problem, lanes_of(element.computed.itemsize)
     if 0 in p.shape:
         return []
-    # Neighbouring axes of one sort: (whether reduced, size), then the loop over them.
-    axes = [(axis.dim in p.axes, axis.size) for axis in layout.axes(p.shape) if axis.size > 1]
-    merged = [(sort, math.prod(size for _, size in same)) for sort, same in itertools.groupby(axes, lambda a: a[0])]
-    inner = 1 if not merged or merged[-1][0] else merged.pop()[1]
+    at = Axes.of(p, layout, lanes)
+    folded = at.is_folded(lanes, element.itemsize)
+    family, bound = (reduce_folded, _folded) if folded else (reduce_mean, _summed)
+    kernel = family(element.code, lanes, at.vectors, at.period, int(layout.padded_shape(p.shape) != p.shape))
+    blocks = next((axis for axis in layout.axes(p.dst_shape) if axis.dim == 1), Axis(1, 1, 1, 1))
+    channels = {
+        "channels": p.shape[1] if layout.is_blocked else 0,
+        "block": layout.blocks[1] if layout.is_blocked else 1,
+        "blocks": blocks.size,
+        "block_stride": blocks.stride,
+    }
+    return [bound(at, kernel, element, lanes, threads, channels)]
+
+
+def _summed(
+    at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
+) -> Op:
+    itemsize, inner, vectors, together = element.itemsize, at.inner, at.vectors, at.together(lanes)
     stride = inner * itemsize
     loops: list[tuple[bool, MeanLoop]] = []
-    for reduced, size in reversed(merged):
+    for reduced, size in reversed(at.outer):
         loops.insert(0, (reduced, MeanLoop(size=size, stride=stride)))
         stride *= size
     kept, summed = (_three([loop for reduced, loop in loops if reduced == sort]) for sort in (False, True))
-    count, lanes = math.prod(p.shape[axis] for axis in p.axes), lanes_of(element.computed.itemsize)
-    # Elements of which several make a vector, else vectors of them.
-    period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
-    vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
     results, width = math.prod(loop.size for loop in kept), vectors * lanes
     segments = max(-(-inner // LONGEST), -(-4 * threads // results) if threads > 1 else 1)
     segment = min(inner, -(-inner // (segments * width)) * width)
     segments = -(-inner // segment)
-    together = lanes // period if period else 1
     rows = summed[-1].size // together
     partial = SHORT if inner > width else LONG * rows_at_once(vectors)
-    nbytes = count * segment * itemsize
+    nbytes = at.summands * segment * itemsize
     run = max(1, min(kept[-1].size, TASK_BYTES // nbytes, results * segments // (4 * threads)))
     tasks = segments * -(-kept[-1].size // run) * (results // kept[-1].size)
-    blocks = next((axis for axis in layout.axes(p.dst_shape) if axis.dim == 1), Axis(1, 1, 1, 1))
     args = MeanArgs(
         src=Buffer(0),
         dst=Buffer(1),
@@ -64,21 +112,46 @@ def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threa
         run=run,
         partial=max(partial, rows // MOST_PARTIALS),
         together=together,
-        count=count,
-        channels=p.shape[1] if layout.is_blocked else 0,
-        block=layout.blocks[1] if layout.is_blocked else 1,
-        blocks=blocks.size,
-        block_stride=blocks.stride,
+        count=at.summands,
+        **channels,
         kept=kept,
         reduced=summed,
     )
-    kernel = reduce_mean(element.code, lanes, vectors, period, int(layout.padded_shape(p.shape) != p.shape))
     scratch = -(-segment // width) * width * element.computed.itemsize
-    return [Op(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
+    return Op(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)
+
+
+def _folded(
+    at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
+) -> Op:
+    *around, (_, rows), (_, lines), (_, steps) = at.outer
+    outer, line, held = math.prod(size for _, size in around), steps * at.inner, element.computed.itemsize
+    run = max(1, min(lines, TASK_BYTES // (line * held), outer * lines // (4 * threads)))
+    totals = -(-run * line // (WIDE * lanes)) * WIDE * lanes * held
+    row_stride = lines * line * element.itemsize
+    args = FoldedMeanArgs(
+        src=Buffer(0),
+        dst=Buffer(1),
+        outer_stride=rows * row_stride,
+        rows=rows,
+        row_stride=row_stride,
+        partial=max(SHORT, rows // MOST_PARTIALS),
+        lines=lines,
+        line=line,
+        run=run,
+        inner=at.inner,
+        together=at.together(lanes),
+        count=at.summands,
+        totals=totals,
+        **channels,
+    )
+    tasks, nbytes = outer * -(-lines // run), rows * run * line * element.itemsize
+    return Op(kernel, args, tasks, chunk_of(tasks, nbytes, threads), scratch=totals + at.vectors * lanes * held)
 
 
 _ONCE = MeanLoop(size=1, stride=0)
 MOST, LONGEST = 8, 8192  # vectors that are summed at once, and elements in a task: their sums stay in the caches
+LONGEST_LINE = 4096  # bytes of a line that is summed with its row: of a longer one, to sum it apart costs little
 SHORT, LONG, MOST_PARTIALS = 8, 64, 512  # additions to a partial sum, of long rows and of others; to a total
 
 
