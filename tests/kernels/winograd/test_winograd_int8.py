@@ -129,7 +129,7 @@ def test_weights_of_few_products_are_light_whatever_they_are():
 @pytest.mark.isa
 def test_groups_are_whole_vectors():
     exact(case("g3mb1ic192ih6iw7oc96kh3kw3ph1pw1"))
-    p = Conv2dProblem.from_descriptor("g2mb2ic40ih6iw7oc40kh3kw3ph1pw1")
+    p = Conv2dProblem.from_descriptor("g2mb1ic40ih6iw7oc64kh3kw3ph1pw1")
     assert "groups of a multiple" in ROW.rejects(p, Layout("NHWC"), Layout("NHWC"), Types.quantized("uint8", "uint8"))
 
 
