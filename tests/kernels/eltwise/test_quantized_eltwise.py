@@ -69,6 +69,7 @@ def test_every_kind_and_which_operand_is_broadcast(kind: str) -> None:
     run(kind, "NCHW16", (numbers(shape, "uint8"), numbers(shape, "uint8", 1)), UNSIGNED)
     if kind == "sub":
         run("sub", "NCHW16", (numbers(small, "int8"), numbers(shape, "int8", 1)), SIGNED)
+        run("sub", "ABcd4a16b", (numbers(shape, "uint8"), numbers(shape, "uint8", 1)), UNSIGNED)
 
 
 @pytest.mark.isa

@@ -48,7 +48,7 @@ def concat(xs: list[Array], layout: str, dst: str, given: list[tuple[float, int]
     )
 
 
-@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize("layout", [*isa_layouts(), "ABcd4a8b"])
 def test_concat_requantizes_what_stands_for_something_else(layout: str) -> None:
     given = [(0.3, 0), (0.02, 255), (0.3, 7), (0.02, 255)]
     for channels, to in (((16, 32, 5), layout), ((3, 20, 17), layout), ((5, 1, 70), "NHWC")):
@@ -60,7 +60,7 @@ def test_concat_of_signed_integers() -> None:
     concat(xs, "NCHW", "NCHW16", [(0.5, -128), (0.25, 127), (0.7, -3), (0.5, 127)], threads=2)
 
 
-@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize("layout", [*isa_layouts(), "ABcd4a8b"])
 def test_bytes_are_moved(layout: str) -> None:
     x = array(3, 37, 9, 8)
     index = slice(2, None, -1), slice(5, 30, 1), slice(8, 0, -3), slice(1, 8)
