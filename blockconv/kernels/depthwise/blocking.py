@@ -121,8 +121,8 @@ class Blocking:
     def seconds(self, problem: Conv2dProblem) -> float:
         """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""
         if self.whole:
-            tiles = problem.n * len(self.runs) * -(-problem.oh // self.unrolled)
-            return tiles * integer_tile_seconds(problem, self.lanes, self.unrolled, self.dot)
+            tiles = (1 if self.batched else problem.n) * len(self.runs) * -(-problem.oh // self.unrolled)
+            return tiles * integer_tile_seconds(problem, self.pixel, self.lanes, self.unrolled, self.dot)
         taps = problem.kh * problem.kw // self.joined
         span = (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
         read = span / self.unrolled if self.taps else taps  # positions for each output

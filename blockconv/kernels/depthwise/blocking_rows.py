@@ -56,26 +56,28 @@ def whole_rows(
 
 
 def whole_integer_rows(
-    problem: Conv2dProblem, lanes: int, unused_block: int, pixel: int, unused_types: Types
+    problem: Conv2dProblem, lanes: int, block: int, pixel: int, unused_types: Types
 ) -> tuple[int, int, Tiling] | None:
-    """As `whole_rows`, of bytes, each a pixel by itself."""
-    p, each = problem, lanes // PARTS
-    # The lanes of a unit take so many taps each, of bytes that have to be within a unit.
-    reach = (UNIT // PARTS - 1) * (p.sw + p.dw) + 1
-    most = MOST_OF_INTEGERS * each // _columns(p, 1).pitch(each)
-    if pixel > 1 or not (X86 and target.isa().ssse3) or reach > UNIT or p.kw > MOST_TAPS or not most:
+    """As `whole_rows`, of bytes, where the lanes of a unit are whole pixels."""
+    p, each, unit = problem, lanes // PARTS, UNIT // PARTS
+    if not (X86 and target.isa().ssse3) or unit % pixel or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
+        return None
+    # The bytes that a unit's lanes take, some taps each, have to be within a unit.
+    reach = ((unit // pixel - 1) * p.sw + (min(p.kw, UNIT // unit) - 1) * p.dw + 1) * pixel
+    most = MOST_OF_INTEGERS * each // _columns(p, pixel).pitch(each)
+    if reach > UNIT or not most:
         return None
     tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
     inside = (tiling.unrolled - 1) * p.sh + (tiling.taps - 1) * p.dh + 1 - tiling.begin - tiling.end
-    if not tiling.taps or inside * p.iw < UNIT:
+    if not tiling.taps or inside * p.iw * pixel < UNIT:
         return None
-    return lanes, -(-p.ow // lanes), tiling
+    return lanes, -(-p.ow * pixel // lanes), tiling
 
 
-def integer_tile_seconds(problem: Conv2dProblem, lanes: int, rows: int, dot: Dot) -> float:
+def integer_tile_seconds(problem: Conv2dProblem, pixel: int, lanes: int, rows: int, dot: Dot) -> float:
     """What a tile of so many rows of bytes takes."""
     p, each = problem, lanes // PARTS
-    columns = _columns(p, 1)
+    columns = _columns(p, pixel)
     vectors, pitch = columns.vectors(rows, each), columns.pitch(each)
     across, together = max(1, pitch // each), max(1, each // pitch)  # vectors of a row; rows of a vector
     read = {(k % across, k // across * together * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}

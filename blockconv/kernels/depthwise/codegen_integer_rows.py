@@ -32,6 +32,7 @@ def integer_rows_tile(spec: TileSpec, columns: Columns) -> Any:
 
     @emitted
     def tile(builder, run, loop, unrolled, out):
+        out = out._replace(valid=const(1) if spec.period == 1 else out.valid)
         code = IntegerRowsTile(builder, spec, columns, run, loop, unrolled, out)
         if len(spec.variants) == 1:
             code.reduce(spec.variants[0])
@@ -61,7 +62,7 @@ class IntegerRowsTile(IntegerTile):
         for t in range(spec.taps):
             for group in range(groups):
                 address = self.b.add(self.run.wei, const((t * groups + group) * columns.tap))
-                weights[t, group] = self.v.broadcast(address)
+                weights[t, group] = self.lanes(self.v, address)[0]  # all parts are alike
                 for number in range(len(self.accs)):
                     found = readers.setdefault(self.wanted(variant, number, t, group), [])
                     found.append((number, weights[t, group]))

@@ -26,7 +26,12 @@ __all__ = ["finish_rows"]
 
 def finish_rows(builder: Any, spec: TileSpec, columns: Columns, out: Any, accs: list[Any]) -> None:
     """Store the accumulators, stack slots, in the order of the lanes."""
-    _RowsEpilogue(builder, spec, columns, out, len(accs)).finish(accs)
+    full = builder.icmp_signed(">=", out.valid, const(spec.period))
+    with builder.if_else(full, likely=True) as (whole, part):
+        with whole:
+            _RowsEpilogue(builder, spec, columns, out, len(accs), masked=False).finish(accs)
+        with part:
+            _RowsEpilogue(builder, spec, columns, out, len(accs), masked=True).finish(accs)
 
 
 class Piece(NamedTuple):
@@ -40,15 +45,15 @@ class Piece(NamedTuple):
 class _RowsEpilogue(TileEpilogue):
     """The code that finishes a tile. A unit is what one store writes."""
 
-    def __init__(self, builder: Any, spec: TileSpec, columns: Columns, out: Any, count: int) -> None:
-        tile = spec.finished._replace(rows=1, pixels=1, vectors=count, unpacked=0, period=0)
-        super().__init__(builder, tile, tile.lanes, spec.act, out, has_parts=False, masked=False)
+    def __init__(self, builder: Any, spec: TileSpec, columns: Columns, out: Any, count: int, masked: bool) -> None:
+        tile = spec.finished._replace(rows=1, pixels=1, vectors=count, unpacked=0, period=spec.period)
+        super().__init__(builder, tile, tile.lanes, spec.act, out, has_parts=False, masked=masked)
         self.columns, self.rows, lanes = columns, spec.unrolled, tile.lanes
         # Bytes of four vectors where one instruction permutes them, else those within which it does.
         if self.args:
             self.args = EpilogueArguments.load(builder, out.activation, held=True)
             lanes = PARTS * lanes if permutes_bytes() else UNIT
-        self.unit = Vectors(builder, self.stored.type, lanes)
+        self.stored = self.unit = Vectors(builder, self.stored.type, lanes)
         self.is_dense = columns.dst_row == columns.dst * self.unit.itemsize
         self.pieces = self.cut(columns.pitch(tile.lanes))
 
@@ -93,6 +98,8 @@ class _RowsEpilogue(TileEpilogue):
 
     def store_channels(self, values: list[Any], base: Any, row: int) -> None:
         total, lanes = self.rows * self.columns.dst, self.unit.lanes
+        if self.masked:
+            values = [self.with_zero_tail(value, 0) for value in values]
         for piece in self.pieces:
             value = self.squeezed(values[piece.unit], piece.lanes)
             if self.is_whole(piece):
