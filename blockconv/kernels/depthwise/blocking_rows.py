@@ -6,7 +6,7 @@ from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot
-from blockconv.kernels.common.unpacked import PARTS, UNIT, X86
+from blockconv.kernels.common.unpacked import PARTS, UNIT, X86, permutes_bytes
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, outputs, registers, tile_axis
 from blockconv.machine.costs import fma_seconds
@@ -58,18 +58,20 @@ def whole_rows(
 def whole_integer_rows(
     problem: Conv2dProblem, lanes: int, block: int, pixel: int, unused_types: Types
 ) -> tuple[int, int, Tiling] | None:
-    """As `whole_rows`, of bytes, where the lanes of a unit are whole pixels."""
+    """As `whole_rows`, of bytes, where a vector has whole blocks of channels."""
     p, each, unit = problem, lanes // PARTS, UNIT // PARTS
-    if not (X86 and target.isa().ssse3) or unit % pixel or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
+    if not (X86 and target.isa().ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
         return None
-    # The bytes that a unit's lanes take, some taps each, have to be within a unit.
-    reach = ((unit // pixel - 1) * p.sw + (min(p.kw, UNIT // unit) - 1) * p.dw + 1) * pixel
+    # A unit of lanes takes bytes that are within a unit, or within what is permuted with one that is the padding.
+    pixels = unit // pixel - 1 if unit % pixel == 0 else 0 if pixel % unit == 0 else unit // pixel + 1
+    inside = min(unit, pixel) if unit % pixel == 0 or pixel % unit == 0 else pixel
+    reach = (pixels * p.sw + (min(p.kw, UNIT // unit) - 1) * p.dw) * pixel + inside
     most = MOST_OF_INTEGERS * each // _columns(p, pixel).pitch(each)
-    if reach > UNIT or not most:
+    if reach > (lanes - 1 if permutes_bytes() else UNIT) or not most:
         return None
     tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
-    inside = (tiling.unrolled - 1) * p.sh + (tiling.taps - 1) * p.dh + 1 - tiling.begin - tiling.end
-    if not tiling.taps or inside * p.iw * pixel < UNIT:
+    rows = (tiling.unrolled - 1) * p.sh + (tiling.taps - 1) * p.dh + 1 - tiling.begin - tiling.end
+    if not tiling.taps or rows * p.iw * pixel < UNIT:
         return None
     return lanes, -(-p.ow * pixel // lanes), tiling
 

@@ -15,6 +15,7 @@ from llvmlite import ir
 
 from blockconv.jit.ir import I64, call_llvm, const, emitted, join, pointer, shuffle
 from blockconv.kernels.common.unpacked import UNIT, permutes_bytes
+from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.codegen_integers import IntegerTile
 from blockconv.kernels.depthwise.codegen_rows import mask
@@ -51,9 +52,15 @@ class IntegerRowsTile(IntegerTile):
     def __init__(
         self, builder: Any, spec: TileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
     ) -> None:
-        super().__init__(builder, spec, run, loop, unrolled, out)
         self.columns = columns
-        self.accs = self.accs[: columns.vectors(spec.unrolled, self.v.lanes)]
+        super().__init__(builder, spec, run, loop, unrolled, out)
+
+    def vectors(self) -> int:
+        return self.columns.vectors(self.spec.unrolled, self.v.lanes)
+
+    def lanes(self, v: Vectors, address: Any) -> list[Any]:
+        """What lies at an address for each channel of a block, which all vectors repeat."""
+        return v.repeated(address, self.spec.period)
 
     def reduce(self, variant: tuple[int, int, int]) -> None:
         spec, columns, groups = self.spec, self.columns, -(-self.columns.taps // self.dot.channels)
@@ -62,7 +69,7 @@ class IntegerRowsTile(IntegerTile):
         for t in range(spec.taps):
             for group in range(groups):
                 address = self.b.add(self.run.wei, const((t * groups + group) * columns.tap))
-                weights[t, group] = self.lanes(self.v, address)[0]  # all parts are alike
+                weights[t, group] = self.lanes(self.v, address)[0]
                 for number in range(len(self.accs)):
                     found = readers.setdefault(self.wanted(variant, number, t, group), [])
                     found.append((number, weights[t, group]))
@@ -114,36 +121,46 @@ class Source:
         self.b, self.address, self.rows = tile.b, tile.run.src, rows
         self.bytes, self.flip, self.border = tile.bytes, tile.flip, tile.border
         self.known: dict[Any, Any] = {}
-        # Vectors of the source, of which each byte may go to any lane; one is the padding.
+        # Vectors of the source, of which each byte may go to any lane, and one is the padding.
         self.spans: list[tuple[int, int]] = []
-        if permutes_bytes() and tile.dot.itemsize == 1:
-            for begin, end in sorted(map(reach, all_wanted)):
-                if begin == end or end - begin >= self.bytes.lanes:
-                    continue
-                if self.spans and end < self.spans[-1][0] + self.bytes.lanes:
-                    self.spans[-1] = self.spans[-1][0], max(end, self.spans[-1][1])
-                else:
-                    self.spans.append((begin, end))
+        for begin, end in sorted(map(reach, all_wanted)) if permutes_bytes() else ():
+            if not 0 < end - begin < self.bytes.lanes:
+                continue
+            if self.spans and end < self.spans[-1][0] + self.bytes.lanes:
+                self.spans[-1] = self.spans[-1][0], max(end, self.spans[-1][1])
+            else:
+                self.spans.append((begin, end))
 
     def picked(self, wanted: Wanted) -> Any:
         begin, end = reach(wanted)
-        span = next((span for span in self.spans if span[0] <= begin and end <= span[1]), None)
-        if span is None or begin == end:
-            return self.of_units(wanted)
-        if span not in self.known:
-            inside = mask([at < span[1] - span[0] for at in range(self.bytes.lanes)])
-            at = pointer(self.b, self.b.add(self.address, const(span[0])), self.bytes.kind)
-            given = [at, ir.Constant(ir.IntType(32), 1), inside, self.border]
-            found = call_llvm(self.b, f"llvm.masked.load.{self.bytes.suffix()}.p0", self.bytes.kind, given)
-            self.known[span] = found if self.flip is None else self.b.xor(found, self.flip)
-        value, past = self.known[span], span[1] - span[0]
-        taken = [at - span[0] if at >= 0 else past if at == BORDER else 0 for at in wanted]
-        return shuffle(self.b, value, value, taken)
+        if permutes_bytes() and 0 < end - begin < self.bytes.lanes:
+            spans = [span for span in self.spans if span[0] <= begin and end <= span[1]]
+            return self.of_span(wanted, *(spans or [(begin, end)])[0])
+        units = [wanted[k : k + UNIT] for k in range(0, len(wanted), UNIT)]
+        if all(end - begin <= UNIT for begin, end in map(reach, units)):
+            return self.of_units(units)
+        half, lanes = len(wanted) // 2, len(wanted)  # rows far apart share the vector
+        low, high = wanted[:half] + (ANY,) * half, (ANY,) * half + wanted[half:]
+        return shuffle(self.b, self.picked(low), self.picked(high), [*range(half), *range(lanes + half, 2 * lanes)])
 
-    def of_units(self, wanted: Wanted) -> Any:
+    def of_span(self, wanted: Wanted, begin: int, end: int) -> Any:
+        """From one vector."""
+        b, v, past = self.b, self.bytes, end - begin
+        if (begin, end) not in self.known:
+            given = [
+                pointer(b, b.add(self.address, const(begin)), v.kind),
+                ir.Constant(ir.IntType(32), 1),
+                mask([at < past for at in range(v.lanes)]),
+                self.border,
+            ]
+            found = call_llvm(b, f"llvm.masked.load.{v.suffix()}.p0", v.kind, given)
+            self.known[begin, end] = found if self.flip is None else b.xor(found, self.flip)
+        where = {BORDER: past, ZERO: v.lanes, ANY: 0}
+        return shuffle(b, self.known[begin, end], v.zero, [where[at] if at < 0 else at - begin for at in wanted])
+
+    def of_units(self, units: list[Wanted]) -> Any:
         """Each 16 bytes from 16 bytes of the source."""
-        b, v = self.b, self.bytes
-        units = [wanted[k : k + UNIT] for k in range(0, v.lanes, UNIT)]
+        b, v, wanted = self.b, self.bytes, [at for unit in units for at in unit]
         starts = self.starts([reach(unit) for unit in units])
         value = b.bitcast(join(b, [self.unit(start) for start in starts]), v.kind)
         indices = [at - start if at >= 0 else 128 for unit, start in zip(units, starts, strict=True) for at in unit]

@@ -68,10 +68,12 @@ class IntegerTile(FloatTile):
         self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
         zero_point = builder.trunc(EpilogueArguments.load(builder, out.activation).src_fill, I8)
         self.border = splat(builder, zero_point, spec.lanes)
-        self.accs = [
-            slot for _ in range(spec.loops * spec.unrolled) for part in self.lanes(self.v, run.bia)
-            for slot in self.v.slots(1, part)
-        ]  # fmt: skip
+        bias = self.lanes(self.v, run.bia)
+        self.accs = [slot for _ in range(self.vectors()) for part in bias for slot in self.v.slots(1, part)]
+
+    def vectors(self) -> int:
+        """Of outputs, as many as `lanes` gives parts of each."""
+        return self.spec.loops * self.spec.unrolled
 
     def finished(self) -> list[Any]:
         """The accumulators, as float32 where they are not stored as they are."""
