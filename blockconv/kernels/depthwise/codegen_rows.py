@@ -108,7 +108,8 @@ class SourceRow:
             return self.v.zero
         if columns.stride == 1:
             return self.contiguous(wanted)
-        if columns.src <= 2 * lanes:
+        # Where an instruction permutes two vectors, or few taps read the same pixels, straight from the row's.
+        if columns.src <= 2 * lanes and (target.isa().name == "avx512" or columns.taps <= columns.stride + 1):
             return self.picked([self.part(k) for k in range(0, columns.src, lanes)], wanted)
         phase = columns.phase(tap)
         numbers = range(-(-columns.src // (columns.stride * lanes)))
