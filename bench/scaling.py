@@ -31,7 +31,8 @@ from blockconv.dispatch import selection, tuning
 from blockconv.kernels.table import Primitive
 from blockconv.machine.costs import launch_seconds
 from blockconv.machine.profile import profile
-from blockconv.network.planning.rules import RULES, element_types
+from blockconv.network.planning.candidates import element_types
+from blockconv.network.planning.rules import RULES
 from blockconv.runtime import Op
 
 from . import launcher, networks, roof

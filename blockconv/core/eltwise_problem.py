@@ -30,6 +30,7 @@ __all__ = [
     "BinaryProblem",
     "ConcatProblem",
     "Coordinates",
+    "FindQuantizationProblem",
     "LrnProblem",
     "NearestMode",
     "PadProblem",
@@ -165,6 +166,21 @@ class ConcatProblem:
         """Where each source begins along the axis."""
         sizes = [shape[self.axis] for shape in self.shapes]
         return tuple(sum(sizes[:k]) for k in range(len(sizes)))
+
+
+@dataclass(frozen=True)
+class FindQuantizationProblem(_Shaped):
+    """The scale and the zero point of uint8 for the range of an array of logical `shape`, of any rank."""
+
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        set_field(self, "shape", checked_shape("find_quantization", "shape", self.shape))
+
+    @property
+    def dst_shape(self) -> Shape:
+        """Shape of the result."""
+        return (2,)
 
 
 @dataclass(frozen=True)

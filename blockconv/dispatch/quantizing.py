@@ -36,6 +36,7 @@ __all__ = [
     "known_weights",
     "pair_sums",
     "quantized_bias",
+    "weight_sums",
     "with_weights",
 ]
 
@@ -168,6 +169,22 @@ def quantized_bias(
         return packed
     scale = np.broadcast_to(given.src.scale * given.wei.scale, (problem.oc,))
     return np.concatenate([packed.reshape(-1), pack_bias(problem, scale, form, np.float32).reshape(-1).view(np.int32)])
+
+
+def weight_sums(
+    problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types, given: Quantization
+) -> Array:
+    """What an op makes biases and scales of, once the source's quantization is found: see `dynamic_epilogue_op`.
+
+    weight: (O, I/G, KH, KW). bias: float32, which is added to what scales make of sums. given: of the weights.
+    """
+    sums = weight.reshape(problem.oc, -1).sum(axis=1, dtype=np.int32)
+    parts = [pack_bias(problem, sums, form, np.int32)]
+    if types.is_requantized:
+        parts.append(pack_bias(problem, np.broadcast_to(given.scale, (problem.oc,)), form, np.float32))
+    if bias is not None:
+        parts.append(pack_bias(problem, bias, form, np.float32))
+    return np.concatenate([part.reshape(-1).view(np.int32) for part in parts])
 
 
 def epilogue_block(act: Activation, types: Types, given: Quantizations, residual: ElementType | None) -> Array:

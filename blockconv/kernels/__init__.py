@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from blockconv.kernels.conv import rows as conv
 from blockconv.kernels.depthwise import rows as depthwise
+from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
 from blockconv.kernels.lrn import rows as lrn
 from blockconv.kernels.pool import rows as pool
@@ -37,4 +38,5 @@ TABLE: tuple[Row, ...] = (
     *lrn.ROWS,
     *resize.ROWS,
     *reduce.ROWS,
+    *dynamic.ROWS,
 )

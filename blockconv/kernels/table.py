@@ -71,11 +71,13 @@ class Epilogue(NamedTuple):
 
     activation: the kind of activation that the kernel is compiled for; which one, and its parameters, is a buffer.
     away: whether a half is rounded away from zero, where integers are stored, and not to the even neighbour.
+    shifted: whether a float32 of each output channel is added to what scales make of integers, before the residual.
     """
 
     activation: int = 0
     residual: bool = False
     away: bool = False
+    shifted: bool = False
 
     def kind(self, types: Types) -> int:
         """The activation that a kernel is compiled for: one that bounds 8 bits is part of their bounds."""

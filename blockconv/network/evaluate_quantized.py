@@ -70,6 +70,34 @@ def _conv2d(a: ops.QuantizedConv2d, inputs: Sequence[Array], parameters: Sequenc
     return x if a.dst is None else integers(x * (np.float32(1) / a.dst.scale), a.dst, a.dtype)
 
 
+def _find(a: ops.FindQuantization, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    x = inputs[0].astype(np.float32)
+    low, high = (combine.reduce(x, axis=None, initial=np.float32(0)) for combine in (np.fmin, np.fmax))
+    step = (high - low) / np.float32(255)
+    scale = step if step > 0 else np.float32(1)
+    return np.array([scale, np.clip(np.rint(np.nan_to_num(0 - low / scale)), 0, 255)], np.float32)
+
+
+def _dynamic_quantize(
+    a: ops.DynamicQuantize, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain
+) -> Array:
+    scale, zero_point = inputs[1]
+    return integers(inputs[0] / scale, Quantization(1.0, int(zero_point)), "uint8")
+
+
+def _dynamic_conv2d(a: ops.DynamicConv2d, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
+    src, (scale, zero_point), *residual = inputs
+    common = a.stride, a.pads, a.dilation, a.groups
+    summed = ops.QuantizedConv2d(*common, src=Quantization(1.0, int(zero_point)))
+    sums = _conv2d(summed, [src], parameters[:1], plain)
+    if a.dtype == "int32":
+        return sums
+    x = sums.astype(np.float32) * (scale * a.wei.scale).reshape(-1, 1, 1)
+    for added in (*(bias.reshape(-1, 1, 1) for bias in parameters[1:]), *residual):
+        x = x + added
+    return _activated(x, a.activation)
+
+
 def _quantized(a: ops.Quantized, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:
     if isinstance(a.of, (ops.Pool2d, ops.AdaptivePool2d)):
         return integers(_average(a, inputs[0], a.of, plain), a.dst, a.dtype)
@@ -107,6 +135,9 @@ def _average(a: ops.Quantized, src: Array, of: ops.Pool2d | ops.AdaptivePool2d, 
 
 QUANTIZED: dict[type[ops.Attributes], Callable[[Any, Sequence[Array], Sequence[Array], Plain], Array]] = {
     ops.Dequantize: _dequantize,
+    ops.DynamicConv2d: _dynamic_conv2d,
+    ops.DynamicQuantize: _dynamic_quantize,
+    ops.FindQuantization: _find,
     ops.Quantize: _quantize,
     ops.Quantized: _quantized,
     ops.QuantizedConv2d: _conv2d,

@@ -20,7 +20,7 @@ from blockconv.dispatch.reorders import reorder_program
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, part, same_bytes
-from blockconv.network.planning.candidates import OUTPUT, Bound, Candidate, Parameters, bind
+from blockconv.network.planning.candidates import OUTPUT, Bound, Candidate, Parameters, Workspace, bind
 from blockconv.network.planning.rules import offsets_in_concat
 from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
@@ -172,7 +172,9 @@ class _Scheduler:
         bound: Bound = bind(self.network, node, candidate, self.held, self.threads)
         target = self.allocate(value)
         operands = tuple(
-            operand if isinstance(operand, np.ndarray) else target if operand == OUTPUT else locations[operand]
+            operand if isinstance(operand, np.ndarray)
+            else _Location(_Block(operand.nbytes)) if isinstance(operand, Workspace)
+            else target if operand == OUTPUT else locations[operand]
             for operand in bound.operands
         )
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)

@@ -51,7 +51,6 @@ def load_onnx(
     (2, 3, 8, 8)
     """
     try:
-        from blockconv.frontends.onnx import dynamic as onnx_dynamic
         from blockconv.frontends.onnx import file as onnx_file
         from blockconv.frontends.onnx import functions as onnx_functions
         from blockconv.frontends.onnx import graph as onnx_graph
@@ -63,19 +62,19 @@ def load_onnx(
         proto = onnx_functions.inlined(onnx_file.read_model(model))
         arrays = onnx_file.read_initializers(proto, constants)
         skeleton = onnx_file.without_weights(proto)
-        floats = onnx_dynamic.with_floats(skeleton.graph, arrays)
         network = onnx_graph.read_graph(skeleton, arrays, input_shapes)
     except UnicodeDecodeError as error:
         rule = f"holds a name that is no text: {error}"
         raise NetworkError(OP, "model", onnx_file.named(model), rule) from error
-    _warn_of_floats(network, floats)
+    _warn_of_floats(network)
     return network
 
 
-def _warn_of_floats(network: Network, names: list[str]) -> None:
-    """Name the nodes of a quantized network that run as floats. names: those that are known to."""
+def _warn_of_floats(network: Network) -> None:
+    """Name the nodes of a quantized network that run as floats."""
+    names = []
     if any(isinstance(node.attributes, Dequantize) for node in network.nodes):
-        names = [*names, *(f"{node.name!r} ({node.op})" for node in dequantized(fuse(network)))]
+        names = [f"{node.name!r} ({node.op})" for node in dequantized(fuse(network))]
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         said = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from blockconv.frontends.onnx.matrices import gemm, matmul
+from blockconv.frontends.onnx.matrices import gemm
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
     QUANTIZED_OPS,
@@ -130,25 +130,3 @@ def _qlinear_softmax(call: Call) -> Tensor:
     if call.attribute("opset", 13) < 13 and axis != len(x.shape) - 1:
         raise Unsupported("opset below 13, which is over several axes")
     return stored(call, call.emit(ops.Softmax(axis), x), 3, call.input().dtype)
-
-
-# ---------------------------------------------------------------- to floats
-
-
-@_op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
-def _matmul_to_float(call: Call) -> Tensor:
-    a = call.emit(ops.Dequantize(quantization(call, 2, call.input().dtype, 4)), call.input(), helps=True)
-    weight(call, 1, 1, 3, 5)
-    return _biased(call, a, 6)
-
-
-@_op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}; as floats")
-def _dynamic_matmul(call: Call) -> Tensor:
-    weight(call, 1, 1)
-    return _biased(call, call.input(), 4)
-
-
-def _biased(call: Call, a: Tensor, at: int) -> Tensor:
-    """`a` by operand 1, plus operand `at`, if there is one."""
-    y = matmul(call, ops.Conv2d(), a, 1)
-    return y if not call.has(at) else call.emit(ops.Binary("add"), y, call.constant(call.array(at, "bias"), "bias"))

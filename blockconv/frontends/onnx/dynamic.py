@@ -1,149 +1,186 @@
-"""Products of integers whose scales are found while they run (DynamicQuantizeLinear) become products of floats.
+"""Translators of ONNX's sums of integers, and of the quantization that is found while a network runs. See `ops`.
 
-Quantizers of ONNX write x by w as Cast(MatMulInteger(DynamicQuantizeLinear(x), w)) times the product of the scales,
-which is x by w but for the rounding of x. No kernel finds scales while it runs, so here it is x by w: the scale is 1,
-and nothing is rounded.
+DynamicQuantizeLinear gives integers, a scale and a zero point; what reads the zero point as that of its first input is
+a `DynamicConv2d` of what was found. Its sums are int32, as ONNX has them; what multiplies them by the scales is made
+part of it by passes (`passes.dynamic`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 
-from blockconv.core.text import free_name
+from blockconv.core.quantization import Quantization
+from blockconv.frontends.onnx.matrices import matmul
+from blockconv.frontends.onnx.quantized import (
+    CONSTANT,
+    as_weight,
+    check_bytes,
+    quantization,
+    scales,
+    weight,
+    zero_points,
+)
+from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered
+from blockconv.frontends.onnx.windows import convolution
+from blockconv.network import ops
+from blockconv.network.graph import Tensor
 
-__all__ = ["with_floats"]
+__all__ = ["DYNAMIC_OPS"]
 
 Array = npt.NDArray[Any]
-_PRODUCTS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
-_TO_FLOAT, _OF_FLOATS = "MatMulIntegerToFloat", "DynamicQuantizeMatMul"  # ONNX Runtime's own
+DYNAMIC_OPS: dict[str, Op] = {}
+_op = functools.partial(registered, DYNAMIC_OPS)
+_FOUND = "constant or found scales and zero points; uint8 and int8"
+_WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats
+_Source = tuple[ops.Convolution, tuple[Tensor, ...]]  # a convolution of integers, and its inputs after the first
+_Product = Callable[[Call, Tensor, _Source], Tensor]  # what a node gives of its weight as it is then
 
 
-def with_floats(graph: Any, arrays: dict[str, Array]) -> list[str]:
-    """Rewrite a graph, whose constants are `arrays`, in place; returns names and ops of products that are of floats.
+@_op("DynamicQuantizeLinear")
+def _quantize(call: Call) -> list[Tensor]:
+    x = call.input()
+    if x.dtype != np.float32:
+        raise Unsupported(f"from {x.dtype}")
+    found, y, scale, zero_point = _found(call, x)
+    return [y, call.reshape(scale, (), helps=False), call.reshape(zero_point, (), helps=False)]
 
-    Where anything else reads the integers, the scale or the zero point, the node stays.
+
+def _found(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What is found of `x`; `x` as integers; the scale, and the zero point as uint8, each of shape (1,)."""
+    found = call.emit(ops.FindQuantization(), x, helps=True)
+    y = call.emit(ops.DynamicQuantize(), x, found)
+    scale, zero_point = (call.emit(ops.Slice(0, k, 1), found, helps=True) for k in (0, 1))
+    return found, y, scale, call.emit(ops.Quantize(Quantization(1.0)), zero_point, helps=True)
+
+
+def _found_at(call: Call, at: int) -> Tensor | None:
+    """What was found, of which the operand `at` is the zero point; None if it is none such."""
+    if not call.has(at):
+        return None
+    node = call.scope.maker(call.input(at).name)
+    for kind in (ops.Reshape, ops.Quantize, ops.Slice):
+        if node is None or not isinstance(node.attributes, kind):
+            return None
+        name = node.inputs[0]
+        node = call.scope.maker(name)
+    made = node is not None and isinstance(node.attributes, ops.FindQuantization)
+    return Tensor(name, (2,), np.dtype(np.float32)) if made else None
+
+
+# ---------------------------------------------------------------- sums of products
+
+
+@_op("ConvInteger", limits=f"1-D and 2-D; constant weight; {_FOUND}")
+def _conv_integer(call: Call) -> Tensor:
+    return _sums(call, call.input(), _source(call, 2), 3, _convolved)
+
+
+@_op("MatMulInteger", limits=f"constant B, a matrix, a vector, or as many matrices as A; {_FOUND}")
+def _matmul_integer(call: Call) -> Tensor:
+    return _sums(call, call.input(), _source(call, 2), 3, _multiplied)
+
+
+def _convolved(call: Call, x: Tensor, source: _Source) -> Tensor:
+    return convolution(call, source[0], x, 1, (), source[1])
+
+
+def _multiplied(call: Call, x: Tensor, source: _Source) -> Tensor:
+    return matmul(call, source[0], x, 1, source[1])
+
+
+def _source(call: Call, at: int) -> _Source:
+    """The convolution of integers whose zero point is the operand `at`."""
+    found = _found_at(call, at)
+    if found is not None:
+        return _of_found(found)
+    zero_point = zero_points(call, at, call.input().dtype)
+    if zero_point.size != 1:
+        raise Unsupported("several zero points of its first input")
+    return ops.QuantizedConv2d(src=Quantization(1.0, int(zero_point.item()))), ()
+
+
+def _of_found(found: Tensor) -> _Source:
+    return ops.DynamicConv2d(), (found,)
+
+
+def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _Product) -> Tensor:
+    """The sums of products of `x` and operand 1, a constant, less their zero points."""
+    value = call.array(1, "weight")
+    for dtype in (x.dtype, value.dtype):
+        check_bytes(call, dtype)
+    zero_point, axis = zero_points(call, zero_point_at, value.dtype), int(product is _multiplied and value.ndim > 1)
+    exact = as_weight(value, np.ones((), np.float32), zero_point, axis)
+    if exact is None:
+        return _corrected(call, x, source, zero_point, product)
+    call.inputs[1] = call.constant(exact.integers, "weight")
+    return product(call, x, source)
+
+
+def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, product: _Product) -> Tensor:
+    """The same by weights that an int8 cannot hold less their zero points, as floats.
+
+    They are int8 ones plus a number for each output channel, which is times the sum of all that a window reads.
     """
-    found = []
-    for node in list(graph.node):
-        sides = len(node.input), len(list(filter(None, node.output)))
-        if node.op_type == "DynamicQuantizeLinear" and not node.domain and sides == (1, 3):
-            found += _rewritten(node, graph, arrays)
-    return found + [_called(node) for node in graph.node if node.op_type == _OF_FLOATS]
+    value, of_matrix = call.array(1, "weight"), product is _multiplied
+    if value.ndim == 1 or (of_matrix and value.ndim > 2):
+        raise Unsupported("weights that, less their zero point, are beyond int8")
+    groups = 1 if of_matrix else call.attribute("group", 1)
+    middle = 128 if value.dtype == np.uint8 else 0
+    count = value.shape[1 if of_matrix else 0]
+    ones = np.ones((value.shape[0], 1) if of_matrix else (groups, *value.shape[1:]), np.int8)
+    parts = []
+    for name, part in (("weight", (value.astype(np.int32) - middle).astype(np.int8)), ("ones", ones)):
+        call.inputs[1] = call.constant(part, name)
+        parts.append(call.emit(_WHOLE, product(call, x, source), helps=True))
+    shape, at = parts[0].shape, len(parts[0].shape) - 1 if of_matrix else 1
+    flat = [call.reshape(y, _as_image(y.shape, at)) for y in parts]
+    offsets = np.broadcast_to(middle - zero_point.astype(np.float32).reshape(-1), (count,))
+    weight = call.constant(offsets.reshape(count, 1, 1, 1), "offsets")
+    y = call.emit(ops.Conv2d(groups=groups), flat[1], flat[0], parameters=(weight,))
+    call.scope.floats.add(call.node.output[0])
+    return call.reshape(y, shape)
 
 
-def _rewritten(node: Any, graph: Any, arrays: dict[str, Array]) -> list[str]:
-    products = _products(node, _Readers(graph), arrays)
-    if products is None:
-        return []
-    (x,), (_, scale, _) = node.input, node.output
-    found = []
-    for product in products:
-        if product.op_type == _TO_FLOAT:
-            _, w, _, *rest = (*product.input, *[""] * 7)[:7]
-            _change(product, _OF_FLOATS, (x, w, rest[0], *rest[2:]))
-            continue
-        found.append(_called(product))
-        weight = _free(f"{product.input[1]}.real", graph, arrays)
-        arrays[weight] = _real(product, arrays)
-        _change(product, _PRODUCTS[product.op_type], (x, weight))
-        for declared in [value for value in graph.value_info if value.name == product.output[0]]:
-            graph.value_info.remove(declared)  # an int32
-    arrays[scale] = np.ones((), np.float32)
-    graph.node.remove(node)
-    return found
+def _as_image(shape: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """(N, C, H, W) for an array whose channels are axis `at`, the second or the last."""
+    if at == 1 and len(shape) > 2:
+        return (*shape[:2], *(1,) * (4 - len(shape)), *shape[2:])
+    return math.prod(shape[:at]), shape[at], 1, 1
 
 
-def _products(node: Any, readers: _Readers, arrays: dict[str, Array]) -> list[Any] | None:
-    """What multiplies the integers, if that and no more reads what the node gives."""
-    y, scale, zero_point = node.output
-    products, scaled, moved = (readers.of(name) for name in (y, scale, zero_point))
-    if products is None or scaled is None or moved is None or any(one not in products for one in moved):
-        return None
-    found = [_sums(product, node, readers, arrays) for product in products]
-    if not found or None in found:
-        return None
-    sums, factors = {name for names in found for name in names or ()}, {scale}
-    for reader in scaled:
-        if reader in products and reader.op_type == _TO_FLOAT:
-            continue
-        other = _other(reader, scale)
-        if other is None:
-            return None
-        if other not in sums:  # the scale of the weight: both are multiplied first
-            factors.add(reader.output[0])
-    for name in (*sums, *factors - {scale}):
-        after, among = readers.of(name), factors if name in sums else sums
-        if not after or any(_other(one, name) not in among for one in after):
-            return None
-    return products
+# ---------------------------------------------------------------- ONNX Runtime's own
 
 
-def _sums(product: Any, node: Any, readers: _Readers, arrays: dict[str, Array]) -> list[str] | None:
-    """The sums of a product as floats, not scaled yet; None if it is no product of the node's integers."""
-    (y, scale, zero_point), given = node.output, [*product.input, *[""] * 7]
-    if product.op_type == _TO_FLOAT:
-        return [] if given[0] == y and given[2] == scale and given[4] == zero_point and y not in given[1:] else None
-    known = not product.domain and product.op_type in _PRODUCTS and given[1] in arrays
-    if not known or (given[0], given[2]) != (y, zero_point) or (given[3] and given[3] not in arrays):
-        return None
-    casts = readers.of(product.output[0])
-    if casts is None or not all(_is_to_float(cast) for cast in casts):
-        return None
-    return [cast.output[0] for cast in casts]
+@_op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector, and bias; {_FOUND}")
+def _matmul_to_float(call: Call) -> Tensor:
+    found = _found_at(call, 4)
+    if found is None:
+        a = call.emit(ops.Dequantize(quantization(call, 2, call.input().dtype, 4)), call.input(), helps=True)
+        weight(call, 1, 1, 3, 5)
+        return _biased(call, matmul(call, ops.Conv2d(), a, 1), 6)
+    sums = _sums(call, call.input(), _of_found(found), 5, _multiplied)
+    return _biased(call, _scaled(call, sums, call.input(2), 3), 6)
 
 
-def _is_to_float(node: Any) -> bool:
-    return node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.FLOAT for a in node.attribute)
+@_op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
+def _dynamic_matmul(call: Call) -> Tensor:
+    found, y, scale, _ = _found(call, call.input())
+    return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, _multiplied), scale, 2), 4)
 
 
-def _other(node: Any, operand: str) -> str | None:
-    """What a Mul multiplies an operand by; None of what is none, or multiplies it by itself."""
-    if node.op_type != "Mul" or node.domain or len(node.input) != 2:
-        return None
-    return next((name for name in node.input if name != operand), None)
+def _scaled(call: Call, sums: Tensor, scale: Tensor, at: int) -> Tensor:
+    """Sums times the scale of the source and those of the weight, the operand `at`."""
+    factor = call.emit(ops.Binary("mul"), call.constant(scales(call, at).reshape(-1), "scale"), scale, helps=True)
+    real = sums if sums.dtype == np.float32 else call.emit(_WHOLE, sums, helps=True)
+    return call.emit(ops.Binary("mul"), real, factor)
 
 
-def _real(product: Any, arrays: dict[str, Array]) -> Array:
-    """A product's weight, less its zero point, as floats."""
-    weight, given = arrays[product.input[1]], [*product.input, *[""] * 4]
-    zero_point = arrays[given[3]] if given[3] else np.zeros((), np.int32)
-    if zero_point.size > 1 and product.op_type == "ConvInteger":
-        zero_point = zero_point.reshape((-1,) + (1,) * (weight.ndim - 1))
-    made: Array = (weight.astype(np.int32) - zero_point.astype(np.int32)).astype(np.float32)
-    return made
-
-
-def _change(node: Any, op: str, inputs: Iterable[str]) -> None:
-    node.op_type = op
-    del node.input[:]
-    node.input.extend(inputs)
-
-
-def _called(node: Any) -> str:
-    return f"{node.name or node.output[0]!r} ({node.op_type})"
-
-
-def _free(name: str, graph: Any, arrays: dict[str, Array]) -> str:
-    taken = {*arrays, *(value.name for value in graph.input), *(out for node in graph.node for out in node.output)}
-    return free_name(name, taken)
-
-
-class _Readers:
-    """Who reads a value."""
-
-    def __init__(self, graph: Any) -> None:
-        self._found: dict[str, list[Any]] = defaultdict(list)
-        for node in graph.node:
-            for name in dict.fromkeys(filter(None, node.input)):
-                self._found[name].append(node)
-        self._given = {value.name for value in graph.output}
-
-    def of(self, name: str) -> list[Any] | None:
-        """The nodes; None if the graph gives the value."""
-        return None if name in self._given else self._found.get(name, [])
+def _biased(call: Call, y: Tensor, at: int) -> Tensor:
+    """`y` plus operand `at`, if there is one."""
+    return y if not call.has(at) else call.emit(ops.Binary("add"), y, call.constant(call.array(at, "bias"), "bias"))

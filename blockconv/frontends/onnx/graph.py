@@ -120,7 +120,8 @@ def _check_names(graph: Any) -> None:
 
 def _check_declared_types(graph: Any, scope: Scope) -> None:
     """Raise NetworkError if a value is not of the element type that the model declares for it."""
-    for value in {value.name: value for value in (*graph.value_info, *graph.output)}.values():
+    inner = (value for value in graph.value_info if value.name not in scope.floats)
+    for value in {value.name: value for value in (*inner, *graph.output)}.values():
         declared = value.type.tensor_type.elem_type
         if value.name in scope.values and declared:
             dtype = scope.values[value.name].dtype

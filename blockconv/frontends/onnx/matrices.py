@@ -64,20 +64,22 @@ def _matmul(call: Call) -> Tensor:
     return matmul(call, ops.Conv2d(), call.input(), 1)
 
 
-def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int) -> Tensor:
-    """A by B, operand `at`, as convolutions of these attributes."""
+def matmul(
+    call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside: tuple[Tensor, ...] = ()
+) -> Tensor:
+    """A by B, operand `at`, as convolutions of these attributes. beside: their inputs after A."""
     weight = call.array(at, "second matrix")
     if weight.ndim > 2:
-        return _batched(call, attributes, a, at)
+        return _batched(call, attributes, a, at, beside)
     if len(a.shape) < 1 or weight.ndim < 1:
         raise NetworkError(title(call.node), "inputs", (a.shape, weight.shape), "have to be vectors or matrices")
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 1)
-    y = _product(call, attributes, a, wei, None)
+    y = _product(call, attributes, a, wei, None, beside)
     return call.reshape(y, a.shape[:-1] if weight.ndim == 1 else (*a.shape[:-1], wei.shape[0]))
 
 
-def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int) -> Tensor:
+def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside: tuple[Tensor, ...]) -> Tensor:
     """As many matrices by as many others: a convolution of 1x1 of a group for each, over rows."""
     *batch, k, n = call.array(at, "second matrix").shape
     if a.shape[:-2] != tuple(batch):
@@ -89,12 +91,20 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int) -> Ten
     change: Callable[[Array], Array] = lambda b: b.swapaxes(-1, -2).reshape(count * n, k, 1, 1)  # noqa: E731
     wei = call.weight(at, "weight", change, -1)
     x = call.emit(ops.Transpose((1, 0, 2)), call.reshape(a, (count, rows, k)), helps=True)
-    y = call.emit(replace(attributes, groups=count), call.reshape(x, (rows, count * k, 1, 1)), parameters=(wei,))
+    x = call.reshape(x, (rows, count * k, 1, 1))
+    y = call.emit(replace(attributes, groups=count), x, *beside, parameters=(wei,))
     y = call.emit(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)), helps=True)
     return call.reshape(y, (*batch, rows, n))
 
 
-def _product(call: Call, attributes: ops.Convolution, a: Tensor, wei: Tensor, bias: Array | None) -> Tensor:
+def _product(
+    call: Call,
+    attributes: ops.Convolution,
+    a: Tensor,
+    wei: Tensor,
+    bias: Array | None,
+    beside: tuple[Tensor, ...] = (),
+) -> Tensor:
     """(..., K) by weights of shape (N, K, 1, 1), plus bias: a convolution of 1x1 over images of one pixel."""
     if wei.shape[1] != a.shape[-1]:
         rule = f"has {a.shape[-1]} columns, and the second matrix {wei.shape[1]} rows"
@@ -104,5 +114,5 @@ def _product(call: Call, attributes: ops.Convolution, a: Tensor, wei: Tensor, bi
         parameters = (*parameters, call.constant(bias, "bias"))
     lead = math.prod(a.shape[:-1])
     x = call.reshape(a, (lead, a.shape[-1], 1, 1))
-    y = call.emit(attributes, x, parameters=parameters)
+    y = call.emit(attributes, x, *beside, parameters=parameters)
     return call.reshape(y, (lead, wei.shape[0]))

@@ -18,6 +18,7 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
+from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
 from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
 from blockconv.frontends.onnx.scope import Call, Op, Translator, Unsupported, only_output, registered, title
@@ -30,7 +31,7 @@ from blockconv.network.graph import Tensor
 __all__ = ["OPS"]
 
 Array = npt.NDArray[Any]
-OPS: dict[str, Op] = SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS  # every op that is read
+OPS: dict[str, Op] = SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS  # all that are read
 _op = functools.partial(registered, OPS)
 
 

@@ -31,8 +31,11 @@ __all__ = [
     "output_dtype",
     "quantization",
     "scales",
+    "as_weight",
+    "check_bytes",
     "stored",
     "weight",
+    "zero_points",
 ]
 
 Array = npt.NDArray[Any]
@@ -53,7 +56,7 @@ def scales(call: Call, at: int) -> Array:
         raise NetworkError(title(call.node), "scale", scale, error.rule, "quantize the model anew") from error
 
 
-def _zero_point(call: Call, at: int, dtype: Any) -> Array:
+def zero_points(call: Call, at: int, dtype: Any) -> Array:
     """The operand `at`, zero points of the type of what they are for; 0 if it is left out."""
     if not call.has(at):
         return np.zeros((), dtype)
@@ -66,14 +69,14 @@ def _zero_point(call: Call, at: int, dtype: Any) -> Array:
 def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = None) -> Quantization:
     """One scale and one zero point, the operands `at` and the next, or the one at that place."""
     scale = scales(call, at)
-    zero_point = _zero_point(call, at + 1 if zero_point_at is None else zero_point_at, dtype)
+    zero_point = zero_points(call, at + 1 if zero_point_at is None else zero_point_at, dtype)
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if value.size != 1:
             raise NetworkError(title(call.node), name, value, "has to be one number, as weights alone have several")
     return Quantization(float(scale.item()), int(zero_point.item()))
 
 
-def _check_bytes(call: Call, dtype: Any) -> None:
+def check_bytes(call: Call, dtype: Any) -> None:
     if dtype not in BYTES:
         raise Unsupported(f"integers of {dtype}")
 
@@ -93,19 +96,19 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
         return False
     if call.array(1, "scale").dtype != np.float32 or call.attribute("output_dtype", 0) not in (0, 1):
         return False
-    scale, zero_point = scales(call, 1), _zero_point(call, 2, value.dtype)
+    scale, zero_point = scales(call, 1), zero_points(call, 2, value.dtype)
     held = PACKED.get(value.dtype.name, value.dtype)
     value, zero_point = value.astype(held), zero_point.astype(held)
     axis = call.axis(call.attribute("axis", 1), max(value.ndim, 1)) if scale.size > 1 else 0
     if scale.ndim and scale.size == 1:
         scale = scale.reshape(())
-    found = _as_weight(value, scale, zero_point, axis)
+    found = as_weight(value, scale, zero_point, axis)
     if found is not None:
         scope.values[node.output[0]] = scope.quantized_constant(node.output[0], found)
     return found is not None
 
 
-def _as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
+def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
     """Constant integers as such of the zero point 0; None if an int8 cannot hold them so."""
     if value.dtype == np.int32:
         return Dequantized(value, ops.Dequantize(Quantization(scale), axis)) if not zero_point.any() else None
@@ -124,16 +127,16 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
     """The operand `at`, a constant of integers, becomes one of floats that keeps them, by what the next two say, or the
     operands at those places."""
     value = call.array(at, "weight")
-    _check_bytes(call, value.dtype)
+    check_bytes(call, value.dtype)
     scale = scales(call, at + 1 if scale_at is None else scale_at)
-    zero_point = _zero_point(call, at + 2 if zero_point_at is None else zero_point_at, value.dtype)
+    zero_point = zero_points(call, at + 2 if zero_point_at is None else zero_point_at, value.dtype)
     if scale.size == 1:
         scale = scale.reshape(())
     axis = axis if value.ndim > 1 else 0
     if any(p.size not in (1, value.shape[axis]) for p in (scale, zero_point)):
         rule = f"there has to be one, or {value.shape[axis]}: one for each output channel"
         raise NetworkError(title(call.node), "scale", scale, rule)
-    found, name = _as_weight(value, scale, zero_point, axis), call.scope.value_name(f"{call.name}.weight")
+    found, name = as_weight(value, scale, zero_point, axis), call.scope.value_name(f"{call.name}.weight")
     if found is not None:
         call.inputs[at] = call.scope.quantized_constant(name, found)
         return
@@ -155,8 +158,8 @@ def _quantize_linear(call: Call) -> Tensor:
         dtype = call.array(2, "zero point").dtype
     if x.dtype != np.float32:
         raise Unsupported(f"from {x.dtype}")
-    _check_bytes(call, dtype)
-    scale, zero_point = scales(call, 1), _zero_point(call, 2, dtype)
+    check_bytes(call, dtype)
+    scale, zero_point = scales(call, 1), zero_points(call, 2, dtype)
     if call.attribute("block_size", 0):
         return _quantize_blocks(call, x, *_along(call, x, scale, zero_point), dtype)
     if scale.size == 1:
@@ -175,7 +178,7 @@ def _dequantize_linear(call: Call) -> Tensor:
     x = call.input()
     if x.dtype not in (*BYTES, "int32") or call.array(1, "scale").dtype != np.float32:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
-    scale, zero_point = scales(call, 1), _zero_point(call, 2, x.dtype)
+    scale, zero_point = scales(call, 1), zero_points(call, 2, x.dtype)
     if scale.size == 1 and not call.attribute("block_size", 0):
         given = Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
         return call.emit(ops.Dequantize(given), x)
@@ -184,12 +187,6 @@ def _dequantize_linear(call: Call) -> Tensor:
     if zero_point.any():
         y = call.emit(ops.Binary("sub"), y, call.constant(zero_point.astype(np.float32), "zero_point"), helps=True)
     return call.emit(ops.Binary("mul"), y, call.constant(scale, "scale"))
-
-
-@_op("DynamicQuantizeLinear", limits="before ConvInteger or MatMulInteger, Cast and Mul by the scales; as floats")
-def _dynamic(call: Call) -> Tensor:
-    rule = "MatMulInteger or ConvInteger of constant weights, with Cast and Mul by the scales after it"
-    raise Unsupported(f"something else reads its integers, scale or zero point than {rule}")
 
 
 def _along(call: Call, x: Tensor, scale: Array, zero_point: Array) -> tuple[Array, Array]:
@@ -234,7 +231,7 @@ def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any, helps: boo
 def dequantized(call: Call, at: int) -> Tensor:
     """The operand `at`, by the scale and the zero point that follow, as floats."""
     x = call.input(at)
-    _check_bytes(call, x.dtype)
+    check_bytes(call, x.dtype)
     return call.emit(ops.Dequantize(quantization(call, at + 1, x.dtype)), x, helps=True)
 
 
@@ -264,7 +261,7 @@ def _qlinear_conv(call: Call) -> Tensor:
 def output_dtype(call: Call, at: int) -> Any:
     """That of the output's zero point."""
     dtype = call.array(at, "zero point").dtype if call.has(at) else call.input().dtype
-    _check_bytes(call, dtype)
+    check_bytes(call, dtype)
     return dtype
 
 
@@ -273,29 +270,3 @@ def _qlinear_matmul(call: Call) -> Tensor:
     a = dequantized(call, 0)
     weight(call, 3, 1)
     return stored(call, matmul(call, ops.Conv2d(), a, 3), 6, output_dtype(call, 7))
-
-
-def _sums(call: Call, zero_point_at: int, weight_at: int, axis: int) -> ops.QuantizedConv2d:
-    """The attributes of a convolution that gives sums of integers; its weight becomes int8."""
-    x, value = call.input(), call.array(weight_at, "weight")
-    for dtype in (x.dtype, value.dtype):
-        _check_bytes(call, dtype)
-    zero_points = _zero_point(call, zero_point_at + 1, value.dtype)
-    found = _as_weight(value, np.ones((), np.float32), zero_points, axis if value.ndim > 1 else 0)
-    if found is None:
-        raise Unsupported("weights that, less their zero point, are beyond int8")
-    zero_point = _zero_point(call, zero_point_at, x.dtype)
-    if zero_point.size != 1:
-        raise Unsupported("several zero points of its first input")
-    call.inputs[weight_at] = call.constant(found.integers, "weight")
-    return ops.QuantizedConv2d(src=Quantization(1.0, int(zero_point.item())))
-
-
-@_op("ConvInteger", limits=f"1-D and 2-D; constant weight; {CONSTANT}")
-def _conv_integer(call: Call) -> Tensor:
-    return convolution(call, _sums(call, 2, 1, 0), call.input(), 1, ())
-
-
-@_op("MatMulInteger", limits=f"constant B, a matrix, a vector, or as many matrices as A; {CONSTANT}")
-def _matmul_integer(call: Call) -> Tensor:
-    return matmul(call, _sums(call, 2, 1, 1), call.input(), 1)

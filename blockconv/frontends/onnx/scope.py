@@ -67,6 +67,7 @@ class Scope:
         self.constants: dict[str, Array] = {}
         self.dequantized: dict[str, Dequantized] = {}
         self.nodes: list[Node] = []
+        self.floats: set[str] = set()  # sums of integers that are held as float32
         self._value_names: set[str] = set()
         self._node_names: set[str] = set()
         self._made: set[str] = set()  # constants of integers that a node dequantizes
@@ -104,6 +105,10 @@ class Scope:
             integers, attributes = self.dequantized[name]
             given = self.constant(self.value_name(f"{name}.integers"), integers)
             self.nodes.append(Node(self.node_name(f"{name}.dequantize"), attributes, (given.name,), name))
+
+    def maker(self, name: str) -> Node | None:
+        """The node that makes a value; None of what is fed or constant."""
+        return next((node for node in reversed(self.nodes) if node.output == name), None)
 
     def copy(self, tensor: Tensor, name: str) -> str:
         """A value under another name."""

@@ -77,8 +77,16 @@ def _conv(call: Call) -> Tensor:
     return convolution(call, ops.Conv2d(), call.input(), 1, (bias,) if bias else ())
 
 
-def convolution(call: Call, attributes: ops.Convolution, x: Tensor, at: int, more: tuple[Tensor, ...]) -> Tensor:
-    """`attributes` with the windows that a node says, of an input and of its operand `at`, the weight, and `more`."""
+def convolution(
+    call: Call,
+    attributes: ops.Convolution,
+    x: Tensor,
+    at: int,
+    more: tuple[Tensor, ...],
+    beside: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """`attributes` with the windows that a node says, of an input, and those `beside` it, and of its operand `at`, the
+    weight, and `more`."""
     weight = call.array(at, "weight")
     window = _Window(call, weight.shape[2:])
     given = call.attribute("kernel_shape", weight.shape[2:])
@@ -92,7 +100,7 @@ def convolution(call: Call, attributes: ops.Convolution, x: Tensor, at: int, mor
         dilation=window.dilation,
         groups=call.attribute("group", 1),
     )
-    y = call.emit(made, _image(call, x), parameters=(wei, *more))
+    y = call.emit(made, _image(call, x), *beside, parameters=(wei, *more))
     return _row(call, y, window.rank)
 
 

@@ -25,7 +25,7 @@ from blockconv.jit.ir import I64, ask, const, emitted, pointer
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
-from blockconv.kernels.common.requantize import FLOAT32, dequantized, float_of
+from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
 
 __all__ = ["LINE", "Reduction", "TileRecord", "TileSpec", "conv_tile", "lines_ahead"]
 
@@ -70,7 +70,8 @@ class TileSpec(NamedTuple):
     more than one group shares a vector; a step may then be several taps, and the channels are unrolled. has_parts:
     whether what stores write lies at uneven distances. dot: the number of the multiply-accumulate (`Dot`); what `step`
     counts are elements that it takes at once, of one channel or several. dst: the code of the destination's type where
-    it is none of the accumulators'; of 8 bits it is uint8 for int8 too. away: as in `Tile`.
+    it is none of the accumulators'; of 8 bits it is uint8 for int8 too. away: as in `Tile`. shifted: as in
+    `Epilogue`.
     """
 
     element: int
@@ -93,6 +94,7 @@ class TileSpec(NamedTuple):
     dot: int = 0
     dst: int = 0
     away: int = 0
+    shifted: int = 0
 
     @property
     def tile(self) -> Tile:
@@ -150,8 +152,12 @@ def _tile(spec: TileSpec) -> Any:
             accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
         if spec.dst and not ElementType.of(spec.element).is_float:
             f = float_of(builder, spec.lanes)
-            scales = [f.load(builder.add(run.scales, const(k * f.bytes))) for k in range(spec.vectors)]
-            accs = dequantized(spec.tile.code(builder), accs, scales)
+
+            def each(address: Any) -> list[Any]:
+                return [f.load(builder.add(address, const(k * f.bytes))) for k in range(spec.vectors)]
+
+            shifts = each(after_scales(builder, run.bia, run.scales)) if spec.shifted else []
+            accs = dequantized(spec.tile.code(builder), accs, each(run.scales), shifts)
         finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
 
     return tile

@@ -1,7 +1,7 @@
 """Between integer accumulators and real numbers, and between these and integers of 8 bits.
 
 The steps are float32, each rounded by itself, in one order on every machine: the accumulator times the scale of its
-output channel (`dequantized`); plus the residual times its scale (`dequantized_residual`); the activation; times the
+output channel, plus a bias of float32 where there is one (`dequantized`); plus the residual times its scale (`dequantized_residual`); the activation; times the
 inverse of the destination's scale, bounded so that it fits, rounded to a whole number, plus the zero point
 (`quantized`). Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. An activation
 that bounds is the same after the multiplication, with its bounds multiplied too, so that these are the bounds
@@ -32,6 +32,7 @@ __all__ = [
     "Elements",
     "EpilogueArguments",
     "QuantizationArguments",
+    "after_scales",
     "dequantized",
     "dequantized_residual",
     "float_of",
@@ -87,15 +88,22 @@ def float_of(builder: Any, lanes: int) -> Vectors:
     return Vectors(builder, FLOAT32, lanes)
 
 
-def dequantized(v: Vectors, accs: list[Any], scales: list[Any]) -> list[Any]:
+def dequantized(v: Vectors, accs: list[Any], scales: list[Any], shifts: list[Any]) -> list[Any]:
     """Accumulators as float32, times the scales of their output channels, of which a pixel has so many vectors.
 
-    v: of the accumulators, stack slots in the order [row][pixel][vector]; so is what is returned.
+    v: of the accumulators, stack slots in the order [row][pixel][vector]; so is what is returned. shifts: as many
+    vectors that are added, or none.
     """
     f, b, made = float_of(v.b, v.lanes), v.b, []
     for i, slot in enumerate(accs):
-        made += f.slots(1, f.mul(b.sitofp(b.load(slot), f.kind), scales[i % len(scales)]))
+        x = f.mul(b.sitofp(b.load(slot), f.kind), scales[i % len(scales)])
+        made += f.slots(1, f.add(x, shifts[i % len(scales)]) if shifts else x)
     return made
+
+
+def after_scales(builder: Any, bia: Any, scales: Any) -> Any:
+    """Where the float32 lie that follow the scales as these follow the biases, of the same output channels."""
+    return builder.add(scales, builder.sub(scales, bia))
 
 
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any:

@@ -11,7 +11,8 @@ to the same bits, and no tail code exists.
 
 Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
 destination, residual (or the destination), activation parameters. Where integer accumulators become real numbers, the
-scales of the output channels follow all biases, likewise; the activation's parameters are `EpilogueArguments`.
+scales of the output channels follow all biases, likewise, and a float32 for each to be added after these, where there
+are such (`Epilogue.shifted`); the activation's parameters are `EpilogueArguments`.
 
 A source of bytes, or of floats of 16 bits, is packed as it is, and what tiles read is then made of the whole panel:
 signed bytes become unsigned, or bytes 16 bits wide, or these floats float32. Tiles reduce elements of several channels
@@ -299,6 +300,7 @@ class _Binding:
             dot=self.dot.number,
             dst=dst.code if dst != self.types.acc else 0,
             away=int(epilogue.away and dst.itemsize == 1),
+            shifted=int(epilogue.shifted),
         )
         # What a tile of floats does not have is left out: it is no other kernel for what others have.
         given = max(k for k, value in enumerate(spec) if value or k < REQUIRED)

@@ -50,7 +50,7 @@ class TileSpec(NamedTuple):
     bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
     multiply-accumulate, which takes several taps of the loop axis at once, and joined the taps of that axis; shuffled
     the elements from one to the next, where all are found within each 16 bytes, else 0; dst and away as in `Tile`, but
-    that dst may be float32.
+    that dst may be float32; shifted as in `Epilogue`.
     """
 
     element: int
@@ -78,6 +78,7 @@ class TileSpec(NamedTuple):
     shuffled: int = 0
     dst: int = 0
     away: int = 0
+    shifted: int = 0
 
     @property
     def tile(self) -> Tile:

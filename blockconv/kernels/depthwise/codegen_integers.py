@@ -24,7 +24,7 @@ from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I8, const, emitted, opaque, shuffle, splat
 from blockconv.kernels.common.dot import by_number, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
-from blockconv.kernels.common.requantize import EpilogueArguments, dequantized, float_of
+from blockconv.kernels.common.requantize import EpilogueArguments, after_scales, dequantized, float_of
 from blockconv.kernels.common.unpacked import PARTS, interleaved
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec, times
@@ -79,7 +79,9 @@ class IntegerTile(FloatTile):
         """The accumulators, as float32 where they are not stored as they are."""
         if not self.spec.dst:
             return self.accs
-        return dequantized(self.v, self.accs, self.lanes(float_of(self.b, self.v.lanes), self.run.scales))
+        f, run = float_of(self.b, self.v.lanes), self.run
+        shifts = self.lanes(f, after_scales(self.b, run.bia, run.scales)) if self.spec.shifted else []
+        return dequantized(self.v, self.accs, self.lanes(f, run.scales), shifts)
 
     def slots(self, q: int) -> list[list[Any]]:
         """The accumulators of the outputs along the unrolled axis, by parts."""

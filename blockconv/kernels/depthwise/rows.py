@@ -192,6 +192,7 @@ def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue
         shuffled=at.shuffled,
         dst=dst.code if dst != types.acc else 0,
         away=int(epilogue.away and dst.itemsize == 1),
+        shifted=int(epilogue.shifted),
     )
 
 

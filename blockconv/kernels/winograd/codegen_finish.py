@@ -16,7 +16,7 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.epilogue import Tile, finish
-from blockconv.kernels.common.requantize import FLOAT32, dequantized, float_of
+from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM, multiples
 from blockconv.kernels.winograd.transforms import Form, destination_1d, transform_2d
@@ -29,7 +29,7 @@ class Finish(NamedTuple):
 
     store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
     them. dst: the code of a destination's type that integers become, of 8 bits uint8 for int8 too; 0: products are
-    stored as they are. away: as in `Tile`.
+    stored as they are. away: as in `Tile`. shifted: as in `Epilogue`.
     """
 
     form: Form
@@ -40,6 +40,7 @@ class Finish(NamedTuple):
     has_parts: int = 0
     dst: int = 0
     away: int = 0
+    shifted: int = 0
 
     def tile(self, rows: int, pixels: int) -> Tile:
         """So many pixels of a vector each."""
@@ -127,7 +128,11 @@ def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
     """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
     v = Vectors(builder, how.products, how.lanes, bool(how.fma))
     pixels = _in_slots(v, _biased(v, how.form, products))
-    return dequantized(v, pixels, [float_of(builder, how.lanes).load(products.scales)]) if how.dst else pixels
+    if not how.dst:
+        return pixels
+    f = float_of(builder, how.lanes)
+    shifts = [f.load(after_scales(builder, products.bia, products.scales))] if how.shifted else []
+    return dequantized(v, pixels, [f.load(products.scales)], shifts)
 
 
 def _biased(v: Vectors, form: Form, products: Any) -> Iterator[Any]:

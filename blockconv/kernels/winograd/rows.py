@@ -174,6 +174,7 @@ def _kernels(
         int(dst_parts),
         stored.code if types.is_requantized else 0,
         int(epilogue.away and dst.itemsize == 1),
+        int(epilogue.shifted),
     )
     return {
         "source_kernel": source.address,

@@ -12,6 +12,7 @@ of 8 bits stand for is said by the records that need it (`quantized`); others ta
 from blockconv.core.problem import PoolKind
 from blockconv.network.ops.axes import Lrn, ReduceMean, Resize, Softmax
 from blockconv.network.ops.base import Attributes, Shape
+from blockconv.network.ops.dynamic import DynamicConv2d, DynamicQuantize, FindQuantization
 from blockconv.network.ops.elementwise import Activate, Affine, Binary, BinaryKind, Cast
 from blockconv.network.ops.moves import Concat, Pad, Reshape, Shuffle, Slice, Transpose
 from blockconv.network.ops.quantized import Dequantize, Quantize, Quantized, QuantizedConv2d, Requantize
@@ -29,6 +30,9 @@ __all__ = [
     "Conv2d",
     "Convolution",
     "Dequantize",
+    "DynamicConv2d",
+    "DynamicQuantize",
+    "FindQuantization",
     "Lrn",
     "Pad",
     "Pool2d",

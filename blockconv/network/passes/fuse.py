@@ -20,10 +20,12 @@ from blockconv.network.ops import (
     Activate,
     AdaptivePool2d,
     Affine,
+    Attributes,
     Binary,
     Concat,
     Conv2d,
     Convolution,
+    DynamicConv2d,
     Pad,
     Pool2d,
     QuantizedConv2d,
@@ -32,7 +34,7 @@ from blockconv.network.ops import (
     Slice,
     Transpose,
 )
-from blockconv.network.passes import integers, precision, simplify
+from blockconv.network.passes import dynamic, integers, precision, simplify
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["PASSES", "fuse"]
@@ -146,7 +148,8 @@ def _flat_conv(edit: Edit, node: Node) -> bool:
 def fuse_epilogues(network: Network) -> Network:
     """Scales and shifts of channels, a residual and an activation into the convolution before them; an activation
     into an affine or binary op."""
-    return rewritten(network, _affine_into_conv, _residual_into_conv, _activation_into, _activation_before_concat)
+    rules = _affine_into_conv, dynamic.affine_into_dynamic, _residual_into_conv, _activation_into
+    return rewritten(network, *rules, _activation_before_concat)
 
 
 def _affine_into_conv(edit: Edit, node: Node) -> bool:
@@ -182,9 +185,9 @@ def _residual_into_conv(edit: Edit, node: Node) -> bool:
     found = []
     for at in (0, 1):
         conv, other = edit.private(node.inputs[at], Convolution), node.inputs[1 - at]
-        if conv is None or len(conv[0].inputs) > 1 or not conv[1].activation.is_identity:
+        if conv is None or len(conv[0].inputs) >= conv[1].inputs[-1] or not conv[1].activation.is_identity:
             continue
-        if isinstance(conv[1], QuantizedConv2d) and conv[1].dtype != "float32":
+        if not _gives_floats(conv[1]):
             continue
         if edit.shape(other) == edit.shape(node.output) == edit.shape(node.inputs[at]):
             found.append((edit.position(conv[0]), conv[0], conv[1], other))
@@ -200,12 +203,18 @@ def _residual_into_conv(edit: Edit, node: Node) -> bool:
     return edit.replace((conv_node, node), fused)
 
 
+def _gives_floats(attributes: Attributes) -> bool:
+    """Whether what follows may be part of the op: not of a convolution of integers that gives integers."""
+    kinds = (QuantizedConv2d, DynamicConv2d)
+    return not isinstance(attributes, kinds) or attributes.dtype == "float32"
+
+
 def _activation_into(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Activate):
         return False
     for kind in (Convolution, Affine, Binary, Activate):
         before = edit.private(node.inputs[0], kind)
-        if before and isinstance(before[1], QuantizedConv2d) and before[1].dtype != "float32":
+        if before and not _gives_floats(before[1]):
             continue
         joined = before and _after(before[1].activation, node.attributes.activation)  # type: ignore[attr-defined]
         if before and joined:
@@ -261,6 +270,7 @@ def _after(first: Activation, second: Activation) -> Activation | None:
 PASSES = (
     drop_dead_code,
     integers.convolutions,
+    dynamic.scaled,
     fold_constants,
     unify,
     fold_padding,

@@ -30,6 +30,7 @@ from blockconv.network.ops import (
     Concat,
     Conv2d,
     Dequantize,
+    DynamicConv2d,
     Pad,
     Pool2d,
     Quantize,
@@ -68,7 +69,7 @@ def known_weights(network: Network) -> Network:
 
     def said(node: Node) -> Node:
         a = node.attributes
-        if not isinstance(a, QuantizedConv2d):
+        if not isinstance(a, (QuantizedConv2d, DynamicConv2d)):
             return node
         weight = network.constants[node.parameters[0]]
         known = replace(a, narrow=a.narrow or is_narrow(weight), light=a.light or is_light(weight))
@@ -80,7 +81,7 @@ def known_weights(network: Network) -> Network:
 
 def dequantized(network: Network) -> list[Node]:
     """The nodes that compute in float32 although all that flows into them are integers that were dequantized."""
-    kinds = (Quantize, Dequantize, Requantize, Quantized, QuantizedConv2d)
+    kinds = (Quantize, Dequantize, Requantize, Quantized, QuantizedConv2d, DynamicConv2d)
     found = []
     for node in network.nodes:
         flows = [name for name in node.inputs if name not in network.constants]

@@ -15,7 +15,8 @@ from blockconv.jit.compile_processes import compile_together
 from blockconv.kernels import TABLE
 from blockconv.network.graph import Network, Node
 from blockconv.network.planning.parameters import Parameters, Unpacked
-from blockconv.network.planning.rules import OUTPUT, RULES, Bound, Candidate, Pricing, Rule, Taken, element_types
+from blockconv.network.planning.rule import OUTPUT, Bound, Candidate, Pricing, Rule, Taken, Workspace, element_types
+from blockconv.network.planning.rules import RULES
 
 __all__ = [
     "OUTPUT",
@@ -24,6 +25,7 @@ __all__ = [
     "Parameters",
     "Pricing",
     "Taken",
+    "Workspace",
     "bind",
     "candidates",
     "check_held",

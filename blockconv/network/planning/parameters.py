@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_bias, pack_weights
-from blockconv.dispatch.quantizing import Quantizations, check_sums, quantized_bias
+from blockconv.dispatch.quantizing import Quantizations, check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
 
@@ -67,6 +68,26 @@ class Parameters:
             key, folded
         )
 
+    def dynamic_weights(
+        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
+    ) -> tuple[Array, Array]:
+        """Weights of a convolution of integers whose source's quantization is found; and what its biases and scales
+        are made of then: see `dynamic_epilogue_op`. given: what the weights stand for.
+
+        Raises ArgumentError for sums that may be more than an int32 holds.
+        """
+        names = node.parameters
+        weight = self._constants[names[0]]
+        bias = self._constants[names[1]] if len(names) > 1 else None
+
+        def summed() -> Array:
+            check_sums(str(node), weight, None)
+            return weight_sums(problem, weight, bias, form, types, given)
+
+        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), self._kept(
+            (names, problem.g, form, types, given), summed
+        )
+
     def constant(self, name: str, layout: Layout) -> Array:
         """A constant operand in a layout; of fewer dimensions than that, with ones in front."""
         value = np.ascontiguousarray(self._constants[name])
@@ -102,6 +123,11 @@ class Unpacked(Parameters):
 
     def quantized_weights(
         self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantizations
+    ) -> tuple[Array, Array]:
+        return np.empty(0), np.empty(0)
+
+    def dynamic_weights(
+        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
     ) -> tuple[Array, Array]:
         return np.empty(0), np.empty(0)
 

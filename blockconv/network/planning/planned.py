@@ -354,7 +354,7 @@ def _alone(
     bound = bind(network, node, candidate, held, threads)
 
     def nbytes(operand: Any) -> int:
-        if isinstance(operand, np.ndarray):
+        if isinstance(operand, (np.ndarray, Workspace)):
             return int(operand.nbytes)
         name, layout = (node.output, candidate.dst) if operand < 0 else (node.inputs[operand], candidate.srcs[operand])
         shape = network.shape(name)

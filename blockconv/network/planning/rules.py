@@ -1,16 +1,11 @@
-"""What each kind of node asks of the kernel table, and how a chosen kernel is bound to the node's buffers.
-
-A rule says what a node's problem is, which layouts its inputs have when its first has one, and what the buffers of its
-kernels are. The table says the rest. A node whose output is bytes that exist already (a reshape, a contiguous slice, a
-concatenation whose inputs are written where it has them) is a *view*: no kernel.
-"""
+"""What each kind of node asks of the kernel table, and how a chosen kernel is bound to the node's buffers: see `rule`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy.typing as npt
 
@@ -19,6 +14,7 @@ from blockconv.core.eltwise_problem import (
     AffineProblem,
     BinaryProblem,
     ConcatProblem,
+    FindQuantizationProblem,
     LrnProblem,
     PadProblem,
     ReduceMeanProblem,
@@ -31,184 +27,18 @@ from blockconv.core.eltwise_problem import (
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
-from blockconv.core.types import Types, element
-from blockconv.dispatch import selection
-from blockconv.dispatch.packing import activation_block
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block, known_weights
-from blockconv.kernels import Row
-from blockconv.kernels.table import Epilogue
+from blockconv.kernels.dynamic.rows import RANGES_BYTES
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import part
+from blockconv.network.planning.convolutions import Conv2dRule, DynamicConv2dRule, QuantizedConv2dRule
 from blockconv.network.planning.parameters import Parameters
-from blockconv.runtime import Op
+from blockconv.network.planning.rule import OUTPUT, Asked, Candidate, Pricing, Rule, Workspace
 
-__all__ = ["OUTPUT", "RULES", "Bound", "Candidate", "Pricing", "Rule", "Taken", "element_types", "offsets_in_concat"]
+__all__ = ["RULES", "offsets_in_concat"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-OUTPUT = -1  # among a bound node's operands: what it writes
-
-
-class Candidate(NamedTuple):
-    """A kernel for a node, or None for a view, and its layouts; seconds."""
-
-    row: Row | None
-    problem: Any
-    srcs: tuple[Layout, ...]
-    dst: Layout
-    cost: float
-
-
-class Bound(NamedTuple):
-    """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, or an array of constants."""
-
-    ops: tuple[Op, ...]
-    operands: tuple[int | Array, ...]
-
-
-class Asked(NamedTuple):
-    """What the table's rows of an op are asked: to take a problem from any of these layouts to any of those."""
-
-    op: str
-    problem: Any
-    srcs: tuple[Layout, ...]
-    dsts: tuple[Layout, ...]
-
-
-class Taken(NamedTuple):
-    """A kernel that takes a problem from and to these layouts; the seconds that its row predicts for one thread."""
-
-    row: Row
-    src: Layout
-    dst: Layout
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Pricing:
-    """What a candidate costs. layouts: those that are considered.
-
-    price(taken, problem, node): the seconds of a kernel that takes the problem. reorder(tensor, src, dst): those of a
-    reorder, or of a copy. accuracy: the largest error that a kernel may have; see `selection.ACCURACY`.
-    every: keep each kernel, not the cheapest for its layouts alone. references: take reference kernels too where there
-    are others.
-    """
-
-    layouts: tuple[Layout, ...]
-    price: Callable[[Taken, Any, Node], float]
-    reorder: Callable[[str, Layout, Layout], float]
-    accuracy: float = selection.ACCURACY
-    every: bool = False
-    references: bool = False
-
-
-class Rule:
-    """What is common: one input, kernels that the table has under the node's op, no views.
-
-    Of tensors that are not of four dimensions kernels see `problem`'s shapes in row-major order.
-    """
-
-    def __init__(self, problem: Callable[[Any, Shape, Shape], Any] | None = None) -> None:
-        self._problem = problem
-
-    def problem(self, network: Network, node: Node) -> Any:
-        """What the table's rows are asked; None if there are only views."""
-        if self._problem is None:
-            return network.problem(node)
-        return self._problem(node.attributes, network.shape(node.inputs[0]), network.shape(node.output))
-
-    def asked(
-        self, network: Network, node: Node, srcs: tuple[Layout, ...], dsts: tuple[Layout, ...]
-    ) -> Iterator[Asked]:
-        """What the table is asked for these layouts of source and destination, which kernels may see otherwise."""
-        problem = self.problem(network, node)
-        if problem is not None:
-            srcs, dsts = (
-                layouts if layouts[0].ndim == len(shape) else (row_major(len(shape)),)
-                for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
-            )
-            yield Asked(node.op, problem, srcs, dsts)
-
-    def leading(self, network: Network, node: Node) -> str:
-        """The input whose layout is a kernel's source layout."""
-        return node.inputs[0]
-
-    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...] | None:
-        """The layout that each input has, if kernels go from `src` to `dst`; None if they cannot."""
-        return (src,) * len(node.inputs)
-
-    def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
-        """Candidates without a kernel."""
-        yield from ()
-
-    def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
-        """The ops of a candidate that has a kernel."""
-        src, dst = self.kernel_layouts(candidate)
-        assert candidate.row is not None
-        types = element_types(network, node)
-        primitive = candidate.row.prepare(candidate.problem, src, dst, types, threads, **self._options(node))
-        return Bound(primitive.ops(), self._operands(network, node, held))
-
-    def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
-        """The layouts as the kernel is told them."""
-        shapes = candidate.problem.src_shape, candidate.problem.dst_shape
-        given = candidate.srcs[0], candidate.dst
-        src, dst = (
-            lay if lay.ndim == len(shape) else row_major(len(shape)) for lay, shape in zip(given, shapes, strict=True)
-        )
-        return src, dst
-
-    def _options(self, node: Node) -> dict[str, Any]:
-        activation = getattr(node.attributes, "activation", None)
-        return {} if activation is None else {"activation": activation}
-
-    def _operands(self, network: Network, node: Node, held: Parameters) -> tuple[int | Array, ...]:
-        return (*range(len(node.inputs)), *(held.constant(name, row_major(1)) for name in node.parameters), OUTPUT)
-
-
-def element_types(network: Network, node: Node) -> Types:
-    """The element types of a node's arrays: one for all, but for ops of integers that are not only moved, conversions,
-    and convolutions of 16 bits, which accumulate in float32."""
-    src, dst = (network.tensors[name].dtype for name in (node.inputs[0], node.output))
-    if isinstance(node.attributes, ops.QuantizedConv2d):
-        types = Types.quantized(src, dst)
-        return known_weights(types, node.attributes.narrow, node.attributes.light)
-    is_half_conv = isinstance(node.attributes, ops.Conv2d) and element(src).is_half
-    if is_half_conv or isinstance(node.attributes, (ops.Cast, ops.Quantize, ops.Dequantize, ops.Requantize)):
-        return Types.converted(src, dst)
-    return Types.all(dst)
-
-
-class _Conv2d(Rule):
-    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...]:
-        return (src, dst)[: len(node.inputs)]  # a residual lies as the destination does
-
-    def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
-        row, problem, (src, *_), dst, _ = candidate
-        assert row is not None
-        act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
-        residual = len(node.inputs) > 1
-        epilogue = Epilogue(act, residual)
-        types = element_types(network, node)
-        primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
-        weight, bias = held.weights(node, problem, primitive.form, types)
-        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
-
-
-class _QuantizedConv2d(_Conv2d):
-    def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
-        row, problem, (src, *_), dst, _ = candidate
-        a: Any = node.attributes
-        assert row is not None
-        types, residual = element_types(network, node), len(node.inputs) > 1
-        given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN)
-        added = element(network.tensors[node.inputs[1]].dtype) if residual else None
-        epilogue = Epilogue(a.activation.kind, residual)
-        primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
-        weight, bias = held.quantized_weights(node, problem, primitive.form, types, given)
-        block = epilogue_block(a.activation, types, given, added)
-        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
 
 
 class _Conversion(Rule):
@@ -339,6 +169,16 @@ def _resize_problem(a: Any, src: Shape, dst: Shape) -> ResizeProblem:
     return ResizeProblem(n, c, ih, iw, oh, ow, a.mode, a.coordinates, a.nearest, scale_h, scale_w)
 
 
+class _FindQuantization(Rule):
+    def _operands(self, network: Network, node: Node, held: Parameters) -> tuple[int | Array | Workspace, ...]:
+        return 0, OUTPUT, Workspace(RANGES_BYTES)
+
+
+class _DynamicQuantize(Rule):
+    def srcs(self, network: Network, node: Node, src: Layout, dst: Layout) -> tuple[Layout, ...] | None:
+        return src, row_major(1)
+
+
 class _Quantized(Rule):
     """The rule of the op of floats that it stands for, with what the integers stand for."""
 
@@ -365,13 +205,16 @@ class _Quantized(Rule):
 
 
 RULES: dict[type, Rule] = {
-    ops.Conv2d: _Conv2d(),
-    ops.QuantizedConv2d: _QuantizedConv2d(),
+    ops.Conv2d: Conv2dRule(),
+    ops.QuantizedConv2d: QuantizedConv2dRule(),
     ops.Cast: _Conversion(),
     ops.Quantize: _Conversion(),
     ops.Dequantize: _Conversion(),
     ops.Requantize: _Conversion(),
     ops.Quantized: _Quantized(),
+    ops.FindQuantization: _FindQuantization(lambda a, src, dst: FindQuantizationProblem(src)),
+    ops.DynamicQuantize: _DynamicQuantize(lambda a, src, dst: ActivationProblem(src)),
+    ops.DynamicConv2d: DynamicConv2dRule(),
     ops.Pool2d: Rule(),
     ops.AdaptivePool2d: Rule(),
     ops.Activate: Rule(lambda a, src, dst: ActivationProblem(src)),

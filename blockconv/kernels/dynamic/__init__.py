@@ -1,0 +1,1 @@
+"""Quantization by scales and zero points that are found while a network runs."""

@@ -1,0 +1,131 @@
+"""Kernels that find a quantization, quantize by it, and prepare a convolution for it."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import load_bits, load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.dynamic.codegen import (
+    FOUND_BYTES,
+    describe_found,
+    found_of_range,
+    quantize_elements,
+    range_of_elements,
+)
+
+__all__ = [
+    "DynamicEpilogueArgs",
+    "FindArgs",
+    "QuantizeArgs",
+    "RangeArgs",
+    "dynamic_epilogue",
+    "dynamic_quantize",
+    "find_quantization",
+    "find_range",
+]
+
+EPILOGUE_WORDS = EpilogueArguments.nbytes // 8
+SRC_FILL = EpilogueArguments.fields["src_fill"].first
+
+
+class RangeArgs(Arguments):
+    """The range of a storage, part by part."""
+
+    src = word("the source's first element", "address")
+    ranges = word("the least and the greatest element of each task", "address")
+    size = word("of the source", "elements")
+    task_size = word("in a task", "elements")
+
+
+@jit.kernel
+def find_range(lanes):
+    """A task writes the least and the greatest of its elements, and of 0."""
+    write_range = range_of_elements(lanes)
+
+    def kernel(args, first, last, scratch):
+        a = RangeArgs(args)
+        for task in range(first, last):
+            at = task * a.task_size
+            write_range(a.src + 4 * at, min(a.task_size, a.size - at), a.ranges + FOUND_BYTES * task)
+
+    return kernel
+
+
+class FindArgs(Arguments):
+    """A quantization of ranges."""
+
+    ranges = word("pairs of a least and a greatest element", "address")
+    count = word("of these", "pairs")
+    dst = word("the scale and the zero point, a float32 each", "address")
+
+
+@jit.kernel
+def find_quantization(lanes):
+    """The only task writes the scale and the zero point of uint8 for all ranges. Scratch: the range of these."""
+    write_range = range_of_elements(lanes)
+
+    def kernel(args, first, last, scratch):
+        a = FindArgs(args)
+        write_range(a.ranges, 2 * a.count, scratch)
+        found_of_range(scratch, a.dst)
+
+    return kernel
+
+
+class QuantizeArgs(Arguments):
+    """A storage of float32 as one of uint8."""
+
+    src = word("the source's first element", "address")
+    found = word("the scale and the zero point, a float32 each", "address")
+    dst = word("the destination's first element", "address")
+    size = word("of either", "elements")
+    task_size = word("in a task", "elements")
+
+
+@jit.kernel
+def dynamic_quantize(lanes):
+    """A task quantizes its elements. Scratch: the `QuantizationArguments`."""
+    quantize = quantize_elements(lanes)
+
+    def kernel(args, first, last, scratch):
+        a = QuantizeArgs(args)
+        describe_found(a.found, scratch)
+        for task in range(first, last):
+            at = task * a.task_size
+            quantize(a.src + 4 * at, a.dst + at, min(a.task_size, a.size - at), scratch)
+
+    return kernel
+
+
+class DynamicEpilogueArgs(Arguments):
+    """What a convolution of integers reads beside source and weights, of a quantization that is found."""
+
+    found = word("the scale and the zero point, a float32 each", "address")
+    weights = word("sums of the weights of each output channel, int32; then their scales, then biases", "address")
+    count = word("of output channels, as the convolution has them", "elements")
+    scaled = word("whether there are scales", "0 or 1")
+    shifted = word("whether there are biases, float32", "0 or 1")
+    given = word("the `EpilogueArguments` of the zero point 0", "address")
+    bias = word("what the convolution reads of each output channel: an int32; then scales, then biases", "address")
+    epilogue = word("the `EpilogueArguments`", "address")
+
+
+@jit.kernel
+def dynamic_epilogue():
+    """The only task folds the zero point into the bias, and the scale into those of the weights."""
+
+    def kernel(args, first, last, scratch):
+        a = DynamicEpilogueArgs(args)
+        scale, zero_point = load_f(a.found, 4), int(load_f(a.found + 4, 4))
+        for k in range(a.count):
+            store_bits(a.bias + 4 * k, -zero_point * load_bits(a.weights + 4 * k, 4), 4)
+        for k in range(a.scaled * a.count, (a.scaled + a.scaled) * a.count):
+            store_f(a.bias + 4 * k, scale * load_f(a.weights + 4 * k, 4), 4)
+        for k in range(2 * a.shifted * a.count, 3 * a.shifted * a.count):
+            store_bits(a.bias + 4 * k, load_bits(a.weights + 4 * k, 4), 4)
+        for k in range(EPILOGUE_WORDS):
+            store_i64(a.epilogue, k, load_i64(a.given, k))
+        store_i64(a.epilogue, SRC_FILL, zero_point * 0x01010101)
+
+    return kernel

@@ -1,0 +1,121 @@
+"""Quantization to uint8 by a scale and a zero point that are found while a network runs.
+
+The range of an array is found task by task, then that of these; 0 is part of it, so that the zeros of padding channels
+change nothing and a storage is taken as it lies, in any layout. It is quantized likewise: padding becomes the zero
+point. A convolution reads its biases, scales and what stands for a zero from memory; so for one whose source has such a
+quantization a small op writes them there first (`dynamic_epilogue_op`), and the convolution's kernels are the same.
+
+Buffers: find_quantization: source, destination (scale and zero point), `RANGES_BYTES` of memory. dynamic_quantize:
+source, scale and zero point, destination.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
+from blockconv.core.layout import Layout
+from blockconv.core.types import Types
+from blockconv.kernels.common.operands import ACT, BIA
+from blockconv.kernels.common.requantize import EpilogueArguments, QuantizationArguments
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.dynamic.codegen import FOUND_BYTES
+from blockconv.kernels.dynamic.kernels import (
+    DynamicEpilogueArgs,
+    FindArgs,
+    QuantizeArgs,
+    RangeArgs,
+    dynamic_epilogue,
+    dynamic_quantize,
+    find_quantization,
+    find_range,
+)
+from blockconv.kernels.table import Primitive, Row
+from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds
+from blockconv.runtime import Buffer, Op
+
+__all__ = ["EPILOGUE_BYTES", "RANGES_BYTES", "ROWS", "dynamic_epilogue_op"]
+
+MOST_RANGES = 256
+RANGES_BYTES = MOST_RANGES * FOUND_BYTES
+EPILOGUE_BYTES = EpilogueArguments.nbytes
+ITEMSIZE = 4
+QUANTIZED_CYCLES = 10  # of a vector, of which a division is most
+
+
+def _find_ops(problem: FindQuantizationProblem, layout: Layout, threads: int) -> list[Op]:
+    size, lanes = layout.size(problem.shape), lanes_of(ITEMSIZE)
+    least = TASK_BYTES // ITEMSIZE
+    task_size = max(least, -(-size // (MOST_RANGES * least)) * least)
+    tasks, ranges = -(-size // task_size), Buffer(2)
+    args = RangeArgs(src=Buffer(0), ranges=ranges, size=size, task_size=task_size)
+    chunk = chunk_of(tasks, task_size * ITEMSIZE, threads)
+    last = FindArgs(ranges=ranges, count=tasks, dst=Buffer(1))
+    return [
+        Op(find_range(lanes), args, tasks, chunk),
+        Op(find_quantization(lanes), last, 1, scratch=FOUND_BYTES),
+    ]
+
+
+def _find(
+    problem: FindQuantizationProblem, src: Layout, dst: Layout, types: Types, threads: int, **options: Any
+) -> Primitive:
+    def cost() -> float:
+        return 2 * launch_seconds() + move_seconds(ITEMSIZE * src.size(problem.shape), 0) / threads
+
+    return Primitive(cost, lambda: _find_ops(problem, src, threads))
+
+
+def _quantize_ops(problem: ActivationProblem, layout: Layout, threads: int) -> list[Op]:
+    size, task_size = layout.size(problem.shape), TASK_BYTES // ITEMSIZE
+    if not size:
+        return []
+    args = QuantizeArgs(src=Buffer(0), found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
+    tasks = -(-size // task_size)
+    kernel = dynamic_quantize(lanes_of(ITEMSIZE))
+    return [Op(kernel, args, tasks, chunk_of(tasks, TASK_BYTES, threads), scratch=QuantizationArguments.nbytes)]
+
+
+def _quantize(problem: ActivationProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+    def cost() -> float:
+        size = dst.size(problem.shape)
+        computed = size / lanes_of(ITEMSIZE) * QUANTIZED_CYCLES * cycle_seconds()
+        return launch_seconds() + max(move_seconds(ITEMSIZE * size, size), computed) / threads
+
+    return Primitive(cost, lambda: _quantize_ops(problem, dst, threads))
+
+
+def _why_not_quantize(problem: ActivationProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    return None if src == dst else "does not change the layout"
+
+
+ROWS = (
+    Row("find_quantization", "find_quantization", make=_find, dtypes=frozenset({"float32"})),
+    Row(
+        "dynamic_quantize",
+        "dynamic_quantize",
+        make=_quantize,
+        why_not=_why_not_quantize,
+        dtypes=frozenset({str(Types.converted("float32", "uint8"))}),
+    ),
+)
+
+
+def dynamic_epilogue_op(count: int, scaled: bool, shifted: bool, found: Buffer, weights: Buffer, given: Buffer) -> Op:
+    """The op before a convolution whose source has a quantization that is found: writes its biases and parameters.
+
+    count: of biases, as the convolution has them. weights: for each of these the sum of the weights, int32; if sums of
+    products become real numbers (`scaled`), the scales of the weights follow, float32; and if these are `shifted`, as
+    many float32 that are added. given: its `EpilogueArguments` for the zero point 0.
+    """
+    args = DynamicEpilogueArgs(
+        found=found,
+        weights=weights,
+        count=count,
+        scaled=scaled,
+        shifted=shifted,
+        given=given,
+        bias=BIA,
+        epilogue=ACT,
+    )
+    return Op(dynamic_epilogue(), args, 1)

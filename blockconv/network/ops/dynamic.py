@@ -1,0 +1,97 @@
+"""Ops of a quantization that is found while a network runs, of the values that it is for.
+
+What is found is a value as others: a float32 array of two, the scale and the zero point of uint8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.quantization import Quantization
+from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_dtype
+from blockconv.network.ops.windows import Convolution
+
+__all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
+
+FOUND = (2,)
+
+
+@dataclass(frozen=True)
+class FindQuantization(Attributes):
+    """(scale, zero point) of uint8 for the range of a float32 array, of which 0 is part.
+
+    scale = (most - least) / 255, or 1 where that is 0; zero point = round(0 - least / scale), a half to the even
+    neighbour, from 0 to 255: as ONNX's DynamicQuantizeLinear has it. A NaN is no part of the range.
+    """
+
+    op: ClassVar[str] = "find_quantization"
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        return FOUND
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        check_dtype(self, "input", inputs[0], "float32")
+        return np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class DynamicQuantize(Attributes):
+    """`Quantize` to uint8. inputs: src, float32, and what was found."""
+
+    op: ClassVar[str] = "dynamic_quantize"
+    inputs: ClassVar[range] = range(2, 3)
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        _check_found(self, inputs[1])
+        return inputs[0]
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        for argument, dtype in zip(("input", "found"), inputs, strict=True):
+            check_dtype(self, argument, dtype, "float32")
+        return np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class DynamicConv2d(Convolution):
+    """`QuantizedConv2d` of a src whose quantization is found, its products less the zero point summed as int32.
+
+    inputs: src, uint8; what was found; and perhaps a residual, float32, of dst's shape. parameters: wei, int8
+    (O, I/groups, KH, KW), and perhaps bia, float32 (O,). wei: what its integers stand for, of the zero point 0.
+    dtype: of dst: int32 are the sums as they are; float32 is activation(sums * (scale of src * scale of wei) + bia +
+    residual), each step rounded by itself. narrow, light: as of `QuantizedConv2d`.
+    """
+
+    inputs: ClassVar[range] = range(2, 4)
+    wei: Quantization = Quantization(1.0)  # noqa: RUF009
+    dtype: Literal["int32", "float32"] = "int32"
+    narrow: bool = False
+    light: bool = False
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        _check_found(self, inputs[1])
+        shape = super().infer((inputs[0], *inputs[2:]), parameters)
+        self.wei.check(self.op, "wei", np.dtype(np.int8), shape[1])
+        if self.wei.zero_point:
+            raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
+        added = len(inputs) > 2 or len(parameters) > 1
+        if self.dtype == "int32" and (added or not self.activation.is_identity):
+            rule = "takes neither bias, residual nor activation: its sums are given as they are"
+            raise ArgumentError(self.op, "dtype", self.dtype, rule)
+        return shape
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        check_dtype(self, "input", inputs[0], "uint8")
+        check_dtype(self, "weight", parameters[0], "int8")
+        for argument, dtypes in (("input", inputs[1:]), ("bias", parameters[1:])):
+            for dtype in dtypes:
+                check_dtype(self, argument, dtype, "float32")
+        return np.dtype(self.dtype)
+
+
+def _check_found(attributes: Attributes, shape: Shape) -> None:
+    if shape != FOUND:
+        raise ArgumentError(attributes.op, "found", shape, f"has to be of shape {FOUND}: a scale and a zero point")

@@ -1,0 +1,167 @@
+"""Sums of integers whose quantization is found at run time become real numbers in the convolution that sums them.
+
+ONNX multiplies them by the scale that was found times that of the weights, in an op of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.quantization import Quantization
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import (
+    Affine,
+    Binary,
+    Conv2d,
+    Dequantize,
+    DynamicConv2d,
+    FindQuantization,
+    Reshape,
+    Slice,
+)
+from blockconv.network.passes.rewrite import Edit, rewritten
+
+__all__ = ["affine_into_dynamic", "scaled"]
+
+Array = npt.NDArray[Any]
+_WHOLE = Dequantize(Quantization(1.0))  # integers as floats
+
+
+def scaled(network: Network) -> Network:
+    """Sums times scales are convolutions that give real numbers."""
+    if not any(isinstance(node.attributes, DynamicConv2d) for node in network.nodes):
+        return network
+    return rewritten(network, _scale)
+
+
+class _Factor(NamedTuple):
+    """A scale that was found, a part of this value, times constants."""
+
+    found: str
+    constant: Array
+
+
+def _factor(edit: Edit, name: str) -> _Factor | None:
+    """What a value is, if it is a scale that was found times constants."""
+    through = edit.producer(name, Reshape)
+    if through is not None:
+        inner = _factor(edit, through[0].inputs[0])
+        return inner if inner is not None and inner.constant.size == 1 else None
+    part = edit.producer(name, Slice)
+    if part is not None:
+        found = part[0].inputs[0]
+        is_scale = edit.producer(found, FindQuantization) is not None and (part[1].begin, part[1].size) == (0, 1)
+        return _Factor(found, np.ones((), np.float32)) if is_scale else None
+    product = edit.producer(name, Binary)
+    if product is None or product[1].kind != "mul" or not product[1].activation.is_identity:
+        return None
+    for constant, other in (product[0].inputs, product[0].inputs[::-1]):
+        inner = _factor(edit, other) if constant in edit.constants else None
+        if inner is not None:
+            return _Factor(inner.found, inner.constant * edit.constants[constant])
+    return None
+
+
+def _scale(edit: Edit, node: Node) -> bool:
+    """A value times a factor, where the value is made of sums alone, which take the factor in."""
+    a, shape = node.attributes, edit.shape(node.output)
+    if not isinstance(a, Binary) or a.kind != "mul" or not a.activation.is_identity:
+        return False
+    for value, other in (node.inputs, node.inputs[::-1]):
+        factor = _factor(edit, other)
+        if factor is None or edit.shape(value) != shape:
+            continue
+        wide = (1,) * (len(shape) - factor.constant.ndim) + factor.constant.shape
+        axes = [k for k, size in enumerate(wide) if size > 1]
+        made = _Scaled(edit, factor.found)
+        try:
+            if len(axes) < 2 and made.scale(value, node.output, factor.constant.reshape(-1), *axes[:1]):
+                return edit.replace((*made.old, node), *made.new)
+        except ArgumentError:  # the constant is no scale of integers
+            continue
+    return False
+
+
+class _Scaled:
+    """Nodes that make a value (`old`), and those that make it times a scale that was found, and constants (`new`)."""
+
+    def __init__(self, edit: Edit, found: str) -> None:
+        self.edit, self.found = edit, found
+        self.old: list[Node] = []
+        self.new: list[Node] = []
+
+    def scale(self, name: str, output: str, constant: Array, axis: int = 1) -> bool:
+        """Whether there are nodes that make `output` of what makes the value of that name.
+
+        constant: one number, or one for each index of an axis.
+        """
+        edit = self.edit
+        whole, flat = edit.private(name, Dequantize), edit.private(name, Reshape)
+        sums, joined = edit.private(name, DynamicConv2d), edit.private(name, Conv2d)
+        if whole is not None and whole[1] == _WHOLE:
+            self.old.append(whole[0])
+            return self.scale(whole[0].inputs[0], output, constant, axis)
+        if flat is not None:
+            return self._reshaped(flat[0], output, constant, axis)
+        if axis != 1 and constant.size > 1:
+            return False
+        if sums is not None and sums[1].dtype == "int32" and sums[0].inputs[1] == self.found:
+            given = Quantization(constant if constant.size > 1 else float(constant[0]))
+            attributes = replace(sums[1], dtype="float32", wei=given)
+            return self._put(sums[0], replace(sums[0], attributes=attributes, output=output))
+        if joined is not None and len(joined[0].inputs) == 2 and len(joined[0].parameters) == 1:
+            return self._joined(joined[0], output, constant)
+        return False
+
+    def _reshaped(self, node: Node, output: str, constant: Array, axis: int) -> bool:
+        src, dst = self.edit.shape(node.inputs[0]), self.edit.shape(node.output)
+        at = [k for k, n in enumerate(src) if (n, math.prod(src[:k])) == (dst[axis], math.prod(dst[:axis]))]
+        if not at and constant.size > 1:
+            return False
+        value = self.edit.value_name(f"{output}.flat")
+        if not self.scale(node.inputs[0], value, constant, *at[:1]):
+            return False
+        return self._put(node, replace(node, inputs=(value,), output=output))
+
+    def _joined(self, node: Node, output: str, constant: Array) -> bool:
+        """Of sums that are added to others times numbers of each output channel."""
+        values = [self.edit.value_name(f"{output}.{k}") for k in range(2)]
+        one = np.ones(1, np.float32)
+        if not all(map(self.scale, node.inputs, values, (one, constant))):
+            return False
+        weight = self.edit.constants[node.parameters[0]] * constant.reshape(-1, 1, 1, 1)
+        parameters = (self.edit.constant(f"{node.name}.scaled", weight.astype(np.float32)),)
+        return self._put(node, replace(node, inputs=tuple(values), output=output, parameters=parameters))
+
+    def _put(self, old: Node, new: Node) -> bool:
+        self.old.append(old)
+        self.new.append(new)
+        return True
+
+
+def affine_into_dynamic(edit: Edit, node: Node) -> bool:
+    """A scale and a shift of channels are part of the convolution before them."""
+    conv = edit.private(node.inputs[0], DynamicConv2d)
+    if not isinstance(node.attributes, Affine) or conv is None or not conv[1].activation.is_identity:
+        return False
+    if conv[1].dtype != "float32" or len(conv[0].inputs) > 2:
+        return False
+    scale, shift = (edit.constants[name] for name in node.parameters)
+    if len(conv[0].parameters) > 1:
+        shift = edit.constants[conv[0].parameters[1]] * scale + shift
+    given = conv[1].wei
+    if (scale != 1).any():
+        try:
+            given = Quantization(given.scale * scale)
+        except ArgumentError:  # a scale of integers is positive
+            return False
+    attributes = replace(conv[1], wei=given, activation=node.attributes.activation)
+    parameters = (conv[0].parameters[0], edit.constant(f"{conv[0].name}.bias", shift.astype(np.float32)))
+    fused = replace(conv[0], attributes=attributes, output=node.output, parameters=parameters)
+    return edit.replace((conv[0], node), fused)
