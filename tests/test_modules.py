@@ -40,6 +40,7 @@ ORDER = [
     "blockconv.kernels.lrn",
     "blockconv.kernels.resize",
     "blockconv.kernels.reduce",
+    "blockconv.kernels.dynamic",
     "blockconv.kernels.table",
     "blockconv.kernels.batches",
     "blockconv.kernels.transposed",

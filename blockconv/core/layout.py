@@ -190,6 +190,8 @@ class Layout:
 
     def _shape(self, op: str, shape: Sequence[int]) -> tuple[int, ...]:
         sizes = _integers(op, "shape", shape)
+        if not sizes and self.ndim == 1:  # a scalar: see `row_major`
+            return (1,)
         if len(sizes) != self.ndim:
             rule = f"{self.name} is of {self.ndim} dimensions, not {len(sizes)}"
             raise LayoutError(f"Layout.{op}", "shape", shape, rule)
@@ -305,8 +307,11 @@ def read_layout(op: str, argument: str, layout: Layout | str, asked: object = No
 
 @functools.cache
 def row_major(ndim: int) -> Layout:
-    """The layout of C-contiguous arrays: NCHW where there are four dimensions."""
-    return Layout(LETTERS[:ndim])
+    """The layout of C-contiguous arrays: NCHW where there are four dimensions.
+
+    A scalar lies as an array of one element does.
+    """
+    return Layout(LETTERS[: max(1, ndim)])
 
 
 def known_layouts() -> tuple[KnownLayout, ...]:

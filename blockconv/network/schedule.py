@@ -172,9 +172,13 @@ class _Scheduler:
         bound: Bound = bind(self.network, node, candidate, self.held, self.threads)
         target = self.allocate(value)
         operands = tuple(
-            operand if isinstance(operand, np.ndarray)
-            else _Location(_Block(operand.nbytes)) if isinstance(operand, Workspace)
-            else target if operand == OUTPUT else locations[operand]
+            operand
+            if isinstance(operand, np.ndarray)
+            else _Location(_Block(operand.nbytes))
+            if isinstance(operand, Workspace)
+            else target
+            if operand == OUTPUT
+            else locations[operand]
             for operand in bound.operands
         )
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)

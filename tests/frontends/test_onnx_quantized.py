@@ -18,7 +18,7 @@ from blockconv.network import ops
 from blockconv.network.passes.fuse import fuse
 
 onnx = pytest.importorskip("onnx")
-from onnx_quantized import TYPES, Model, small_network  # noqa: E402
+from onnx_quantized import Model, small_network  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 MS = "com.microsoft"
@@ -383,60 +383,3 @@ def test_blocks_of_weights_run_as_floats() -> None:
     wanted = np.zeros((1, 6, 5, 5))
     wanted[0, :, 2, 3] = 3.0 * integers_[:, 5, 0, 0] * scale[:, 1, 0, 0]
     np.testing.assert_allclose(network.evaluate(given)["out"], wanted, rtol=1e-6)
-
-
-def _dynamic(m: Model, x: str, product: str, weight: Array, scale: Any, bias: Array | None, **attributes: Any) -> str:
-    """As ONNX Runtime's quantizer writes it. scale: of the weight."""
-    y = f"dynamic_{len(m.nodes)}"
-    outputs = [y, f"{y}_scale", f"{y}_zero_point"]
-    m.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", [x], outputs, y))
-    sums = m.add(product, y, weight, outputs[2], np.int8(0), name=f"{product} of {y}", **attributes)
-    scaled = m.add("Mul", m.add("Cast", sums, to=1), m.add("Mul", outputs[1], np.asarray(scale, np.float32)))
-    return scaled if bias is None else m.add("Add", scaled, bias)
-
-
-def test_products_whose_scales_are_found_at_run_time_are_of_floats() -> None:
-    """Beside ONNX Runtime within what it rounds away: half a step of the input times the largest sum of weights."""
-    m = Model(6)
-    w = m.rng.integers(-127, 128, (6, 4, 3, 3)).astype(np.int8)
-    v = m.rng.integers(-127, 128, (6, 5)).astype(np.int8)
-    bias = m.rng.standard_normal(5).astype("f")
-    y = _dynamic(m, m.input("x", (1, 4, 7, 7)), "ConvInteger", w, 0.01, None, pads=[1, 1, 1, 1])
-    y = m.add("Flatten", m.add("GlobalAveragePool", y))
-    m.add("Identity", _dynamic(m, y, "MatMulInteger", v, np.linspace(0.01, 0.02, 5), bias), name="out")
-    proto = m.proto("out")
-    with pytest.warns(bc.SlowPathWarning, match=r"'ConvInteger of dynamic_0' .*'MatMulInteger of .*\)") as caught:
-        network = bc.load_onnx(proto)
-    assert len(caught) == 1
-    x = np.random.default_rng(0).standard_normal((1, 4, 7, 7)).astype(np.float32)
-    means = conv_oracle.conv2d(x, 0.01 * w, pads=((1, 1), (1, 1))).mean(axis=(2, 3))
-    exact = means @ (v * np.linspace(0.01, 0.02, 5)) + bias
-    np.testing.assert_allclose(network.evaluate(x)["out"], exact, rtol=1e-5, atol=1e-5)
-    steps = [np.ptp(np.append(a, 0)) / 255 for a in (x, means)]
-    most = 0.5 * (steps[0] * 0.01 * np.abs(w.astype(int)).sum(axis=(1, 2, 3)).max() + steps[1])
-    allowed = most * (np.abs(v.astype(int)) * np.linspace(0.01, 0.02, 5)).sum(axis=0).max()
-    assert np.abs(by_onnx_runtime(proto, {"x": x}) - exact).max() <= allowed
-
-
-@pytest.mark.parametrize("read", ["scale", "integers", "zero point", "sums"])
-def test_scales_that_are_found_at_run_time_and_read_are_refused(read: str) -> None:
-    m = Model(7)
-    y = _dynamic(m, m.input("x", (3, 6)), "MatMulInteger", m.rng.integers(-9, 9, (6, 5)).astype(np.int8), 0.01, None)
-    names = {"scale": "dynamic_0_scale", "integers": "dynamic_0", "zero point": "dynamic_0_zero_point"}
-    other = m.add("Identity", names.get(read, "MatMulInteger of dynamic_0"))
-    proto = m.proto(y, other)
-    proto.graph.output[1].type.tensor_type.elem_type = TYPES[{"scale": "float32", "sums": "int32"}.get(read, "uint8")]
-    with pytest.raises(bc.UnsupportedError, match="reads its integers, scale or zero point"):
-        bc.load_onnx(proto)
-
-
-def test_onnx_runtimes_product_of_floats_by_integers() -> None:
-    m = Model(8)
-    weight, bias = m.rng.integers(0, 200, (6, 5)).astype(np.uint8), m.rng.standard_normal(5).astype("f")
-    x = m.input("x", (3, 6))
-    y = m.add("DynamicQuantizeMatMul", x, weight, np.float32(0.02), np.uint8(90), bias, domain=MS, name="fast")
-    with pytest.warns(bc.SlowPathWarning, match="'fast'"):
-        network = bc.load_onnx(m.proto(y))
-    given = np.random.default_rng(1).standard_normal((3, 6)).astype(np.float32)
-    wanted = given.astype(np.float64) @ (0.02 * (weight.astype(int) - 90)) + bias
-    np.testing.assert_allclose(network.evaluate(given)[y], wanted, rtol=1e-5, atol=1e-5)

@@ -36,7 +36,7 @@ __all__ = ["DYNAMIC_OPS"]
 Array = npt.NDArray[Any]
 DYNAMIC_OPS: dict[str, Op] = {}
 _op = functools.partial(registered, DYNAMIC_OPS)
-_FOUND = "constant or found scales and zero points; uint8 and int8"
+_FOUND = "zero points that are constant, or found by DynamicQuantizeLinear; uint8 and int8"
 _WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats
 _Source = tuple[ops.Convolution, tuple[Tensor, ...]]  # a convolution of integers, and its inputs after the first
 _Product = Callable[[Call, Tensor, _Source], Tensor]  # what a node gives of its weight as it is then
@@ -47,7 +47,7 @@ def _quantize(call: Call) -> list[Tensor]:
     x = call.input()
     if x.dtype != np.float32:
         raise Unsupported(f"from {x.dtype}")
-    found, y, scale, zero_point = _found(call, x)
+    _, y, scale, zero_point = _found(call, x)
     return [y, call.reshape(scale, (), helps=False), call.reshape(zero_point, (), helps=False)]
 
 

@@ -123,6 +123,9 @@ def _check_declared_types(graph: Any, scope: Scope) -> None:
     inner = (value for value in graph.value_info if value.name not in scope.floats)
     for value in {value.name: value for value in (*inner, *graph.output)}.values():
         declared = value.type.tensor_type.elem_type
+        if value.name in scope.floats:
+            why = "sums of products with weights that, less their zero point, are beyond int8, are held as float32"
+            raise UnsupportedError(f"{OP}: output {value.name!r}: {why}")
         if value.name in scope.values and declared:
             dtype = scope.values[value.name].dtype
             if helper.np_dtype_to_tensor_dtype(dtype) != declared:

@@ -64,9 +64,7 @@ def _matmul(call: Call) -> Tensor:
     return matmul(call, ops.Conv2d(), call.input(), 1)
 
 
-def matmul(
-    call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside: tuple[Tensor, ...] = ()
-) -> Tensor:
+def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside: tuple[Tensor, ...] = ()) -> Tensor:
     """A by B, operand `at`, as convolutions of these attributes. beside: their inputs after A."""
     weight = call.array(at, "second matrix")
     if weight.ndim > 2:

@@ -31,7 +31,9 @@ from blockconv.network.graph import Tensor
 __all__ = ["OPS"]
 
 Array = npt.NDArray[Any]
-OPS: dict[str, Op] = SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS  # all that are read
+OPS: dict[str, Op] = (
+    SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS
+)  # all that are read
 _op = functools.partial(registered, OPS)
 
 

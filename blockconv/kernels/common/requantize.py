@@ -1,11 +1,11 @@
 """Between integer accumulators and real numbers, and between these and integers of 8 bits.
 
 The steps are float32, each rounded by itself, in one order on every machine: the accumulator times the scale of its
-output channel, plus a bias of float32 where there is one (`dequantized`); plus the residual times its scale (`dequantized_residual`); the activation; times the
-inverse of the destination's scale, bounded so that it fits, rounded to a whole number, plus the zero point
-(`quantized`). Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. An activation
-that bounds is the same after the multiplication, with its bounds multiplied too, so that these are the bounds
-(`Epilogue.kind`).
+output channel, plus a bias of float32 where there is one (`dequantized`); plus the residual times its scale
+(`dequantized_residual`); the activation; times the inverse of the destination's scale, bounded so that it fits, rounded
+to a whole number, plus the zero point (`quantized`). Nothing is contracted to a multiply-add, so that bits agree
+wherever they are computed. An activation that bounds is the same after the multiplication, with its bounds multiplied
+too, so that these are the bounds (`Epilogue.kind`).
 
 What stands between convolutions computes as if it were dequantized, computed in float32 and quantized as ONNX has it:
 an element less its zero point times its scale; the op; divided by the destination's scale and rounded to even

@@ -84,9 +84,7 @@ def describe_found(builder: Any, found: Any, dst: Any) -> None:
     """Write the `QuantizationArguments` of uint8 of the scale and the zero point that were found."""
     scale, zero = _scalars(builder, found)
     bits = [builder.bitcast(builder.fpext(x, ir.DoubleType()), I64) for x in _bounds(builder, scale, zero)]
-    words = QuantizationArguments(
-        scale=bits[0], zero_point=builder.fptosi(zero, I64), low=bits[1], high=bits[2]
-    )
+    words = QuantizationArguments(scale=bits[0], zero_point=builder.fptosi(zero, I64), low=bits[1], high=bits[2])
     for k, value in enumerate(words):
         builder.store(value, pointer(builder, builder.add(dst, const(8 * k)), I64), align=8)
 

@@ -86,11 +86,16 @@ def dequantized(network: Network) -> list[Node]:
     for node in network.nodes:
         flows = [name for name in node.inputs if name not in network.constants]
         makers = [network.producers.get(name) for name in flows]
-        integers = all(maker is not None and isinstance(maker.attributes, Dequantize) for maker in makers)
+        integers = all(maker is not None and _is_of_bytes(network, maker) for maker in makers)
         quantized = any(isinstance(reader.attributes, Quantize) for reader in network.readers[node.output])
         if not isinstance(node.attributes, kinds) and integers and (quantized or isinstance(node.attributes, Conv2d)):
             found.append(node)
     return found
+
+
+def _is_of_bytes(network: Network, node: Node) -> bool:
+    """Whether a node dequantizes 8 bits, and not sums."""
+    return isinstance(node.attributes, Dequantize) and network.tensors[node.inputs[0]].dtype in BYTES
 
 
 # ---------------------------------------------------------------- what moves elements

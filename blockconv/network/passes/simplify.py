@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +80,29 @@ def _elementwise_after_reshape(edit: Edit, node: Node) -> bool:
     return edit.replace((before[0], node), first, replace(before[0], inputs=(value,), output=node.output))
 
 
+def _binary_after_reshape(edit: Edit, node: Node) -> bool:
+    """So does an op with a constant for each channel of what is reshaped: a bias after a product of matrices."""
+    a = node.attributes
+    for at in (1, 0) if isinstance(a, Binary) else ():
+        constant, before = edit.constants.get(node.inputs[at]), edit.private(node.inputs[1 - at], Reshape)
+        if constant is None or before is None:
+            continue
+        src, dst = edit.shape(before[0].inputs[0]), edit.shape(node.output)
+        wide = (1,) * (len(dst) - constant.ndim) + constant.shape
+        axes = [axis for axis, size in enumerate(wide) if size > 1]
+        if len(src) < 2 or 0 in dst or edit.shape(before[0].output) != dst or len(axes) != 1:
+            continue
+        axis = axes[0]
+        if (src[1], src[0]) != (wide[axis], math.prod(dst[:axis])) or src[:2] == dst[:2]:
+            continue
+        value = edit.value_name(f"{node.output}.flat")
+        along = edit.constant(f"{node.name}.channels", constant.reshape(-1, *(1,) * (len(src) - 2)))
+        inputs = (before[0].inputs[0], along) if at else (along, before[0].inputs[0])
+        first = replace(node, inputs=inputs, output=value)
+        return edit.replace((before[0], node), first, replace(before[0], inputs=(value,), output=node.output))
+    return False
+
+
 def _concat_of_concat(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Concat):
         return False
@@ -148,6 +172,7 @@ SHAPES = (
     _reshape_of_reshape,
     _transpose_of_transpose,
     _elementwise_after_reshape,
+    _binary_after_reshape,
     _concat_of_concat,
     _concat_of_longest_prefix,
     _mean_is_pool,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.quantization import Quantization
 from blockconv.core.types import element
 from blockconv.dispatch.packing import activation_block
 from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block

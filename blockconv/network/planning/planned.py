@@ -33,6 +33,7 @@ from blockconv.network.planning.candidates import (
     Parameters,
     Pricing,
     Taken,
+    Workspace,
     bind,
     candidates,
     check_held,

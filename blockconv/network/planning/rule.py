@@ -57,7 +57,7 @@ class Workspace(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, an array of constants, or a `Workspace`."""
+    """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, an array of constants, or memory."""
 
     ops: tuple[Op, ...]
     operands: tuple[int | Array | Workspace, ...]

@@ -1,4 +1,4 @@
-"""What each kind of node asks of the kernel table, and how a chosen kernel is bound to the node's buffers: see `rule`."""
+"""What each kind of node but a convolution asks of the kernel table, and how its buffers are bound: see `rule`."""
 
 from __future__ import annotations
 
