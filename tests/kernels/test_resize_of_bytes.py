@@ -1,4 +1,4 @@
-"""Resampling of 8-bit integers takes the nearest, and its padding holds the zero point."""
+"""Resampling of 8-bit integers to the nearest moves them as they are, and its padding holds the zero point."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from eltwise_lab import LAYOUTS, available, check
 
-from blockconv import Layout, Quantization
+from blockconv import Quantization
 from blockconv.core.eltwise_problem import ResizeProblem
-from blockconv.core.types import Types
-from blockconv.dispatch import selection
-from blockconv.kernels import TABLE
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -27,9 +24,3 @@ def test_the_nearest_in_every_layout(layout: str) -> None:
         rows, columns = (np.arange(out) * size // out for out, size in ((oh, 5), (ow, 6)))
         said = Quantization(0.5, 200), Quantization(0.5, 200)
         check("resize", p, layout, [(x, layout)], x[:, :, rows][..., columns], fill=200, quantizations=said, threads=2)
-
-
-def test_integers_are_not_blended() -> None:
-    p, layout = ResizeProblem(1, 3, 4, 4, 8, 8, "linear"), Layout("NCHW")
-    rows = [row for row in TABLE if row.op == "resize"]
-    assert all(selection.why_not(row, p, layout, layout, Types.all("uint8")) for row in rows)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import blockconv as bc
+from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
+from blockconv.network.passes.fuse import fuse
 
 Q = bc.Quantization
 WEIGHT = np.ones((6, 4, 1, 1), np.int8)
@@ -74,6 +76,9 @@ def test_sums_beyond_int32_are_refused_when_they_are_compiled() -> None:
         (ops.Dequantize(Q(0.1, 3)), "float32", "input='float32'"),
         (ops.Dequantize(Q(np.ones(3)), 1), "uint8", "one for each of 4"),
         (ops.Requantize(Q(0.1, -3), Q(0.2)), "uint8", "src=.*0 to 255"),
+        (ops.Resize("linear", (6, 7)), "uint8", "input='uint8': has to be float32"),
+        (ops.Softmax(1), "int8", "input='int8': has to be float32"),
+        (ops.Quantized(ops.Resize("nearest", (6, 7)), (Q(0.1),), Q(0.1)), "uint8", "moves integers as they are"),
         (ops.Quantized(ops.Binary("add"), (Q(0.1),), Q(0.1)), "uint8", "one for each of 1 inputs"),
         (ops.Quantized(ops.Pool2d("avg_exclude_padding"), (Q(0.1, -1),), Q(0.1)), "uint8", "srcs=.*0 to 255"),
     ],
@@ -83,3 +88,18 @@ def test_conversions_of_what_cannot_be_are_refused(attributes: ops.Attributes, d
     b.output(b.add(attributes, b.input("x", (2, 4, 3, 3), dtype)))
     with pytest.raises(bc.NetworkError, match=says):
         b.build()
+
+
+@pytest.mark.parametrize(
+    "of", [ops.Resize("linear", (6, 7)), ops.Softmax(1), ops.Lrn(3, 0.5), ops.Activate(activation("tanh"))]
+)
+def test_an_op_between_integers_is_one_of_integers(of: Any) -> None:
+    b = bc.NetworkBuilder()
+    x = b.add(ops.Dequantize(Q(0.1, 100)), b.input("x", (2, 4, 3, 3), "uint8"))
+    b.output(b.add(ops.Quantize(Q(0.01, 30)), b.add(of, x)))
+    network = b.build()
+    fused = fuse(network)
+    assert [node.attributes for node in fused.nodes] == [ops.Quantized(of, (Q(0.1, 100),), Q(0.01, 30))]
+    given = np.random.default_rng(0).integers(0, 256, (2, 4, 3, 3), np.uint8)
+    name = network.outputs[0]
+    np.testing.assert_array_equal(fused.evaluate(given)[name], network.evaluate(given)[name])

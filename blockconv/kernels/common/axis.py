@@ -4,7 +4,7 @@ In storage they lie in one of two ways. Contiguous (NHWC), or in contiguous bloc
 along the axis; blocks that are no whole vectors are gathered in the scratch first, a position at a time, and the
 results scattered from there. Or strided (NCHW): then a vector holds contiguous positions that have nothing to do with
 each other, and the axis is a loop. Results of channels that do not exist are zeros, whatever lies there in the source.
-Floats of 16 bits are computed with as float32.
+Floats of 16 bits, and integers of 8 bits, are computed with as float32.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from typing import Any
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import ElementType
 from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
+from blockconv.kernels.common.conversion import conversion_words
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import lanes_of
 from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
 from blockconv.runtime import Buffer
 
-__all__ = ["contiguous_axis", "cost", "positions", "strided_axis"]
+__all__ = ["Quantizations", "contiguous_axis", "cost", "element_words", "positions", "strided_axis"]
+
+Quantizations = tuple[Quantization, Quantization] | None  # of a source and a destination of integers
 
 
 def positions(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) -> tuple[Loop, Loop]:
@@ -34,11 +39,15 @@ def positions(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) 
     return outer, inner
 
 
-def contiguous_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) -> ContiguousAxis | None:
+def contiguous_axis(
+    layout: Layout, shape: tuple[int, ...], axis: int, element: ElementType, given: Quantizations = None
+) -> ContiguousAxis | None:
     """An axis whose elements are contiguous, at least in a block; None where they are not.
 
     Of a layout whose only block, if any, is on the channels. The source is buffer 0, the destination buffer 1.
+    given: what integers of 8 bits stand for in both.
     """
+    itemsize = element.itemsize
     axes = layout.axes(shape)
     if next(a.stride for a in reversed(axes) if a.dim == axis) != 1:
         return None
@@ -57,11 +66,15 @@ def contiguous_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize:
         size=size,
         tail=layout.padded_shape(shape)[axis] - size,
         gathered=int(len(along) > 1 and block % lanes_of(max(itemsize, 4)) > 0 and fits),
+        **element_words(element, given),
     )
 
 
-def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) -> StridedAxis:
-    """An axis without blocks. The source is buffer 0, the destination buffer 1."""
+def strided_axis(
+    layout: Layout, shape: tuple[int, ...], axis: int, element: ElementType, given: Quantizations = None
+) -> StridedAxis:
+    """An axis without blocks. The source is buffer 0, the destination buffer 1. given: as above."""
+    itemsize = element.itemsize
     axes = layout.axes(shape)
     found = next(a for a in axes if a.dim == axis)
     stride = found.stride * itemsize
@@ -77,7 +90,16 @@ def strided_axis(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: in
         block=layout.blocks[1] if layout.is_blocked else 1,
         block_stride=blocks.stride,
         blocks=blocks.size,
+        **element_words(element, given),
     )
+
+
+def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:
+    """The words of arguments that say what elements stand for."""
+    plain = None if element.is_float else Quantization(1.0)
+    src, dst = given or (plain, plain)
+    zero = element.bits(0 if dst is None else dst.zero_point)
+    return {"zero": zero, "integers": conversion_words((element, element), (src, dst))}
 
 
 def cost(multiply_adds: float, problem: Any, dst: Layout, itemsize: int, threads: int) -> float:

@@ -5,7 +5,8 @@ A *position* is an index of all dimensions but the axis. Positions lie in two lo
 
 from __future__ import annotations
 
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.kernels.common.conversion import ConversionArguments
 
 __all__ = ["ContiguousAxis", "StridedAxis"]
 
@@ -21,8 +22,10 @@ class ContiguousAxis(Arguments):
     block_stride = word("from a block of the axis to the next, at one position", "bytes")
     block = word("the axis's elements in a block; all of them where there are no blocks", "elements")
     size = word("the axis's elements at a position", "elements")
-    tail = word("what the last block has after these, to be zeroed in the destination", "elements")
+    tail = word("what the last block has after these, to be zeros in the destination", "elements")
     gathered = word("whether blocks are no whole vectors: then they are computed in a contiguous copy", "0 or 1")
+    zero = word("what the tail becomes", "bits of an element")
+    integers = group(ConversionArguments, "what elements of 8 bits stand for")
 
 
 class StridedAxis(Arguments):
@@ -38,3 +41,5 @@ class StridedAxis(Arguments):
     block = word("channels in a block")
     block_stride = word("from a block of channels to the next", "elements")
     blocks = word("blocks of channels")
+    zero = word("what results of channels that do not exist become", "bits of an element")
+    integers = group(ConversionArguments, "what elements of 8 bits stand for")

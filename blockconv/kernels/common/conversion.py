@@ -9,9 +9,20 @@ from numba.core import cgutils
 from blockconv.core.types import BITS, ElementType
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, emitted
-from blockconv.kernels.common.requantize import Elements, QuantizationArguments
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.requantize import Elements, QuantizationArguments, quantization_words
 
-__all__ = ["CONVERTED_LANES", "Conversion", "ConversionArguments", "Extents", "Moved", "convert_extents"]
+__all__ = [
+    "CONVERTED_LANES",
+    "Conversion",
+    "ConversionArguments",
+    "Extents",
+    "Moved",
+    "both_ends",
+    "conversion_words",
+    "convert_extents",
+    "read_and_written",
+]
 
 CONVERTED_LANES = 16  # of a vector that is converted: of bytes as many as make float32 of AVX-512
 
@@ -52,6 +63,30 @@ class ConversionArguments(Arguments):
 
     src = group(QuantizationArguments, "in the source")
     dst = group(QuantizationArguments, "in the destination")
+
+
+def conversion_words(types: tuple[ElementType, ElementType], given: Any) -> ConversionArguments:
+    """Of a source and a destination of these types. given: the quantization of each, None of floats."""
+    src, dst = map(quantization_words, given, types)
+    return ConversionArguments(src=src, dst=dst)
+
+
+def both_ends(builder: Any, element: ElementType, lanes: int, address: Any) -> tuple[Floats, Floats]:
+    """Code over the elements of a source, and over those of a destination of the same type.
+
+    address: of their `ConversionArguments`, which integers need.
+    """
+    return read_and_written(builder, element, element, lanes, address)
+
+
+def read_and_written(
+    builder: Any, src: ElementType, dst: ElementType, lanes: int, address: Any
+) -> tuple[Floats, Floats]:
+    """The same of two types."""
+    fields = ConversionArguments.fields
+    ends = (builder.add(address, const(8 * fields[end].first)) for end in ("src", "dst"))
+    v, out = (Floats(builder, type, lanes, words) for type, words in zip((src, dst), ends, strict=True))
+    return v, out
 
 
 class Conversion:

@@ -7,36 +7,55 @@ from typing import Any
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const
 from blockconv.kernels.common.halves import rounded, widened
+from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["Floats"]
 
 
 class Floats(Vectors):
-    """Floats as they are computed with: those of 16 bits are float32 from a load to a store, which rounds once.
+    """Floats as they are computed with: what is narrower in memory is float32 from a load to a store.
 
-    `itemsize` and `bytes` are of memory; `computed` is as many vectors of the type that is computed with.
+    Floats of 16 bits are rounded once, by the store; integers of 8 bits are dequantized and quantized, as the
+    `QuantizationArguments` at the address `words` say. `itemsize` and `bytes` are of memory; `computed` is as many
+    vectors of the type that is computed with.
     """
 
-    def __init__(self, builder: Any, element: ElementType, lanes: int) -> None:
+    def __init__(self, builder: Any, element: ElementType, lanes: int, words: Any = None) -> None:
         super().__init__(builder, element.computed, lanes)
         self.computed = Vectors(builder, element.computed, lanes)
-        self.half = element if element.is_half else None
+        self.is_narrow = element != element.computed
+        self.held, self.words = element, words
+        self.elements = None if element.is_float else Elements(builder, element, lanes, words)
         self.memory = Vectors(builder, element, lanes)
         self.itemsize, self.bytes = self.memory.itemsize, self.memory.bytes
 
     def load(self, address: Any, mask: Any | None = None, other: float | None = None, lanes: int | None = None) -> Any:
-        if self.half is None:
+        if not self.is_narrow:
             return super().load(address, mask, other, lanes)
         some = self.computed if lanes is None else Vectors(self.b, self.type, lanes)
-        value = widened(some, self.half, self.memory.load(address, mask, lanes=lanes))
+        value = self._widened(some, self.memory.load(address, mask, lanes=lanes))
         return value if mask is None or other is None else self.b.select(mask, value, some.c(other))
 
     def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
-        if self.half is not None:
-            value = rounded(Vectors(self.b, self.type, value.type.count), self.half, value)
+        if self.is_narrow:
+            value = self._rounded(Vectors(self.b, self.type, value.type.count), value)
         self.memory.store(value, address, mask)
 
     def in_computed(self, offset: Any) -> Any:
         """Bytes of memory as those that as many elements take in the type that is computed with."""
         return self.b.mul(offset, const(self.type.itemsize // self.itemsize))
+
+    def _widened(self, some: Vectors, value: Any) -> Any:
+        """What lies in memory as vectors that are computed with."""
+        return widened(some, self.held, value) if self.held.is_half else self._elements(some.lanes).dequantized(value)
+
+    def _rounded(self, some: Vectors, value: Any) -> Any:
+        """Vectors that were computed as what lies in memory."""
+        return rounded(some, self.held, value) if self.held.is_half else self._elements(some.lanes).quantized(value)
+
+    def _elements(self, lanes: int) -> Elements:
+        """Code over so many integers."""
+        if self.elements is not None and lanes == self.lanes:
+            return self.elements
+        return Elements(self.b, self.held, lanes, self.words)

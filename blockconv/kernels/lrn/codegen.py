@@ -8,7 +8,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import call_llvm, const, emitted
-from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.conversion import both_ends
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["ANY_POWER", "THREE_QUARTERS", "Window", "normalisation", "squares"]
@@ -22,7 +22,7 @@ class Window(NamedTuple):
     src: the address of the results' own elements. near: of the first element that the first result needs the square of,
     or of its square. dst: of the results. size: results. taps: elements, or squares, that each needs, stride: bytes
     from one to the next. factors: the address of scale, bias and beta. Squares and factors are of the type that is
-    computed with.
+    computed with. integers: where the `ConversionArguments` of elements are.
     """
 
     src: int
@@ -32,14 +32,15 @@ class Window(NamedTuple):
     taps: int
     stride: int
     factors: int
+    integers: int
 
 
 def squares(element: ElementType, lanes: int) -> Any:
     """Code that squares `count` contiguous elements, which it leaves in the type that is computed with."""
 
     @emitted
-    def square(builder: Any, src: Any, dst: Any, count: Any) -> None:
-        v = Floats(builder, element, lanes)
+    def square(builder: Any, src: Any, dst: Any, count: Any, integers: Any) -> None:
+        v, _ = both_ends(builder, element, lanes, integers)
 
         def vector(offset: Any, mask: Any | None) -> None:
             x = v.load(builder.add(src, offset), mask)
@@ -55,7 +56,7 @@ def normalisation(element: ElementType, lanes: int, power: int, squared: bool) -
 
     @emitted
     def normalise(builder: Any, w: Window) -> None:
-        v = Floats(builder, element, lanes)
+        v, out = both_ends(builder, element, lanes, w.integers)
         slot = cgutils.alloca_once(builder, v.kind)
 
         def square(offset: Any, tap: Any, mask: Any | None) -> Any:
@@ -70,7 +71,8 @@ def normalisation(element: ElementType, lanes: int, power: int, squared: bool) -
             with cgutils.for_range(builder, w.taps) as loop:
                 builder.store(builder.fadd(builder.load(slot), square(offset, loop.index, mask)), slot)
             x = v.load(builder.add(w.src, offset), mask)
-            v.store(_normalised(v.computed, x, builder.load(slot), power, w.factors), builder.add(w.dst, offset), mask)
+            found = _normalised(v.computed, x, builder.load(slot), power, w.factors)
+            out.store(found, builder.add(w.dst, offset), mask)
 
         v.each(w.size, vector)
 

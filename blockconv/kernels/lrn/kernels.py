@@ -10,6 +10,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import as_float64, store_bits, store_f
 from blockconv.kernels.common.axis_arguments import ContiguousAxis
+from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.lrn.codegen import Window, normalisation, squares
 
@@ -50,6 +51,7 @@ class StridedLrn(Arguments):
     task_pixels = word("pixels in a task")
     channels = word("in an image")
     window = group(ChannelWindow, "the channels that are summed")
+    integers = group(ConversionArguments, "what elements of 8 bits stand for")
 
 
 @jit.kernel
@@ -67,7 +69,7 @@ def lrn_lines(element, lanes, power):
         a = ContiguousLrn(args)
         block_stride, block, size = a.block_stride, a.block, a.size
         blocks, window, before = (size + block - 1) // block, a.window.size, a.window.before
-        factors = a.window.factors
+        factors, words = a.window.factors, a.integers.address
         store_f(scratch, as_float64(factors.scale), held)
         store_f(scratch + held, as_float64(factors.bias), held)
         store_f(scratch + 2 * held, as_float64(factors.beta), held)
@@ -88,7 +90,7 @@ def lrn_lines(element, lanes, power):
                 gather_blocks(line, src, size * itemsize, a.block * itemsize, block_stride)
                 x, y = line, line
             for k in range(blocks):
-                square(x + k * stride, own + k * block * held, min(block, size - k * block))
+                square(x + k * stride, own + k * block * held, min(block, size - k * block), words)
             for k in range(blocks):
                 normalise(
                     Window(
@@ -99,6 +101,7 @@ def lrn_lines(element, lanes, power):
                         taps=window,
                         stride=held,
                         factors=scratch,
+                        integers=words,
                     )
                 )
             if gathered:
@@ -106,7 +109,7 @@ def lrn_lines(element, lanes, power):
             last_block = (size + a.block - 1) // a.block - 1
             end = dst + last_block * block_stride + (size - last_block * a.block) * itemsize
             for k in range(a.tail):
-                store_bits(end + k * itemsize, 0, itemsize)
+                store_bits(end + k * itemsize, a.zero, itemsize)
 
     return kernel
 
@@ -122,7 +125,7 @@ def lrn_planes(element, lanes, power):
         a = StridedLrn(args)
         pixels, task_pixels, channels = a.pixels, a.task_pixels, a.channels
         window, before = a.window.size, a.window.before
-        factors = a.window.factors
+        factors, words = a.window.factors, a.integers.address
         store_f(scratch, as_float64(factors.scale), held)
         store_f(scratch + held, as_float64(factors.bias), held)
         store_f(scratch + 2 * held, as_float64(factors.beta), held)
@@ -142,6 +145,7 @@ def lrn_planes(element, lanes, power):
                         taps=high - low,
                         stride=plane,
                         factors=scratch,
+                        integers=words,
                     )
                 )
 

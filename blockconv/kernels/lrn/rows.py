@@ -1,6 +1,7 @@
 """Local response normalisation across channels.
 
-Buffers: source, destination.
+Buffers: source, destination. Of integers of 8 bits, option of the primitive: quantizations, what those of source and
+destination stand for; they compute as if they were dequantized and the result quantized.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import math
 
 from blockconv.core.eltwise_problem import LrnProblem
 from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, ElementType, Types, element
-from blockconv.kernels.common.axis import contiguous_axis, cost, strided_axis
+from blockconv.core.types import BYTES, FLOATS, ElementType, Types, element
+from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.lrn.codegen import ANY_POWER, THREE_QUARTERS
@@ -23,12 +24,12 @@ __all__ = ["ROWS"]
 STRETCH = 8  # vectors of a plane in a task, if there are plenty: of less, memory streams worse
 
 
-def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -> list[Op]:
+def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int, given: Quantizations) -> list[Op]:
     p, itemsize = problem, kind.itemsize
     if 0 in p.shape:
         return []
     held = kind.computed.itemsize
-    lanes, axis = lanes_of(held), contiguous_axis(layout, p.shape, 1, itemsize)
+    lanes, axis = lanes_of(held), contiguous_axis(layout, p.shape, 1, kind, given)
     channels, positions = p.shape[1], math.prod(p.shape) // p.shape[1]
     bits = element("float64").bits
     factors = Factors(scale=bits(p.alpha / p.size), bias=bits(p.bias), beta=bits(p.beta))
@@ -40,19 +41,29 @@ def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int) -
         scratch = squares + (channels * itemsize if axis.gathered else 0)
         chunk = chunk_of(positions, channels * itemsize, threads)
         return [Op(lrn_lines(*params), args, positions, chunk, scratch=scratch)]
-    pixels = strided_axis(layout, p.shape, 1, itemsize).inner
+    axes = strided_axis(layout, p.shape, 1, kind, given)
+    pixels = axes.inner
     stretch = min(STRETCH, positions // (4 * threads * lanes))
     task_pixels = max(1, stretch, TASK_BYTES // (channels * itemsize * lanes)) * lanes
     strided = StridedLrn(
-        src=Buffer(0), dst=Buffer(1), pixels=pixels, task_pixels=task_pixels, channels=channels, window=window
+        src=Buffer(0),
+        dst=Buffer(1),
+        pixels=pixels,
+        task_pixels=task_pixels,
+        channels=channels,
+        window=window,
+        integers=axes.integers,
     )
     return [Op(lrn_planes(*params), strided, positions // pixels * -(-pixels // task_pixels), scratch=LINE)]
 
 
-def _make(problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+def _make(
+    problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int, quantizations: Quantizations = None
+) -> Primitive:
     return Primitive(
-        lambda: cost(60.0, problem, dst, types.src.itemsize, threads), lambda: _ops(problem, dst, types.src, threads)
+        lambda: cost(60.0, problem, dst, types.src.itemsize, threads),
+        lambda: _ops(problem, dst, types.src, threads, quantizations),
     )
 
 
-ROWS = (Row("lrn", "lrn", dtypes=frozenset(FLOATS), why_not=same_layout_why_not, make=_make, whole_blocks=True),)
+ROWS = (Row("lrn", "lrn", dtypes=frozenset((*FLOATS, *BYTES)), why_not=same_layout_why_not, make=_make, whole_blocks=True),)

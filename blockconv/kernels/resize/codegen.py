@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,23 +11,22 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, emitted, join, pointer
-from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.conversion import read_and_written
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["blend", "make_columns", "near_bytes", "pixels_of_a_vector"]
 
 
 def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
-    """Code for dst = a * (1 - weight) + b * weight over `count` contiguous floats; weight is a float64.
+    """Code for dst = a * (1 - weight) + b * weight over `count` contiguous elements; weight is a float64.
 
-    src, dst: the types of what is read and written, of which one may be wider.
+    src, dst: the types of what is read and written, of which one may be wider. integers: the address of the
+    `ConversionArguments`, where one of them is of integers.
     """
 
     @emitted
-    def mix(builder: Any, a: Any, b: Any, weight: Any, to: Any, count: Any) -> None:
-        if not (src.is_float and dst.is_float):  # integers are copied, and never blended
-            return
-        v, out = Floats(builder, src, lanes), Floats(builder, dst, lanes)
+    def mix(builder: Any, a: Any, b: Any, weight: Any, to: Any, count: Any, integers: Any) -> None:
+        v, out = read_and_written(builder, src, dst, lanes, integers)
         one = builder.fsub(weight.type(1.0), weight)
         first, second = (v.splat(x if v.itemsize == 8 else builder.fptrunc(x, v.element)) for x in (one, weight))
 
@@ -61,7 +61,7 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
     """Code that makes the `count` pixels of a row of results from those of a row of the source, as its `Tap`s say.
 
     element, dst_element: the types of what is read and written, of which one may be wider where it blends.
-    inner: elements of a pixel. linear: blends, else copies.
+    inner: elements of a pixel. linear: blends, else copies. integers: as in `blend`.
     near: of each vector of several pixels, the first ones of their pairs come from one vector of the source, and the
     second ones from another; after the taps stand their entries (`near_bytes`). Then stand, where several pixels are a
     vector, the weights of all elements of the row.
@@ -69,9 +69,9 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
     pixels = pixels_of_a_vector(lanes, inner)
 
     @emitted
-    def columns(builder: Any, src: Any, taps: Any, dst: Any, count: Any) -> None:
-        kind = Floats if linear else Vectors  # what is copied is bits
-        v, out = kind(builder, element, lanes), kind(builder, dst_element, lanes)
+    def columns(builder: Any, src: Any, taps: Any, dst: Any, count: Any, integers: Any) -> None:
+        ends = functools.partial(_ends, builder, element, dst_element, linear, integers)
+        v, out = ends(lanes)
         done = const(0)
 
         def addresses(at: Any) -> list[Any]:
@@ -112,11 +112,20 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
             start = 0
             while start < inner:  # the fewest vectors
                 width = min(lanes, 1 << (inner - start).bit_length() - 1)
-                some = kind(builder, element, width), kind(builder, dst_element, width)
-                _column(*some, given, factors, to)(const(start * v.itemsize), None)
+                _column(*ends(width), given, factors, to)(const(start * v.itemsize), None)
                 start += width
 
     return columns
+
+
+def _ends(
+    builder: Any, src: ElementType, dst: ElementType, linear: int, integers: Any, lanes: int
+) -> tuple[Vectors, Vectors]:
+    """Code over what is read, and over what is written; what is copied is bits."""
+    if linear:
+        return read_and_written(builder, src, dst, lanes, integers)
+    v = Vectors(builder, src, lanes)
+    return v, v
 
 
 TAP = 24  # bytes: two offsets and a weight

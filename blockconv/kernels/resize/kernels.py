@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, copy_memory, load_bits, store_bits
+from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
 from blockconv.kernels.resize.codegen import blend, make_columns
 
@@ -48,6 +49,7 @@ class ResizeArgs(Arguments):
     block = word("channels in a block")
     valid = word("channels that exist in the last block; the others are zeroed")
     zero = word("what the others become", "bits of an element")
+    integers = group(ConversionArguments, "what elements of 8 bits stand for, where they are blended")
     between = word("planes whose rows are interleaved")
 
 
@@ -100,6 +102,7 @@ def resize_nearest(element, lanes, inner, near):
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
+        words = a.integers.address
         oh, ow, between, src_plane, src_row, pixel = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
         image, rows, cols, elements = a.src, Tap(a.taps), a.taps + oh * Tap.nbytes, ow * pixel
         line, copied, masked = elements * itemsize, first + between, a.valid < a.block
@@ -111,7 +114,7 @@ def resize_nearest(element, lanes, inner, near):
             if narrow and row == before and number >= copied:
                 copy_bytes(dst, dst - step, line)
             else:
-                copy(image + plane * src_row + row, cols, dst, ow)
+                copy(image + plane * src_row + row, cols, dst, ow, words)
                 if masked:
                     zero_tails(dst, outer * between + plane, elements, a, itemsize)
             plane, dst = plane + 1, dst + line
@@ -137,14 +140,15 @@ def resize_rows(element, lanes, inner, near):
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
+        words = a.integers.address
         oh, ow, between, src_plane, src_row, pixel = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
         image, rows, cols, elements = a.src, Tap(a.taps), a.taps + oh * Tap.nbytes, ow * pixel
         dst = a.dst + first * elements * itemsize
         outer, k, plane = position(a, first)
         for _ in range(first, last):
             row, src = rows[k], image + outer * src_plane + plane * src_row
-            blend_rows(src + row.first, src + row.second, as_float64(row.weight), scratch, src_row // itemsize)
-            blend_columns(scratch, cols, dst, ow)
+            blend_rows(src + row.first, src + row.second, as_float64(row.weight), scratch, src_row // itemsize, words)
+            blend_columns(scratch, cols, dst, ow, words)
             zero_tails(dst, outer * between + plane, elements, a, itemsize)
             outer, k, plane = following(outer, k, plane, between, oh)
             dst += elements * itemsize
@@ -165,6 +169,7 @@ def resize_pixels(element, lanes, linear):
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
+        words = a.integers.address
         oh, ow, between, src_plane, src_row, inner = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
         rows, cols, pixel = Tap(a.taps), Tap(a.taps + oh * Tap.nbytes), inner * itemsize
         left, right = scratch, scratch + inner * held
@@ -181,12 +186,12 @@ def resize_pixels(element, lanes, linear):
                     if of_left != x and (of_right == x or of_left == y):
                         left, right, of_left, of_right = right, left, of_right, of_left
                     if of_left != x:
-                        blend_rows(upper + x, lower + x, weight, left, inner)
+                        blend_rows(upper + x, lower + x, weight, left, inner, words)
                         of_left = x
                     if of_right != y and x != y:
-                        blend_rows(upper + y, lower + y, weight, right, inner)
+                        blend_rows(upper + y, lower + y, weight, right, inner, words)
                         of_right = y
-                    blend_pixels(left, left if x == y else right, as_float64(col.weight), dst, inner)
+                    blend_pixels(left, left if x == y else right, as_float64(col.weight), dst, inner, words)
                 else:
                     copy_memory(dst, upper + x, pixel)
                 dst += pixel
@@ -228,6 +233,7 @@ def resize_columns(element, lanes, inner, near):
 
     def kernel(args, first, last, scratch):
         a = ResizeArgs(args)
+        words = a.integers.address
         ow, cols, elements = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner
         upper, lower = scratch, scratch + elements * held
         of_upper, of_lower = 0, 0  # the rows of the source that they are made of
@@ -241,12 +247,12 @@ def resize_columns(element, lanes, inner, near):
                 if of_upper != x and (of_lower == x or of_upper == y):
                     upper, lower, of_upper, of_lower = lower, upper, of_lower, of_upper
                 if of_upper != x:
-                    blend_columns(x, cols, upper, ow)
+                    blend_columns(x, cols, upper, ow, words)
                     of_upper = x
                 if of_lower != y and x != y:
-                    blend_columns(y, cols, lower, ow)
+                    blend_columns(y, cols, lower, ow, words)
                     of_lower = y
-                blend_rows(upper, upper if x == y else lower, as_float64(row.weight), dst, elements)
+                blend_rows(upper, upper if x == y else lower, as_float64(row.weight), dst, elements, words)
                 zero_tails(dst, number, elements, a, itemsize)
 
     return kernel
@@ -264,6 +270,7 @@ def resize_parts(element, lanes, inner_lanes, linear):
 
     def kernel(args, first, last, scratch):
         a = ResizePartsArgs(args)
+        words = a.integers.address
         oh, ow, inner, taps, parts, between = a.oh, a.ow, a.inner, a.taps, a.parts, a.between
         block, pixel, step = a.block, inner * itemsize, a.part * itemsize
         for task in range(first, last):
@@ -277,14 +284,14 @@ def resize_parts(element, lanes, inner_lanes, linear):
                 x, y, weight = src + row.first, src + row.second, as_float64(row.weight)
                 blends, size = (1, a.iw * inner) if parts == 1 else (a.iw, count)
                 for k in range(blends):
-                    blend_rows(x + k * pixel, y + k * pixel, weight, scratch + k * a.part * held, size)
+                    blend_rows(x + k * pixel, y + k * pixel, weight, scratch + k * a.part * held, size, words)
             else:
                 src += row.first
             for k in range(ow):
                 to = dst + k * pixel
                 if linear:
                     x, y, weight = scratch + col.first, scratch + col.second, as_float64(col.weight)
-                    blend_pixels(x, y, weight, to, count)
+                    blend_pixels(x, y, weight, to, count, words)
                 elif inner_lanes == 1:
                     store_bits(to, load_bits(src + col.first, itemsize), itemsize)
                 else:

@@ -13,9 +13,9 @@ as two vectors of the source whose lanes are permuted, where a vector of results
 unless images get smaller.
 Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
 
-Buffers: source, destination. Integers of 8 bits are taken from the nearest, as they are; option of the primitive, for
-these: quantizations, what those of source and destination stand for, which is the same; the destination's padding holds
-the zero point.
+Buffers: source, destination. Option of the primitive, for integers of 8 bits: quantizations, what those of source and
+destination stand for. They are taken from the nearest as they are, where they stand for the same; or blended as if they
+were dequantized and the result quantized. The destination's padding holds the zero point.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import numpy.typing as npt
 from blockconv.core import target
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
-from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, ElementType, Types
 from blockconv.jit import Kernel
+from blockconv.kernels.common.axis import Quantizations, element_words
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
@@ -118,14 +118,14 @@ def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
     return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
 
 
-def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int, zero_point: int = 0) -> list[Op]:
+def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int, given: Quantizations) -> list[Op]:
     p, at, itemsize = problem, _storage(layout, problem.src_shape), element.itemsize
     if p.n == 0:
         return []
     pixel = at.inner * itemsize
     row, linear, held = p.iw * pixel, p.mode == "linear", element.computed.itemsize
     lanes = min(lanes_of(held if linear else itemsize), MOST_LANES)
-    args = _args(p, at, element, zero_point)
+    args = _args(p, at, element, given)
     tasks = at.planes * at.between * p.oh
     # Where rows are blended first, one lies in the scratch; of large pixels two lie there.
     whole = not linear or row <= target.second_level_cache()
@@ -208,7 +208,7 @@ def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int) -> Word
     return entries.view(np.int64).ravel()
 
 
-def _args(problem: ResizeProblem, at: Storage, element: ElementType, zero_point: int) -> ResizeArgs:
+def _args(problem: ResizeProblem, at: Storage, element: ElementType, given: Quantizations) -> ResizeArgs:
     p, row = problem, problem.iw * at.inner * element.itemsize
     return ResizeArgs(
         src=Buffer(0),
@@ -222,7 +222,7 @@ def _args(problem: ResizeProblem, at: Storage, element: ElementType, zero_point:
         blocks=at.blocks,
         block=at.block,
         valid=at.valid,
-        zero=element.bits(zero_point),
+        **element_words(element, given),
         between=at.between,
     )
 
@@ -252,12 +252,6 @@ def _transposed(problem: ResizeProblem) -> ResizeProblem:
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _why_not(problem: ResizeProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    if not types.src.is_float and problem.mode != "nearest":
-        return "integers are not blended"
-    return same_layout_why_not(problem, src, dst, types)
-
-
 def _cost(problem: ResizeProblem, layout: Layout, itemsize: int, threads: int) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
     size, inner = layout.size(problem.dst_shape), _storage(layout, problem.dst_shape).inner
@@ -273,15 +267,14 @@ def _make(
     dst: Layout,
     types: Types,
     threads: int,
-    quantizations: tuple[Quantization, Quantization] | None = None,
+    quantizations: Quantizations = None,
 ) -> Primitive:
     if has_h_inside_w(dst):
         problem, dst = _transposed(problem), transposed_layout(dst)
-    zero_point = 0 if quantizations is None else quantizations[1].zero_point
     return Primitive(
         lambda: _cost(problem, dst, types.src.itemsize, threads),
-        lambda: _ops(problem, dst, types.src, threads, zero_point),
+        lambda: _ops(problem, dst, types.src, threads, quantizations),
     )
 
 
-ROWS = (Row("resize", "resize", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make, whole_blocks=True),)
+ROWS = (Row("resize", "resize", dtypes=frozenset((*FLOATS, *BYTES)), why_not=same_layout_why_not, make=_make, whole_blocks=True),)

@@ -14,6 +14,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.conversion import both_ends
 from blockconv.kernels.common.floats import Floats
 
 __all__ = ["Extents", "Neighbours", "contiguous_softmax", "strided_softmax"]
@@ -21,24 +22,27 @@ __all__ = ["Extents", "Neighbours", "contiguous_softmax", "strided_softmax"]
 
 class Extents(NamedTuple):
     """The elements of an axis at one position, in contiguous extents: addresses, bytes from an extent to the next,
-    elements of an extent, elements of all of them."""
+    elements of an extent, elements of all of them; and where their `ConversionArguments` are."""
 
     src: int
     dst: int
     stride: int
     extent: int
     size: int
+    integers: int
 
 
 class Neighbours(NamedTuple):
     """Contiguous positions: addresses of their first elements, elements of the axis, bytes from one to the next, and
-    how many positions there are (only a vector's lanes of them are computed)."""
+    how many positions there are (only a vector's lanes of them are computed); and where their `ConversionArguments`
+    are."""
 
     src: int
     dst: int
     size: int
     stride: int
     positions: int
+    integers: int
 
 
 def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
@@ -46,7 +50,7 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
     @emitted
     def softmax(builder: Any, x: Extents) -> None:
-        v = Floats(builder, element, lanes)
+        v, out = both_ends(builder, element, lanes, x.integers)
         most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
         count = builder.sdiv(builder.add(x.size, builder.sub(x.extent, const(1))), x.extent)
 
@@ -67,15 +71,15 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
         def find_total(src: Any, dst: Any, mask: Any | None) -> None:
             power = v.exp_to_zero(builder.fsub(v.load(src, mask), largest))
-            if not log and v.half is None:
-                v.store(power, dst, mask)
+            if not log and not v.is_narrow:
+                out.store(power, dst, mask)
             if mask is not None:
                 power = builder.select(mask, power, v.zero)
             builder.store(builder.fadd(builder.load(total), power), total)
 
         each(find_total)
         result = _results(v, largest, v.fold(builder.load(total), builder.fadd), log)
-        each(lambda src, dst, mask: v.store(result(src, dst, mask), dst, mask))
+        each(lambda src, dst, mask: out.store(result(src, dst, mask), dst, mask))
 
     return softmax
 
@@ -85,7 +89,7 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
     @emitted
     def softmax(builder: Any, x: Neighbours) -> None:
-        v = Floats(builder, element, lanes)
+        v, out = both_ends(builder, element, lanes, x.integers)
 
         def vector(mask: Any | None) -> None:
             most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
@@ -99,14 +103,14 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 power = v.exp_to_zero(builder.fsub(v.load(builder.add(x.src, offset), mask), largest))
-                if not log and v.half is None:
-                    v.store(power, builder.add(x.dst, offset), mask)
+                if not log and not v.is_narrow:
+                    out.store(power, builder.add(x.dst, offset), mask)
                 builder.store(builder.fadd(builder.load(total), power), total)
             result = _results(v, largest, builder.load(total), log)
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 dst, src = builder.add(x.dst, offset), builder.add(x.src, offset)
-                v.store(result(src, dst, mask), dst, mask)
+                out.store(result(src, dst, mask), dst, mask)
 
         with builder.if_else(builder.icmp_signed(">=", x.positions, const(lanes))) as (whole, partly):
             with whole:
@@ -120,12 +124,12 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
 def _results(v: Floats, most: Any, total: Any, log: int) -> Callable[[Any, Any, Any | None], Any]:
     """result(source address, destination address, mask): a vector of results.
 
-    The destination holds the powers; where its elements are of 16 bits, and would round them, these are found anew.
+    The destination holds the powers; where its elements are narrower, and would round them, these are found anew.
     """
     if log:
         subtrahend = v.b.fadd(most, v.log(total))
         return lambda src, dst, mask: v.b.fsub(v.load(src, mask), subtrahend)
     factor = v.b.fdiv(v.c(1.0), total)
-    if v.half is not None:
+    if v.is_narrow:
         return lambda src, dst, mask: v.mul(v.exp_to_zero(v.b.fsub(v.load(src, mask), most)), factor)
     return lambda src, dst, mask: v.mul(v.load(dst, mask), factor)

@@ -24,20 +24,20 @@ def softmax_lines(element, lanes, log):
     def kernel(args, first, last, scratch):
         a = ContiguousAxis(args)
         stride, block, size = a.block_stride, a.block, a.size
-        blocks = (size + block - 1) // block
+        blocks, words = (size + block - 1) // block, a.integers.address
         for task in range(first, last):
             at = task // a.inner * a.outer_stride
             at += task % a.inner * a.inner_stride
             src, dst = a.src + at, a.dst + at
             if a.gathered:
                 gather_blocks(scratch, src, size * itemsize, block * itemsize, stride)
-                softmax(Extents(src=scratch, dst=scratch, stride=0, extent=size, size=size))
+                softmax(Extents(src=scratch, dst=scratch, stride=0, extent=size, size=size, integers=words))
                 scatter_blocks(dst, scratch, size * itemsize, block * itemsize, stride)
             else:
-                softmax(Extents(src=src, dst=dst, stride=stride, extent=block, size=size))
+                softmax(Extents(src=src, dst=dst, stride=stride, extent=block, size=size, integers=words))
             end = dst + (blocks - 1) * stride + (size - (blocks - 1) * block) * itemsize
             for k in range(a.tail):
-                store_bits(end + k * itemsize, 0, itemsize)
+                store_bits(end + k * itemsize, a.zero, itemsize)
 
     return kernel
 
@@ -59,7 +59,14 @@ def softmax_planes(element, lanes, log, ragged):
             position = task % vectors * lanes
             at = task // vectors * outer_stride + position * itemsize
             softmax(
-                Neighbours(src=a.src + at, dst=a.dst + at, size=a.size, stride=a.stride, positions=inner - position)
+                Neighbours(
+                    src=a.src + at,
+                    dst=a.dst + at,
+                    size=a.size,
+                    stride=a.stride,
+                    positions=inner - position,
+                    integers=a.integers.address,
+                )
             )
             if ragged:
                 for k in range(min(lanes, inner - position)):
@@ -67,6 +74,6 @@ def softmax_planes(element, lanes, log, ragged):
                     channel = index // a.block_stride % a.blocks * a.block + index % a.block
                     if channel >= a.channels:
                         for j in range(a.size):
-                            store_bits(a.dst + at + k * itemsize + j * a.stride, 0, itemsize)
+                            store_bits(a.dst + at + k * itemsize + j * a.stride, a.zero, itemsize)
 
     return kernel

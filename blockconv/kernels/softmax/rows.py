@@ -1,6 +1,7 @@
 """Softmax, or its logarithm, along any axis of a layout with or without blocks of channels.
 
-Buffers: source, destination (which may be the source).
+Buffers: source, destination (which may be the source). Of integers of 8 bits, option of the primitive: quantizations,
+what those of source and destination stand for; they compute as if they were dequantized and the result quantized.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import math
 
 from blockconv.core.eltwise_problem import SoftmaxProblem
 from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, ElementType, Types
-from blockconv.kernels.common.axis import contiguous_axis, cost, strided_axis
+from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.softmax.kernels import softmax_lines, softmax_planes
@@ -20,18 +21,18 @@ from blockconv.runtime import Op
 __all__ = ["ROWS"]
 
 
-def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
+def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads: int, given: Quantizations) -> list[Op]:
     p, itemsize = problem, element.itemsize
     if 0 in p.shape:
         return []
     lanes, nbytes = lanes_of(element.computed.itemsize), p.shape[p.axis] * itemsize
-    contiguous = contiguous_axis(layout, p.shape, p.axis, itemsize)
+    contiguous = contiguous_axis(layout, p.shape, p.axis, element, given)
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
         kernel = softmax_lines(element.code, lanes, int(p.log))
         scratch = nbytes if contiguous.gathered else 0
         return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
-    strided = strided_axis(layout, p.shape, p.axis, itemsize)
+    strided = strided_axis(layout, p.shape, p.axis, element, given)
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
     ragged = layout.padded_shape(p.shape) != p.shape
@@ -46,10 +47,18 @@ def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types) ->
     return why_not
 
 
-def _make(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+def _make(
+    problem: SoftmaxProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    quantizations: Quantizations = None,
+) -> Primitive:
     return Primitive(
-        lambda: cost(60.0, problem, dst, types.src.itemsize, threads), lambda: _ops(problem, dst, types.src, threads)
+        lambda: cost(60.0, problem, dst, types.src.itemsize, threads),
+        lambda: _ops(problem, dst, types.src, threads, quantizations),
     )
 
 
-ROWS = (Row("softmax", "softmax", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make, whole_blocks=True),)
+ROWS = (Row("softmax", "softmax", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make, whole_blocks=True),)

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError
-from blockconv.network.ops.base import Attributes, Pair, Shape, Shapes, check_axis, check_rank
+from blockconv.core.types import FLOATS
+from blockconv.network.ops.base import Attributes, Dtypes, Pair, Shape, Shapes, check_axis, check_dtype, check_rank
 
 __all__ = ["Lrn", "ReduceMean", "Resize", "Softmax"]
 
 
+class _OfFloats(Attributes):
+    """What computes with floats; of integers `Quantized` says what they stand for."""
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        check_dtype(self, "input", inputs[0], *FLOATS)
+        return super().infer_dtype(inputs, parameters)
+
+
 @dataclass(frozen=True)
-class Lrn(Attributes):
+class Lrn(_OfFloats):
     """src / (bias + alpha / size * sum of squares over the channels from c - floor((size-1)/2) to
     c + ceil((size-1)/2)) ** beta: ONNX's, and PyTorch's, for odd sizes."""
 
@@ -34,7 +45,7 @@ class Lrn(Attributes):
 
 
 @dataclass(frozen=True)
-class Softmax(Attributes):
+class Softmax(_OfFloats):
     """exp(src - max) / sum over one axis (0 or more)."""
 
     op: ClassVar[str] = "softmax"
@@ -46,7 +57,7 @@ class Softmax(Attributes):
 
 
 @dataclass(frozen=True)
-class Resize(Attributes):
+class Resize(_OfFloats):
     """H and W of (N, C, H, W) resampled; either `size` or `scale` is given.
 
     With scale s (given, or out / in), output pixel o reads at source coordinate
@@ -62,6 +73,9 @@ class Resize(Attributes):
     scale: tuple[float, float] | None = None
     coordinates: Literal["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"] = "half_pixel"
     nearest: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor"
+
+    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+        return inputs[0] if self.mode == "nearest" else super().infer_dtype(inputs, parameters)
 
     def scales(self, src: Shape) -> tuple[float, float]:
         """Scale of H and of W."""

@@ -13,6 +13,7 @@ import numpy as np
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, ByteType
+from blockconv.network.ops.axes import Lrn, Resize, Softmax
 from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_axis, check_dtype
 from blockconv.network.ops.elementwise import Activate, Binary
 from blockconv.network.ops.windows import AdaptivePool2d, Convolution, Pool2d
@@ -145,12 +146,13 @@ class QuantizedConv2d(Convolution):
 class Quantized(Attributes):
     """An op of floats done on integers of 8 bits: dst = quantize(of(dequantize(src), ...)).
 
-    of: the op: an average, a binary op or an activation. srcs: what each input stands for. dst, dtype: of the output.
+    of: the op: an average, a resize that blends, softmax, local response normalisation, a binary op or an activation.
+    srcs: what each input stands for. dst, dtype: of the output.
     """
 
     op: ClassVar[str] = "quantized"
     inputs: ClassVar[range] = range(1, 3)
-    of: Pool2d | AdaptivePool2d | Binary | Activate
+    of: Pool2d | AdaptivePool2d | Binary | Activate | Lrn | Resize | Softmax
     srcs: tuple[Quantization, ...]
     dst: Quantization
     dtype: ByteType = "uint8"
@@ -162,6 +164,8 @@ class Quantized(Attributes):
         if len(inputs) not in self.of.inputs or len(inputs) != len(self.srcs):
             raise ArgumentError(self.op, "srcs", self.srcs, f"has to hold one for each of {len(inputs)} inputs")
         _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        if isinstance(self.of, Resize) and self.of.mode == "nearest":
+            raise ArgumentError(self.op, "of", self.of, "moves integers as they are, whatever they stand for")
         return self.of.infer(inputs, parameters)
 
     def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:

@@ -31,6 +31,7 @@ from blockconv.network.ops import (
     Conv2d,
     Dequantize,
     DynamicConv2d,
+    Lrn,
     Pad,
     Pool2d,
     Quantize,
@@ -41,6 +42,7 @@ from blockconv.network.ops import (
     Resize,
     Shuffle,
     Slice,
+    Softmax,
     Transpose,
 )
 from blockconv.network.passes.rewrite import Edit, rewritten
@@ -115,10 +117,13 @@ def moves_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
     return moves and _has_kernels(a.op, Types.all(dtype))
 
 
+_COMPUTES = (Pool2d, AdaptivePool2d, Binary, Activate, Lrn, Resize, Softmax)
+
+
 def computes_in_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
     """Whether there are kernels from and to integers of this type for an op that computes, other than a convolution."""
-    kinds = (Pool2d, AdaptivePool2d, Binary, Activate)
-    return isinstance(attributes, kinds) and _has_kernels(attributes.op, Types.all(dtype))
+    moves = isinstance(attributes, Resize) and attributes.mode == "nearest"
+    return isinstance(attributes, _COMPUTES) and not moves and _has_kernels(attributes.op, Types.all(dtype))
 
 
 def _has_kernels(op: str, types: Types) -> bool:
@@ -239,7 +244,7 @@ def _op_stores(edit: Edit, node: Node) -> bool:
     if before is None or not isinstance(a, Quantize):
         return False
     of = before[1]
-    if not isinstance(of, (Pool2d, AdaptivePool2d, Binary, Activate)):
+    if not isinstance(of, _COMPUTES):
         return False
     sources = [_dequantize(edit, name) for name in before[0].inputs]
     found = [source for source in sources if source is not None]
