@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from blockconv.core.types import ElementType
@@ -36,6 +37,10 @@ class Floats(Vectors):
         some = self.computed if lanes is None else Vectors(self.b, self.type, lanes)
         value = self._widened(some, self.memory.load(address, mask, lanes=lanes))
         return value if mask is None or other is None else self.b.select(mask, value, some.c(other))
+
+    def gathered(self, addresses: Sequence[Any]) -> Any:
+        value = self.memory.gathered(addresses)
+        return self._widened(self.computed, value) if self.is_narrow else value
 
     def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
         if self.is_narrow:

@@ -81,6 +81,10 @@ class Vectors:
             parts.append(self.load(self.b.add(address, self.b.mul(step, const(k))), lanes=part))
         return join(self.b, parts)
 
+    def gathered(self, addresses: Sequence[Any]) -> Any:
+        """A vector whose parts, as many lanes of each, lie at these addresses."""
+        return join(self.b, [self.load(at, lanes=self.lanes // len(addresses)) for at in addresses])
+
     def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
         """Store a vector; lanes that the mask lacks are not written."""
         at = pointer(self.b, address, value.type)

@@ -66,4 +66,6 @@ def _make(
     )
 
 
-ROWS = (Row("lrn", "lrn", dtypes=frozenset((*FLOATS, *BYTES)), why_not=same_layout_why_not, make=_make, whole_blocks=True),)
+ROWS = (
+    Row("lrn", "lrn", dtypes=frozenset((*FLOATS, *BYTES)), why_not=same_layout_why_not, make=_make, whole_blocks=True),
+)

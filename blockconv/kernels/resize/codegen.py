@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, emitted, join, pointer
+from blockconv.jit.ir import I64, const, emitted, pointer
 from blockconv.kernels.common.conversion import read_and_written
 from blockconv.kernels.common.vectors import Vectors
 
@@ -87,20 +87,20 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
         if pixels > 1:
             groups = builder.sdiv(count, const(pixels))
             done = builder.mul(groups, const(pixels))
-            nears, size = builder.add(taps, builder.mul(count, const(TAP))), near * near_bytes(v.bytes)
+            computed = Vectors(builder, v.type, lanes)
+            nears, size = builder.add(taps, builder.mul(count, const(TAP))), near * near_bytes(computed.bytes)
             weights = builder.add(nears, builder.mul(groups, const(size)))
             with cgutils.for_range(builder, groups) as loop:
                 if near:
                     at = builder.add(nears, builder.mul(loop.index, const(size)))
-                    indices = [builder.add(at, const(16 + k * v.bytes)) for k in range(1 + linear)]
-                    values = [v.permuted(v.load(x), k) for x, k in zip(addresses(at), indices, strict=True)]
+                    indices = [builder.add(at, const(16 + k * computed.bytes)) for k in range(1 + linear)]
+                    values = [computed.permuted(v.load(x), k) for x, k in zip(addresses(at), indices, strict=True)]
                 else:
                     first = builder.mul(loop.index, const(pixels))
                     each = [sources(builder.add(first, const(k)))[0] for k in range(pixels)]
-                    values = [join(builder, [v.load(x, lanes=inner) for x in side]) for side in zip(*each, strict=True)]
+                    values = [v.gathered(side) for side in zip(*each, strict=True)]
                 if linear:
-                    weight = Vectors(builder, v.type, lanes)
-                    weight = weight.load(builder.add(weights, builder.mul(loop.index, const(weight.bytes))))
+                    weight = computed.load(builder.add(weights, builder.mul(loop.index, const(computed.bytes))))
                     values = [v.mul(values[0], builder.fsub(v.c(1.0), weight)), v.mul(values[1], weight)]
                     values = [v.add(*values)]
                 out.store(values[0], builder.add(dst, builder.mul(loop.index, const(out.bytes))))

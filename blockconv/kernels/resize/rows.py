@@ -179,21 +179,22 @@ def _whole(
             family, scratch, read = resize_columns, results, itemsize
     tables, near = [_table(p, "w", inner * read)], None
     if pixels_of_a_vector(lanes, inner) > 1:
-        near = _near(p, inner, lanes, read)
+        near = _near(p, inner, lanes, read, held if linear else itemsize)
         tables += [] if near is None else [near]
         tables += [_weights(p, inner, element.computed)] if linear else []
     return family(element.code, lanes, inner, int(near is not None)), scratch, tables
 
 
-def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int) -> Words | None:
+def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int, held: int) -> Words | None:
     """The entries of all vectors of several pixels (see `make_columns`); None where a pair of vectors does not do.
 
+    itemsize: bytes of an element that is read. held: of one as it is permuted.
     Nor do they where lanes cannot be permuted by one instruction, of bytes and in vectors of 128 bits, or where to load
     two halves takes less.
     """
     p, pixels = problem, lanes // inner
-    vectors, size = p.ow // pixels, near_bytes(lanes * itemsize)
-    if itemsize < 4 or lanes * itemsize < 32 or pixels == 2 or vectors == 0 or p.iw < pixels:
+    vectors, size = p.ow // pixels, near_bytes(lanes * held)
+    if held < 4 or lanes * held < 32 or pixels == 2 or vectors == 0 or p.iw < pixels:
         return None
     entries = np.zeros((vectors, size), np.uint8)
     for side, index in enumerate(taps(p, "w")[:2]):
@@ -201,10 +202,10 @@ def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int) -> Word
         start = np.minimum(columns.min(axis=1, keepdims=True), p.iw - pixels)
         if (columns - start).max() >= pixels:
             return None
-        named = ((columns - start) * inner + np.arange(inner)).reshape(vectors, lanes).astype(f"i{itemsize}")
-        at = 16 + side * lanes * itemsize
+        named = ((columns - start) * inner + np.arange(inner)).reshape(vectors, lanes).astype(f"i{held}")
+        at = 16 + side * lanes * held
         entries[:, 8 * side : 8 * side + 8] = (start * inner * itemsize).reshape(vectors, 1).view(np.uint8)
-        entries[:, at : at + lanes * itemsize] = named.view(np.uint8)
+        entries[:, at : at + lanes * held] = named.view(np.uint8)
     return entries.view(np.int64).ravel()
 
 
@@ -277,4 +278,13 @@ def _make(
     )
 
 
-ROWS = (Row("resize", "resize", dtypes=frozenset((*FLOATS, *BYTES)), why_not=same_layout_why_not, make=_make, whole_blocks=True),)
+ROWS = (
+    Row(
+        "resize",
+        "resize",
+        dtypes=frozenset((*FLOATS, *BYTES)),
+        why_not=same_layout_why_not,
+        make=_make,
+        whole_blocks=True,
+    ),
+)

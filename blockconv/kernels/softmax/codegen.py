@@ -22,26 +22,30 @@ __all__ = ["Extents", "Neighbours", "contiguous_softmax", "strided_softmax"]
 
 class Extents(NamedTuple):
     """The elements of an axis at one position, in contiguous extents: addresses, bytes from an extent to the next,
-    elements of an extent, elements of all of them; and where their `ConversionArguments` are."""
+    elements of an extent, elements of all of them; memory for as many powers, where elements are narrower than these,
+    and where the elements' `ConversionArguments` are."""
 
     src: int
     dst: int
     stride: int
     extent: int
     size: int
+    powers: int
     integers: int
 
 
 class Neighbours(NamedTuple):
     """Contiguous positions: addresses of their first elements, elements of the axis, bytes from one to the next, and
-    how many positions there are (only a vector's lanes of them are computed); and where their `ConversionArguments`
-    are."""
+    how many positions there are (only a vector's lanes of them are computed); memory for their powers, a vector for
+    each element of the axis, where elements are narrower than these, and where the elements' `ConversionArguments` are.
+    """
 
     src: int
     dst: int
     size: int
     stride: int
     positions: int
+    powers: int
     integers: int
 
 
@@ -54,32 +58,40 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
         most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
         count = builder.sdiv(builder.add(x.size, builder.sub(x.extent, const(1))), x.extent)
 
-        def each(body: Callable[[Any, Any, Any | None], None]) -> None:
-            """body(source address, destination address, mask) for each vector."""
+        def each(body: Callable[[Any, Any, Any, Any | None], None]) -> None:
+            """body(addresses of the source, of the destination, of powers, mask) for each vector."""
             with cgutils.for_range(builder, count) as loop:
                 left = builder.sub(x.size, builder.mul(loop.index, x.extent))
                 n = builder.select(builder.icmp_signed("<", left, x.extent), left, x.extent)
                 at = builder.mul(loop.index, x.stride)
-                src, dst = builder.add(x.src, at), builder.add(x.dst, at)
-                v.each(n, lambda offset, mask: body(builder.add(src, offset), builder.add(dst, offset), mask))
+                src, dst, powers = builder.add(x.src, at), builder.add(x.dst, at), builder.add(x.dst, at)
+                if v.is_narrow:
+                    first = builder.mul(builder.mul(loop.index, x.extent), const(v.itemsize))
+                    powers = builder.add(x.powers, v.in_computed(first))
 
-        def find_most(src: Any, dst: Any, mask: Any | None) -> None:
+                def vector(offset: Any, mask: Any | None) -> None:
+                    held = builder.add(powers, v.in_computed(offset))
+                    body(builder.add(src, offset), builder.add(dst, offset), held, mask)
+
+                v.each(n, vector)
+
+        def find_most(src: Any, dst: Any, powers: Any, mask: Any | None) -> None:
             builder.store(v.larger(v.load(src, mask, -math.inf), builder.load(most)), most)
 
         each(find_most)
         largest = v.fold(builder.load(most), v.larger)
 
-        def find_total(src: Any, dst: Any, mask: Any | None) -> None:
+        def find_total(src: Any, dst: Any, powers: Any, mask: Any | None) -> None:
             power = v.exp_to_zero(builder.fsub(v.load(src, mask), largest))
-            if not log and not v.is_narrow:
-                out.store(power, dst, mask)
+            if not log:
+                v.computed.store(power, powers, mask)
             if mask is not None:
                 power = builder.select(mask, power, v.zero)
             builder.store(builder.fadd(builder.load(total), power), total)
 
         each(find_total)
         result = _results(v, largest, v.fold(builder.load(total), builder.fadd), log)
-        each(lambda src, dst, mask: out.store(result(src, dst, mask), dst, mask))
+        each(lambda src, dst, powers, mask: out.store(result(src, powers, mask), dst, mask))
 
     return softmax
 
@@ -90,6 +102,12 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
     @emitted
     def softmax(builder: Any, x: Neighbours) -> None:
         v, out = both_ends(builder, element, lanes, x.integers)
+
+        def powers(index: Any, offset: Any) -> Any:
+            """Where those of an element of the axis are."""
+            if v.is_narrow:
+                return builder.add(x.powers, builder.mul(index, const(v.computed.bytes)))
+            return builder.add(x.dst, offset)
 
         def vector(mask: Any | None) -> None:
             most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
@@ -103,14 +121,14 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 power = v.exp_to_zero(builder.fsub(v.load(builder.add(x.src, offset), mask), largest))
-                if not log and not v.is_narrow:
-                    out.store(power, builder.add(x.dst, offset), mask)
+                if not log:
+                    v.computed.store(power, powers(loop.index, offset), mask)
                 builder.store(builder.fadd(builder.load(total), power), total)
             result = _results(v, largest, builder.load(total), log)
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 dst, src = builder.add(x.dst, offset), builder.add(x.src, offset)
-                out.store(result(src, dst, mask), dst, mask)
+                out.store(result(src, powers(loop.index, offset), mask), dst, mask)
 
         with builder.if_else(builder.icmp_signed(">=", x.positions, const(lanes))) as (whole, partly):
             with whole:
@@ -122,14 +140,12 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
 
 def _results(v: Floats, most: Any, total: Any, log: int) -> Callable[[Any, Any, Any | None], Any]:
-    """result(source address, destination address, mask): a vector of results.
+    """result(source address, address of powers, mask): a vector of results.
 
-    The destination holds the powers; where its elements are narrower, and would round them, these are found anew.
+    The destination holds the powers; where its elements are narrower, and would round them, they have their own memory.
     """
     if log:
         subtrahend = v.b.fadd(most, v.log(total))
-        return lambda src, dst, mask: v.b.fsub(v.load(src, mask), subtrahend)
+        return lambda src, powers, mask: v.b.fsub(v.load(src, mask), subtrahend)
     factor = v.b.fdiv(v.c(1.0), total)
-    if v.is_narrow:
-        return lambda src, dst, mask: v.mul(v.exp_to_zero(v.b.fsub(v.load(src, mask), most)), factor)
-    return lambda src, dst, mask: v.mul(v.load(dst, mask), factor)
+    return lambda src, powers, mask: v.mul(v.computed.load(powers, mask), factor)

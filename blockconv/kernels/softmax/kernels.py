@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.core.types import ElementType
+from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.softmax.codegen import Extents, Neighbours, contiguous_softmax, strided_softmax
 
-__all__ = ["softmax_lines", "softmax_planes"]
+__all__ = ["LINE", "softmax_lines", "softmax_planes"]
+
+LINE = 64  # bytes
+
+
+@inline
+def whole_lines(nbytes):
+    """Bytes of as many lines as hold these."""
+    return (nbytes + LINE - 1) // LINE * LINE
 
 
 @jit.kernel
 def softmax_lines(element, lanes, log):
     """A task is a position of a contiguous axis: its elements are read, and its results and their tail written.
 
-    Scratch: the elements of a position, where they are gathered.
+    Scratch: the elements of a position, where they are gathered; then its powers, where elements are narrower.
     """
     itemsize = ElementType.of(element).itemsize
     softmax = contiguous_softmax(ElementType.of(element), lanes, log)
@@ -25,16 +34,17 @@ def softmax_lines(element, lanes, log):
         a = ContiguousAxis(args)
         stride, block, size = a.block_stride, a.block, a.size
         blocks, words = (size + block - 1) // block, a.integers.address
+        powers = scratch + whole_lines(a.gathered * size * itemsize)
         for task in range(first, last):
             at = task // a.inner * a.outer_stride
             at += task % a.inner * a.inner_stride
             src, dst = a.src + at, a.dst + at
             if a.gathered:
                 gather_blocks(scratch, src, size * itemsize, block * itemsize, stride)
-                softmax(Extents(src=scratch, dst=scratch, stride=0, extent=size, size=size, integers=words))
+                softmax(Extents(scratch, scratch, 0, size, size, powers, words))
                 scatter_blocks(dst, scratch, size * itemsize, block * itemsize, stride)
             else:
-                softmax(Extents(src=src, dst=dst, stride=stride, extent=block, size=size, integers=words))
+                softmax(Extents(src, dst, stride, block, size, powers, words))
             end = dst + (blocks - 1) * stride + (size - (blocks - 1) * block) * itemsize
             for k in range(a.tail):
                 store_bits(end + k * itemsize, a.zero, itemsize)
@@ -46,7 +56,8 @@ def softmax_lines(element, lanes, log):
 def softmax_planes(element, lanes, log, ragged):
     """A task is up to a vector of contiguous positions of a strided axis: all their elements are read and written.
 
-    ragged: some positions are of channels that do not exist. What is written there is zero.
+    ragged: some positions are of channels that do not exist. What is written there is zero. Scratch: powers, where
+    elements are narrower.
     """
     itemsize = ElementType.of(element).itemsize
     softmax = strided_softmax(ElementType.of(element), lanes, log)
@@ -65,6 +76,7 @@ def softmax_planes(element, lanes, log, ragged):
                     size=a.size,
                     stride=a.stride,
                     positions=inner - position,
+                    powers=scratch,
                     integers=a.integers.address,
                 )
             )

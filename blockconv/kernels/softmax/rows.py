@@ -14,7 +14,7 @@ from blockconv.core.types import BYTES, FLOATS, ElementType, Types
 from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
-from blockconv.kernels.softmax.kernels import softmax_lines, softmax_planes
+from blockconv.kernels.softmax.kernels import LINE, softmax_lines, softmax_planes
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Op
 
@@ -25,19 +25,22 @@ def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads:
     p, itemsize = problem, element.itemsize
     if 0 in p.shape:
         return []
+    is_narrow = element != element.computed
     lanes, nbytes = lanes_of(element.computed.itemsize), p.shape[p.axis] * itemsize
     contiguous = contiguous_axis(layout, p.shape, p.axis, element, given)
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
         kernel = softmax_lines(element.code, lanes, int(p.log))
-        scratch = nbytes if contiguous.gathered else 0
+        powers = p.shape[p.axis] * element.computed.itemsize if is_narrow else 0
+        scratch = -(-nbytes // LINE) * LINE * contiguous.gathered + powers
         return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
     strided = strided_axis(layout, p.shape, p.axis, element, given)
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
     ragged = layout.padded_shape(p.shape) != p.shape
     kernel = softmax_planes(element.code, lanes, int(p.log), int(ragged))
-    return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads))]
+    powers = p.shape[p.axis] * lanes * element.computed.itemsize if is_narrow else 0
+    return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads), powers)]
 
 
 def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types) -> str | None:
@@ -61,4 +64,6 @@ def _make(
     )
 
 
-ROWS = (Row("softmax", "softmax", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make, whole_blocks=True),)
+ROWS = (
+    Row("softmax", "softmax", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make, whole_blocks=True),
+)
