@@ -261,6 +261,7 @@ _OTHERS: tuple[tuple[str, ops.Attributes, tuple[Shape, ...], tuple[Shape, ...], 
     ("transpose 3210", ops.Transpose((3, 2, 1, 0)), (_X,), (), "float32"),
     ("reduce_mean of the image", ops.ReduceMean((2, 3)), (_X,), (), "float32"),
     ("reduce_mean of 6x50", ops.ReduceMean((1,)), ((6, 50),), (), "float32"),
+    ("find_quantization 2x20x9x11", ops.FindQuantization(), (_X,), (), "float32"),
 )
 
 

@@ -26,7 +26,7 @@ from blockconv.dispatch.packing import packing
 from blockconv.kernels import TABLE, Row
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
-from blockconv.network.planning.candidates import OUTPUT, Candidate, Parameters, Pricing, bind, candidates
+from blockconv.network.planning.candidates import OUTPUT, Candidate, Parameters, Pricing, Workspace, bind, candidates
 from blockconv.runtime import Op, Program, address_of
 from blockconv.runtime.launcher import launch_alone, launch_worker
 
@@ -189,7 +189,8 @@ class Worker:
             places = {OUTPUT: out}
             for k, (shape, layout) in enumerate(zip(case.inputs, srcs, strict=True)):
                 places[k] = _stored(uniform(shape, case.dtype, f"{case.name} {k}"), layout)
-            return _result(ops, [places[x] if isinstance(x, int) else x for x in operands], [out])
+            arrays = [np.empty(x.nbytes, np.uint8) if isinstance(x, Workspace) else x for x in operands]
+            return _result(ops, [places[x] if isinstance(x, int) else x for x in arrays], [out])
 
         def packed() -> Sequence[Op]:
             form = row.prepare(problem, src, dst, Types.all(case.dtype)).weights
