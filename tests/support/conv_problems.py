@@ -72,7 +72,7 @@ BATCHES = (
     "g5mb17ic20ih5oc20kh3ph1",
 )
 
-# 1x1, in layouts in which the pixels of a row, or the images of a pixel, lie together.
+# In layouts in which the pixels of a row, or the images of a pixel, lie together.
 ALONG_PIXELS = (
     "mb1ic17ih13iw11oc33kh1kw1",
     "mb2ic6ih7oc65kh1",
@@ -83,6 +83,10 @@ ALONG_PIXELS = (
     "mb1ic40ih20oc50kh1",  # several panels
     "mb2ic7ih6iw18oc20kh1kw1",
     "g2mb17ic18ih4iw5oc26kh1kw1",
+    "mb1ic6ih21oc9kh1sh2",  # flat where the destination is: panels are parts of rows
+    "g3mb1ic6ih21iw19oc6kh3kw3sh2sw2ph1pw1",
+    "mb1ic3ih9iw40oc6kh3kw5sh1sw3ph1pw4dh0dw1",  # taps of every phase, not in order
+    "mb19ic3ih5oc6kh3sh2ph1",  # taps along h are levels
 )
 PLANES = ("NCHW", "bcda", "cdba", "acbd", "cbda")  # NCHW, CHWN, HWCN, NHCW, HCWN
 

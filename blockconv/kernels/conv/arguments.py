@@ -63,6 +63,8 @@ class TilesArguments(Arguments):
     packed_block = word("from a level of a block of channels to the next, as it is packed", "bytes")
     packed_at = word("from a panel of the window to where it is packed", "bytes")
     convert = word("what converts a packed panel; 0 where it is what tiles read", "address of a kernel")
+    line = word("columns of a row of the destination, where rows are one and the source's are not; else 0", "columns")
+    line_bytes = word("from the source of such a row to that of the next", "bytes")
     panel = word("columns of the destination that share a panel of the window", "columns")
     panel_bytes = word("from a panel of the window to the next", "bytes")
     tiles_at = word("from the scratch to three tiles and the records", "bytes")

@@ -35,7 +35,7 @@ from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import kernels, packing
+from blockconv.kernels.conv import kernels, packing, packing_planes
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import Blocking, has_parts, is_converted
 from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
@@ -93,7 +93,7 @@ class _Binding:
     """The words of a convolution's arguments. Where groups share a vector, as many of them as do are one."""
 
     def __init__(self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: Blocking) -> None:
-        self.p, self.at, self.blocking = problem, space(problem, src, dst), blocking
+        self.p, self.at, self.blocking = problem, space(problem, src, dst, blocking.line > 0), blocking
         self.types, self.dot = types, blocking.dot
         # Of a channel in a window and of a weight; in a source and where windows are packed; and in a destination.
         self.itemsize, self.src_itemsize = self.dot.itemsize or types.src.itemsize, types.src.itemsize
@@ -117,13 +117,16 @@ class _Binding:
         self.ic_blocks = 1 if self.is_shared else -(-self.ic // blocking.cb)
         self.pitch = shared.pitch if self.is_shared else blocking.cb
         self.pixel = self.pitch * (types.acc.itemsize if self.is_shared else self.itemsize)
-        self.row = blocking.window_cols * self.pixel
+        self.phase = blocking.window_cols * self.pixel
+        self.row = blocking.phases * self.phase
         self.plane = blocking.window_rows * self.row
         if blocking.in_place:
             self.row, self.pixel = (self.src.along(axis) for axis in self.at.axes[1:])
         # A stride of one tap only is taken out when the window is packed.
         self.window_sh, self.row_step = (1, self.at.sh) if self.at.kh == 1 else (self.at.sh, 1)
-        self.window_sw, self.col_step = (1, self.at.sw) if self.at.kw == 1 else (self.at.sw, 1)
+        # So is that of columns which vectors of pixels are loaded from: they are packed phase by phase.
+        is_taken_out = self.at.kw == 1 or blocking.pixel_lanes > 0
+        self.window_sw, self.col_step = (1, self.at.sw) if is_taken_out else (self.at.sw, 1)
 
     def channel_offset(self, channel: int, level: int) -> int:
         """From a window's first pixel to a channel of it, in bytes."""
@@ -135,9 +138,16 @@ class _Binding:
     def offsets(self) -> list[int]:
         """From a pixel's source to what each step of its reduction reads, in bytes."""
         at, cols = self.at, range(0, self.at.kw, self.blocking.shared.taps)
-        taps = [h * at.dh * self.row + w * at.dw * self.pixel for h in range(at.kh) for w in cols]
+        taps = [h * at.dh * self.row + self.column_offset(w * at.dw) for h in range(at.kh) for w in cols]
         firsts = [0] if self.is_shared else range(0, self.ic, self.blocking.step)
         return [self.channel_offset(c, level) + tap for c in firsts for level in range(at.depth) for tap in taps]
+
+    def column_offset(self, column: int) -> int:
+        """From a pixel's source to what is so many columns of the source further, in bytes."""
+        if not self.blocking.pixel_lanes:
+            return column * self.pixel
+        further, phase = divmod(column, self.at.sw)
+        return phase * self.phase + further * self.pixel
 
     def parts(self) -> list[int]:
         """From each tile's first channel to what its stores write, in bytes; none where the distances are even."""
@@ -212,6 +222,8 @@ class _Binding:
             "packed_row": self.row // shrunk,
             "packed_block": self.plane // shrunk,
             "packed_at": 0 if self.unpacks_pixels else panel_bytes - panel_bytes // shrunk,
+            "line": blocking.line,
+            "line_bytes": self.p.sh * self.src.row,
             "panel": blocking.panel,
             "panel_bytes": panel_bytes,
             "src_pixel": self.window_sw * self.pixel,
@@ -320,10 +332,22 @@ class _Binding:
         if self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb:
             return packing.pack_cut_window(cb, itemsize)
         if self.blocking.pixel_lanes:
-            lanes = self.blocking.pixel_lanes
-            return packing.pack_planes(self.blocking.pixels // lanes, lanes * itemsize)
+            return self.plane_packer()
         odd = (1,) if self.types.acc.is_float and self.ic % self.dot.channels else ()
         return packing.pack_window(cb, itemsize, *odd)
+
+    def plane_packer(self) -> jit.Kernel:
+        """The kernel that packs a window of planes, of which vectors of pixels are loaded."""
+        blocking, p, itemsize = self.blocking, self.p, self.src_itemsize
+        vector = target.isa().vector_bytes // itemsize
+        # Half a row at the most: what is left at its ends, or in a panel, is moved by vectors too.
+        lanes = min(vector, 1 << (max(1, p.ow // 2).bit_length() - 1))
+        if blocking.line:
+            return packing_planes.pack_flat(p.sw, lanes, itemsize)
+        if is_pointwise(p):
+            lanes = blocking.pixel_lanes
+            return packing_planes.pack_planes(blocking.pixels // lanes, lanes * itemsize)
+        return packing_planes.pack_phases(blocking.phases, self.at.sw, vector, itemsize)
 
     @property
     def unpacking(self) -> tuple[int, int, int, int]:

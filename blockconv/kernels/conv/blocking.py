@@ -61,7 +61,9 @@ class Blocking:
     needs. shared: how groups share a vector; a "group" above is then as many of them as do. pixel_lanes: pixels of a
     vector where vectors run along these, and each of `vectors` is one channel; 0 where they run along channels. dot:
     the multiply-accumulate. interleaved: channels that do not lie in fours in the source are brought together as they
-    are packed.
+    are packed. phases: of a row of a window whose columns are taken by their remainder to the stride, how many
+    remainders; `window_cols` is of each. line: columns of a row of the destination where its rows are one and those
+    of the source are not (`space`, strided); else 0.
     """
 
     rows: int
@@ -84,6 +86,8 @@ class Blocking:
     pixel_lanes: int = 0
     dot: Dot = MULTIPLY_ADD
     interleaved: bool = False
+    phases: int = 1
+    line: int = 0
 
     @property
     def width(self) -> int:

@@ -9,7 +9,16 @@ from llvmlite import ir
 
 from blockconv.core.types import ElementType, element
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import const, emitted, load_bits, move, pointer, store_bits, transpose
+from blockconv.jit.ir import (
+    const,
+    emitted,
+    load_bits,
+    move,
+    pointer,
+    shuffle,
+    store_bits,
+    transpose,
+)
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.nibbles import unpacked_pairs
@@ -23,8 +32,12 @@ __all__ = [
     "interleave_two",
     "line_packer",
     "nibble_unpacker",
+    "part_mover",
     "pixel_filler",
+    "strided_mover",
 ]
+
+_FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
 
 
 @functools.cache
@@ -240,3 +253,38 @@ def interleave_two(planes, dst, count, step):
         for p in range(count):
             second = load_bits(planes.second + p * step, 2) if planes.others > 0 else 0
             store_bits(dst + 4 * p, load_bits(planes.first + p * step, 2) | second << 16, 4)
+
+
+@functools.cache
+def strided_mover(stride: int, lanes: int, itemsize: int) -> Any:
+    """move(dst, src): the first of every `stride` elements, so many of them; nothing is read past the last."""
+    last = (lanes - 1) * stride
+
+    @emitted
+    def move_strided(builder: Any, dst: Any, src: Any) -> None:
+        v = Vectors(builder, _FLOATS[itemsize], lanes)
+        moved, done = ir.Constant(v.kind, ir.Undefined), 0
+        while done < lanes:
+            first = min(done * stride, last + 1 - lanes)  # the last load ends with the last element
+            upto = min(lanes, (first + lanes - 1) // stride + 1)
+            loaded = v.load(builder.add(src, const(first * itemsize)))
+            taken = [lanes + k * stride - first if done <= k < upto else k for k in range(lanes)]
+            moved, done = shuffle(builder, moved, loaded, taken), upto
+        v.store(moved, dst)
+
+    return move_strided
+
+
+@functools.cache
+def part_mover(lanes: int, itemsize: int) -> Any:
+    """move(dst, src, first, end): a vector of so many elements, zeros but for those from `first` to `end` - 1.
+
+    The others are not read.
+    """
+
+    @emitted
+    def move_part(builder: Any, dst: Any, src: Any, first: Any, end: Any) -> None:
+        v = Vectors(builder, _FLOATS[itemsize], lanes)
+        v.store(v.load(src, builder.and_(builder.not_(v.below(first)), v.below(end))), dst)
+
+    return move_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import copy_memory, move, move_part, prefetch, store_bits
+from blockconv.jit.ir import copy_memory, move, move_part, store_bits
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
@@ -23,10 +23,10 @@ from blockconv.kernels.conv.codegen import (
 
 __all__ = [
     "convert_window",
+    "is_padding",
     "pack_cut_window",
     "pack_interleaved",
     "pack_pixels",
-    "pack_planes",
     "pack_window",
     "source_offset",
     "unpack_pixels",
@@ -53,7 +53,7 @@ def _columns_in_bounds(a, iw):
 
 
 @inline
-def _is_padding(a, h, z):
+def is_padding(a, h, z):
     """Whether row `h` of level `z` is none of the source's."""
     return h < 0 or h >= a.ih or z < 0 or z >= a.depth_size
 
@@ -105,7 +105,7 @@ def pack_window(cb, itemsize, odd=0):
                 for r in range(rows):
                     out += row_bytes
                     h = ih + r * a.row_step
-                    if _is_padding(a, h, z):
+                    if is_padding(a, h, z):
                         for k in range(count):
                             fill_bytes(out + k * w_block, row_bytes, fill)
                         continue
@@ -133,38 +133,6 @@ def pack_window(cb, itemsize, odd=0):
 
 
 @jit.kernel
-def pack_planes(vectors, vector_bytes):
-    """`pack_window` for panels of so many vectors of pixels of planes, without padding or strides.
-
-    Each plane is in other pages than the one before it, which no processor prefetches: here the next panel is.
-    """
-    ahead = vectors * vector_bytes
-
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
-        src = wanted.image + source_offset(a, wanted.channel) + wanted.depth * a.depth_bytes
-        src += wanted.ih * a.source.row + wanted.iw * a.source.col
-        out, rows, src_row, row_bytes, src_block = (
-            wanted.window,
-            a.window_rows,
-            a.source.row,
-            a.window_row,
-            a.source.block,
-        )
-        for _ in range(a.ic_blocks):
-            line = src
-            for _ in range(rows):
-                for k in range(vectors):
-                    move(out + k * vector_bytes, line + k * vector_bytes, vector_bytes, 0)
-                for k in range(0, ahead, 64):
-                    prefetch(line + ahead + k)
-                line, out = line + src_row, out + row_bytes
-            src += src_block
-
-    return kernel
-
-
-@jit.kernel
 def pack_cut_window(cb, itemsize):
     """`pack_window` for groups that begin inside the source's blocks: one of the window's lies in two of these."""
     chunk = cb * itemsize
@@ -185,7 +153,7 @@ def pack_cut_window(cb, itemsize):
             z = depth + level * a.depth_step
             for r in range(rows):
                 out, h = window + plane * w_block + r * row_bytes, ih + r * a.row_step
-                if _is_padding(a, h, z):
+                if is_padding(a, h, z):
                     fill_bytes(out, row_bytes, 0)
                     continue
                 fill_bytes(out, left * chunk, 0)
@@ -227,7 +195,7 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
             level, r = line // rows, line % rows
             z, h = depth + level * a.depth_step, ih + r * a.row_step
             out = window + line * a.packed_row
-            if _is_padding(a, h, z):
+            if is_padding(a, h, z):
                 zero(out, cols, fill)
                 continue
             src = image + z * a.depth_bytes + h * a.source.row + (iw + left * col_step) * s_col
@@ -279,7 +247,7 @@ def pack_interleaved(unit):
                 level, r = line // a.window_rows, line % a.window_rows
                 z, h = depth + level * a.depth_step, ih + r * a.row_step
                 out = wanted.window + (part * a.depth + level) * a.packed_block + r * row_bytes
-                if _is_padding(a, h, z):
+                if is_padding(a, h, z):
                     fill_bytes(out, row_bytes, fill)
                     continue
                 fill_bytes(out, left * 4, fill)

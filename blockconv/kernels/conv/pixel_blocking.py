@@ -1,7 +1,9 @@
-"""The blocking of 1x1 convolution with vectors along pixels: the tile, and the pixels of a task.
+"""The blocking of convolution with vectors along pixels: the tile, and the pixels of a task.
 
-The source is always packed, in panels of a tile's pixels: a channel of a tile is then next to the one before it, where
-the source has them a plane apart, each in a page of its own. That pays from 16 output channels on.
+The source is always packed: a channel of a tile is then next to the one before it, where the source has them a plane
+apart, each in a page of its own. That pays from 16 output channels on. Of one tap, panels are a tile's pixels. Of more,
+windows of tiles overlap, and a task has one panel; of a row's columns those that a tap reads are neighbours in it, with
+strides too (`Blocking.phases`). So the same vectors serve every tap, each from where that begins.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType
+from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.conv.blocking import Blocking, pixels_of_task, tasks_wanted, tiles_of_registers
 from blockconv.kernels.conv.space import Space, is_pointwise, space
+from blockconv.machine.costs import cycle_seconds
+from blockconv.machine.profile import profile
 
 __all__ = ["blocking", "cycles", "why_not"]
 
@@ -37,9 +42,7 @@ class _Tile(NamedTuple):
 
 def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType) -> str | None:
     """Why vectors cannot run along the pixels of a row, or the images of a pixel."""
-    p, at = problem, space(problem, src, dst)
-    if not is_pointwise(p):
-        return "is for 1x1 without stride or padding"
+    p, at = problem, space(problem, src, dst, strided=True)
     for layout, shape in ((src, p.src_shape), (dst, p.dst_shape)):
         lies = geometry(layout, shape, element.itemsize)
         if lies.length != 1 or lies.along(at.axes[2]) != element.itemsize:
@@ -60,8 +63,8 @@ def _lanes(element: ElementType) -> list[int]:
 @functools.lru_cache(maxsize=4096)
 def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
     """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
-    p, itemsize, at = problem, element.itemsize, space(problem, src, dst)
-    oc, pixel_bytes = p.oc // p.g, p.ic // p.g * itemsize
+    p, itemsize, at = problem, element.itemsize, space(problem, src, dst, strided=True)
+    oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
     tile = min(_tiles(oc, at, element), key=lambda tile: _cycles(p, at, tile, at.oh, at.ow, itemsize))
     ocbs = -(-oc // tile.channels)
     room, images = target.second_level_cache() // 4, at.images * p.g
@@ -70,7 +73,12 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
     else:
         task_rows, task_cols = pixels_of_task(at, p.g, tile.rows, tile.pixels, pixel_bytes, threads, room)
     tasks = images * -(-at.oh // task_rows) * -(-at.ow // task_cols)
-    windows = -(-task_cols // tile.pixels) * tile.pixels * task_rows * pixel_bytes
+    panel = tile.pixels if at.kh == at.kw == at.depth == 1 else task_cols
+    phases, cols = _phases(at, panel)
+    window_rows = at.window(task_rows, panel)[0]
+    windows = -(-task_cols // panel) * phases * cols * window_rows * pixel_bytes
+    if at.sw > 1:
+        windows += (cols * itemsize + 2 * target.isa().vector_bytes) * at.sw  # a row before its columns are taken apart
     return Blocking(
         rows=tile.rows,
         pixels=tile.pixels,
@@ -83,12 +91,21 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
         splits=min(ocbs, -(-tasks_wanted(threads) // tasks)),
         ocbs=ocbs,
         in_place=False,
-        panel=tile.pixels,
-        window_rows=task_rows,
-        window_cols=tile.pixels,
+        panel=panel,
+        window_rows=window_rows,
+        window_cols=cols,
         scratch=-(-windows // 128) * 128 + 256 + 3 * tile.rows * tile.pixels * tile.channels * itemsize,
         pixel_lanes=tile.lanes,
+        phases=phases,
+        # The one-tap problem's own rows, where its space is not what it is for every kernel.
+        line=p.ow if at != space(p, src, dst) else 0,
     )
+
+
+def _phases(at: Space, panel: int) -> tuple[int, int]:
+    """(phases, columns of each) of a row of a window for so many columns of the destination."""
+    taps = [w * at.dw for w in range(at.kw)]
+    return max(tap % at.sw for tap in taps) + 1, panel + max(tap // at.sw for tap in taps)
 
 
 def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, threads: int, itemsize: int) -> int:
@@ -110,8 +127,8 @@ def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, 
 
 # ---------------------------------------------------------------- the tile, and what it costs
 
+MOST_HELD = 8  # vectors of pixels of a tile
 STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
-TILE_CYCLES = 20.0  # that a tile takes beside its reduction
 PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 PACK_CYCLES = 6.0  # to pack a row of a panel, beside a cycle for each of its vectors
@@ -128,27 +145,61 @@ def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int
     p = problem
     ic, tasks = p.ic // p.g, at.images * p.g * -(-at.oh // rows) * -(-at.ow // cols)
     oc, columns = p.oc // p.g, -(-cols // tile.pixels)
-    ocbs, tiles = -(-oc // tile.channels), -(-rows // tile.rows) * columns
-    reduced = ocbs * (tiles * (ic * _step_cycles(tile, tile.lanes * itemsize) + TILE_CYCLES) + BLOCK_CYCLES)
+    ocbs, tiles, steps = -(-oc // tile.channels), -(-rows // tile.rows) * columns, ic * p.kh * p.kw
+    end = profile().rates.end(tile.rows * tile.vectors * tile.channels) / cycle_seconds()
+    step = _step_cycles(tile, itemsize, overlap=steps > ic)
+    reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
-    packed = ic * rows * columns * (PACK_CYCLES + tile.vectors)
-    return tasks * (reduced + packed)
+    if is_pointwise(p):
+        packed = rows * columns * (PACK_CYCLES + tile.vectors)
+    elif at.axes[2] == "hw":  # panels of parts of rows with strides
+        lines = columns * (1 + tile.pixels / p.ow)
+        packed = _pack_cycles(lines, columns * tile.pixels * p.sw)
+    else:
+        phases, each = _phases(at, cols)
+        lines = at.depth * at.window(rows, cols)[0] * phases
+        packed = _pack_cycles(lines, lines * each * at.sw)
+    return tasks * (reduced + ic * packed)
 
 
-def _step_cycles(tile: _Tile, vector_bytes: int) -> float:
-    """Cycles of a step of the reduction: multiply-adds, loads, latency or instructions, whichever bind."""
-    isa, loaded = target.isa(), tile.rows * tile.vectors
+def _pack_cycles(lines: float, elements: float) -> float:
+    """Of so many parts of rows of planes, with as many elements as are loaded."""
+    known = profile()
+    return (lines * known.packs["row"] + elements * known.pack(1, "")) / cycle_seconds()
+
+
+def _step_cycles(tile: _Tile, itemsize: int, overlap: bool) -> float:
+    """Cycles of a step of the reduction: multiply-adds, loads, latency or instructions, whichever bind.
+
+    overlap: vectors of taps overlap, so they begin anywhere, and those which two lines share are loaded twice.
+    """
+    isa, loaded, vector_bytes = target.isa(), tile.rows * tile.vectors, tile.lanes * itemsize
     products = loaded * tile.channels
-    multiply_adds = products * (1.0 if isa.halves and vector_bytes == isa.vector_bytes else 0.5)
+    each = 2.0 if isa.halves and vector_bytes == isa.vector_bytes else 1.0  # halves that a vector is run as
+    multiply_adds = products * each / 2
+    loads = loaded * each * (1 + (vector_bytes - itemsize) / LINE if overlap else 1)
     # Without FMA a product is a copy, a multiplication and an addition, and to broadcast is to load and to shuffle.
     instructions = loaded + (products + tile.channels if isa.fma else 3 * products + 2 * tile.channels)
-    return max(multiply_adds, (loaded + tile.channels + 1) / 2, 4.0, instructions / 6) + STEP_CYCLES
+    return max(multiply_adds, (loads + tile.channels + 1) / 2, 4.0, instructions / 6) + STEP_CYCLES
+
+
+def _held(isa: target.Isa, oc: int) -> Iterator[tuple[int, int]]:
+    """(vectors of pixels, the most output channels) of tiles that the registers hold: with all of a few, more vectors.
+
+    Else the more channels, the fewer vectors are loaded for the same products.
+    """
+    known = tiles_of_registers(isa.fma)
+    yield from known
+    free = (32 if isa.registers == 32 else 16) - (1 if isa.fma else 2)  # of a weight, and of a product
+    for held in range(max(vectors for vectors, _ in known) + 1, MOST_HELD + 1):
+        if free // held > oc:
+            yield held, oc
 
 
 def _tiles(oc: int, at: Space, element: ElementType) -> Iterator[_Tile]:
     """Those that the registers hold; output channels are shared evenly."""
     for lanes in _lanes(element):
-        for held, most in tiles_of_registers(target.isa().fma):
+        for held, most in _held(target.isa(), oc):
             channels = -(-oc // -(-oc // most))
             for vectors in range(1, held + 1):
                 if held % vectors == 0 and held // vectors <= at.oh and vectors * lanes <= at.ow:

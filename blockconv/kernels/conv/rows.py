@@ -5,7 +5,7 @@ output channels fill half a vector or less, dense tiles would leave most lanes i
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem of floats; slow, and simple enough to trust.
 
-Along pixels: 1x1 from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
+Along pixels: from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
 
 Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `TileShape` in place of the chosen one.
 """
@@ -190,7 +190,7 @@ def _make_pixels(
 def _cost_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
     itemsize = types.src.itemsize
-    cycles = pixel_blocking.cycles(problem, space(problem, src, dst), found, itemsize)
+    cycles = pixel_blocking.cycles(problem, space(problem, src, dst, found.line > 0), found, itemsize)
     return max(cycles * cycle_seconds(), _moved(problem, src, dst, types))
 
 

@@ -8,7 +8,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.geometry import geometry
 
-__all__ = ["Space", "is_pointwise", "space"]
+__all__ = ["Space", "has_one_tap", "is_pointwise", "space"]
 
 SHORT = 48  # columns that a window may be longer than its outputs where the batch is flattened
 
@@ -20,7 +20,8 @@ class Space:
     Usually image, row and column are n, h and w. Where the batch lies inside a pixel (CHWN4, HWCN), columns run
     over w and n together if the batch is small and the next pixel's follows: a tap further is n columns further.
     Else image, row and column are h, w and n, and the taps along h become more channel blocks (`depth`), each a row
-    to pack. A 1x1 problem without stride and padding is flat where rows follow each other: its rows are one.
+    to pack. A 1x1 problem without stride and padding is flat where rows follow each other: its rows are one. One with
+    strides may be (`strided`), where the destination's rows follow each other: a column of it is any pixel of an image.
     """
 
     axes: tuple[str, str, str]  # image, row, column: "n", "h", "w", "hw", "wn", "hwn", or "" for a single one
@@ -50,8 +51,11 @@ class Space:
         return window if self.kh == 1 else (window - (self.kh - 1) * self.dh - 1) // self.sh + 1
 
 
-def space(problem: Conv2dProblem, src: Layout, dst: Layout) -> Space:
-    """The space in which a problem is blocked; what matters of layouts is which axes lie together in them."""
+def space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool = False) -> Space:
+    """The space in which a problem is blocked; what matters of layouts is which axes lie together in them.
+
+    strided: the destination of a 1x1 problem with strides is flat; what packs windows finds each row of the source.
+    """
     p = problem
     s, d = geometry(src, p.src_shape, 1), geometry(dst, p.dst_shape, 1)
     # Planes of a destination take rows of neighbours: of pixels, or of images. Elsewhere images go first where the
@@ -64,6 +68,8 @@ def space(problem: Conv2dProblem, src: Layout, dst: Layout) -> Space:
             return Space(("", "", "hwn"), 1, 1, pixels * p.n, 1, pixels * p.n)
         if batch:
             return Space(("", "hw", "n"), 1, pixels, p.n, pixels, p.n)
+        return Space(("n", "", "hw"), p.n, 1, pixels, 1, pixels)
+    if strided and has_one_tap(p) and not is_pointwise(p) and not batch and d.row == p.ow * d.col:
         return Space(("n", "", "hw"), p.n, 1, pixels, 1, pixels)
     if batch and flat_batch and p.sw == 1 and p.n * p.dw * (p.kw - 1) <= SHORT:
         ow, iw, pw, dw = (p.n * size for size in (p.ow, p.iw, p.pw, p.dw))
@@ -81,3 +87,12 @@ def is_pointwise(problem: Conv2dProblem) -> bool:
     """Whether each pixel of the destination is made of the same one of the source alone."""
     p = problem
     return (p.kh, p.kw, p.sh, p.sw, p.ph, p.pw, p.ph_r, p.pw_r) == (1, 1, 1, 1, 0, 0, 0, 0)
+
+
+def has_one_tap(problem: Conv2dProblem) -> bool:
+    """Whether each pixel of the destination is made of one of the source alone, which is none of padding.
+
+    Padding is less than none at ends whose last pixels no stride reaches.
+    """
+    p = problem
+    return (p.kh, p.kw, p.ph, p.pw) == (1, 1, 0, 0) and max(p.ph_r, p.pw_r) <= 0

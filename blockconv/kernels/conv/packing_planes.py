@@ -1,0 +1,139 @@
+"""The kernels that pack windows of planes for tiles whose vectors run along pixels, as `packing`'s are called."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import load_bits, move, prefetch, store_bits
+from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
+from blockconv.kernels.conv.codegen import part_mover, strided_mover
+from blockconv.kernels.conv.packing import is_padding, source_offset
+
+__all__ = ["pack_flat", "pack_phases", "pack_planes"]
+
+
+@jit.kernel
+def pack_planes(vectors, vector_bytes):
+    """`pack_window` for panels of so many vectors of pixels of planes, without padding or strides.
+
+    Each plane is in other pages than the one before it, which no processor prefetches: here the next panel is.
+    """
+    ahead = vectors * vector_bytes
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        src = wanted.image + source_offset(a, wanted.channel) + wanted.depth * a.depth_bytes
+        src += wanted.ih * a.source.row + wanted.iw * a.source.col
+        out, rows, src_row, row_bytes, src_block = (
+            wanted.window,
+            a.window_rows,
+            a.source.row,
+            a.window_row,
+            a.source.block,
+        )
+        for _ in range(a.ic_blocks):
+            line = src
+            for _ in range(rows):
+                for k in range(vectors):
+                    move(out + k * vector_bytes, line + k * vector_bytes, vector_bytes, 0)
+                for k in range(0, ahead, 64):
+                    prefetch(line + ahead + k)
+                line, out = line + src_row, out + row_bytes
+            src += src_block
+
+    return kernel
+
+
+def _line_copier(stride, lanes, itemsize):
+    """copy(dst, src, count): that many elements, every `stride`-th of a row; nothing in between is read past them."""
+    step, piece = stride * itemsize, strided_mover(stride, lanes, itemsize)
+
+    @inline
+    def copy(dst, src, count):
+        if count >= lanes:
+            for k in range(0, count - lanes + 1, lanes):
+                piece(dst + k * itemsize, src + k * step)
+            rest = count - lanes  # the last vector is moved back to be whole
+            piece(dst + rest * itemsize, src + rest * step)
+        else:
+            for k in range(count):
+                store_bits(dst + k * itemsize, load_bits(src + k * step, itemsize), itemsize)
+
+    return copy
+
+
+def _padded_copier(lanes, itemsize):
+    """copy(dst, src, first, width, count): columns `first` to `first + count - 1` of a row of so many at `src`.
+
+    In place of those that the row does not have, zeros. What is written past the last, to whole vectors, is of no
+    account.
+    """
+    part, vector = part_mover(lanes, itemsize), lanes * itemsize
+
+    @inline
+    def copy(dst, src, first, width, count):
+        for k in range(0, count, lanes):
+            to, col = dst + k * itemsize, first + k
+            if col >= 0 and col + lanes <= width:
+                move(to, src + col * itemsize, vector, 0)
+            else:
+                part(to, src + col * itemsize, -col, width - col)
+
+    return copy
+
+
+@jit.kernel
+def pack_phases(phases, stride, lanes, itemsize):
+    """Pack a window of planes as [channel][level][row][phase][column]: the columns of a phase are every `stride`-th.
+
+    A tap's vector of neighbouring pixels of the destination then lies together. phases: those that taps read, from the
+    first on. lanes: of a vector. Padding is zeros. Rows with strides are copied behind the window before.
+    """
+    copy, piece = _padded_copier(lanes, itemsize), strided_mover(stride, lanes, itemsize)
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        out, cols, depth, rows = wanted.window, a.window_cols, a.depth, a.window_rows
+        iw, phase_bytes, whole = wanted.iw, cols * itemsize, wanted.window + a.panel_bytes + lanes * itemsize
+        for block in range(a.ic_blocks * depth):
+            z = wanted.depth + block % depth * a.depth_step
+            plane = wanted.image + source_offset(a, wanted.channel + block // depth) + z * a.depth_bytes
+            for r in range(rows):
+                h = wanted.ih + r * a.row_step
+                width = 0 if is_padding(a, h, z) else a.iw
+                line = plane + h * a.source.row
+                if stride == 1:
+                    copy(out, line, iw, width, cols)
+                else:
+                    copy(whole, line, iw, width, (cols - 1) * stride + phases)
+                    for phase in range(phases):
+                        to, at = out + phase * phase_bytes, whole + phase * itemsize
+                        for k in range(0, cols, lanes):
+                            piece(to + k * itemsize, at + k * (stride * itemsize))
+                out += phases * phase_bytes
+
+    return kernel
+
+
+@jit.kernel
+def pack_flat(stride, lanes, itemsize):
+    """Pack a panel of planes as [channel][pixel], of a 1x1 with strides whose destination is flat, without padding.
+
+    stride: between the columns of a row of the source. lanes: elements that are moved at once.
+    """
+    copy = _line_copier(stride, lanes, itemsize)
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        out, cols, line = wanted.window, a.window_cols, a.line
+        row, col = wanted.iw // line, wanted.iw % line
+        for c in range(a.ic_blocks):
+            src = wanted.image + source_offset(a, wanted.channel + c) + row * a.line_bytes
+            done, first = 0, col
+            while done < cols:
+                count = min(cols - done, line - first)
+                copy(out + done * itemsize, src + first * (stride * itemsize), count)
+                done, first, src = done + count, 0, src + a.line_bytes
+            out += cols * itemsize
+
+    return kernel
