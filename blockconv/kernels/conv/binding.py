@@ -338,16 +338,14 @@ class _Binding:
 
     def plane_packer(self) -> jit.Kernel:
         """The kernel that packs a window of planes, of which vectors of pixels are loaded."""
-        blocking, p, itemsize = self.blocking, self.p, self.src_itemsize
-        vector = target.isa().vector_bytes // itemsize
-        # Half a row at the most: what is left at its ends, or in a panel, is moved by vectors too.
-        lanes = min(vector, 1 << (max(1, p.ow // 2).bit_length() - 1))
-        if blocking.line:
-            return packing_planes.pack_flat(p.sw, lanes, itemsize)
-        if is_pointwise(p):
+        blocking, itemsize = self.blocking, self.src_itemsize
+        if is_pointwise(self.p):
             lanes = blocking.pixel_lanes
             return packing_planes.pack_planes(blocking.pixels // lanes, lanes * itemsize)
-        return packing_planes.pack_phases(blocking.phases, self.at.sw, vector, itemsize)
+        lanes = target.isa().vector_bytes // itemsize
+        if blocking.line:
+            return packing_planes.pack_flat(self.p.sw, lanes, itemsize)
+        return packing_planes.pack_phases(blocking.phases, self.at.sw, lanes, itemsize)
 
     @property
     def unpacking(self) -> tuple[int, int, int, int]:

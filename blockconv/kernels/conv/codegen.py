@@ -32,7 +32,6 @@ __all__ = [
     "interleave_two",
     "line_packer",
     "nibble_unpacker",
-    "part_mover",
     "pixel_filler",
     "strided_mover",
 ]
@@ -256,35 +255,24 @@ def interleave_two(planes, dst, count, step):
 
 
 @functools.cache
-def strided_mover(stride: int, lanes: int, itemsize: int) -> Any:
-    """move(dst, src): the first of every `stride` elements, so many of them; nothing is read past the last."""
-    last = (lanes - 1) * stride
+def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool) -> Any:
+    """move(dst, src, first, end): the first of every `stride` elements at `src`, a vector of them.
+
+    Zeros in place of those before number `first` of these elements and from number `end` on, which are not read; but
+    where the vector is whole (is_whole): all that its elements lie in, up to the end of their last stride, is read.
+    """
+    steps = range(0, lanes * stride, stride)
 
     @emitted
-    def move_strided(builder: Any, dst: Any, src: Any) -> None:
+    def move_strided(builder: Any, dst: Any, src: Any, first: Any, end: Any) -> None:
         v = Vectors(builder, _FLOATS[itemsize], lanes)
-        moved, done = ir.Constant(v.kind, ir.Undefined), 0
-        while done < lanes:
-            first = min(done * stride, last + 1 - lanes)  # the last load ends with the last element
-            upto = min(lanes, (first + lanes - 1) // stride + 1)
-            loaded = v.load(builder.add(src, const(first * itemsize)))
-            taken = [lanes + k * stride - first if done <= k < upto else k for k in range(lanes)]
-            moved, done = shuffle(builder, moved, loaded, taken), upto
+        moved = ir.Constant(v.kind, ir.Undefined)
+        for start in sorted({step // lanes * lanes for step in steps}):
+            before, below = (v.below(builder.sub(bound, const(start))) for bound in (first, end))
+            mask = None if is_whole else builder.and_(builder.not_(before), below)
+            loaded = v.load(builder.add(src, const(start * itemsize)), mask)
+            taken = [lanes + step - start if step // lanes * lanes == start else k for k, step in enumerate(steps)]
+            moved = shuffle(builder, moved, loaded, taken)
         v.store(moved, dst)
 
     return move_strided
-
-
-@functools.cache
-def part_mover(lanes: int, itemsize: int) -> Any:
-    """move(dst, src, first, end): a vector of so many elements, zeros but for those from `first` to `end` - 1.
-
-    The others are not read.
-    """
-
-    @emitted
-    def move_part(builder: Any, dst: Any, src: Any, first: Any, end: Any) -> None:
-        v = Vectors(builder, _FLOATS[itemsize], lanes)
-        v.store(v.load(src, builder.and_(builder.not_(v.below(first)), v.below(end))), dst)
-
-    return move_part

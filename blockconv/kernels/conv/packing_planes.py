@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_bits, move, prefetch, store_bits
+from blockconv.jit.ir import move, prefetch
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import part_mover, strided_mover
+from blockconv.kernels.conv.codegen import strided_mover
 from blockconv.kernels.conv.packing import is_padding, source_offset
 
 __all__ = ["pack_flat", "pack_phases", "pack_planes"]
@@ -44,38 +44,20 @@ def pack_planes(vectors, vector_bytes):
     return kernel
 
 
-def _line_copier(stride, lanes, itemsize):
-    """copy(dst, src, count): that many elements, every `stride`-th of a row; nothing in between is read past them."""
-    step, piece = stride * itemsize, strided_mover(stride, lanes, itemsize)
-
-    @inline
-    def copy(dst, src, count):
-        if count >= lanes:
-            for k in range(0, count - lanes + 1, lanes):
-                piece(dst + k * itemsize, src + k * step)
-            rest = count - lanes  # the last vector is moved back to be whole
-            piece(dst + rest * itemsize, src + rest * step)
-        else:
-            for k in range(count):
-                store_bits(dst + k * itemsize, load_bits(src + k * step, itemsize), itemsize)
-
-    return copy
-
-
-def _padded_copier(lanes, itemsize):
-    """copy(dst, src, first, width, count): columns `first` to `first + count - 1` of a row of so many at `src`.
+def _row_copier(stride, lanes, itemsize):
+    """copy(dst, src, first, width, count): columns `first`, `first + stride`, ..., so many, of a row of `width`.
 
     In place of those that the row does not have, zeros. What is written past the last, to whole vectors, is of no
     account.
     """
-    part, vector = part_mover(lanes, itemsize), lanes * itemsize
+    whole, part = (strided_mover(stride, lanes, itemsize, is_whole) for is_whole in (True, False))
 
     @inline
     def copy(dst, src, first, width, count):
         for k in range(0, count, lanes):
-            to, col = dst + k * itemsize, first + k
-            if col >= 0 and col + lanes <= width:
-                move(to, src + col * itemsize, vector, 0)
+            to, col = dst + k * itemsize, first + k * stride
+            if col >= 0 and col + lanes * stride <= width:
+                whole(to, src + col * itemsize, 0, 0)
             else:
                 part(to, src + col * itemsize, -col, width - col)
 
@@ -87,30 +69,22 @@ def pack_phases(phases, stride, lanes, itemsize):
     """Pack a window of planes as [channel][level][row][phase][column]: the columns of a phase are every `stride`-th.
 
     A tap's vector of neighbouring pixels of the destination then lies together. phases: those that taps read, from the
-    first on. lanes: of a vector. Padding is zeros. Rows with strides are copied behind the window before.
+    first on. lanes: of a vector. Padding is zeros.
     """
-    copy, piece = _padded_copier(lanes, itemsize), strided_mover(stride, lanes, itemsize)
+    copy = _row_copier(stride, lanes, itemsize)
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
-        out, cols, depth, rows = wanted.window, a.window_cols, a.depth, a.window_rows
-        iw, phase_bytes, whole = wanted.iw, cols * itemsize, wanted.window + a.panel_bytes + lanes * itemsize
+        out, cols, depth, rows, iw = wanted.window, a.window_cols, a.depth, a.window_rows, wanted.iw
         for block in range(a.ic_blocks * depth):
             z = wanted.depth + block % depth * a.depth_step
             plane = wanted.image + source_offset(a, wanted.channel + block // depth) + z * a.depth_bytes
             for r in range(rows):
                 h = wanted.ih + r * a.row_step
                 width = 0 if is_padding(a, h, z) else a.iw
-                line = plane + h * a.source.row
-                if stride == 1:
-                    copy(out, line, iw, width, cols)
-                else:
-                    copy(whole, line, iw, width, (cols - 1) * stride + phases)
-                    for phase in range(phases):
-                        to, at = out + phase * phase_bytes, whole + phase * itemsize
-                        for k in range(0, cols, lanes):
-                            piece(to + k * itemsize, at + k * (stride * itemsize))
-                out += phases * phase_bytes
+                for phase in range(phases):
+                    copy(out, plane + h * a.source.row, iw + phase, width, cols)
+                    out += cols * itemsize
 
     return kernel
 
@@ -119,20 +93,20 @@ def pack_phases(phases, stride, lanes, itemsize):
 def pack_flat(stride, lanes, itemsize):
     """Pack a panel of planes as [channel][pixel], of a 1x1 with strides whose destination is flat, without padding.
 
-    stride: between the columns of a row of the source. lanes: elements that are moved at once.
+    stride: between the columns of a row of the source. lanes: of a vector.
     """
-    copy = _line_copier(stride, lanes, itemsize)
+    copy = _row_copier(stride, lanes, itemsize)
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
         out, cols, line = wanted.window, a.window_cols, a.line
-        row, col = wanted.iw // line, wanted.iw % line
+        row, col, width = wanted.iw // line, wanted.iw % line, (line - 1) * stride + 1
         for c in range(a.ic_blocks):
             src = wanted.image + source_offset(a, wanted.channel + c) + row * a.line_bytes
             done, first = 0, col
             while done < cols:
                 count = min(cols - done, line - first)
-                copy(out + done * itemsize, src + first * (stride * itemsize), count)
+                copy(out + done * itemsize, src, first * stride, width, count)
                 done, first, src = done + count, 0, src + a.line_bytes
             out += cols * itemsize
 

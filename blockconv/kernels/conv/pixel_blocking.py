@@ -26,6 +26,9 @@ from blockconv.machine.profile import profile
 __all__ = ["blocking", "cycles", "why_not"]
 
 
+SERVED = 3  # products of a loaded vector, without which loads, and not products, would bind
+
+
 class _Tile(NamedTuple):
     """`rows` rows of `vectors` vectors of `lanes` pixels, by output channels."""
 
@@ -47,6 +50,8 @@ def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementTy
         lies = geometry(layout, shape, element.itemsize)
         if lies.length != 1 or lies.along(at.axes[2]) != element.itemsize:
             return f"is for layouts in which a channel's neighbouring pixels lie together, not for {layout}"
+    if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
+        return f"is for groups of at least {SERVED} output channels, which a vector of pixels is loaded for at each tap"
     least = min(_lanes(element))
     if at.ow < least:
         return f"is for rows of at least {least} pixels, not of {at.ow}"
@@ -65,7 +70,12 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
     """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
     p, itemsize, at = problem, element.itemsize, space(problem, src, dst, strided=True)
     oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
-    tile = min(_tiles(oc, at, element), key=lambda tile: _cycles(p, at, tile, at.oh, at.ow, itemsize))
+
+    def score(tile: _Tile) -> tuple[float, int]:  # of tiles whose times are equal but for their rounding, the largest
+        cycles = float(f"{_cycles(p, at, tile, at.oh, at.ow, itemsize):.3e}")
+        return cycles, -tile.rows * tile.vectors * tile.channels
+
+    tile = min(_tiles(oc, at, element), key=score)
     ocbs = -(-oc // tile.channels)
     room, images = target.second_level_cache() // 4, at.images * p.g
     if at.oh == 1:
@@ -77,8 +87,6 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
     phases, cols = _phases(at, panel)
     window_rows = at.window(task_rows, panel)[0]
     windows = -(-task_cols // panel) * phases * cols * window_rows * pixel_bytes
-    if at.sw > 1:
-        windows += (cols * itemsize + 2 * target.isa().vector_bytes) * at.sw  # a row before its columns are taken apart
     return Blocking(
         rows=tile.rows,
         pixels=tile.pixels,

@@ -48,7 +48,7 @@ def test_it_takes_layouts_whose_neighbouring_pixels_or_images_lie_together():
         ("mb1ic8ih20oc8kh1", "NCHW", "NCHW4", "not for NCHW4"),
         ("mb2ic8ih1oc8kh1", "NCHW", "NCHW", "rows of at least"),
         ("mb1ic8ih20oc8kh3sh20ph1", "NCHW", "NCHW", "rows of at least"),
-        ("mb1ic8ih9001iw9000oc8kh2kw1dh8999", "NCHW", "NCHW", "a tile's window"),
+        ("g8mb1ic8ih20oc16kh3ph1", "NCHW", "NCHW", "groups of at least"),
     ],
 )
 def test_it_says_what_it_is_not_for(descriptor, src, dst, why):
