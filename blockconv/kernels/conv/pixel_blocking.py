@@ -162,18 +162,21 @@ def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int
         packed = rows * columns * (PACK_CYCLES + tile.vectors)
     elif at.axes[2] == "hw":  # panels of parts of rows with strides
         lines = columns * (1 + tile.pixels / p.ow)
-        packed = _pack_cycles(lines, columns * tile.pixels * p.sw)
+        packed = _pack_cycles(lines, 1, columns * tile.pixels * p.sw)
     else:
         phases, each = _phases(at, cols)
         lines = at.depth * at.window(rows, cols)[0] * phases
-        packed = _pack_cycles(lines, lines * each * at.sw)
+        packed = _pack_cycles(lines, 2, lines * each * at.sw)
     return tasks * (reduced + ic * packed)
 
 
-def _pack_cycles(lines: float, elements: float) -> float:
-    """Of so many parts of rows of planes, with as many elements as are loaded."""
+def _pack_cycles(lines: float, ends: int, elements: float) -> float:
+    """Of so many parts of rows of planes, with as many elements as are loaded.
+
+    ends: of each that are moved under a mask, which takes as long as to begin a row.
+    """
     known = profile()
-    return (lines * known.packs["row"] + elements * known.pack(1, "")) / cycle_seconds()
+    return (lines * (1 + ends) * known.packs["row"] + elements * known.pack(1, "")) / cycle_seconds()
 
 
 def _step_cycles(tile: _Tile, itemsize: int, overlap: bool) -> float:
@@ -184,8 +187,12 @@ def _step_cycles(tile: _Tile, itemsize: int, overlap: bool) -> float:
     isa, loaded, vector_bytes = target.isa(), tile.rows * tile.vectors, tile.lanes * itemsize
     products = loaded * tile.channels
     each = 2.0 if isa.halves and vector_bytes == isa.vector_bytes else 1.0  # halves that a vector is run as
-    multiply_adds = products * each / 2
-    loads = loaded * each * (1 + (vector_bytes - itemsize) / LINE if overlap else 1)
+    multiply_adds, loads = products * each / 2, loaded * each
+    if overlap:
+        # As the profile has it of the other microkernel, which broadcasts so many pixels against so many vectors.
+        measured = profile().rates.step(tile.channels, loaded, part=each / 2 if isa.halves else 1.0)
+        multiply_adds = measured / cycle_seconds()
+        loads *= 1 + (vector_bytes - itemsize) / LINE
     # Without FMA a product is a copy, a multiplication and an addition, and to broadcast is to load and to shuffle.
     instructions = loaded + (products + tile.channels if isa.fma else 3 * products + 2 * tile.channels)
     return max(multiply_adds, (loads + tile.channels + 1) / 2, 4.0, instructions / 6) + STEP_CYCLES
