@@ -114,6 +114,16 @@ def _prefetch_next(a, src):
             prefetch(src + r * a.src_strides.row + k * a.src_strides.col)
 
 
+@inline
+def _prefetch_planes(a, src, valid, ahead):
+    """Fetch the line that is `ahead` of each row of each channel's plane: of so many, no processor foresees the next."""
+    for c in range(valid if a.prefetch_rows else 0):
+        at = src + c * a.src_strides.channel + ahead
+        for _ in range(a.prefetch_rows):
+            prefetch(at)
+            at += a.src_strides.row
+
+
 @jit.kernel
 def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type):
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
@@ -158,6 +168,8 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
                 if has_parts:
                     by_part = _src_parts(a, c, lanes, load_width)
                 if by_planes or not inside or not is_whole(a, valid, room - c * src_itemsize):
+                    if by_planes:
+                        _prefetch_planes(a, src, valid, (wide - 1 + most * step) * src_itemsize)
                     gather(a, patch, header.border.address, plane, ih, iw, valid, c)
                     src, by_row, by_col, by_part = patch, patch_row, pixel, patch_part
                     if has_parts:
