@@ -116,7 +116,7 @@ def _prefetch_next(a, src):
 
 @inline
 def _prefetch_planes(a, src, valid, ahead):
-    """Fetch the line that is `ahead` of each row of each channel's plane: of so many, no processor foresees the next."""
+    """Fetch the line that is `ahead` of each row of each plane: of so many, no processor foresees the next."""
     for c in range(valid if a.prefetch_rows else 0):
         at = src + c * a.src_strides.channel + ahead
         for _ in range(a.prefetch_rows):
