@@ -84,8 +84,8 @@ ALONG_PIXELS = (
     "mb2ic7ih6iw18oc20kh1kw1",
     "g2mb17ic18ih4iw5oc26kh1kw1",
     "mb1ic6ih21oc9kh1sh2",  # flat where the destination is: panels are parts of rows
-    "g3mb1ic6ih21iw19oc9kh3kw3sh2sw2ph1pw1",
-    "mb1ic3ih9iw40oc6kh3kw5sh1sw3ph1pw4dh0dw1",  # taps of every phase, not in order
+    "g3mb1ic6ih7iw35oc9kh3kw3sh2sw2ph1pw1",
+    "mb1ic3ih5iw50oc6kh3kw5sh1sw3ph1pw4dh0dw1",  # taps of every phase, not in order
     "mb19ic3ih5oc6kh3sh2ph1",  # taps along h are levels
 )
 PLANES = ("NCHW", "bcda", "cdba", "acbd", "cbda")  # NCHW, CHWN, HWCN, NHCW, HCWN
