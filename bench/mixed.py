@@ -28,7 +28,7 @@ from .report import Column
 from .results import OK, WRONG, Case, Entry
 from .run import Plan, conditions
 from .timing import compare
-from .workers import set_apart
+from .workers import hang_up, pinned, set_apart
 
 __all__ = ["ALL_POOLS", "COLUMNS", "POOLS", "PROBLEMS", "plans"]
 
@@ -114,13 +114,10 @@ class _Worker:
         self.pool = pool
         context = multiprocessing.get_context("spawn")
         self.pipe, far_end = context.Pipe()
-        processors, before = machine.processors(threads), machine.affinity()
+        processors = machine.processors(threads)
         self.process = context.Process(target=_serve, args=(far_end, pool, problem, threads, processors), daemon=True)
-        machine.pin(processors)  # what counts the processors at its import counts these
-        try:
+        with pinned(processors):  # what counts the processors at its import counts these
             self.process.start()
-        finally:
-            machine.pin(before)
         far_end.close()
 
     def ask(self, *request: Any) -> Any:
@@ -131,11 +128,7 @@ class _Worker:
             raise ValueError(f"mixed: the process of pool {self.pool} ended; what it said is above") from None
 
     def close(self) -> None:
-        self.pipe.close()
-        self.process.join(2)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        hang_up(self.pipe, self.process)
 
 
 # The far end

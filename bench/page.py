@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from blockconv.core import text as words
+
 from . import lab, plots
 from .grid import Grid
 from .report import DISTURBED, best_speedup, short_title, standing, summary, time_text
@@ -78,7 +80,7 @@ def _suite(suite: str, cases: Sequence[Case]) -> Iterable[str]:
         yield f'<p class="warning">Other processes were busy during {disturbed} of the {len(cases)} cases.</p>'
     for threads in sorted({case["params"]["threads"] for case in cases}):
         chosen = [case for case in cases if case["params"]["threads"] == threads]
-        yield f"<h3>{threads} thread{'s' if threads > 1 else ''}</h3>"
+        yield f"<h3>{words.threads(threads)}</h3>"
         yield from _pictures(suite, [case for case in chosen if any("timing" in e for e in case["entries"])])
         yield "<p>Every entry, in the same order; open one for its table.</p>"
         yield from map(_entry, chosen)

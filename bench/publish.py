@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blockconv.core import text
+
 from . import cpu, tables
 from .grid import markdown
 from .report import STANDINGS, best_speedup, short_title, standing
@@ -80,15 +82,11 @@ def _record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
-
-
 def _networks(cases: Sequence[Case]) -> Iterator[str]:
     """A row for each network, with our best, the best peer and their ratio for each number of threads."""
     counts = sorted({case["params"]["threads"] for case in cases})
     heads = ["network"] + [
-        head for count in counts for head in (f"ms, {_threads(count)}", "best peer", "times as fast")
+        head for count in counts for head in (f"ms, {text.threads(count)}", "best peer", "times as fast")
     ]
     rows: dict[str, dict[int, Case]] = {}
     for case in cases:
@@ -140,7 +138,7 @@ def _losses(suites: Mapping[str, Sequence[Case]]) -> str:
             if ratio and standing(ratio) == "behind":
                 behind.setdefault(short_title(case), {})[case["params"]["threads"]] = float(ratio["median"])
     told = [
-        f"{title} ({', '.join(f'{ratio:.2f} on {_threads(count)}' for count, ratio in ratios.items())})"
+        f"{title} ({', '.join(f'{ratio:.2f} on {text.threads(count)}' for count, ratio in ratios.items())})"
         for title, ratios in sorted(behind.items(), key=lambda pair: min(pair[1].values()))
     ]
     return f"Behind the best peer: {'; '.join(told) or 'nothing'}."

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core import text
 from blockconv.core.problem import ReorderProblem
 
 from .measure import measure, noise
@@ -54,7 +55,7 @@ def _plan(problem: ReorderProblem, dtype: str, threads: int, crew: Crew, timing:
         # A reorder moves numbers: the least error is an error.
         return {"bytes": nbytes, **measure(variants, expected, 0.0, **timing)}
 
-    shape = "x".join(map(str, problem.shape))
+    shape = text.dims(problem.shape)
     params, how = conditions(threads, timing, dtype)
     params = {"shape": shape, "src": problem.src, "dst": problem.dst, **params}
     return Plan("reorders", f"{problem.src} → {problem.dst}, {shape}, {how}", params, measure_it, crew.wanted())

@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from blockconv.core import text
+
 from .grid import headed
 from .results import OK, Case, Entry, seconds
 
@@ -42,10 +44,7 @@ class Column:
 
 def time_text(nanoseconds: float) -> str:
     """Three digits and a unit."""
-    for unit, scale in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if nanoseconds < 999.5 * scale:
-            return f"{nanoseconds / scale:.3g} {unit}"
-    return f"{nanoseconds / 1e9:.3g} s"
+    return text.duration(nanoseconds * 1e-9)
 
 
 def speedup_text(case: Case, entry: Entry) -> str:

@@ -32,7 +32,7 @@ from . import machine, peers
 from .peers import OURS, Variant
 from .timing import Local
 
-__all__ = ["Crew", "PeerError", "set_apart"]
+__all__ = ["Crew", "PeerError", "hang_up", "pinned", "set_apart"]
 
 
 class PeerError(RuntimeError):
@@ -160,7 +160,7 @@ class _Worker:
         self.pipe, far_end = context.Pipe()
         arguments = far_end, name, machine.processors(threads)
         self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
-        with _pinned(machine.processors(threads)):  # what counts the processors at its import counts these
+        with pinned(machine.processors(threads)):  # what counts the processors at its import counts these
             self.process.start()
         far_end.close()
 
@@ -180,15 +180,20 @@ class _Worker:
         return answer
 
     def close(self) -> None:
-        self.pipe.close()
-        self.process.join(2)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        hang_up(self.pipe, self.process)
+
+
+def hang_up(pipe: Connection, process: BaseProcess) -> None:
+    """End a process that serves a pipe until it is closed."""
+    pipe.close()
+    process.join(2)
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 @contextlib.contextmanager
-def _pinned(processors: Sequence[int]) -> Iterator[None]:
+def pinned(processors: Sequence[int]) -> Iterator[None]:
     """This thread on these processors, which a process that is started meanwhile inherits."""
     before = machine.affinity()
     machine.pin(processors)

@@ -12,7 +12,7 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, FLOATS, NIBBLES, Types, element
+from blockconv.core.types import BYTES, FLOATS, NIBBLES, Types, element, is_quantized
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
@@ -116,7 +116,7 @@ class Arithmetic:
             dtype = None
         if self.is_float and (dtype is None or not element(dtype).is_float):
             raise self._not_for_floats("out_dtype", self.options.out_dtype)
-        if not self.is_float and not _is_quantized(dtype) and dtype not in (_INT32, _FLOAT32):
+        if not self.is_float and not is_quantized(dtype) and dtype not in (_INT32, _FLOAT32):
             rule = "has to be uint8, int8, int32 or float32, or uint4 or int4 of a BlockedArray"
             raise DtypeError(self.op, "out_dtype", self.options.out_dtype, rule)
         return dtype
@@ -140,9 +140,9 @@ class Arithmetic:
             given.check(op, "weight_quantization", weight.dtype, int(weight.shape[0]))
             if given.zero_point:
                 raise ArgumentError(op, "weight_quantization", given, "has to have the zero point 0")
-        if (given := options.out_quantization) is not None and out is not None and not _is_quantized(out):
+        if (given := options.out_quantization) is not None and out is not None and not is_quantized(out):
             raise ArgumentError(op, "out_quantization", given, f"is for 8 or 4 bits, and out_dtype is {out}")
-        if options.out_quantization is None and _is_quantized(out):
+        if options.out_quantization is None and is_quantized(out):
             rule = "needs out_quantization, the scale and zero point that its integers have"
             raise ArgumentError(op, "out_dtype", str(out), rule)
         if self.dst(np.dtype(BYTES[0])) == _INT32 and not self.activation.is_identity:
@@ -168,7 +168,7 @@ class Arithmetic:
         """The types of a call with a source of this dtype. Raises ArgumentError, or DtypeError."""
         if self.is_float:
             return self._float_types(src)
-        if not _is_quantized(src):
+        if not is_quantized(src):
             rule = f"has to be uint8 or int8, or uint4 or int4 of a BlockedArray, as the weight is {self.wei}"
             raise DtypeError(self.op, "input", str(src), rule)
         dst = self.dst(src)
@@ -202,7 +202,7 @@ class Arithmetic:
     def check_residual(self, dtype: Any, dst: np.dtype[Any] | str) -> None:
         """Raise unless a residual of this dtype can be added to an output of that one."""
         given = self.options.residual_quantization
-        if not _is_quantized(dst):
+        if not is_quantized(dst):
             if dst == _INT32:
                 rule = "int32 sums are given as they are, and nothing is added to them"
                 raise ArgumentError(self.op, "residual", str(dtype), rule, "give Quantizations, or out_dtype='float32'")
@@ -242,8 +242,3 @@ class Arithmetic:
         return epilogue_block(
             self.activation, types, self.quantizations, None if residual is None else element(residual)
         )
-
-
-def _is_quantized(dtype: object) -> bool:
-    """Whether arrays are of integers of 8 bits, or BlockedArrays of packed ones of 4, whose dtype is a name."""
-    return dtype in NIBBLES if isinstance(dtype, str) else dtype in BYTES

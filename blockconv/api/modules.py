@@ -13,8 +13,8 @@ from blockconv.api.arithmetic import Arithmetic, QuantizedOptions, Weight, as_we
 from blockconv.api.bound import Bound, Packed
 from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
 from blockconv.core.checks import whole
-from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
-from blockconv.core.interop import as_numpy, like
+from blockconv.core.errors import ArgumentError, DtypeError, raised_by
+from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
@@ -24,8 +24,12 @@ from blockconv.dispatch.boundary import (
     NCHW,
     NHWC,
     Array,
+    check_array_layout,
     check_out,
     dense_layout,
+    given_images,
+    given_out,
+    images_like,
     native_layout,
     pads,
     pair,
@@ -212,20 +216,13 @@ class Conv2d:
         return dst
 
     def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
-        x = as_numpy(input, self._op, "input")
-        unbatched = x.ndim == 3
-        if unbatched:
-            x = x[None]
-        if x.ndim != 4:
-            raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+        x, unbatched = given_images(self._op, input)
         src_last = is_channels_last(x)
         storage, layout = storage_of(x, src_last)
         if self.layout is not None and layout != self.layout:
             entered = reordered(self._op, BlockedArray(storage, layout, x.shape), self.layout)
             storage, layout = entered.storage, entered.layout
-        written = None if out is None else as_numpy(out, self._op, "out", write=True)
-        if written is not None and unbatched:
-            written = written[None]
+        written = given_out(self._op, out, unbatched)
         dst = self._array_layout(written, src_last)
         if isinstance(dtype := self._arithmetic.dst(x.dtype), str):
             rule = "packed integers of 4 bits are written to a BlockedArray"
@@ -238,18 +235,13 @@ class Conv2d:
             target = written.transpose(dst.outer)
         added = self._residual(residual, bound)
         bound.run(self._op, storage, target, added, self._pack(bound, added))
-        if out is not None:
-            return out
-        result = target.transpose(dst.logical)
-        return like(input, result[0] if unbatched else result)
+        return out if out is not None else images_like(input, target, dst, unbatched)
 
     def _array_layout(self, out: Array | None, src_last: bool) -> Layout:
         if out is not None:
             return dense_layout(self._op, out, is_channels_last(out))
+        check_array_layout(self._op, self.out_layout)
         if self.out_layout is not None:
-            if self.out_layout.is_blocked:
-                rule = "an array's output can be NCHW or NHWC"
-                raise LayoutError(self._op, "out_layout", str(self.out_layout), rule, "give a BlockedArray as input")
             return self.out_layout
         return NHWC if src_last or self._weight_is_channels_last else NCHW
 

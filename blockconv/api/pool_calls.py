@@ -8,20 +8,23 @@ import numpy as np
 
 from blockconv.api.pool_problems import PROBLEMS, Problem, Shape
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
-from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, NIBBLES, Types
+from blockconv.core.types import Types, is_quantized
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, storage_of, to_layout
 from blockconv.dispatch.boundary import (
     NCHW,
     Array,
     cache_key,
+    check_array_layout,
     check_out,
     checked_alias,
     dense_layout,
+    given_images,
+    given_out,
+    images_like,
     native_layout,
     reordered,
 )
@@ -83,7 +86,7 @@ def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantiz
             continue
         if not isinstance(given, Quantization):
             raise ArgumentError(call.op, name, given, "has to be a Quantization, or None")
-        if not _is_quantized(dtype):
+        if not is_quantized(dtype):
             raise ArgumentError(call.op, name, given, f"is for integers of 8 or 4 bits, and the input is {dtype}")
         given.check(call.op, name, dtype)
     src, dst = call.integers
@@ -91,14 +94,9 @@ def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantiz
         check_zero_point(call.op, "input", zero_point, src)
     elif dst is not None:
         raise ArgumentError(call.op, "input_quantization", None, "has to be given with out_quantization")
-    elif zero_point and _is_quantized(dtype):
+    elif zero_point and is_quantized(dtype):
         src = Quantization(1.0, zero_point)
     return None if src is None else (src, src if dst is None else dst)
-
-
-def _is_quantized(dtype: Any) -> bool:
-    """Whether arrays are of integers of 8 bits, or BlockedArrays of packed ones of 4, whose dtype is a name."""
-    return dtype in NIBBLES if isinstance(dtype, str) else str(dtype) in BYTES
 
 
 def _check_sums(op: str, problem: Problem) -> None:
@@ -113,7 +111,7 @@ def _check_sums(op: str, problem: Problem) -> None:
 def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int) -> BoundPool:
     op, indices, threads = call.op, call.indices, get_num_threads()
     name = str(dtype)
-    if name not in ANY_TYPE and not _is_quantized(dtype):
+    if name not in ANY_TYPE and not is_quantized(dtype):
         raise DtypeError(op, "input", name, f"has to be of {', '.join(ANY_TYPE)}")
     if isinstance(dtype, str) and (indices or layout != Layout("NCHW64")):
         rule = f"packed {name} is pooled in NCHW64, without indices"
@@ -124,7 +122,7 @@ def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, ze
         raise ArgumentError(op, "input", shape, f"H and W have to be at least 1, C at least {least}")
     with raised_by(op):
         problem = PROBLEMS[op](shape, *call.parameters)
-    if _is_quantized(dtype) and "max" not in op:
+    if is_quantized(dtype) and "max" not in op:
         _check_sums(op, problem)
     program = Program(())
     if 0 not in problem.dst_shape:
@@ -173,12 +171,7 @@ def _on_blocked(call: PoolCall, x: BlockedArray, out: Any, wanted: Layout | None
 
 def _on_array(call: PoolCall, input: Any, out: Any, wanted: Layout | None) -> Any:
     op, indices = call.op, call.indices
-    x = as_numpy(input, op, "input")
-    unbatched = x.ndim == 3
-    if unbatched:
-        x = x[None]
-    if x.ndim != 4:
-        raise ArgumentError(op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+    x, unbatched = given_images(op, input)
     storage, layout = storage_of(x, is_channels_last(x))
     bound = _bind(call, x.shape, layout, x.dtype)
     target, final = _target(op, out, bound.shape, x, layout, wanted, unbatched)
@@ -188,27 +181,19 @@ def _on_array(call: PoolCall, input: Any, out: Any, wanted: Layout | None) -> An
     bound.run(op, storage, dst, where)
     if not direct:
         to_layout(BlockedArray(dst, layout, bound.shape), final, out=BlockedArray(target, final, bound.shape))
-
-    def leave(held: Array, layout: Layout) -> Any:
-        result = held.transpose(layout.logical)
-        return like(input, result[0] if unbatched else result)
-
-    result = out if out is not None else leave(target, final)
-    return result if where is None else (result, leave(where, layout))
+    result = out if out is not None else images_like(input, target, final, unbatched)
+    return result if where is None else (result, images_like(input, where, layout, unbatched))
 
 
 def _target(
     op: str, out: Any, shape: Shape, x: Array, layout: Layout, wanted: Layout | None, unbatched: bool
 ) -> tuple[Array, Layout]:
     """The storage to write, and its layout: that of `out`, else a new one."""
-    if wanted is not None and wanted.is_blocked:
-        rule = "an array's output can be NCHW or NHWC"
-        raise LayoutError(op, "out_layout", str(wanted), rule, "give a BlockedArray as input")
-    if out is None:
+    check_array_layout(op, wanted)
+    written = given_out(op, out, unbatched)
+    if written is None:
         final = wanted or layout
         return allocate(shape, final, x.dtype).storage, final
-    written = as_numpy(out, op, "out", write=True)
-    written = written[None] if unbatched else written
     check_out(op, written, np.ndarray, shape, x.dtype, None)
     final = dense_layout(op, written, is_channels_last(written))
     return written.transpose(final.outer), final

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from blockconv.cli.arguments import add_model, read_model
 from blockconv.cli.steps import Steps
+from blockconv.core import text
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.network.graph import Network, Tensor
@@ -151,7 +152,7 @@ def _titled(name: str) -> str:
 
 
 def _table(network: Network, found: list[Contestant], times: list[float], errors: list[float]) -> Table:
-    shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in network.inputs)
+    shapes = ", ".join(text.dims(tensor.shape) for tensor in network.inputs)
     table = Table(title=f"{network.name}, {shapes}")
     table.add_column("layout")
     for heading in ("ms", "times the fastest", "reorders", "ready, s", "difference"):

@@ -22,6 +22,7 @@ __all__ = [
     "FloatType",
     "Types",
     "element",
+    "is_quantized",
     "numpy_dtype",
 ]
 
@@ -126,6 +127,11 @@ def element(dtype: npt.DTypeLike) -> ElementType:
     if isinstance(dtype, str) and dtype in NIBBLES:
         return ElementType(dtype, SIGNED if dtype == "int4" else UNSIGNED, 1, is_packed=True)
     return _element(numpy_dtype(dtype))
+
+
+def is_quantized(dtype: object) -> bool:
+    """Whether an array's elements stand for real numbers: of 8 bits, or packed ones of 4, whose dtype is a name."""
+    return dtype in NIBBLES if isinstance(dtype, str) else dtype in BYTES
 
 
 def numpy_dtype(name: npt.DTypeLike) -> np.dtype[Any]:

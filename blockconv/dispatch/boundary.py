@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from blockconv.core.checks import check_extents, whole
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
+from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout, read_layout
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 from blockconv.runtime import address_of
@@ -23,9 +24,13 @@ __all__ = [
     "NHWC",
     "Array",
     "cache_key",
+    "check_array_layout",
     "check_out",
     "checked_alias",
     "dense_layout",
+    "given_images",
+    "given_out",
+    "images_like",
     "native_layout",
     "pads",
     "pair",
@@ -35,6 +40,38 @@ __all__ = [
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+def given_images(op: str, input: Any) -> tuple[Array, bool]:
+    """An array or tensor as one of (N, C, H, W), and whether it came without N. Raises ArgumentError for another."""
+    x = as_numpy(input, op, "input")
+    unbatched = x.ndim == 3
+    if unbatched:
+        x = x[None]
+    if x.ndim != 4:
+        raise ArgumentError(op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+    return x, unbatched
+
+
+def given_out(op: str, out: Any, unbatched: bool) -> Array | None:
+    """The array or tensor to write, with N; None without one."""
+    if out is None:
+        return None
+    written = as_numpy(out, op, "out", write=True)
+    return written[None] if unbatched else written
+
+
+def images_like(input: Any, storage: Array, layout: Layout, unbatched: bool) -> Any:
+    """A result of a layout without blocks as the kind of array that the input was, without N where that had none."""
+    result = storage.transpose(layout.logical)
+    return like(input, result[0] if unbatched else result)
+
+
+def check_array_layout(op: str, out_layout: Layout | None) -> None:
+    """Raise unless an array or tensor can be in this layout."""
+    if out_layout is not None and out_layout.is_blocked:
+        rule = "an array's output can be NCHW or NHWC"
+        raise LayoutError(op, "out_layout", str(out_layout), rule, "give a BlockedArray as input")
 
 
 def dense_layout(op: str, out: Array, channels_last: bool) -> Layout:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Pool2dProblem, PoolKind, ReorderProblem
+from blockconv.core.problem import Pool2dProblem, PoolKind
 from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
-from blockconv.dispatch.tuning import program_runner, runner
+from blockconv.dispatch.tuning import copy_of, program_runner, runner
 from blockconv.dispatch.turns import in_turns, rates
 from blockconv.kernels.pool.costs import counts
 from blockconv.machine.profile import LAST
@@ -37,10 +37,8 @@ def bandwidths(run: Callable[[int], Callable[[], None]]) -> dict[str, float]:
 
 def copy(size: int) -> Callable[[], None]:
     """A copy that reads and writes so many bytes together."""
-    line, nbytes = Layout("a"), size // 2 // ITEMSIZE * ITEMSIZE
-    problem = ReorderProblem((nbytes // ITEMSIZE,), line.name, line.name, ITEMSIZE)
-    found = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE))
-    return program_runner(found.ops(), (nbytes, nbytes))
+    elements = size // 2 // ITEMSIZE
+    return program_runner(copy_of(elements).ops(), [elements * ITEMSIZE] * 2)
 
 
 def read(size: int) -> Callable[[], None]:
@@ -54,9 +52,8 @@ def read(size: int) -> Callable[[], None]:
 
 def launch() -> float:
     """Seconds of an op with next to nothing to do, in a program of many."""
-    line, few, many = Layout("a"), 1, 33
-    problem = ReorderProblem((16,), line.name, line.name, ITEMSIZE)
-    (op,) = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(ITEMSIZE)).ops()
+    few, many = 1, 33
+    (op,) = copy_of(16).ops()
     found = in_turns({count: program_runner([op] * count, (64, 64)) for count in (few, many)})
     return (found[many] - found[few]) / (many - few)
 

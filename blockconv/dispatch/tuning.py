@@ -27,6 +27,7 @@ __all__ = [
     "Costs",
     "Machine",
     "calibrate",
+    "copy_of",
     "key",
     "nothing",
     "program_runner",
@@ -52,9 +53,8 @@ def calibrate() -> Machine:
     p, lay = Conv2dProblem(1, 64, 56, 56, 64, 3, 3, ph=1, pw=1), Layout("NCHW16")
     direct = named("conv2d", "conv_direct").prepare(p, lay, lay, Types.all("float32"))
     taken = seconds_of(direct.ops(), buffer_sizes(direct, p, lay, lay, 4), 1)
-    line, size = Layout("a"), 1 << 23
-    moved = ReorderProblem((size,), line.name, line.name, 4)
-    copy = named("reorder", "reorder_copy").prepare(moved, line, line, Types.bits(4))
+    size = 1 << 23
+    copy = copy_of(size)
     copied = seconds_of(copy.ops(), [4 * size, 4 * size], 1)
     return Machine(taken / direct.seconds, copied / copy.seconds)
 
@@ -168,10 +168,14 @@ def program_runner(ops: Sequence[Op], nbytes: Sequence[int], threads: int = 1) -
 
 def nothing() -> Callable[[], None]:
     """What runs an op with next to nothing to do: so long a call takes."""
+    return program_runner(copy_of(16).ops(), (64, 64))
+
+
+def copy_of(elements: int) -> Primitive:
+    """A copy of so many elements of four bytes."""
     line = Layout("a")
-    problem = ReorderProblem((16,), line.name, line.name, 4)
-    copy = named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(4))
-    return program_runner(copy.ops(), (64, 64))
+    problem = ReorderProblem((elements,), line.name, line.name, 4)
+    return named("reorder", "reorder_copy").prepare(problem, line, line, Types.bits(4))
 
 
 def filled(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core import text
 from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
@@ -226,17 +227,16 @@ class Network:
 
     def summary(self) -> str:
         """A table: each node with its op, inputs, output shape and multiply-adds."""
-        rows = [("node", "op", "inputs", "output", "shape", "MMAC")]
+        rows = []
         for node in self.nodes:
             problem = self.problem(node) if node.op == "conv2d" else None
             macs = f"{problem.macs / 1e6:.1f}" if isinstance(problem, Conv2dProblem) else ""
-            shape = "x".join(map(str, self.shape(node.output)))
+            shape = text.dims(self.shape(node.output))
             rows.append((node.name, node.op, ", ".join(node.inputs), node.output, shape, macs))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        table = text.table(("node", "op", "inputs", "output", "shape", "MMAC"), rows, right=(5,))
         ins = ", ".join(f"{t.name} {t.shape}" for t in self.inputs)
         outs = ", ".join(f"{name} {self.shape(name)}" for name in self.outputs)
-        return "\n".join([f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes", *lines])
+        return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}"
 
 
 # ---------------------------------------------------------------- what a sound network is

@@ -217,16 +217,20 @@ class Plan:
         BlockedArrays too. A BlockedArray may be in any layout: it is reordered on its way in.
         Raises NetworkError for inputs of other names, numbers, dtypes, or shapes that the network cannot have.
         """
+        bound, sources, results = self._entered(inputs, named)
+        with an_instance(bound) as instance:
+            instance.program.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
+        shown = [like_any((*inputs, *named.values()), result) for result in results]
+        return shown[0] if len(shown) == 1 else dict(zip(self.network.outputs, shown, strict=True))
+
+    def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
+        """The plan for the sizes of what a call is given, its inputs in row-major order, and new outputs."""
         given = self._given(inputs, named)
         bound = self._of(tuple(x.shape for x in given))
         network = bound.planned.network
         sources = [self._enter(x, tensor) for x, tensor in zip(given, network.inputs, strict=True)]
         outputs = [network.tensors[name] for name in network.outputs]
-        results = [np.empty(tensor.shape, tensor.dtype) for tensor in outputs]
-        with an_instance(bound) as instance:
-            instance.program.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
-        shown = [like_any((*inputs, *named.values()), result) for result in results]
-        return shown[0] if len(shown) == 1 else dict(zip(network.outputs, shown, strict=True))
+        return bound, sources, [np.empty(tensor.shape, tensor.dtype) for tensor in outputs]
 
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         names = [tensor.name for tensor in self.network.inputs]
@@ -294,11 +298,7 @@ class Plan:
 
         A time by itself includes one launch, about 3 µs, that the whole plan does not have.
         """
-        given = self._given(inputs, named)
-        bound = self._of(tuple(x.shape for x in given))
-        network = bound.planned.network
-        sources = [self._enter(x, tensor) for x, tensor in zip(given, network.inputs, strict=True)]
-        results = [np.empty(network.shape(name), network.tensors[name].dtype) for name in network.outputs]
+        bound, sources, results = self._entered(inputs, named)
         buffers = [*map(address_of, sources), *map(address_of, results)]
         threads, actions = self.options.threads, bound.schedule.actions
         whole, each = measured_runs(bound, buffers, threads, runs + 1)

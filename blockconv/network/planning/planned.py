@@ -290,7 +290,7 @@ def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[st
 
 def reorder_key(shape: tuple[int, ...], src: Layout, dst: Layout) -> str:
     """How a reorder is named in a user's table of costs."""
-    return f"reorder | {'x'.join(map(str, shape))} | {src} -> {dst}"
+    return f"reorder | {text.dims(shape)} | {src} -> {dst}"
 
 
 # ---------------------------------------------------------------- measured costs

@@ -94,7 +94,7 @@ def quantize(
     fused = fuse(network)
     excluded = _excluded(fused, float32)
     shared = quantizable(fused, excluded, kind)
-    quantizations = _quantizations(fused, shared, calibration, kind)
+    quantizations = _quantizations(shared, calibration, kind)
     made = fuse(rewritten(fused, quantizations, excluded, kind, Weights(per_channel, reduce_range)))
     report = _report(fused, made, quantizations, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
@@ -131,9 +131,7 @@ def _excluded(fused: Network, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _quantizations(
-    fused: Network, shared: Mapping[str, str], calibration: Calibration, dtype: ByteType
-) -> dict[str, Quantization]:
+def _quantizations(shared: Mapping[str, str], calibration: Calibration, dtype: ByteType) -> dict[str, Quantization]:
     """What the integers of each value stand for; values that share it have the range of all of them."""
     missing = [name for name in shared if name not in calibration.ranges]
     if missing:

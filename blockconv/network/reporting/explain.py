@@ -90,7 +90,7 @@ def reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> list[
 
 
 def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
-    tensor, (_, src), (_, dst) = action.name, action.reads[0], action.writes
+    tensor, (_, dst) = action.name, action.writes
     if action.kind == "copy":
         return "copied, as its place in a concatenation, or in an output, is another"
     problem, nodes = planned.problem, {node.name: node for node in planned.network.nodes}
@@ -104,12 +104,12 @@ def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
         return f"{who}; layouts: {chosen}"
     if not priced:
         return who
-    more = _without(problem, tensor, src, dst) - planned.solution.cost
+    more = _without(problem, tensor, dst) - planned.solution.cost
     return f"{who}; " + ("no plan does without" if math.isinf(more) else f"the best plan without costs {_more(more)}")
 
 
-def _without(problem: Assignment, tensor: str, src: Layout, dst: Layout) -> float:
-    """The cost of the best plan in which a tensor is not reordered so."""
+def _without(problem: Assignment, tensor: str, dst: Layout) -> float:
+    """The cost of the best plan in which a tensor is not reordered to this layout."""
 
     def cost(name: str, a: Any, b: Any) -> float:
         return math.inf if (name, b) == (tensor, dst) and a != b else problem.reorder(name, a, b)
