@@ -35,7 +35,7 @@ from .assembly import digest
 from .manifest_cases import MOST_MACS, Case, Node, Plan, Reorder, cases
 from .manifest_probe import Kernels, Unpacked, blocking, stand_in
 
-__all__ = ["Job", "records"]
+__all__ = ["Job", "records", "stored"]
 
 Record = dict[str, Any]
 Array = np.ndarray
@@ -84,10 +84,15 @@ def uniform(shape: Sequence[int], dtype: str, seed: str) -> Array:
     return (2 * random.random(count, drawn) - 1).astype(dtype).reshape(shape)  # type: ignore[call-overload, no-any-return]
 
 
-def _stored(logical: Array, layout: Layout) -> Array:
-    """The storage of a logical array, by NumPy alone."""
-    native = logical.ndim == 4 and layout in NATIVE
-    return reorders.storage(logical, str(layout)) if native else np.ascontiguousarray(logical)
+def stored(logical: Array, layout: Layout) -> Array:
+    """The storage of a logical array, by NumPy alone; padding is zeros."""
+    if logical.ndim == 4 and layout in NATIVE:
+        return reorders.storage(logical, str(layout))
+    if not layout.is_blocked:
+        return np.ascontiguousarray(logical)
+    block = layout.blocks[1]
+    assert layout == Layout(f"aBcd{block}b")
+    return reorders.storage(logical, f"NCHW{block}")
 
 
 def _result(ops: Sequence[Op], buffers: Sequence[Array], written: Sequence[Array]) -> str:
@@ -188,7 +193,7 @@ class Worker:
             out = empty(network.shape(node.output), dst, network.tensors[node.output].dtype).storage
             places = {OUTPUT: out}
             for k, (shape, layout) in enumerate(zip(case.inputs, srcs, strict=True)):
-                places[k] = _stored(uniform(shape, case.dtype, f"{case.name} {k}"), layout)
+                places[k] = stored(uniform(shape, case.dtype, f"{case.name} {k}"), layout)
             arrays = [np.empty(x.nbytes, np.uint8) if isinstance(x, Workspace) else x for x in operands]
             return _result(ops, [places[x] if isinstance(x, int) else x for x in arrays], [out])
 
@@ -241,7 +246,7 @@ def _way_with_indices(case: Node, row: Row, problem: Any, src: Layout, dst: Layo
         return {}, row.prepare(problem, src, dst, Types.all(case.dtype), threads).ops()
 
     def result() -> str:
-        source = _stored(uniform(problem.src_shape, case.dtype, f"{case.name} 0"), src)
+        source = stored(uniform(problem.src_shape, case.dtype, f"{case.name} 0"), src)
         out, where = (empty(problem.dst_shape, dst, kind).storage for kind in (case.dtype, np.int64))
         return _result(bound(1)[1], [source, out, where], [out, where])
 
@@ -264,7 +269,7 @@ def _way_of_reorder(case: Reorder, row: Row, src: Layout, dst: Layout) -> Way:
         return {}, row.prepare(problem, src, dst, types, fill=case.fill, stream=case.stream).ops()
 
     def result() -> str:
-        source, out = _stored(uniform(problem.shape, dtype, case.name), src), empty(problem.shape, dst, dtype).storage
+        source, out = stored(uniform(problem.shape, dtype, case.name), src), empty(problem.shape, dst, dtype).storage
         return _result(bound(1)[1], [source, out], [out])
 
     return Way(f"{case.name} {row.name}" if case.every else case.name, row, bound, result)

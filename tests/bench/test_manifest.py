@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from storage_oracle import logical_bits, stored
 
-from bench import assembly, manifest, manifest_cases, manifest_compare
+from bench import assembly, manifest, manifest_cases, manifest_compare, manifest_worker
 from bench.__main__ import main
+from blockconv.core.layout import Layout
 from blockconv.runtime import Buffer, Op, Program, address_of
 
 pytestmark = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="of x86-64")
@@ -195,6 +197,13 @@ def test_the_quick_cases_reach_every_row_and_layout_and_have_names_of_their_own(
     rows, *layouts = run_python(COVERED, **machine).stdout.splitlines()
     assert rows == "set() 0"
     assert [line.split(" ", 1)[1] for line in layouts] == ["[]"] * 8
+
+
+def test_sources_are_as_long_as_their_layouts_say() -> None:
+    """A kernel reads the blocks that a layout says, so a shorter source would give it what lies behind the array."""
+    x = logical_bits((2, 20, 9, 11), 4)
+    for layout in ("NCHW", "NHWC", "NCHW8", "CHWN4", "aBcd24b"):
+        assert np.array_equal(manifest_worker.stored(x, Layout(layout)).reshape(-1), stored(x, layout)), layout
 
 
 def test_quick_cases_are_among_all() -> None:
