@@ -46,7 +46,12 @@ class NetworkBuilder:
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
         """An input of the network: its logical shape, (N, C, H, W) for images, and its dtype."""
-        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), numpy_dtype(dtype)))
+        try:
+            element = numpy_dtype(dtype)
+        except TypeError:
+            rule = "has to be a NumPy dtype, or the name of one"
+            raise NetworkError(self.name, "dtype", dtype, rule) from None
+        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), element))
         return name
 
     def constant(self, value: Any, name: str | None = None) -> str:

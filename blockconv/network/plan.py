@@ -296,16 +296,19 @@ class Plan:
     def profile(self, *inputs: Any, runs: int = 15, **named: Any) -> Profile:
         """Time every action by itself, in the plan's order, `runs` times over; and the whole plan, in one native call.
 
-        A time by itself includes one launch, about 3 µs, that the whole plan does not have.
+        A time by itself includes one launch, about 3 µs, that the whole plan does not have. Raises ArgumentError unless
+        `runs` is an int of at least 1, and as a call does.
         """
+        if (whole(runs) or 0) < 1:
+            raise ArgumentError("Plan.profile", "runs", runs, "has to be an int of at least 1")
         bound, sources, results = self._entered(inputs, named)
         buffers = [*map(address_of, sources), *map(address_of, results)]
         threads, actions = self.options.threads, bound.schedule.actions
-        whole, each = measured_runs(bound, buffers, threads, runs + 1)
+        in_one, each = measured_runs(bound, buffers, threads, runs + 1)
         # The first of each warms up.
         seconds = tuple(median_seconds(times[1:]) for times in each)
         predicted = predict.actions_on(bound.planned, actions, threads)
-        profile = Profile(actions, seconds, median_seconds(whole[1:]), predicted, threads)
+        profile = Profile(actions, seconds, median_seconds(in_one[1:]), predicted, threads)
         if bound is self._first:
             self._profiled = profile
         return profile

@@ -65,6 +65,7 @@ def test_nodes_are_put_in_an_order_that_runs():
         ((Node("a", ops.Slice(1, 2, 3), ("x",), "y"),), ("y",), "node 'a'.*leave"),
         ((Node("a", ops.Binary("add"), ("x", "w"), "y"),), ("y",), "node 'a'.*broadcast"),
         ((Node("a", ops.Concat(0), ("x", "x", "w"), "y"),), ("y",), "node 'a'.*agree"),
+        ((Node("a", ops.Binary("pow"), ("x", "x"), "y"),), ("y",), "node 'a'.*kind='pow': must be one of add, mul"),
         ((Node("a", ops.Binary("add"), ("x", "i"), "y"),), ("y",), "node 'a'.*one dtype"),
     ],
 )  # fmt: skip
@@ -152,6 +153,11 @@ def test_global_and_adaptive_pools():
     found = one(ops.Pool2d("avg_exclude_padding"), x)
     assert conv_oracle.error(found, x.mean(axis=(2, 3), keepdims=True)) < 1e-6
     assert conv_oracle.error(one(ops.AdaptivePool2d((3, 4)), x), pool_oracle.adaptive(x, (3, 4))) < 1e-6
+
+
+def test_a_builder_names_a_dtype_that_is_none():
+    with pytest.raises(NetworkError, match="tiny: dtype='float12': has to be a NumPy dtype"):
+        NetworkBuilder("tiny").input("x", (1, 2), "float12")
 
 
 def test_shuffle_is_reshape_transpose_reshape():

@@ -456,6 +456,8 @@ def test_what_is_refused() -> None:
         plan(values((1, 3, 12, 12)).astype(np.float64))
     with pytest.raises(bc.NetworkError, match=r"residual: x=\(1, 4, 12, 12\): .*compiled for x of \(1, 3, 12, 12\)"):
         plan(values((1, 4, 12, 12)))
+    with pytest.raises(bc.ArgumentError, match="runs=0: has to be an int of at least 1"):
+        plan.profile(values((1, 3, 12, 12)), runs=0)
     with pytest.raises(bc.ArgumentError, match="a mapping of seconds"):
         bc.compile(network, costs=lambda *_: 1.0)  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="'default' or 'strict'"):

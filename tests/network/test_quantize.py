@@ -156,6 +156,7 @@ def test_a_channel_of_zeros_and_a_large_bias() -> None:
         ({"samples": SAMPLES, "method": "entropy"}, "method='entropy': has to be 'minmax' or 'percentile'"),
         ({"samples": SAMPLES, "dtype": "int16"}, "dtype='int16'"),
         ({"samples": SAMPLES, "percentile": 3}, "percentile=3"),
+        ({"calibration": {"x": (0, 1)}}, "has to be a Calibration, or None"),
         ({"calibration": bc.Calibration({"x": (0, 1)})}, "has no range of"),
         ({"calibration": bc.Calibration({}), "float32": ["none"]}, "float32='none': is the name of no node"),
     ],

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.problem_checks import check_word
 from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_dtype
@@ -73,6 +74,7 @@ class Binary(Attributes):
     activation: Activation = IDENTITY
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        check_word(self.op, "kind", self.kind, BinaryKind)
         a, b = inputs
         rank = max(len(a), len(b))
         wide = [(1,) * (rank - len(shape)) + shape for shape in inputs]

@@ -87,7 +87,7 @@ def quantize(
     >>> small.report.outputs["conv"] > 30  # decibels
     True
     """
-    kind = _checked_options(network, method, dtype, percentile)
+    kind = _checked_options(network, method, dtype, percentile, calibration)
     fed = None if samples is None and calibration is not None else read_samples(network, samples)
     if calibration is None:
         calibration = measured(network, fed or (), method, percentile, None)
@@ -101,10 +101,12 @@ def quantize(
     return QuantizedNetwork(**kept, calibration=calibration, report=report)
 
 
-def _checked_options(network: Any, method: object, dtype: object, percentile: object) -> ByteType:
+def _checked_options(network: Any, method: object, dtype: object, percentile: object, calibration: object) -> ByteType:
     check_network(OP, network)
     if method not in METHODS:
         raise ArgumentError(OP, "method", method, f"has to be {' or '.join(map(repr, METHODS))}")
+    if calibration is not None and not isinstance(calibration, Calibration):
+        raise ArgumentError(OP, "calibration", calibration, "has to be a Calibration, or None")
     if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
         raise ArgumentError(OP, "percentile", percentile, "has to be a number of more than 50, and at most 100")
     for tensor in network.inputs:
