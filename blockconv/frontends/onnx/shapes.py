@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
+from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode
 from blockconv.core.errors import NetworkError
 from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered, title
 from blockconv.network import ops
@@ -189,8 +190,8 @@ def _resize(call: Call) -> Tensor:
         f"{name}={value!r}"
         for name, value, known in (
             ("mode", mode, modes),
-            ("coordinate_transformation_mode", coordinates, _COORDINATES),
-            ("nearest_mode", nearest, _NEAREST),
+            ("coordinate_transformation_mode", coordinates, get_args(Coordinates)),
+            ("nearest_mode", nearest, get_args(NearestMode)),
             ("antialias", call.attribute("antialias", 0), (0,)),
             ("exclude_outside", call.attribute("exclude_outside", 0), (0,)),
         )
@@ -200,7 +201,7 @@ def _resize(call: Call) -> Tensor:
         raise Unsupported(", ".join(unknown) or f"an input of {rank} dimensions")
     if len(set(axes)) < len(axes):
         raise NetworkError(title(call.node), "axes", axes, "name one axis twice", "name each once")
-    kind: Literal["nearest", "linear"] = "nearest" if mode == "nearest" else "linear"
+    kind: ResizeMode = "nearest" if mode == "nearest" else "linear"
     scales = _scales(call, 2 if modern else 1)
     if scales is not None:
         least = 1.0 if call.node.op_type == "Upsample" else 0.0
@@ -217,10 +218,6 @@ def _resize(call: Call) -> Tensor:
         raise Unsupported("sizes of N or C")
     wanted = size.get(2, x.shape[2]), size.get(3, x.shape[3])
     return call.emit(ops.Resize(kind, wanted, None, coordinates, nearest), x)
-
-
-_COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
-_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _scales(call: Call, at: int) -> Sequence[float] | None:

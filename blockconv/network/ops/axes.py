@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from blockconv.core.checks import check_extents
+from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS
 from blockconv.network.ops.base import Attributes, Dtypes, Pair, Shape, Shapes, check_axis, check_dtype, check_rank
@@ -68,11 +69,11 @@ class Resize(_OfFloats):
     """
 
     op: ClassVar[str] = "resize"
-    mode: Literal["nearest", "linear"]
+    mode: ResizeMode
     size: Pair | None = None
     scale: tuple[float, float] | None = None
-    coordinates: Literal["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"] = "half_pixel"
-    nearest: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor"
+    coordinates: Coordinates = "half_pixel"
+    nearest: NearestMode = "round_prefer_floor"
 
     def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
         return inputs[0] if self.mode == "nearest" else super().infer_dtype(inputs, parameters)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import check_word
 from blockconv.core.types import FloatType, numpy_dtype
@@ -14,8 +15,6 @@ from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_dtype
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
-
-BinaryKind = Literal["add", "mul", "sub", "div", "max", "min"]
 
 
 @dataclass(frozen=True)
