@@ -278,7 +278,7 @@ def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "text.png").write_text("no picture")
     assert main(["run", "--input", str(tmp_path / "text.png")]) == 2
     assert main(["run", str(tmp_path / "text.png")]) == 2
-    assert main(["run", "--layouts", "bsv16_fsv16"]) == 2
+    assert main(["run", "--layouts", "aBCd4b4c"]) == 2
     assert main(["run", "--threads", "100000"]) == 2
     assert "set_num_threads: n=100000" in capsys.readouterr().out.replace("\n", " ")
     assert main(["run", "--batch", "0"]) == 2
