@@ -139,9 +139,12 @@ class Source:
         units = [wanted[k : k + UNIT] for k in range(0, len(wanted), UNIT)]
         if all(end - begin <= UNIT for begin, end in map(reach, units)):
             return self.of_units(units)
-        half, lanes = len(wanted) // 2, len(wanted)  # rows far apart share the vector
-        low, high = wanted[:half] + (ANY,) * half, (ANY,) * half + wanted[half:]
-        return shuffle(self.b, self.picked(low), self.picked(high), [*range(half), *range(lanes + half, 2 * lanes)])
+        # Rows far apart share the vector.
+        read = [k for k, unit in enumerate(units) if reach(unit) != (0, 0)]
+        middle, lanes = read[len(read) // 2] * UNIT, len(wanted)
+        low, high = wanted[:middle] + (ANY,) * (lanes - middle), (ANY,) * middle + wanted[middle:]
+        taken = [*range(middle), *range(lanes + middle, 2 * lanes)]
+        return shuffle(self.b, self.picked(low), self.picked(high), taken)
 
     def of_span(self, wanted: Wanted, begin: int, end: int) -> Any:
         """From one vector."""

@@ -42,6 +42,7 @@ PROBLEMS = {
     "3x3 of whole vectors": (WIDE, PLAIN, 1),
     "3x3 s2": ("g24mb1ic24ih13iw31oc24kh3kw3sh2sw2ph1pw1", PLAIN, 0),
     "rows that share vectors": ("g3mb2ic3ih14oc3kh3sh2ph1", (("NCHW", "NCHW"),) * len(KINDS), 0),
+    "rows far apart that share vectors": ("g2mb1ic2ih8iw50oc2kh1kw4sh1sw15", (("NCHW", "NCHW"),), 1),
     "5x5, two outputs a channel": ("g20mb3ic20ih8iw13oc40kh5kw5ph2pw2", PLAIN[:2], 0),
     "three outputs a channel": ("g35mb2ic35ih6iw5oc105kh3kw3ph1pw1", (("NHWC", "NCHW16"), ("NCHW8", "NCHW8")), 1),
     "7x7": ("g19mb1ic19ih9iw31oc19kh7kw7ph3pw3", PLAIN[:1], 1),
