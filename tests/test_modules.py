@@ -44,6 +44,7 @@ ORDER = [
     "blockconv.kernels.table",
     "blockconv.kernels.batches",
     "blockconv.kernels.transposed",
+    "blockconv.kernels.one_pixel",
     "blockconv.kernels.common",
     "blockconv.machine",
     "blockconv.runtime",
@@ -52,7 +53,9 @@ ORDER = [
     "blockconv._moved",
     "blockconv._version",
 ]
-SHARED = tuple(f"blockconv.kernels{part}" for part in ("", ".table", ".batches", ".transposed", ".common"))
+SHARED = tuple(
+    f"blockconv.kernels{part}" for part in ("", ".table", ".batches", ".transposed", ".one_pixel", ".common")
+)
 FAMILIES = [package for package in ORDER if package.startswith("blockconv.kernels") and package not in SHARED]
 
 

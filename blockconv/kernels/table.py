@@ -14,6 +14,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
+from blockconv.kernels.one_pixel import columns_layout, columns_problem, has_images_of_one_pixel
 from blockconv.kernels.transposed import (
     has_h_inside_w,
     transposed_layout,
@@ -149,6 +150,8 @@ class Row:
         for layout in (src, dst):
             if self.op in WINDOWS and not layout.is_native:
                 return f"is for layouts with at most one block, of up to {LARGEST_BLOCK} channels, not for {layout}"
+        if self.op == "conv2d" and has_images_of_one_pixel(problem, src, dst):
+            return self.rejects(columns_problem(problem), columns_layout(src), columns_layout(dst), types)
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
             return self.rejects(transposed_problem(problem), transposed_layout(src), transposed_layout(dst), types)
         parts = self._parts(problem, src, dst)
@@ -173,6 +176,9 @@ class Row:
         self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, **options: Any
     ) -> Primitive:
         """The kernel for a problem that it takes."""
+        if self.op == "conv2d" and has_images_of_one_pixel(problem, src, dst):
+            asked = columns_problem(problem), columns_layout(src), columns_layout(dst)
+            return self.prepare(*asked, types, threads, **options)
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
             asked = transposed_problem(problem), transposed_layout(src), transposed_layout(dst)
             primitive = self.prepare(*asked, types, threads, **options)
