@@ -165,8 +165,9 @@ class Row:
             return None
         if self.op in WINDOWS:
             return Parts.of(problem, src, dst, whole=self.op != "conv2d" and src == dst and not self.reference)
-        missing = src == dst and dst.is_native and problem.dst_shape[0] % dst.blocks[0]
-        return Parts.of(problem, src, dst, whole=True) if self.whole_blocks and missing else None
+        if not self.whole_blocks or src != dst or not dst.is_native or problem.dst_shape[0] % dst.blocks[0] == 0:
+            return None
+        return Parts.of(problem, src, dst, whole=True)
 
     def takes(self, types: Types) -> bool:
         """Whether the kernel is for these element types."""

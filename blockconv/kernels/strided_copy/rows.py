@@ -200,9 +200,10 @@ def _reorder_ops(
     stream: bool = False,
 ) -> list[Op]:
     """stream: as of other reorders; here it does nothing."""
-    shape = problem.shape
-    channels = [Span(shape[1]), Span(dst.padded_shape(shape)[1] - shape[1], action=FILL)]
-    region = Region(channels, 0, False, _space(shape))
+    shape, padded = problem.shape, dst.padded_shape(problem.shape)
+    channels = [Span(shape[1]), Span(padded[1] - shape[1], action=FILL)]
+    counts = _space(shape) if padded[0] != shape[0] else None  # images that lack are a border
+    region = Region(channels, 0, False, _space((padded[0], *shape[1:])), counts=counts)
     return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
 
 
@@ -261,11 +262,12 @@ def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
 
         def make() -> list[Op]:
             found = ops(problem, src, dst, how, **options)
-            written = [op.args[CopyArgs.dst.first] for op in found[-1:]]
-            zero = quantizations[-1].zero_point if quantizations else options.get("fill", 0)
-            for buffer in written:
+            if isinstance(problem, ReorderProblem):  # which fills images too with its own
+                return found
+            zero = quantizations[-1].zero_point if quantizations else 0
+            for buffer in [op.args[CopyArgs.dst.first] for op in found[-1:]]:
                 assert isinstance(buffer, Buffer)
-                found += fill_images(dst, _dst_shape(problem), types.src.itemsize, buffer.index, zero)
+                found += fill_images(dst, problem.dst_shape, types.src.itemsize, buffer.index, zero)
             return found
 
         return Primitive(cost=cost, make=make)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from blockconv import NATIVE, Layout
+from blockconv.core.types import element
 from blockconv.kernels.common.axis import contiguous_axis, strided_axis
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
@@ -28,7 +29,7 @@ def test_loops_that_are_one_in_every_operand_are_fused() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_contiguous_axis_is_where_the_layout_has_it(layout: Layout, shape: tuple[int, ...]) -> None:
     for axis in range(4):
-        a = contiguous_axis(layout, shape, axis, 1)
+        a = contiguous_axis(layout, shape, axis, element("uint8"))
         if a is None:
             continue
         found = set()
@@ -43,7 +44,7 @@ def test_a_contiguous_axis_is_where_the_layout_has_it(layout: Layout, shape: tup
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_strided_axis_is_where_the_layout_has_it(layout: Layout, shape: tuple[int, ...]) -> None:
     for axis in range(4):
-        a = strided_axis(layout, shape, axis, 1)
+        a = strided_axis(layout, shape, axis, element("uint8"))
         outer = range(_positions(shape, axis) // a.inner)
         starts = [i * a.outer_stride + j for i in outer for j in range(a.inner)]
         assert {tuple(at + k * a.stride for k in range(a.size)) for at in starts} == _lines(layout, shape, axis)

@@ -46,7 +46,7 @@ def test_it_takes_layouts_whose_neighbouring_pixels_or_images_lie_together():
     [
         ("mb1ic8ih20oc8kh1", "NHWC", "NCHW", "not for NHWC"),
         ("mb1ic8ih20oc8kh1", "NCHW", "NCHW4", "not for NCHW4"),
-        ("mb2ic8ih1oc8kh1", "NCHW", "NCHW", "rows of at least"),
+        ("mb1ic8ih1oc8kh1", "NCHW", "NCHW", "rows of at least"),
         ("mb1ic8ih20oc8kh3sh20ph1", "NCHW", "NCHW", "rows of at least"),
         ("g8mb1ic8ih20oc16kh3ph1", "NCHW", "NCHW", "groups of at least"),
     ],

@@ -216,11 +216,9 @@ def test_between_blocked_weights(arenas: Arenas, src: str, dst: str) -> None:
     ("src", "dst"), [("aBcd6b", "aBcd4b"), ("aBcd24b", "acBd16b"), ("ABcd6a3b", "aBcd5b"), ("aBcd3b", "ABcd2a4b")]
 )
 def test_blocks_that_do_not_nest(arenas: Arenas, src: str, dst: str) -> None:
-    """One block, of channels, is moved in parts that both layouts have contiguous; others run on the reference."""
+    """Blocks of channels and images are moved in parts that both layouts have contiguous; bytes, by the reference."""
     for shape, itemsize in itertools.product([(1, 1, 1, 1), (3, 5, 2, 3), (7, 13, 1, 4), (2, 24, 2, 2)], SIZES):
-        blocks = [Layout(tag).inner for tag in (src, dst)]
-        one_each = all(len(inner) == 1 and inner[0][0] == 1 for inner in blocks) and itemsize >= 4
-        assert check(arenas, src, dst, shape, itemsize) == {"reorder_elements", *["reorder_box"] * one_each}
+        assert check(arenas, src, dst, shape, itemsize) == {"reorder_elements", *["reorder_box"] * (itemsize >= 4)}
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2, 2), (2, 0, 2, 2), (2, 3, 0, 2), (0, 0, 0, 0)])
@@ -300,7 +298,7 @@ def test_the_rule_and_the_formulas_agree(data: st.DataObject) -> None:
 
 
 def test_a_reference_that_is_fallen_back_to_warns_once_and_names_what_was_missing() -> None:
-    x = BlockedArray(np.zeros((1, 2, 2, 2, 6, 3), np.float32), "ABcd6a3b", (1, 5, 2, 2))
-    with pytest.warns(SlowPathWarning, match=r"ABcd6a3b to .*reorder_elements.*do not nest"):
+    x = BlockedArray(np.zeros((1, 2, 1, 2, 3, 2), np.float32), "aBCd3b2c", (1, 5, 2, 2))
+    with pytest.warns(SlowPathWarning, match=r"aBCd3b2c to .*reorder_elements.*do not nest"):
         to_layout(x, "aBcd4b")
     to_layout(x, "aBcd4b")  # a second warning would be an error
