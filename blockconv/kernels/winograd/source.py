@@ -45,13 +45,36 @@ def _part(columns, itemsize):
 
 
 @functools.cache
+def _row_of_planes(cols, lanes, itemsize):
+    """planes: gathers a row of so many pixels of each plane, of which none may be in bounds."""
+    if itemsize > 1:
+        gather = gather_planes(cols, lanes)
+
+        @inline
+        def planes(a, here, src, left, right, valid, in_bounds, border, dst):
+            exist = valid if in_bounds else 0
+            gather(Planes(here, a.src_strides.channel, a.src_end, left, right, exist, border, dst))
+
+        return planes
+
+    gather_bytes = gather_planes_of_bytes(cols, lanes)
+
+    @inline
+    def planes_of_bytes(a, here, src, left, right, valid, in_bounds, border, dst):
+        here, first, end = (here, left, right) if in_bounds else (src, 0, 0)
+        gather_bytes(Planes(here, a.src_strides.channel, a.src_end, first, end, valid, border, dst))
+
+    return planes_of_bytes
+
+
+@functools.cache
 def _gather(side, cols, lanes, load_width, has_parts, itemsize):
     """gather for `side` rows of `cols` pixels of a source, of whose channels a load takes `load_width`."""
     by_planes = load_width == 1
     columns = lanes if by_planes else load_width
     pixel = columns * itemsize
     plane, part = side * cols * pixel, _part(columns, itemsize)
-    planes = (gather_planes_of_bytes if itemsize == 1 else gather_planes)(cols, lanes)
+    planes = _row_of_planes(cols, lanes, itemsize)
 
     @inline
     def gather(a, patch, zeros, src, ih, iw, valid, c_first):
@@ -67,8 +90,7 @@ def _gather(side, cols, lanes, load_width, has_parts, itemsize):
             in_bounds = ih + r >= 0 and ih + r < height
             here, out = src + (ih + r) * src_row + iw * src_col, patch + r * (cols * pixel)
             if by_planes:
-                here, first, end = (here, left, right) if in_bounds else (src, 0, 0)
-                planes(Planes(here, a.src_strides.channel, a.src_end, first, end, valid, zeros, out))
+                planes(a, here, src, left, right, valid, in_bounds, zeros, out)
                 continue
             for k in range((valid + columns - 1) // columns):
                 at = out + k * plane
