@@ -46,23 +46,23 @@ def _part(columns, itemsize):
 
 @functools.cache
 def _row_of_planes(cols, lanes, itemsize):
-    """planes: gathers a row of so many pixels of each plane, of which none may be in bounds."""
+    """planes: gathers a row of so many pixels of `Planes`, which may be out of bounds. src: of any pixel that is in."""
     if itemsize > 1:
         gather = gather_planes(cols, lanes)
 
         @inline
-        def planes(a, here, src, left, right, valid, in_bounds, border, dst):
-            exist = valid if in_bounds else 0
-            gather(Planes(here, a.src_strides.channel, a.src_end, left, right, exist, border, dst))
+        def planes(p, src, in_bounds):
+            exist = p.valid if in_bounds else 0
+            gather(Planes(p.src, p.src_channel, p.src_end, p.left, p.right, exist, p.border, p.dst))
 
         return planes
 
     gather_bytes = gather_planes_of_bytes(cols, lanes)
 
     @inline
-    def planes_of_bytes(a, here, src, left, right, valid, in_bounds, border, dst):
-        here, first, end = (here, left, right) if in_bounds else (src, 0, 0)
-        gather_bytes(Planes(here, a.src_strides.channel, a.src_end, first, end, valid, border, dst))
+    def planes_of_bytes(p, src, in_bounds):
+        first, left, right = (p.src, p.left, p.right) if in_bounds else (src, 0, 0)
+        gather_bytes(Planes(first, p.src_channel, p.src_end, left, right, p.valid, p.border, p.dst))
 
     return planes_of_bytes
 
@@ -90,7 +90,8 @@ def _gather(side, cols, lanes, load_width, has_parts, itemsize):
             in_bounds = ih + r >= 0 and ih + r < height
             here, out = src + (ih + r) * src_row + iw * src_col, patch + r * (cols * pixel)
             if by_planes:
-                planes(a, here, src, left, right, valid, in_bounds, zeros, out)
+                row = Planes(here, a.src_strides.channel, a.src_end, left, right, valid, zeros, out)
+                planes(row, src, in_bounds)
                 continue
             for k in range((valid + columns - 1) // columns):
                 at = out + k * plane
