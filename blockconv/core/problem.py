@@ -332,6 +332,11 @@ class ReorderProblem:
         check_least(self, op, 1, ("itemsize",))
 
     @property
+    def dst_shape(self) -> tuple[int, ...]:
+        """Logical shape of the destination: the source's."""
+        return self.shape
+
+    @property
     def elements(self) -> int:
         """Number of logical elements."""
         return math.prod(self.shape)

@@ -120,7 +120,7 @@ def fill_images(
         dst=Buffer(buffer, start * itemsize),
         size=size * itemsize,
         step=step * itemsize,
-        fill=(fill & 0xFF) * 0x01010101,
+        fill=fill,
         given=given,
     )
     return [Op(fill_extents(), args, extents, max(1, FILLED // (size * itemsize)))]

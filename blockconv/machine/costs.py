@@ -8,6 +8,7 @@ from blockconv.core.layout import Layout
 from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, profile
 
 __all__ = [
+    "QUANTIZED_CYCLES",
     "cycle_seconds",
     "depthwise_seconds",
     "fma_seconds",
@@ -20,6 +21,8 @@ __all__ = [
     "store_seconds",
     "transform_seconds",
 ]
+
+QUANTIZED_CYCLES = 10.0  # of a vector of float32 that becomes integers, of which a division is most
 
 
 def cycle_seconds() -> float:

@@ -163,7 +163,7 @@ def _quantize_linear(call: Call) -> Tensor:
     if call.attribute("block_size", 0):
         return _quantize_blocks(call, x, *_along(call, x, scale, zero_point), dtype)
     if scale.size == 1:
-        return _quantize(call, x, Quantization(float(scale.item()), int(zero_point.reshape(-1)[0])), dtype, helps=False)
+        return _quantize(call, x, Quantization(float(scale.item()), int(zero_point.reshape(-1)[0])), dtype)
     axis = _axis_of(call, x, scale, zero_point)
     made = []
     for k in range(scale.size):
@@ -222,7 +222,7 @@ def _axis_of(call: Call, x: Tensor, scale: Array, zero_point: Array) -> int:
     return axis
 
 
-def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any, helps: bool = True) -> Tensor:
+def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any) -> Tensor:
     """`x` as integers."""
     kind: ByteType = "uint8" if dtype == np.uint8 else "int8"
     return call.emit(ops.Quantize(given, kind), x)

@@ -15,7 +15,7 @@ class FillArgs(Arguments):
     dst = word("the first extent", "address")
     size = word("of an extent", "bytes")
     step = word("from an extent to the next", "bytes")
-    fill = word("four bytes that are equal: what is written; 0 where `given` says it", "a word")
+    fill = word("whose low byte is written; 0 where `given` says it", "a word")
     given = word("the address of such a word, or 0")
 
 

@@ -239,7 +239,10 @@ def _over_pixels(
     """Vectors along a row, of pixels that repeat a block's channels."""
     p, isa, (most, least) = problem, target.isa(), outputs(types)
     pixel = block * (p.n if batched else 1)
-    found = (whole_rows if types.acc.is_float else whole_integer_rows)(problem, lanes, block, pixel, types)
+    if types.acc.is_float:
+        found = whole_rows(problem, lanes, block, pixel, types)
+    else:
+        found = whole_integer_rows(problem, lanes, block, pixel)
     if found is not None:
         lanes, loops, tiling = found
         return Blocking(

@@ -55,9 +55,7 @@ def whole_rows(
     return lanes, loops, tiling
 
 
-def whole_integer_rows(
-    problem: Conv2dProblem, lanes: int, block: int, pixel: int, unused_types: Types
-) -> tuple[int, int, Tiling] | None:
+def whole_integer_rows(problem: Conv2dProblem, lanes: int, block: int, pixel: int) -> tuple[int, int, Tiling] | None:
     """As `whole_rows`, of bytes, where a vector has whole blocks of channels."""
     p, each, unit = problem, lanes // PARTS, UNIT // PARTS
     if not (X86 and target.isa().ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:

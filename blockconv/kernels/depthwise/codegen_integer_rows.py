@@ -35,12 +35,7 @@ def integer_rows_tile(spec: TileSpec, columns: Columns) -> Any:
     def tile(builder, run, loop, unrolled, out):
         out = out._replace(valid=const(1) if spec.period == 1 else out.valid)
         code = IntegerRowsTile(builder, spec, columns, run, loop, unrolled, out)
-        if len(spec.variants) == 1:
-            code.reduce(spec.variants[0])
-        else:
-            for number, variant in enumerate(spec.variants):
-                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
-                    code.reduce(variant)
+        code.reduce_variant()
         finish_rows(builder, spec, columns, out, code.finished())
 
     return tile

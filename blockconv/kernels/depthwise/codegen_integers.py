@@ -41,12 +41,8 @@ def depthwise_tile(spec: TileSpec) -> Any:
         code = (IntegerTile if spec.dot else FloatTile)(builder, spec, run, loop, unrolled, out)
         if not spec.taps:
             code.reduce_any()
-        elif len(spec.variants) == 1:
-            code.reduce(spec.variants[0])
         else:
-            for number, variant in enumerate(spec.variants):
-                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
-                    code.reduce(variant)
+            code.reduce_variant()
         finish(builder, spec.finished, spec.store_width, spec.act, out, code.finished())
 
     return tile

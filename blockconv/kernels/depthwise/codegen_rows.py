@@ -29,12 +29,7 @@ def rows_tile(spec: TileSpec, columns: Columns) -> Any:
     def tile(builder, run, loop, unrolled, out):
         out = out._replace(dst_row=const(columns.dst_row), valid=const(1) if spec.period == 1 else out.valid)
         code = RowsTile(builder, spec, columns, run, loop, unrolled, out)
-        if len(spec.variants) == 1:
-            code.reduce(spec.variants[0])
-        else:
-            for number, variant in enumerate(spec.variants):
-                with builder.if_then(builder.icmp_signed("==", run.variant, const(number))):
-                    code.reduce(variant)
+        code.reduce_variant()
         is_dense = columns.dst_row == columns.dst * spec.finished.itemsize and target.isa().name != "avx512"
         stored = spec.finished._replace(row=columns.dst, dense=int(is_dense))
         finish(builder, stored, spec.store_width, spec.act, out, code.finished())

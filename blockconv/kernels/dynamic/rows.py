@@ -31,7 +31,7 @@ from blockconv.kernels.dynamic.kernels import (
     find_range,
 )
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds
+from blockconv.machine.costs import QUANTIZED_CYCLES, cycle_seconds, launch_seconds, move_seconds
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["EPILOGUE_BYTES", "RANGES_BYTES", "ROWS", "dynamic_epilogue_op"]
@@ -40,7 +40,6 @@ MOST_RANGES = 256
 RANGES_BYTES = MOST_RANGES * FOUND_BYTES
 EPILOGUE_BYTES = EpilogueArguments.nbytes
 ITEMSIZE = 4
-QUANTIZED_CYCLES = 10  # of a vector, of which a division is most
 
 
 def _find_ops(problem: FindQuantizationProblem, layout: Layout, threads: int) -> list[Op]:

@@ -38,7 +38,7 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.eltwise.codegen import UNROLL, EltwiseQuantization, Operand, OpKind
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds
+from blockconv.machine.costs import QUANTIZED_CYCLES, cycle_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -313,9 +313,8 @@ def _without_extents(storage: Operated) -> str | None:
     return found if isinstance(found, str) else None
 
 
-# Of a vector of float32: to dequantize a source, and to quantize a result, of which a division is most. To round to 16
-# bits in integers takes as long.
-DEQUANTIZED_CYCLES, QUANTIZED_CYCLES = 2, 10
+# Of a vector of float32, to dequantize a source. To round a result to 16 bits takes as long as to quantize it.
+DEQUANTIZED_CYCLES = 2
 
 
 def _cost(problem: Any, dst: Layout, how: How) -> float:

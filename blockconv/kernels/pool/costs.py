@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from blockconv.kernels.pool.blocking import Blocking, all_taps
-from blockconv.machine.costs import cycle_seconds, fma_seconds, launch_seconds, move_seconds, pool_rates
+from blockconv.machine.costs import (
+    QUANTIZED_CYCLES,
+    cycle_seconds,
+    fma_seconds,
+    launch_seconds,
+    move_seconds,
+    pool_rates,
+)
 
 __all__ = [
     "MOST_VECTORS",
@@ -21,8 +28,6 @@ __all__ = [
     "together",
     "window_counts",
 ]
-
-_QUANTIZED_CYCLES = 10.0  # of a vector of averages that become integers, of which a division is most
 
 
 class Counts(NamedTuple):
@@ -109,7 +114,7 @@ def cost(b: Blocking, name: str) -> float:
     rates, moved = pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
     computed = sum(count * rate for count, rate in zip(counts[name](b), rates, strict=True))
     if b.is_widened:
-        computed += b.dst.size(b.problem.dst_shape) / b.lanes * _QUANTIZED_CYCLES * cycle_seconds()
+        computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * cycle_seconds()
     waits = name == "pool_wide_lines" and b.view.inner > b.lanes
     return launch_seconds() + (moved + computed if waits else max(moved, computed)) / b.threads
 

@@ -48,7 +48,7 @@ from blockconv.kernels.strided_copy.regions import (
     pixels,
 )
 from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds, scalar_seconds
+from blockconv.machine.costs import QUANTIZED_CYCLES, cycle_seconds, launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -218,13 +218,9 @@ def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout, types: T
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _dst_shape(problem: Any) -> tuple[int, ...]:
-    return tuple(problem.shape if isinstance(problem, ReorderProblem) else problem.dst_shape)
-
-
 def _seconds(problem: Any, src: Layout, dst: Layout, itemsize: int) -> float:
     """Bytes at the speed of a copy, and moves of elements, where no extent is longer than one."""
-    elements = dst.size(_dst_shape(problem))
+    elements = dst.size(problem.dst_shape)
     moved = move_seconds(itemsize * elements, itemsize * elements)
     if isinstance(problem, ReorderProblem):
         return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * scalar_seconds())
@@ -238,10 +234,7 @@ def _requantized_seconds(problem: Any, dst: Layout, how: How) -> float:
     given = how.quantizations
     if given is None or all(one == given[-1] for one in given):
         return 0.0
-    return dst.size(problem.dst_shape) / lanes_of(4) * REQUANTIZED_CYCLES * cycle_seconds()
-
-
-REQUANTIZED_CYCLES = 10.0  # of a vector of float32, of which a division is most
+    return dst.size(problem.dst_shape) / lanes_of(4) * QUANTIZED_CYCLES * cycle_seconds()
 
 
 def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
