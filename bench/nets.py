@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 import blockconv as bc
+from blockconv.core.problem import Conv2dProblem
 
 from . import networks, roof
 from .measure import measure, noise
@@ -106,7 +107,7 @@ def _plan(
             else:
                 variants = crew.contenders("network", path, x, ours=ours, threads=threads)
             measured = measure(variants, expected, TOLERANCE[dtype], **timing)
-        flops = sum(net.problem(node).flops for node in net.nodes if node.op == "conv2d")
+        flops = sum(p.flops for node in net.nodes if isinstance(p := net.problem(node), Conv2dProblem))
         return {"images": x.shape[0], "flops": flops, "peak": roof.fp32_peak(threads), **measured}
 
     params, how = conditions(threads, timing, dtype)

@@ -155,7 +155,7 @@ class _Builder:
 
     def activation(self, x: str, kind: str) -> str:
         if kind == "relu6":
-            bounds = (self.constant(np.float32(value)) for value in (0, 6))  # type: ignore[arg-type]
+            bounds = (self.constant(np.float32(value)) for value in (0, 6))
             return self.node("Clip", x, *bounds)
         if kind == "silu":
             return self.node("Mul", x, self.node("Sigmoid", x))

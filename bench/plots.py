@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -94,7 +95,7 @@ def bars(cases: Sequence[Case], speed: str) -> str:
             axes.text(longest * 1.02, place, text, va="center", fontsize=TEXT, color=colour, weight="bold")
         if speed == "flops":
             top = place - 0.5 + height / 2, place + 0.5 - height / 2
-            axes.vlines(case["peak"] / 1e9, *top, color="black", lw=0.8, ls=":", label="peak" if not place else None)
+            axes.vlines(case["peak"] / 1e9, *top, color="black", lw=0.8, ls=":", label="" if place else "peak")
     axes.set_yticks(places, [short_title(case) for case in cases], fontsize=TEXT)
     axes.set_ylim(len(cases) - 0.5, -0.5)
     axes.set_xlabel("GFLOP/s" if speed == "flops" else "GB/s")
@@ -115,7 +116,7 @@ def heat_map(cases: Sequence[Case]) -> str:
         if not np.isnan(share):
             weight = "bold" if share < LEAST else "normal"
             text = f"{share:.2f}" + ("" if share >= GOOD else " !" if share < LEAST else " ·")
-            ink = ink_on(image.to_rgba(share)[:3])
+            ink = ink_on(tuple(image.to_rgba(share)[:3]))
             axes.text(column, row, text, ha="center", va="center", fontsize=TEXT, weight=weight, color=ink)
     axes.set_xticks(range(len(layouts)), layouts, fontsize=TEXT)
     axes.xaxis.tick_top()
@@ -135,16 +136,17 @@ def roofline(cases: Sequence[Case]) -> str:
         said = f"copy in {place}: {bandwidth / 1e9:.0f} GB/s"
         axes.plot(x, np.minimum(peak, bandwidth * x) / 1e9, lw=1, ls=style, color="black", label=said)
     # Beside the axes, as the points of what runs well lie on the line.
-    beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": TEXT}
+    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": TEXT}
     axes.annotate(f"fp32 peak\n{peak / 1e9:.0f} GFLOP/s", (1.01, peak / 1e9), **beside)
-    for name in (*libraries(cases, "ours"), *libraries(cases)):
+    ours = libraries(cases, "ours")
+    for name in (*ours, *libraries(cases)):
         points = [(c["flops"] / c["bytes"], c["flops"] / t / 1e9) for c in cases if (t := _best(c, name))]
-        filled = {"facecolors": _colour(name)} if name in libraries(cases, "ours") else {"facecolors": "none"}
+        xs, ys = zip(*points, strict=True)
+        colour = _colour(name)
+        drawn: dict[str, Any] = {"facecolors": colour if name in ours else "none", "edgecolors": colour}
         if MARKERS.get(name) == "x":
-            filled = {}
-        axes.scatter(*zip(*points, strict=True), s=26, marker=MARKERS.get(name, "*"), label=name,
-                     edgecolors=None if MARKERS.get(name) == "x" else _colour(name),
-                     **(filled or {"color": _colour(name)}))  # fmt: skip
+            drawn = {"color": colour}
+        axes.scatter(xs, ys, s=26, marker=MARKERS.get(name, "*"), label=name, **drawn)
     axes.set(xscale="log", yscale="log", xlabel="operations a byte (each array moved once)", ylabel="GFLOP/s")
     axes.legend(fontsize=TEXT, loc="upper left", bbox_to_anchor=(1.0, 0.62), frameon=False)
     return _svg(figure)

@@ -16,7 +16,7 @@ __all__ = ["quantized"]
 SAMPLES = 4
 
 
-class _Samples(tool.CalibrationDataReader):  # type: ignore[misc]  # the package has no types
+class _Samples(tool.CalibrationDataReader):
     """What ranges are measured on: pictures of noise, none of them the one that is timed."""
 
     def __init__(self, path: str) -> None:

@@ -77,8 +77,8 @@ def _fma_loop() -> tuple[Callable[[int, int], float], int, int]:
     fused = platform.machine() not in ("x86_64", "AMD64") or "fma" in features
     step = _fma_intrinsic(width, accumulators, fused)
 
-    @numba.njit("float32(int64, int64)", nogil=True)
-    def loop(address, steps):
+    @numba.njit("float32(int64, int64)", nogil=True)  # type: ignore[untyped-decorator]
+    def loop(address: Any, steps: Any) -> Any:
         return step(address, steps)
 
     return loop, width, accumulators
@@ -90,21 +90,21 @@ def _fma_intrinsic(width: int, accumulators: int, fused: bool) -> Any:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    @intrinsic
-    def fma_loop(typingctx, address, steps):
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fma_loop(typingctx: Any, address: Any, steps: Any) -> Any:
         return types.float32(types.int64, types.int64), _build
 
-    def _build(context, builder, signature, arguments):
+    def _build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), width)
         address, steps = arguments
 
         first_lane = ir.IntType(32)(0)
 
-        def spread(value):
+        def spread(value: Any) -> Any:
             lane = builder.insert_element(vector(ir.Undefined), value, first_lane)
             return builder.shuffle_vector(lane, lane, ir.VectorType(ir.IntType(32), width)([0] * width))
 
-        def multiply_add(total):
+        def multiply_add(total: Any) -> Any:
             if not fused:
                 return builder.fadd(builder.fmul(total, factor), addend)
             kind = ir.FunctionType(vector, [vector] * 3)

@@ -66,15 +66,14 @@ def _cases(config: pytest.Config) -> Iterator[Case]:
             yield from _taking(op, problem, [(s, d) for s in LAYOUTS for d in LAYOUTS if pairs or s == d])
     for shape in reorders.SHAPES if everything else reorders.SHAPES[:1]:
         for names in [(s, d) for s in layers.LAYOUTS for d in layers.LAYOUTS if s != d] if pairs else reorders.PAIRS:
-            problem = ReorderProblem(shape, *names, itemsize=4)
-            yield from _taking("reorder", problem, [tuple(map(Layout, names))])
+            yield from _taking("reorder", ReorderProblem(shape, *names, itemsize=4), [tuple(map(Layout, names))])
 
 
 def _taking(op: str, problem: Any, pairs: list[Any]) -> Iterator[Case]:
     """Each row and pair that takes the problem; the references, slow by intent, only where no other row does."""
     types = Types.bits(4) if op == "reorder" else Types.all("float32")
     rows = [row for row in TABLE if row.op == op]
-    found = [Case(row, problem, *pair) for row in rows for pair in pairs if not why_not(row, problem, *pair, types)]
+    found = [Case(row, problem, s, d) for row in rows for s, d in pairs if not why_not(row, problem, s, d, types)]
     yield from [case for case in found if not case.row.reference] or found
 
 
@@ -106,7 +105,7 @@ def _bound(case: Case, threads: int) -> tuple[Program, Addresses, BlockedArray]:
     (node,) = network.nodes
     bound = bind(network, node, Candidate(row, network.problem(node), (src,), dst, 0.0), Parameters(network), threads)
     places = {0: x.storage, OUTPUT: out.storage}
-    arrays = [places[operand] if isinstance(operand, int) else operand for operand in bound.operands]
+    arrays: list[Any] = [places[operand] if isinstance(operand, int) else operand for operand in bound.operands]
     return Program(bound.ops), Addresses(arrays), out
 
 

@@ -7,6 +7,7 @@ import argparse
 from rich.console import Console
 
 from blockconv.core.layout import Layout
+from blockconv.core.problem import read_shape_file
 
 from .. import costs, scaling
 from . import common
@@ -26,6 +27,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run it; the exit status."""
-    problems = [problem for name in options.lists for problem in common.listed(name)]
+    lists = (read_shape_file(common.SHAPES / f"{name}.txt", "conv2d") for name in options.lists)
+    problems = [problem for problems in lists for problem in problems]
     console.print(scaling.report(problems, options))
     return 0

@@ -43,7 +43,7 @@ def quantized_conv2d(
     problem: Conv2dProblem, layer: QuantizedLayer, layouts: Sequence[str], threads: int
 ) -> Iterator[Variant]:
     bc.set_num_threads(threads)
-    given = {
+    given: dict[str, Any] = {
         "input_quantization": bc.Quantization(layer.src_scale, ZERO),
         "weight_quantization": bc.Quantization(layer.wei_scale),
         "out_quantization": bc.Quantization(layer.dst_scale, ZERO),
@@ -185,7 +185,7 @@ def _variant(
         call()
         return out.numpy()
 
-    reorders: dict[str, Callable[[], object]] = {}
+    reorders: dict[str, Any] = {}
     if layout != "NCHW":
         plain = bc.empty(out.shape, "NCHW", out.dtype, out.zero_point)
         reorders["reorder_in"] = lambda: bc.to_layout(src, layout, out=x)

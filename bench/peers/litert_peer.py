@@ -67,7 +67,8 @@ class _Model:
         self.p, self.ends = p, ends
         counts = getattr(p, "kind", "") == "avg_include_padding"
         self.scheme = SAME if any((p.ph, p.pw, *ends)) and _is_same(p, ends) and not counts else VALID
-        self.buffers, self.tensors = [tfl.BufferT()], []
+        self.buffers = [tfl.BufferT()]
+        self.tensors: list[Any] = []
         self.codes: list[Any] = []
         self.operators: list[Any] = []
         self.x = self._tensor(_last(p.src_shape))

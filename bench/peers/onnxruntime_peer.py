@@ -51,8 +51,8 @@ def quantized_conv2d(problem: Conv2dProblem, layer: QuantizedLayer, threads: int
     optimised = _optimise(model)
     if [node.op_type for node in optimised.graph.node] == ["Transpose", "QLinearConv", "Transpose"]:
         n, oc, oh, ow = problem.dst_shape
-        steps = (_alone(optimised, node, TensorProto.UINT8) for node in optimised.graph.node)
-        yield _between(*steps, layer.src, (n, oh, ow, oc), threads, "NHWC")
+        before, conv, after = (_alone(optimised, node, TensorProto.UINT8) for node in optimised.graph.node)
+        yield _between(before, conv, after, layer.src, (n, oh, ow, oc), threads, "NHWC")
 
 
 def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
@@ -60,7 +60,7 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Va
     p, ends = problem, pool_padding(problem)
     if ends is None or p.divisor or (p.kind != "max" and p.dh * p.dw != 1):
         return
-    attributes = {"kernel_shape": [p.kh, p.kw], "strides": [p.sh, p.sw], "pads": [p.ph, p.pw, *ends]}
+    attributes: dict[str, Any] = {"kernel_shape": [p.kh, p.kw], "strides": [p.sh, p.sw], "pads": [p.ph, p.pw, *ends]}
     if p.kind == "max":
         attributes["dilations"] = [p.dh, p.dw]
     else:
@@ -74,7 +74,8 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Va
             return helper.make_node(kind, ["x"], ["y"], domain=BLOCKED, **values)
 
         steps = node("ReorderInput"), node(kind, **attributes), node("ReorderOutput", channels=p.ic)
-        yield _between(*(_alone(model, step) for step in steps), src, p.dst_shape, threads)
+        before, pool, after = (_alone(model, step) for step in steps)
+        yield _between(before, pool, after, src, p.dst_shape, threads)
 
 
 def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:

@@ -22,7 +22,7 @@ def model(
 
     channels_last: x and y are NHWC, and what is dequantized is transposed, which an engine of that layout drops.
     """
-    p, oc, shapes = problem, problem.oc, (problem.src_shape, problem.dst_shape)
+    p, oc, shapes = problem, problem.oc, [problem.src_shape, problem.dst_shape]
     constants = {
         "x_scale": np.float32(layer.src_scale),
         "y_scale": np.float32(layer.dst_scale),
@@ -36,7 +36,7 @@ def model(
     }
     before, after = [], []
     if channels_last:
-        shapes = tuple((n, h, w, c) for n, c, h, w in shapes)
+        shapes = [(n, h, w, c) for n, c, h, w in shapes]
         before = [helper.make_node("Transpose", ["xd"], ["xf"], perm=[0, 3, 1, 2])]
         after = [helper.make_node("Transpose", ["yf"], ["yq"], perm=[0, 2, 3, 1])]
     nodes = [

@@ -35,7 +35,7 @@ def module_of(path: str) -> nn.Module:
             convs[node.output[0]] = weights[0], weights[1] if len(weights) > 1 else None
         is_norm = node.op_type == "BatchNormalization" and before is not None and before.op_type == "Conv"
         if is_norm and reads.count(node.input[0]) == 1:
-            convs[node.input[0]] = _folded(*convs[node.input[0]], *weights, _attributes(node).get("epsilon", 1e-5))
+            convs[node.input[0]] = _folded(convs[node.input[0]], weights, _attributes(node).get("epsilon", 1e-5))
             same[node.output[0]] = node.input[0]
             continue
         if node.op_type not in _OPS:
@@ -49,8 +49,9 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _folded(
-    wei: torch.Tensor, bias: torch.Tensor | None, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float
+    conv: tuple[torch.Tensor, torch.Tensor | None], norm: list[torch.Tensor], epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    (wei, bias), (scale, shift, mean, variance) = conv, norm
     factor = scale / torch.sqrt(variance + epsilon)
     return wei * factor[:, None, None, None], ((0.0 if bias is None else bias) - mean) * factor + shift
 
