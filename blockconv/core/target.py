@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +41,8 @@ class Isa:
     width do as much in the same time. vnni: an instruction adds four products of a u8 and an s8 to each lane of an
     int32 vector (AVX-512 VNNI, or AVX-VNNI). bf16: one adds two products of bfloat16 to each lane of a float32 vector
     (AVX512-BF16). f16: instructions convert vectors of float16 (F16C, or part of the instruction set). ssse3: one adds
-    two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are).
+    two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are). amx: a unit multiplies
+    matrices of 8-bit integers, or of bfloat16, that lie in registers of their own (Intel's AMX).
     """
 
     name: str
@@ -51,6 +54,7 @@ class Isa:
     bf16: bool = False
     f16: bool = False
     ssse3: bool = False
+    amx: bool = False
 
 
 @functools.cache
@@ -75,13 +79,24 @@ def isa() -> Isa:
     features = target_features()
     if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
         halves, has_dots = target_cpu() in HALVES, ("avx512vnni" in features, "avx512bf16" in features)
-        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True)
+        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True, amx=_has_amx(features))
     if {"avx2", "fma"} <= features:
         return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
     if platform.machine().lower() in ("aarch64", "arm64"):
         return Isa("neon", 16, 32, True, f16=True)
     ssse3 = not features.isdisjoint({"ssse3", "sse4.1", "sse4.2", "avx"})  # each of which has those before it
     return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features, ssse3=ssse3)
+
+
+AMX = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux's numbers on x86-64
+
+
+def _has_amx(features: frozenset[str]) -> bool:
+    """Whether kernels may use AMX: its registers are the process's once the system has granted them."""
+    if not features >= AMX or not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
 
 
 def affinity() -> int:

@@ -64,7 +64,8 @@ def emitted(emit: Callable[..., None]) -> Any:
 
     # Numba folds calls by the parameters' names, and passes what `*arguments` takes as one tuple.
     scope: dict[str, Any] = {"typed": typed}
-    exec(f"def {emit.__name__}(typingctx, {', '.join(names)}): return typed(({', '.join(names)},))", scope)
+    listed = "".join(f"{name}, " for name in names)
+    exec(f"def {emit.__name__}(typingctx, {listed}): return typed(({listed}))", scope)
     made = scope[emit.__name__]
     made.__doc__, made.__module__ = emit.__doc__, emit.__module__
     return intrinsic(made)

@@ -26,6 +26,7 @@ TABLE: tuple[Row, ...] = (
     *depthwise.ROWS,
     conv.GROUPED,
     conv.DIRECT,
+    conv.MATRIX,
     conv.PIXELS,
     *winograd.ROWS,
     conv.REFERENCE,

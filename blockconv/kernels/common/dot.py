@@ -5,6 +5,9 @@ which is broadcast as one float32 is; a lane of the weights has as many, of an o
 added to the lane's int32, or float32. So a tile, its addresses and its loop nest are the same for all.
 
 Each dot product is an instruction, or the same emulated in plain IR, which runs everywhere.
+
+Where a processor has a unit that multiplies matrices (AMX), an instruction does all dot products of 16 pixels and 16
+output channels at once (`matrix_tile.py`).
 """
 
 from __future__ import annotations
@@ -16,19 +19,21 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.types import BRAIN, Types, element
+from blockconv.core.types import BRAIN, SIGNED, Types, element
 from blockconv.jit.ir import call_llvm
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
     "BRAIN_DOTS",
     "DOTS",
+    "MATRIX_DOTS",
     "MULTIPLY_ADD",
     "WIDENED",
     "Dot",
     "by_number",
     "dot_for",
     "dot_of_words",
+    "matrix_dot_for",
     "multiply_accumulate",
     "name_of",
     "packed_as_one",
@@ -49,6 +54,7 @@ class Dot(NamedTuple):
     itemsize: int = 0
     is_unsigned: bool = False
     instructions: int = 1
+    is_matrix: bool = False
 
 
 MULTIPLY_ADD = Dot(0, 1)
@@ -65,9 +71,18 @@ DOTS = {
     "vpdpwssd": Dot(8, 2, 2),
 }
 # What takes as long as another on every processor that has both, and is not measured by itself.
-_AS_LONG = {"vpdpwssd": "vpdpbusd"}
+_AS_LONG = {"vpdpwssd": "vpdpbusd", "tdpbssd": "tdpbusd", "tdpbf16ps": "tdpbusd"}
 # bfloat16, two at a time: AVX512-BF16.
 BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2)}
+# Of matrices, by the types of source and weights; no source is converted. Emulated, these are a dot product each.
+MATRIX_DOTS = {
+    "tdpbusd": Dot(9, 4, 1, is_matrix=True),
+    "tdpbssd": Dot(10, 4, 1, is_matrix=True),
+    "tdpbf16ps": Dot(11, 2, 2, is_matrix=True),
+    "tdpbusd, emulated": Dot(12, 4, 1, is_matrix=True),
+    "tdpbssd, emulated": Dot(13, 4, 1, is_matrix=True),
+    "tdpbf16ps, emulated": Dot(14, 2, 2, is_matrix=True),
+}
 
 
 def dot_for(types: Types) -> Dot:
@@ -92,6 +107,12 @@ def dot_of_words() -> Dot:
     return DOTS["vpmaddwd" if is_x86 else "vpmaddwd, emulated"]
 
 
+def matrix_dot_for(types: Types) -> Dot:
+    """The multiply-accumulate of matrices for these types; emulated where the machine has no unit for them."""
+    name = "tdpbf16ps" if types.acc.is_float else "tdpbssd" if types.src.kind == SIGNED else "tdpbusd"
+    return MATRIX_DOTS[name if target.isa().amx else f"{name}, emulated"]
+
+
 def packed_as_one(types: Types, dot: Dot) -> int:
     """Channels of a source that are packed as one: those that fill 32 bits, where several are multiplied at once."""
     return 1 if dot.channels == 1 else 4 // types.src.itemsize
@@ -104,7 +125,7 @@ def by_number(number: int) -> Dot:
 
 def name_of(dot: Dot) -> str:
     """What a machine's profile calls a multiply-accumulate; nothing for that of floats."""
-    found = next((name for name, known in (DOTS | BRAIN_DOTS).items() if known.number == dot.number), "")
+    found = next((name for name, known in (DOTS | BRAIN_DOTS | MATRIX_DOTS).items() if known.number == dot.number), "")
     return _AS_LONG.get(found, found)
 
 
@@ -188,4 +209,7 @@ _DOTS: dict[int, Callable[..., Any]] = {
     6: _vdpbf16ps_emulated,
     7: _vpmaddubsw,
     8: _vnni("vpdpwssd"),
+    12: _emulated(4, True),
+    13: _emulated(4, False),
+    14: _vdpbf16ps_emulated,
 }

@@ -27,7 +27,16 @@ from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefet
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
 
-__all__ = ["LINE", "Reduction", "TileRecord", "TileSpec", "conv_tile", "lines_ahead"]
+__all__ = [
+    "LINE",
+    "Reduction",
+    "TileRecord",
+    "TileSpec",
+    "conv_tile",
+    "lines_ahead",
+    "prefetch_next",
+    "real_accumulators",
+]
 
 
 PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
@@ -150,20 +159,36 @@ def _tile(spec: TileSpec) -> Any:
         else:
             v = spec.tile.code(builder)
             accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
-        if spec.dst and not ElementType.of(spec.element).is_float:
-            f = float_of(builder, spec.lanes)
-
-            def each(address: Any) -> list[Any]:
-                return [f.load(builder.add(address, const(k * f.bytes))) for k in range(spec.vectors)]
-
-            shifts = each(after_scales(builder, run.bia, run.scales)) if spec.shifted else []
-            accs = dequantized(spec.tile.code(builder), accs, each(run.scales), shifts)
+        accs = real_accumulators(builder, spec, run.bia, run.scales, accs)
         finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
 
     return tile
 
 
+def real_accumulators(builder: Any, spec: TileSpec, bia: Any, scales: Any, accs: list[Any]) -> list[Any]:
+    """Accumulators as they are finished: of integers that are stored as something else, the real numbers.
+
+    bia, scales: as in `TileRecord`.
+    """
+    if not spec.dst or ElementType.of(spec.element).is_float:
+        return accs
+    f = float_of(builder, spec.lanes)
+
+    def each(address: Any) -> list[Any]:
+        return [f.load(builder.add(address, const(k * f.bytes))) for k in range(spec.vectors)]
+
+    shifts = each(after_scales(builder, bia, scales)) if spec.shifted else []
+    return dequantized(spec.tile.code(builder), accs, each(scales), shifts)
+
+
 # ---------------------------------------------------------------- the reduction
+
+
+def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
+    """Prefetch what a step of the reduction is to prefetch of the memory that is read after the tile."""
+    at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
+    with cgutils.for_range(b, run.prefetch_lines) as line:
+        ask(b, b.add(at, b.mul(line.index, const(LINE))))
 
 
 def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
@@ -217,9 +242,7 @@ class Reduction(NamedTuple):
             x = b.add(run.src, offset)
             w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
             if self.step >= PREFETCHING:
-                at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
-                with cgutils.for_range(b, run.prefetch_lines) as line:
-                    ask(b, b.add(at, b.mul(line.index, const(LINE))))
+                prefetch_next(b, run, step)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.channel(x, w)
                 return

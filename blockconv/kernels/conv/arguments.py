@@ -81,6 +81,10 @@ class TilesArguments(Arguments):
     wei_blocks = word("blocks of weights of a group", "blocks")
     pack = word("what packs a window, by a `WindowRecord`", "address of a kernel")
     tile = word("what computes a tile, by a `TileRecord`", "address of a kernel")
+    enter = word(
+        "what a worker calls before its tasks, with the address of 64 bytes; 0: nothing", "address of a kernel"
+    )
+    leave = word("what it calls after them, if anything before", "address of a kernel")
     scatter = word(
         "what moves a tile to its destination, by a `ScatterRecord`; 0 where none does", "address of a kernel"
     )

@@ -35,9 +35,11 @@ from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import kernels, packing, packing_planes
+from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import Blocking, has_parts, is_converted
+from blockconv.kernels.conv.matrix_blocking import extent
+from blockconv.kernels.conv.matrix_tile import configure, is_instruction, matrix_tile, release
 from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv.space import is_pointwise, space
 from blockconv.kernels.table import Epilogue
@@ -182,12 +184,9 @@ class _Binding:
         """Steps and weights: `steps` of whole blocks of channels, and of what is left over."""
         blocking, shared = self.blocking, self.blocking.shared
         tail = blocking.step if self.is_shared else (self.ic - 1) % blocking.step + 1
-        full = (
-            steps
-            if -(-tail // self.dot.channels) * self.dot.channels == blocking.step
-            else steps - steps // -(-self.ic // blocking.step)
-        )
-        depth, width = steps * blocking.step, blocking.width
+        is_whole = self.dot.is_matrix or -(-tail // self.dot.channels) * self.dot.channels == blocking.step
+        full = steps if is_whole else steps - steps // -(-self.ic // blocking.step)
+        depth, width = steps * shared.taps * blocking.step, blocking.width
         if self.is_shared:
             depth, width = shared.ic * self.p.kh * self.p.kw, self.oc
         wei_block = depth * width * (self.types.acc.itemsize if self.is_shared else self.itemsize)
@@ -257,13 +256,23 @@ class _Binding:
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
+        registers = blocking.rows, blocking.pixels, blocking.vectors, self.step
+        by_unit = is_instruction(self.dot)
         return {
             "tile": self.tile(epilogue).address,
+            "enter": configure(*registers).address if by_unit else 0,
+            "leave": release().address if by_unit else 0,
             "pack": self.packer().address,
             "convert": self.converter(),
             "scatter": kernels.scatter_tile(*scattered).address if scatters else 0,
             "scatters": blocking.store_width == 0,
         }
+
+    @property
+    def step(self) -> int:
+        """Elements of a pixel that a step multiplies: of a block of channels; by matrices, of all its taps."""
+        taps = self.blocking.shared.taps if self.dot.is_matrix else 1
+        return taps * self.blocking.step // self.dot.channels
 
     def tile(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel that computes a tile."""
@@ -299,7 +308,7 @@ class _Binding:
             vectors=blocking.vectors,
             lanes=blocking.lanes,
             src_pixel=self.window_sw * self.pixel,
-            step=blocking.step // self.dot.channels,
+            step=self.step,
             store_width=blocking.store_width or blocking.lanes,
             act=epilogue.kind(self.types),
             groups=shared.groups,
@@ -316,13 +325,15 @@ class _Binding:
         )
         # What a tile of floats does not have is left out: it is no other kernel for what others have.
         given = max(k for k, value in enumerate(spec) if value or k < REQUIRED)
-        return conv_tile(*spec[: given + 1])
+        return (matrix_tile if self.dot.is_matrix else conv_tile)(*spec[: given + 1])
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""
         cb, itemsize = self.blocking.cb // self.src_each, self.src_itemsize
         if self.unpacks_pixels:
             return packing.unpack_pixels(cb, *self.unpacking)
+        if self.dot.is_matrix and self.packs_units:
+            return self.unit_packer()
         if self.blocking.interleaved:
             return packing.pack_interleaved(cb)
         if self.is_shared:
@@ -335,6 +346,21 @@ class _Binding:
             return self.plane_packer()
         odd = (1,) if self.types.acc.is_float and self.ic % self.dot.channels else ()
         return packing.pack_window(cb, itemsize, *odd)
+
+    @property
+    def packs_units(self) -> bool:
+        """Whether a pixel's channels are brought together from several blocks, or ends of floats are made zeros."""
+        cb, unit = self.blocking.cb, packed_as_one(self.types, self.dot)
+        if self.blocking.interleaved:
+            return cb > unit
+        ends = self.types.acc.is_float and -self.ic % cb >= unit
+        return ends or extent(cb, self.src) < cb
+
+    def unit_packer(self) -> jit.Kernel:
+        """The kernel that packs a window of units of four bytes, from several of the source's blocks."""
+        unit, is_float = packed_as_one(self.types, self.dot), self.types.acc.is_float
+        at_once = 0 if self.blocking.interleaved else extent(self.blocking.cb, self.src) // unit
+        return packing_units.pack_units(self.blocking.cb // unit, at_once, unit, int(is_float))
 
     def plane_packer(self) -> jit.Kernel:
         """The kernel that packs a window of planes, of which vectors of pixels are loaded."""

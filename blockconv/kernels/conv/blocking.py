@@ -112,8 +112,7 @@ def blocking(
     tile: of a shape that is asked for, instead of the one of least predicted time.
     """
     isa, p, at, dot = target.isa(), problem, space(problem, src, dst), dot_for(types)
-    itemsize, packed = types.acc.itemsize, dot.itemsize or types.src.itemsize
-    lanes, oc = isa.vector_bytes // itemsize, p.oc // p.g
+    lanes, oc = isa.vector_bytes // types.acc.itemsize, p.oc // p.g
     if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
@@ -121,9 +120,43 @@ def blocking(
     interleaved = not lies_in_units(p, s, unit)
     cb = unit if interleaved else _source_block(p, s, unit)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
-    rows, pixels, vectors = tile or _tile(p, at, d, stored, lanes, dot)
-    width = vectors * lanes
-    ocbs = -(-(oc if stored == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
+    as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
+    made = Inner(
+        shape=tile or _tile(p, at, d, stored, lanes, dot),
+        lanes=lanes,
+        cb=cb,
+        step=cb if cb > 4 * dot.channels else dot.channels,
+        store_width=stored,
+        as_it_is=as_it_is,
+        dot=dot,
+        interleaved=interleaved,
+    )
+    return divided(problem, src, dst, types, threads, made)
+
+
+class Inner(NamedTuple):
+    """What a blocking is about before pixels are divided: the fields of `Blocking`, and the tile's shape.
+
+    as_it_is: a packed window would hold the bytes of the source, so that tiles may read these.
+    """
+
+    shape: TileShape
+    lanes: int
+    cb: int
+    step: int
+    store_width: int
+    as_it_is: bool
+    dot: Dot
+    interleaved: bool
+    shared: Shared = DENSE
+
+
+def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, inner: Inner) -> Blocking:
+    """The blocking whose tasks are as large as caches allow, and as many as threads need."""
+    p, at, (rows, pixels, vectors) = problem, space(problem, src, dst), inner.shape
+    itemsize, packed = types.acc.itemsize, inner.dot.itemsize or types.src.itemsize
+    width, oc, cb = vectors * inner.lanes, p.oc // p.g, inner.cb
+    ocbs = -(-(oc if inner.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
     weights = channels * at.kh * at.kw * packed  # of an output channel
     # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once. (More
@@ -135,8 +168,7 @@ def blocking(
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     splits = min(ocbs, -(-tasks_wanted(threads) // tasks))
-    as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
-    in_place = as_it_is and _is_read_in_place(p, at, s, pixels)
+    in_place = inner.as_it_is and _is_read_in_place(p, at, geometry(src, p.src_shape, types.src.itemsize), pixels)
     panel = task_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
     windows = 0 if in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
@@ -145,9 +177,9 @@ def blocking(
         rows=rows,
         pixels=pixels,
         vectors=vectors,
-        lanes=lanes,
+        lanes=inner.lanes,
         cb=cb,
-        store_width=stored,
+        store_width=inner.store_width,
         task_rows=task_rows,
         task_cols=task_cols,
         splits=splits,
@@ -157,9 +189,10 @@ def blocking(
         window_rows=w_rows,
         window_cols=w_cols,
         scratch=scratch,
-        step=cb if cb > 4 * dot.channels else dot.channels,
-        dot=dot,
-        interleaved=interleaved,
+        step=inner.step,
+        shared=inner.shared,
+        dot=inner.dot,
+        interleaved=inner.interleaved,
     )
 
 

@@ -208,6 +208,8 @@ def conv_tiles():
         stored, gathered = tiles + tile_bytes, tiles + 2 * tile_bytes
         scattered = _Scattered(a.scatters, a.scatter, stored, gathered, a.residual - a.dst)
         _write_common(a, run, scattered)
+        if a.enter:
+            call_kernel(a.enter, tiles, 0, 0, 0)
         packed = -1
         for task in range(first, last):
             split, rest = task % a.splits, task // a.splits
@@ -246,5 +248,7 @@ def conv_tiles():
                         run.src = src + (c - panel_start) * col_bytes
                         at = dst + (oh + r) * dst_row + (ow + c) * dst_col
                         _compute_tile(a, run, scattered, at, oc, valid, written)
+        if a.enter:
+            call_kernel(a.leave, 0, 0, 0, 0)
 
     return kernel

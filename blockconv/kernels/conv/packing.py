@@ -22,6 +22,7 @@ from blockconv.kernels.conv.codegen import (
 )
 
 __all__ = [
+    "columns_in_bounds",
     "convert_window",
     "is_padding",
     "pack_cut_window",
@@ -45,7 +46,7 @@ def source_offset(a, c):
 
 
 @inline
-def _columns_in_bounds(a, iw):
+def columns_in_bounds(a, iw):
     """(first, past the last) of the columns of a window from `iw` on that lie in the image."""
     cols, step = a.window_cols, a.col_step
     left = min(cols, max(0, (-iw + step - 1) // step))
@@ -86,7 +87,7 @@ def pack_window(cb, itemsize, odd=0):
         cols, row_bytes, w_block = a.window_cols, a.packed_row, a.packed_block
         col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
         step, blocks, rows = col_step * s_col, a.ic_blocks, a.window_rows
-        left, right = _columns_in_bounds(a, iw)
+        left, right = columns_in_bounds(a, iw)
         # Blocks that are neighbours in the source are copied pixel by pixel: its lines are read once, in order.
         contiguous = min(blocks, max(1, s_len // cb))
         if (s_len < NO_BLOCK and channel % s_len) or a.depth > 1:
@@ -144,7 +145,7 @@ def pack_cut_window(cb, itemsize):
         cols, row_bytes, w_block = a.window_cols, a.packed_row, a.packed_block
         col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
         step, levels, rows = col_step * s_col, a.depth, a.window_rows
-        left, right = _columns_in_bounds(a, iw)
+        left, right = columns_in_bounds(a, iw)
         for plane in range(a.ic_blocks * levels):
             block, level = plane // levels, plane % levels
             c, count = channel + block * cb, min(cb, a.group_ic - block * cb)
@@ -188,7 +189,7 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
         cols, s_col, s_len = a.window_cols, a.source.col, a.source.length
         col_step, rows = a.col_step, a.window_rows
         exist = min(channels, a.ic - channel)
-        left, right = _columns_in_bounds(a, iw)
+        left, right = columns_in_bounds(a, iw)
         # A source's padding is read with the rest, where it has any.
         at_once = cb == s_len or (cb == channels and (exist == channels or s_len < NO_BLOCK))
         for line in range(a.depth * rows):
@@ -236,7 +237,7 @@ def pack_interleaved(unit):
         fill = EpilogueArguments(a.activation).src_fill if unit == 4 else 0
         depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
         cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
-        left, right = _columns_in_bounds(a, iw)
+        left, right = columns_in_bounds(a, iw)
         for part in range(a.ic_blocks):
             c, last = wanted.channel + unit * part, wanted.channel + a.group_ic - 1
             # Of channels past the last, whose weights are zero, the last one is packed; of floats, zeros.

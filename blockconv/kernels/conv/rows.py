@@ -1,9 +1,11 @@
-"""The rows of direct convolution, of 1x1 along pixels, of grouped convolution by shared vectors, and of the reference.
+"""The rows of direct convolution, on vectors and by matrices, along pixels, of groups, and of the reference.
 
 Direct: every problem, from any layout to any other, as dense tiles (`binding`) of one group. Grouped: where a group's
 output channels fill half a vector or less, dense tiles would leave most lanes idle; there as many whole groups as a
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem of floats; slow, and simple enough to trust.
+
+Matrices: direct convolution on a unit that multiplies these (`matrix_tile`), where a processor has one.
 
 Along pixels: from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
 
@@ -15,13 +17,13 @@ from __future__ import annotations
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import HALVES, INT4, INT8, Types, element
+from blockconv.core.types import FLOAT, HALVES, INT4, INT8, Types, element
 from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import grouped_blocking, pixel_blocking
+from blockconv.kernels.conv import grouped_blocking, matrix_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import (
     Blocking,
@@ -46,7 +48,7 @@ from blockconv.machine.costs import (
 from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "PIXELS", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "MATRIX", "PIXELS", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -164,6 +166,55 @@ DIRECT = Row(
     dtypes=_DTYPES | {str(types) for types in INT4 | INT8 | HALVES},
     why_not=_why_not_direct,
     make=_make_direct,
+)
+
+
+# ---------------------------------------------------------------- matrices
+
+
+def _why_not_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    if not target.isa().amx:
+        return "is for processors with a unit that multiplies matrices (AMX)"
+    reason = matrix_blocking.why_not(problem, src, dst, types)
+    return reason or why_not_window(matrix_blocking.blocking(problem, src, dst, types, 1))
+
+
+def _make_matrix(
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    epilogue: Epilogue = _NO_EPILOGUE,
+    tile: TileShape | None = None,
+) -> Primitive:
+    found = matrix_blocking.blocking(problem, src, dst, types, threads, tile)
+    return Primitive(
+        cost=lambda: _cost_matrix(problem, src, dst, types, found) / threads + launch_seconds(),
+        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
+        weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
+        blocking=found,
+    )
+
+
+def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+    """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
+    p, at = problem, space(problem, src, dst)
+    count = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
+    vectors, oc = found.rows * found.pixels * found.vectors, p.oc // p.g
+    tiles = -(-oc // found.width)
+    stored = vectors * _storing(dst, found, oc / (tiles * found.vectors))
+    packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
+    computed = count * tiles * (matrix_blocking.tile_seconds(p, found) + stored) + packed
+    return max(computed, _moved(p, src, dst, types))
+
+
+MATRIX = Row(
+    name="conv_matrix",
+    op="conv2d",
+    dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
+    why_not=_why_not_matrix,
+    make=_make_matrix,
 )
 
 

@@ -1,0 +1,143 @@
+"""The blocking of convolution on a unit that multiplies matrices: the channels of a step, the tile.
+
+Windows are packed so that a step finds up to 64 bytes of a pixel's channels together, whatever blocks the source has;
+channels are divided evenly among as few steps as take them. Few channels leave most of a step empty, which a row of
+taps fills then: the pixels of a window's row touch, and so do their channels.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.kernels.common.dot import Dot, matrix_dot_for, name_of, packed_as_one
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.interleaved import DENSE
+from blockconv.kernels.conv.blocking import (
+    Blocking,
+    Inner,
+    TileShape,
+    divided,
+    is_power_of_two,
+    lies_in_units,
+    store_width,
+)
+from blockconv.kernels.conv.matrix_tile import COLUMNS, LINE_BYTES, LINES, WORD, row_blocks
+from blockconv.kernels.conv.packing_units import spare_bytes
+from blockconv.kernels.conv.space import Space, space
+from blockconv.machine.profile import profile
+
+__all__ = ["blocking", "extent", "tile_seconds", "why_not"]
+
+UNITS = LINE_BYTES // WORD  # units of four bytes that a step takes at the most
+# (vectors of output channels, blocks of pixels) whose accumulators, sources and weights fit into eight registers.
+_SHAPES = (2, 2), (1, 3), (1, 2), (2, 1), (1, 1)
+
+
+def _channels(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
+    """Channels of a pixel that are packed together; a source's blocks are whole in them, or they in these.
+
+    Units that lie by themselves are a power of two, which is transposed in registers.
+    """
+    units = -(-(problem.ic // problem.g) // unit)
+    length = NO_BLOCK if src.length == NO_BLOCK else max(1, src.length // unit)
+    even = -(-units // -(-units // UNITS))
+    if length == NO_BLOCK and lies_in_units(problem, src, unit):
+        return unit * even
+    if length in (1, NO_BLOCK):
+        return unit << (even - 1).bit_length()
+    if length > UNITS:
+        return unit * max(k for k in range(1, UNITS + 1) if length % k == 0)
+    return unit * min(UNITS // length, -(-even // length)) * length
+
+
+def extent(cb: int, src: Geometry) -> int:
+    """Channels that lie together in the source, of `cb` that are packed together."""
+    return cb if src.length == NO_BLOCK else min(cb, src.length)
+
+
+def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    """Why no matrices can be made of a problem's windows."""
+    p, lies = problem, geometry(src, problem.src_shape, types.src.itemsize)
+    unit = packed_as_one(types, matrix_dot_for(types))
+    interleaved = not lies_in_units(p, lies, unit)
+    if lies.length not in (1, NO_BLOCK):
+        if interleaved:
+            return f"is for blocks of channels in which {unit} that fill 32 bits are neighbours, not for {src}"
+        if p.g > 1 and p.ic // p.g % min(lies.length, _channels(p, lies, unit)):
+            return "is for groups that begin and end where the source's blocks do"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def blocking(
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, tile: TileShape | None = None
+) -> Blocking:
+    """The blocking of a problem. Tile and block sizes do not depend on the threads.
+
+    tile: of a shape that is asked for, instead of the one of least predicted time.
+    """
+    p, at, dot = problem, space(problem, src, dst), matrix_dot_for(types)
+    unit = packed_as_one(types, dot)
+    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    interleaved = not lies_in_units(p, s, unit)
+    cb = _channels(p, s, unit)
+    taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.ic // p.g <= cb else 1
+    stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.oc // p.g if p.g > 1 else 0)
+    inner = Inner(
+        shape=tile or _tile(p, at, d, stored, cb, taps, dot),
+        lanes=COLUMNS,
+        cb=cb,
+        step=cb,
+        store_width=stored,
+        as_it_is=not interleaved and extent(cb, s) == cb and p.ic // p.g % cb == 0,
+        dot=dot,
+        interleaved=interleaved,
+        shared=DENSE._replace(taps=taps),
+    )
+    found = divided(problem, src, dst, types, threads, inner)
+    spare = 0 if found.in_place else spare_bytes(cb // unit, found.window_cols, 0 if interleaved else extent(cb, s))
+    return replace(found, scratch=found.scratch + -(-spare // LINE_BYTES) * LINE_BYTES)
+
+
+def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, cb: int, taps: int, dot: Dot) -> TileShape:
+    """The tile of least predicted time, by the machine's profile."""
+    groups, oc = problem.g, problem.oc // problem.g
+    found = []
+    for vectors, blocks in _SHAPES:
+        width = vectors * COLUMNS
+        straddles = dst.length % width or (groups > 1 and oc % width)
+        if stored == COLUMNS < dst.length < NO_BLOCK and is_power_of_two(dst.length) and straddles:
+            continue
+        for pixels in _pixels(at.ow, blocks):
+            for rows in {max(1, min(at.oh, blocks // len(row_blocks(1, pixels)))), 1}:
+                tiles = -(-at.oh // rows) * -(-at.ow // pixels) * -(-oc // width)
+                shape = TileShape(rows, pixels, vectors)
+                found.append((tiles * _seconds(problem, shape, cb, taps, dot), -rows * pixels, shape))
+    return min(found)[-1]
+
+
+def _pixels(ow: int, blocks: int) -> list[int]:
+    """Pixels of a row that make tiles of about the same size, of at most so many blocks.
+
+    Of more than one block an odd number is left out: they are finished some at a time, as many each time.
+    """
+    least = -(-ow // (LINES * blocks))
+    sizes = {-(-ow // count) for count in range(least, -(-ow // LINES) + 3)}
+    return sorted(size for size in sizes if size <= LINES or size % 2 == 0)
+
+
+def tile_seconds(problem: Conv2dProblem, blocking: Blocking) -> float:
+    """Predicted, of a tile whose channels are stored whole."""
+    shape = TileShape(blocking.rows, blocking.pixels, blocking.vectors)
+    return _seconds(problem, shape, blocking.cb, blocking.shared.taps, blocking.dot)
+
+
+def _seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
+    """A block of few pixels, or of few channels, takes as long as one of sixteen, and of 64 bytes."""
+    p, rates, blocks = problem, profile().by(name_of(dot)), len(row_blocks(shape.rows, shape.pixels))
+    steps = -(-(p.ic // p.g) // cb) * p.kh * (p.kw // taps)
+    return steps * rates.step(LINES * blocks, shape.vectors) + rates.end(shape.rows * shape.pixels * shape.vectors)

@@ -1,0 +1,274 @@
+"""The microkernel of convolution on a unit that multiplies matrices (Intel's AMX), with the same addresses as others'.
+
+One instruction multiplies a matrix of up to 16 pixels by the 64 bytes of their channels with one of these channels by
+16 output channels, and adds the products to a matrix of accumulators. Each matrix is read from memory line by line,
+lines evenly apart: pixels lie so in every window, and weights for dot products are packed so anyway (`dot.py`). A step
+of the reduction is then a tap of up to 64 bytes of channels, or a row of taps of fewer; and it is loaded once for a
+tile of two by two such blocks of accumulators, which is all that the eight registers hold.
+
+Accumulators go to the epilogue by way of memory, some pixels at a time. Where there is no such unit, the same is
+emulated by dot products of vectors, for tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv import jit
+from blockconv.jit.ir import I8, I64, call_llvm, const, emitted, pointer
+from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
+from blockconv.kernels.common.epilogue import Output, finish, prefetch_residual
+from blockconv.kernels.common.microkernel import TileRecord, TileSpec, prefetch_next, real_accumulators
+
+__all__ = [
+    "COLUMNS",
+    "LINES",
+    "LINE_BYTES",
+    "WORD",
+    "configure",
+    "is_instruction",
+    "matrix_tile",
+    "release",
+    "row_blocks",
+]
+
+LINES, LINE_BYTES = 16, 64  # of a register, at the most
+COLUMNS = 16  # output channels of a block of accumulators
+WORD = 4  # bytes of an accumulator, and of channels that are multiplied at once
+MOST = 14  # vectors of accumulators that are finished together, in the vector registers
+_INSTRUCTIONS = {dot.number: f"llvm.x86.{name}" for name, dot in MATRIX_DOTS.items() if "emulated" not in name}
+
+
+def is_instruction(dot: Dot) -> bool:
+    """Whether a multiply-accumulate is one of the unit's."""
+    return dot.number in _INSTRUCTIONS
+
+
+class Block(NamedTuple):
+    """Neighbouring pixels of a tile that are lines of one register: which row, which is the first, how many."""
+
+    row: int
+    first: int
+    pixels: int
+
+
+def row_blocks(rows: int, pixels: int) -> list[Block]:
+    """The blocks of a tile of so many rows of so many pixels: a row is one, or two or more of about the same size."""
+    count = -(-pixels // LINES)
+    ends = [pixels * k // count for k in range(count + 1)]
+    return [Block(r, first, end - first) for r in range(rows) for first, end in itertools.pairwise(ends)]
+
+
+class _Registers(NamedTuple):
+    """Numbers of the matrix registers: accumulators by [block of pixels][vector], sources, weights."""
+
+    blocks: list[Block]
+    vectors: int
+
+    def acc(self, block: int, vector: int) -> int:
+        return block * self.vectors + vector
+
+    def src(self, block: int) -> int:
+        return len(self.blocks) * self.vectors + block
+
+    def wei(self, vector: int) -> int:
+        return len(self.blocks) * (self.vectors + 1) + vector
+
+    @staticmethod
+    def of(spec: TileSpec) -> _Registers:
+        return _Registers(row_blocks(spec.rows, spec.pixels), spec.vectors)
+
+    def sizes(self, step: int) -> Iterator[tuple[int, int, int]]:
+        """(register, lines, bytes of a line) of each; `step` elements of four bytes are multiplied at once."""
+        for i, block in enumerate(self.blocks):
+            yield self.src(i), block.pixels, step * WORD
+            for k in range(self.vectors):
+                yield self.acc(i, k), block.pixels, COLUMNS * WORD
+        for k in range(self.vectors):
+            yield self.wei(k), step, COLUMNS * WORD
+
+
+# ---------------------------------------------------------------- before tiles, and after them
+
+
+def _configuration(rows: int, pixels: int, vectors: int, step: int) -> list[int]:
+    """The words that say how large the registers are: palette 1, bytes of lines from byte 16 on, lines from 48 on."""
+    said = bytearray(64)
+    said[0] = 1
+    for register, lines, line in _Registers(row_blocks(rows, pixels), vectors).sizes(step):
+        said[16 + 2 * register] = line
+        said[48 + register] = lines
+    return [int.from_bytes(said[k : k + 8], "little", signed=True) for k in range(0, 64, 8)]
+
+
+@jit.kernel
+def configure(rows, pixels, vectors, step):
+    """Say how large the registers of this tile's matrices are; the argument is the address of 64 bytes to say it in."""
+    words = _configuration(rows, pixels, vectors, step)
+
+    @emitted
+    def load_configuration(builder, at):
+        kind = ir.ArrayType(I64, len(words))
+        to = pointer(builder, at, kind)
+        builder.store(ir.Constant(kind, words), to, align=8)
+        call_llvm(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [pointer(builder, at, I8)])
+
+    def kernel(at, unused_first, unused_last, unused_scratch):
+        load_configuration(at)
+
+    return kernel
+
+
+@jit.kernel
+def release():
+    """Leave the registers, which the system saves otherwise whenever it takes the processor away."""
+
+    @emitted
+    def release_registers(builder):
+        call_llvm(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
+
+    def kernel(unused_args, unused_first, unused_last, unused_scratch):
+        release_registers()
+
+    return kernel
+
+
+# ---------------------------------------------------------------- a tile
+
+
+@jit.kernel
+def matrix_tile(*spec):
+    """Reduce one tile and store it; the first argument is its `TileRecord`, the others are not looked at.
+
+    spec: a `TileSpec`, of vectors of 16 lanes, whose `step` counts what all taps of a step have.
+    """
+    tile = _tile(TileSpec(*spec))
+
+    def kernel(record, unused_first, unused_last, unused_scratch):
+        tile(record)
+
+    return kernel
+
+
+def _tile(spec: TileSpec) -> Any:
+    """tile(record): the code of a tile."""
+
+    @emitted
+    def tile(builder, record):
+        run = TileRecord.load(builder, record)
+        out = Output(**{name: getattr(run, name) for name in Output._fields})
+        prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
+        if spec.dot in _INSTRUCTIONS:
+            _Reduction(builder, spec, run).reduce()
+        else:
+            _emulate(builder, spec, run)
+        _finish(builder, spec, run, out)
+
+    return tile
+
+
+class _Reduction:
+    """The reduction of a tile, which leaves the accumulators in the scratch, [row][pixel][output channel]."""
+
+    def __init__(self, builder: Any, spec: TileSpec, run: TileRecord) -> None:
+        self.b, self.spec, self.run, self.registers = builder, spec, run, _Registers.of(spec)
+        self.width_bytes = spec.vectors * COLUMNS * WORD
+
+    def reduce(self) -> None:
+        b, run, registers, vectors = self.b, self.run, self.registers, range(self.spec.vectors)
+        for i, _ in enumerate(registers.blocks):
+            for k in vectors:  # each line is the bias
+                self.load(registers.acc(i, k), b.add(run.bia, const(k * COLUMNS * WORD)), const(0))
+        with cgutils.for_range(b, run.full_steps) as loop:
+            x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [loop.index])))
+            w = b.add(run.wei, b.mul(loop.index, const(self.spec.step * self.width_bytes)))
+            prefetch_next(b, run, loop.index)
+            for i, block in enumerate(registers.blocks):
+                at = b.add(x, const(block.first * self.spec.src_pixel))
+                at = b.add(at, b.mul(const(block.row), run.src_row)) if block.row else at
+                self.load(registers.src(i), at, const(self.spec.src_pixel))
+                for k in vectors:
+                    if i == 0:
+                        self.load(registers.wei(k), b.add(w, const(k * COLUMNS * WORD)), const(self.width_bytes))
+                    self.call(_INSTRUCTIONS[self.spec.dot], registers.acc(i, k), registers.src(i), registers.wei(k))
+        for i, block in enumerate(registers.blocks):
+            pixel = block.row * self.spec.pixels + block.first
+            for k in vectors:
+                at = b.add(run.scratch, const(pixel * self.width_bytes + k * COLUMNS * WORD))
+                self.call("llvm.x86.tilestored64", registers.acc(i, k), pointer(b, at, I8), const(self.width_bytes))
+
+    def load(self, register: int, at: Any, line: Any) -> None:
+        self.call("llvm.x86.tileloadd64", register, pointer(self.b, at, I8), line)
+
+    def call(self, name: str, *args: Any) -> None:
+        call_llvm(self.b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
+
+
+def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
+    """What `_Reduction` does, by dot products of vectors."""
+    b, v = builder, spec.tile.code(builder)
+    for row in range(spec.rows):
+        with cgutils.for_range(b, const(spec.pixels)) as pixel:
+            accs = [v.slots(1, v.load(b.add(run.bia, const(k * v.bytes))))[0] for k in range(spec.vectors)]
+            src = b.add(run.src, b.add(b.mul(const(row), run.src_row), b.mul(pixel.index, const(spec.src_pixel))))
+            with cgutils.for_range(b, run.full_steps) as loop:
+                x = b.add(src, b.load(b.gep(pointer(b, run.offsets, I64), [loop.index])))
+                with cgutils.for_range(b, const(spec.step)) as element:
+                    line = b.add(b.mul(loop.index, const(spec.step)), element.index)
+                    w = b.add(run.wei, b.mul(line, const(spec.vectors * v.bytes)))
+                    scalar = v.broadcast(b.add(x, b.mul(element.index, const(WORD))))
+                    for k, slot in enumerate(accs):
+                        weight = v.load(b.add(w, const(k * v.bytes)))
+                        b.store(multiply_accumulate(v, spec.dot, scalar, weight, b.load(slot)), slot)
+            at = b.add(b.mul(const(row), const(spec.pixels)), pixel.index)
+            at = b.add(run.scratch, b.mul(at, const(spec.vectors * v.bytes)))
+            for k, slot in enumerate(accs):
+                v.store(b.load(slot), b.add(at, const(k * v.bytes)))
+
+
+def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
+    """Store the accumulators that lie in the scratch, some pixels of a row at a time, and some of their vectors."""
+    b, v, planes = builder, spec.tile.code(builder), spec.store_width == 1
+    vectors = 1 if planes else spec.vectors
+    most = LINES if planes else MOST // vectors
+    pixels = max(k for k in range(1, most + 1) if spec.pixels % k == 0)
+    part = spec._replace(rows=1, pixels=pixels, vectors=vectors)
+    for row in range(spec.rows):
+        with cgutils.for_range(b, const(spec.pixels // pixels)) as loop:
+            pixel = b.mul(loop.index, const(pixels))
+            to = b.add(b.mul(const(row), out.dst_row), b.mul(pixel, out.dst_pixel))
+            acc = b.add(run.scratch, b.mul(b.add(const(row * spec.pixels), pixel), const(spec.vectors * v.bytes)))
+            for first in range(0, spec.vectors, vectors):
+                _finish_part(builder, part, run, out, to, acc, first, spec)
+
+
+def _finish_part(
+    builder: Any, part: TileSpec, run: TileRecord, out: Output, to: Any, acc: Any, first: int, whole: TileSpec
+) -> None:
+    """Store a part of a whole tile: its pixels from `to` on, bytes from the tile's, its accumulators from `acc` on.
+
+    first: number of the first vector. What an activation keeps in memory takes the place of the part's accumulators,
+    or, where these do not lie together, that of a stored tile.
+    """
+    b, v, before = builder, part.tile.code(builder), const(first * COLUMNS)
+    accs = []
+    for p in range(part.pixels):
+        for k in range(part.vectors):
+            accs += v.slots(1, v.load(b.add(acc, const((p * whole.vectors + first + k) * v.bytes))))
+    each, kept = const(first * v.bytes), acc
+    if part.vectors < whole.vectors:
+        kept = b.add(run.scratch, const(whole.rows * whole.pixels * whole.vectors * v.bytes))
+    planes = b.mul(before, out.dst_block) if first else const(0)
+    out = out._replace(
+        dst=b.add(out.dst, b.add(to, planes)),
+        valid=b.sub(out.valid, before),
+        written=b.sub(out.written, before),
+        scratch=kept,
+    )
+    accs = real_accumulators(b, part, b.add(run.bia, each), b.add(run.scales, each), accs)
+    finish(b, part.finished, part.store_width, part.act, out, accs, bool(part.has_parts))

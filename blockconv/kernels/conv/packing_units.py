@@ -1,0 +1,89 @@
+"""The kernel that packs windows for matrices: a pixel's channels together, of whatever blocks the source has."""
+
+from __future__ import annotations
+
+from blockconv import jit
+from blockconv.core import target
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import copy_memory
+from blockconv.kernels.common.copies import fill_bytes
+from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
+from blockconv.kernels.conv.codegen import Planes, interleave_four, interleave_two, line_packer
+from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
+
+__all__ = ["UNIT", "pack_units", "spare_bytes"]
+
+UNIT = 4  # bytes
+
+
+def spare_bytes(units: int, cols: int, extent: int) -> int:
+    """Bytes past a window's end that are written while windows of so many columns are packed; see `pack_units`."""
+    lanes = target.isa().vector_bytes // UNIT
+    row = -(-cols // lanes) * lanes * UNIT
+    return units * (lanes * UNIT + (0 if extent else row))
+
+
+@jit.kernel
+def pack_units(units, extent, unit, is_float):
+    """Pack a window as [block][level][row][column][unit], units of four bytes, of `unit` channels each.
+
+    units: of a pixel that are packed together. extent: how many of them lie together in the source; 0: no channels do,
+    which are brought together first, in a row of each unit after the window. is_float: zeros are packed in place of
+    channels that do not exist; of integers they are of no account, since their weights are zero.
+    """
+    lanes = target.isa().vector_bytes // UNIT
+    each, pixel, channels, itemsize = max(1, extent), units * UNIT, units * unit, UNIT // unit
+    pack_line = line_packer(units, each, units, lanes, UNIT)
+    interleave = interleave_four if unit == 4 else interleave_two
+
+    @inline
+    def pack_planes(a, dst, src, channel, last, count, step, spare):
+        row = (count + lanes - 1) // lanes * (lanes * UNIT)
+        for k in range(units):
+            first = channel + k * unit
+            c0, c1 = source_offset(a, min(first, last)), source_offset(a, min(first + 1, last))
+            c2, c3 = source_offset(a, min(first + 2, last)), source_offset(a, min(first + 3, last))
+            interleave(Planes(src + c0, src + c1, src + c2, src + c3, last - first), spare + k * row, count, step)
+        pack_line(dst, spare, count, UNIT, row, units - 1)
+
+    @inline
+    def pack_end(dst, src, count, step, block, exist):
+        for p in range(count):
+            for k in range(units // each):
+                size = min(each * unit, exist - k * each * unit) * itemsize
+                copy_memory(dst + p * pixel + k * each * UNIT, src + p * step + k * block, max(0, size))
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        fill = 0 if is_float else EpilogueArguments(a.activation).src_fill
+        depth, ih, iw, last = wanted.depth, wanted.ih, wanted.iw, wanted.channel + a.group_ic - 1
+        cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
+        left, right = columns_in_bounds(a, iw)
+        start, spare = wanted.image + (iw + left * a.col_step) * a.source.col, wanted.window + a.panel_bytes
+        spare += lanes * pixel
+        for block in range(a.ic_blocks):
+            channel = wanted.channel + block * channels
+            exist = min(channels, last + 1 - channel)
+            ends = is_float and exist < channels
+            for line in range(a.depth * a.window_rows):
+                level, r = line // a.window_rows, line % a.window_rows
+                z, h = depth + level * a.depth_step, ih + r * a.row_step
+                out = wanted.window + (block * a.depth + level) * a.packed_block + r * row_bytes
+                if is_padding(a, h, z):
+                    fill_bytes(out, row_bytes, fill)
+                    continue
+                src, dst, count = start + z * a.depth_bytes + h * a.source.row, out + left * pixel, right - left
+                if extent == 0:
+                    pack_planes(a, dst, src, channel, last, count, step, spare)
+                elif ends:
+                    pack_end(dst, src + source_offset(a, channel), count, step, a.source.block, exist)
+                else:
+                    at = src + source_offset(a, channel)
+                    pack_line(dst, at, count, step, a.source.block, (exist - 1) // (each * unit))
+                for p in range(count if ends else 0):
+                    fill_bytes(dst + p * pixel + exist * itemsize, pixel - exist * itemsize, 0)
+                fill_bytes(out, left * pixel, fill)
+                fill_bytes(out + right * pixel, (cols - right) * pixel, fill)  # over what was transposed too much
+
+    return kernel
