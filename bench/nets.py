@@ -107,7 +107,8 @@ def _plan(
             else:
                 variants = crew.contenders("network", path, x, ours=ours, threads=threads)
             measured = measure(variants, expected, TOLERANCE[dtype], **timing)
-        flops = sum(p.flops for node in net.nodes if isinstance(p := net.problem(node), Conv2dProblem))
+        problems = [net.problem(node) for node in net.nodes if node.op == "conv2d"]
+        flops = sum(p.flops for p in problems if isinstance(p, Conv2dProblem))
         return {"images": x.shape[0], "flops": flops, "peak": roof.fp32_peak(threads), **measured}
 
     params, how = conditions(threads, timing, dtype)
