@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import runner
 from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, in_turns, rates
-from blockconv.kernels.common.dot import Dot, dot_for, name_of
+from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of
 from blockconv.kernels.conv.blocking import TileShape, tiles_of, tiles_of_registers
+from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES
 from blockconv.kernels.winograd.blocking import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
@@ -36,7 +37,19 @@ DEPTHS = 32, 128  # channels of the two reductions
 BLOCKS = 1, 8  # of output channels
 NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
 ITEMSIZE = 4
+DEPTHS_OF_MATRICES = (8, 32), (1, 2)  # steps of 64 bytes: of two reductions, and of two short ones
 _FLOATS, _BYTES = Types.all("float32"), Types.quantized("uint8", "uint8")
+
+
+class Reduced(NamedTuple):
+    """Two reductions that are compared. depths: steps of each. channels: that a step takes. row: of the table."""
+
+    depths: tuple[int, int] = DEPTHS
+    channels: int = 1
+    row: str = "conv_direct"
+
+
+_BY_ONE = Reduced()
 
 
 def measure() -> Profile:
@@ -73,7 +86,7 @@ def measure() -> Profile:
         reads=memory.bandwidths(memory.read),
         launch=memory.launch(),
         record=record,
-        dots={name_of(dot): _dot_times(types, dot) for types, dot in dots.items()},
+        dots={name_of(dot): _dot_times(types, dot) for types, dot in dots.items()} | _matrix_times(),
     )
 
 
@@ -83,23 +96,41 @@ def measure() -> Profile:
 def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:
     """Of tiles of integers, which are stored as such."""
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of(dot)]
-    return tuple(_tile_times(shape, f"nCHW{_lanes()}", types, dot.channels) for shape in (*shapes, NARROW))
+    reduced = Reduced(channels=dot.channels)
+    return tuple(_tile_times(shape, f"nCHW{_lanes()}", types, reduced) for shape in (*shapes, NARROW))
 
 
-def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, channels: int = 1) -> TileTimes:
-    """Of a tile whose destination has this layout. channels: that a step of the reduction takes."""
+def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
+    """Of tiles that a unit for matrices multiplies, where the machine has one; their steps are of all that it takes.
+
+    While it multiplies, the vectors of the tile before are stored. What these take shows in tiles of one step.
+    """
+    if not target.isa().amx:
+        return {}
+    name, layout = name_of(matrix_dot_for(_BYTES)), f"nCHW{_lanes()}"
+    shapes = TileShape(1, 2 * LINES, 2), TileShape(1, LINES, 1)
+    steps, one = (Reduced(depths, LINE_BYTES, "conv_matrix") for depths in DEPTHS_OF_MATRICES)
+    short = _tile_times(shapes[0], layout, _BYTES, one)
+    return {
+        name: tuple(_tile_times(shape, layout, _BYTES, steps) for shape in shapes),
+        f"{name}, one step": (short._replace(step=0.0, tile=short.tile + short.step),),
+    }
+
+
+def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
+    """Of a tile whose destination has this layout."""
     lanes, count, runs = _lanes(), 8, {}
-    for depth in DEPTHS:
+    for depth in reduced.depths:
         for blocks in BLOCKS:
             oc = blocks * shape.vectors * lanes
-            problem = Conv2dProblem(1, depth * channels, 1, count * shape.pixels, oc, 1, 1)
-            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), _layout(dst), shape, types=types)
+            problem = Conv2dProblem(1, depth * reduced.channels, 1, count * shape.pixels, oc, 1, 1)
+            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), _layout(dst), shape, reduced.row, types)
     found = in_turns(runs)
     few, many = BLOCKS
     more = count * (many - few)
-    shallow, deep = ((found[depth, many] - found[depth, few]) / more for depth in DEPTHS)
-    step = (deep - shallow) / (DEPTHS[1] - DEPTHS[0])
-    return TileTimes(shape.pixels, shape.vectors, step, max(0.0, shallow - DEPTHS[0] * step))
+    shallow, deep = ((found[depth, many] - found[depth, few]) / more for depth in reduced.depths)
+    step = (deep - shallow) / (reduced.depths[1] - reduced.depths[0])
+    return TileTimes(shape.pixels, shape.vectors, step, max(0.0, shallow - reduced.depths[0] * step))
 
 
 def _lanes() -> int:

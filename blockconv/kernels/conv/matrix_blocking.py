@@ -137,7 +137,11 @@ def tile_seconds(problem: Conv2dProblem, blocking: Blocking) -> float:
 
 
 def _seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
-    """A block of few pixels, or of few channels, takes as long as one of sixteen, and of 64 bytes."""
-    p, rates, blocks = problem, profile().by(name_of(dot)), len(row_blocks(shape.rows, shape.pixels))
-    steps = -(-(p.ic // p.g) // cb) * p.kh * (p.kw // taps)
-    return steps * rates.step(LINES * blocks, shape.vectors) + rates.end(shape.rows * shape.pixels * shape.vectors)
+    """A block of few pixels, or of few channels, takes as long as one of sixteen, and of 64 bytes.
+
+    While matrices are multiplied, the tile before is stored: what takes longer counts.
+    """
+    p, name, blocks = problem, name_of(dot), len(row_blocks(shape.rows, shape.pixels))
+    rates, alone = profile().by(name), profile().by(f"{name}, one step")
+    steps, vectors = -(-(p.ic // p.g) // cb) * p.kh * (p.kw // taps), shape.rows * shape.pixels * shape.vectors
+    return max(steps * rates.step(LINES * blocks, shape.vectors) + rates.end(vectors), alone.end(vectors))

@@ -14,11 +14,13 @@ Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `Til
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, Types, element
-from blockconv.kernels.common.dot import name_of
+from blockconv.kernels.common.dot import name_of, packed_as_one
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.nibbles import why_not_packed
@@ -204,7 +206,11 @@ def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     vectors, oc = found.rows * found.pixels * found.vectors, p.oc // p.g
     tiles = -(-oc // found.width)
     stored = vectors * _storing(dst, found, oc / (tiles * found.vectors))
-    packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
+    packed = 0.0
+    if not found.in_place:
+        together = matrix_blocking.extent(found.cb, geometry(src, p.src_shape, types.src.itemsize))
+        unit = packed_as_one(types, found.dot)
+        packed = _packing(p, src, dst, types, replace(found, cb=unit if found.interleaved else together))
     computed = count * tiles * (matrix_blocking.tile_seconds(p, found) + stored) + packed
     return max(computed, _moved(p, src, dst, types))
 
