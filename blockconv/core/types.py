@@ -15,11 +15,12 @@ __all__ = [
     "HALVES",
     "INT4",
     "INT8",
+    "INTEGERS",
     "LIGHT",
     "NIBBLES",
-    "ByteType",
     "ElementType",
     "FloatType",
+    "IntegerType",
     "Types",
     "element",
     "is_quantized",
@@ -28,12 +29,13 @@ __all__ = [
 
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
 # The integers that stand for real numbers by a `Quantization`, by NumPy's names, which its dtypes are equal to.
-ByteType = Literal["uint8", "int8"]
-BYTES: tuple[ByteType, ...] = ("uint8", "int8")
+IntegerType = Literal["uint8", "int8", "int4", "uint4"]
+BYTES: tuple[IntegerType, ...] = ("uint8", "int8")
 # The floats of arrays; and those of them that become each other.
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 FloatType = Literal["float32", "bfloat16", "float16"]
 NIBBLES = ("int4", "uint4")  # packed, two a byte, which NumPy has no dtypes of
+INTEGERS: tuple[IntegerType, ...] = (*BYTES, "int4", "uint4")
 _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
 LIGHT = 1 << 17
@@ -78,9 +80,14 @@ class ElementType:
         return self if self.kind == FLOAT and self.itemsize > 4 else element("float32")
 
     @property
+    def unpacked(self) -> ElementType:
+        """That of an element by itself: of packed integers the one of 8 bits, which holds them all."""
+        return element(f"{_NAMES[self.kind]}8") if self.is_packed else self
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """NumPy's; of packed integers, what they are by themselves."""
-        return numpy_dtype(f"{_NAMES[self.kind]}8" if self.is_packed else self.name)
+        return numpy_dtype(self.unpacked.name)
 
     @property
     def array_dtype(self) -> np.dtype[Any] | str:
@@ -147,7 +154,7 @@ def numpy_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
 def _element(found: np.dtype[Any]) -> ElementType:
     kinds = {"f": FLOAT, "i": SIGNED, "u": UNSIGNED}
     kind = BRAIN if found.name == "bfloat16" else kinds.get(found.kind, BITS)  # "V" to NumPy
-    return ElementType(found.name, kind, found.itemsize)
+    return ElementType(found.str if found.kind in "US" else found.name, kind, found.itemsize)  # texts have no other
 
 
 class Types(NamedTuple):

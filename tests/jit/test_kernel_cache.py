@@ -216,7 +216,7 @@ def fresh(family: jit.KernelFamily) -> jit.KernelFamily:
 
 def works(kernel: jit.Kernel) -> bool:
     src, dst = np.arange(99, dtype=np.uint8), np.zeros(198, np.uint8)
-    args = (Buffer(0), Buffer(1), 99, 10)
+    args = kernels.NibbleArgs(src=Buffer(0), dst=Buffer(1), size=99, task_size=10, flip=0)
     Program([Op(kernel, args, 10)]).run([address_of(src), address_of(dst)], 1)
     return bool((dst[::2] == src % 16).all() and (dst[1::2] == src // 16).all())
 

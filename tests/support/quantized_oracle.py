@@ -102,4 +102,4 @@ def integers(value: Array, dtype: str, scale: float, zero_point: int) -> Array:
         quotient = value / np.float32(scale)
     # float64 has a whole number and its half, and a byte more, exactly: nothing is rounded but to a whole number.
     whole = np.rint(np.where(np.isnan(quotient), -np.inf, quotient).astype(np.float64)) + zero_point
-    return np.clip(whole, *limits(dtype)).astype(dtype)
+    return np.clip(whole, *limits(dtype)).astype(dtype.replace("int4", "int8"))

@@ -363,6 +363,7 @@ class NibbleArgs(Arguments):
     dst = word("what is written", "address")
     size = word("packed bytes")
     task_size = word("packed bytes in a task")
+    flip = word("the bit of a value that is its sign, of integers that are to have one; else 0")
 
 
 @jit.kernel
@@ -371,10 +372,11 @@ def unpack_nibbles():
 
     def kernel(args, first, last, scratch):
         a = NibbleArgs(args)
-        src, dst, size, task_size = a.src, a.dst, a.size, a.task_size
+        src, dst, size, task_size, flip = a.src, a.dst, a.size, a.task_size, a.flip
         for at in range(first * task_size, min(last * task_size, size)):
             byte = load_bits(src + at, 1)
-            store_bits(dst + 2 * at, (byte & 15) | ((byte >> 4) << 8), 2)
+            low, high = ((byte & 15) ^ flip) - flip, ((byte >> 4) ^ flip) - flip
+            store_bits(dst + 2 * at, (low & 255) | (high << 8), 2)
 
     return kernel
 

@@ -6,7 +6,7 @@ in registers and written as vectors (`reorder_transpose`).
 
 Either converts elements on their way, of float32, floats of 16 bits or integers of 8 or 32 bits, to all of these but
 the last: types then are `Types.converted`, and the option `quantizations` says what the integers of source and
-destination stand for.
+destination stand for. Packed integers of 4 bits are one a byte on their way, in buffers 2 (source) and 3 (destination).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blockconv.core.eltwise_problem import TransposeProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BITS, BYTES, Types
+from blockconv.core.types import BITS, BYTES, NIBBLES, Types
 from blockconv.jit.arguments import Arguments
 from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
@@ -43,15 +43,17 @@ from blockconv.kernels.reorder.kernels import (
     SrcAxis,
     TileLoop,
     TransposeArgs,
+    pack_nibbles,
     reorder_copy,
     reorder_elements,
     reorder_transpose,
+    unpack_nibbles,
 )
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["ROWS"]
+__all__ = ["ROWS", "unpacked_bytes"]
 
 
 # ---------------------------------------------------------------- ops
@@ -69,6 +71,12 @@ CONVERTED = frozenset(
     for src in (*_FLOATS, *BYTES, "int32")
     for dst in (*_FLOATS, *BYTES)
     if src != dst or src not in _FLOATS
+)
+PACKED = frozenset(
+    str(Types.converted(src, dst))
+    for src in (*_FLOATS, *BYTES, *NIBBLES)
+    for dst in (*_FLOATS, *BYTES, *NIBBLES)
+    if src in NIBBLES or dst in NIBBLES
 )
 
 
@@ -95,7 +103,8 @@ class Elements(NamedTuple):
         ends = tuple(zip((types.src, types.dst), quantizations, strict=True))
         src, dst = (quantization_words(given, type) for type, given in ends)
         src_fill, fill = (type.bits(given.zero_point if given else 0) for type, given in ends)
-        return Elements(Moved(types.src.code, types.dst.code), fill, src_fill, ConversionArguments(src=src, dst=dst))
+        moved = Moved(types.src.unpacked.code, types.dst.unpacked.code)
+        return Elements(moved, fill, src_fill, ConversionArguments(src=src, dst=dst))
 
     @property
     def words(self) -> dict[str, Any]:
@@ -188,10 +197,10 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Elem
     return Op(reorder_elements(*elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
 
 
-def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int) -> Op:
-    """An op of `unpack_nibbles` or `pack_nibbles` over `packed_bytes` bytes."""
+def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int, flip: int = 0) -> Op:
+    """An op of `unpack_nibbles` or `pack_nibbles` over `packed_bytes` bytes. flip: see `NibbleArgs`."""
     task_size = 16 * 1024
-    args = NibbleArgs(src=src, dst=dst, size=packed_bytes, task_size=task_size)
+    args = NibbleArgs(src=src, dst=dst, size=packed_bytes, task_size=task_size, flip=flip)
     return Op(kernel, args, -(-packed_bytes // task_size))
 
 
@@ -310,6 +319,49 @@ def _row(name: str, op: Make | None, cost: Cost) -> Row:
     return Row(name, "reorder", why_not=why_not, make=make, dtypes=CONVERTED | MOVED, reference=op is None)
 
 
+# ---------------------------------------------------------------- packed integers of 4 bits
+
+
+def unpacked_bytes(count: int) -> int:
+    """Bytes of so many elements of 4 bits, one a byte; with the one that shares a byte with the last."""
+    return count + count % 2
+
+
+def _packed_row(of: Row) -> Row:
+    """A conversion's row as one from or to packed integers."""
+
+    def why_not(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+        return of.why_not(problem, src, dst, types)
+
+    def make(
+        problem: ReorderProblem,
+        src: Layout,
+        dst: Layout,
+        types: Types,
+        threads: int,
+        quantizations: Quantizations | None = None,
+        stream: bool = False,
+    ) -> Primitive:
+        inner = of.prepare(problem, src, dst, types, threads, quantizations=quantizations, stream=stream)
+        ends = [(type, layout.size(problem.shape)) for type, layout in ((types.src, src), (types.dst, dst))]
+        passed = sum(unpacked_bytes(count) for type, count in ends if type.is_packed)
+
+        def ops() -> list[Op]:
+            (read, read_count), (written, written_count) = ends
+            made = [*inner.ops()]
+            if read.is_packed:
+                made = [op.with_buffers({0: 2}) for op in made]
+                made.insert(0, nibble_op(unpack_nibbles(), SRC, Buffer(2), read.nbytes(read_count), read.flip))
+            if written.is_packed:
+                made = [op.with_buffers({1: 3}) for op in made]
+                made.append(nibble_op(pack_nibbles(), Buffer(3), DST, written.nbytes(written_count)))
+            return made
+
+        return Primitive(lambda: inner.seconds + move_seconds(passed, passed) / threads, ops)
+
+    return Row(f"{of.name}_i4", "reorder", why_not=why_not, make=make, dtypes=PACKED, reference=of.reference)
+
+
 # ---------------------------------------------------------------- permutations of row-major arrays
 # A permuted array is its own layout: the result's elements in the order of the source. So a transpose is a reorder.
 
@@ -342,4 +394,4 @@ REORDERS = (
     _row("reorder_elements", None, _elements_cost),
 )
 
-ROWS = (*REORDERS, *map(_transpose_row, REORDERS))
+ROWS = (*REORDERS, *map(_packed_row, REORDERS), *map(_transpose_row, REORDERS))

@@ -132,3 +132,67 @@ def test_floats_of_16_bits(memory: tuple[Guarded, Guarded], number: int) -> None
                 wanted = given.astype(np.float32).astype(dst_type)
             names = hold(memory, (src, dst), shape, (stored(given, src, 99), stored(wanted, dst)), (None, None))
             assert names - {"reorder_elements"}, "some kernel is fast"
+
+
+# ---------------------------------------------------------------- packed integers of 4 bits
+
+FOURS = [
+    ("float32", "uint4", 0.25, 15),
+    ("int4", "float32", 3.0, 0),
+    ("uint4", "uint8", 1.0, 0),
+    ("int8", "int4", 1.0, 0),
+    ("uint8", "uint4", 0.5, 7),
+    ("int4", "uint4", 0.7, 8),
+    ("uint4", "float16", 0.5, 0),
+    ("bfloat16", "int4", 0.3, -8),
+]
+FOUR_ENDS = {"int4": -8, "uint4": 15}
+
+
+def in_pairs(flat: Array, dtype: str) -> Array:
+    """A storage's bytes: of integers of 4 bits two a byte, the first in its lower bits."""
+    if dtype not in FOUR_ENDS:
+        return flat.view(np.uint8)
+    nibbles = np.append(flat, np.zeros(flat.size % 2, flat.dtype)).view(np.uint8) & 15
+    packed: Array = nibbles[::2] | nibbles[1::2] << 4
+    return packed
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("kind", FOURS)
+def test_packed_integers(memory: tuple[Guarded, Guarded], kind: Any) -> None:
+    """From any layout to any other, whose elements need not be an even number; a padding holds the zero point."""
+    src_type, dst_type, scale, zero_point = kind
+    given = Quantization(scale * (1 if "int" in src_type and scale == 1.0 else 0.75), FOUR_ENDS.get(src_type, 0))
+    types, names = Types.converted(src_type, dst_type), set()
+    for (src, dst), shape in itertools.product(
+        (("NCHW", "NHWC"), ("NHWC", "NCHW64"), ("NCHW16", "NCHW32"), ("NCHW64", "NCHW")), SHAPES[:3]
+    ):
+        bounds = quantized_oracle.limits(src_type) if "int" in src_type else (-600, 600)
+        drawn = np.random.default_rng(list(shape)).integers(*bounds, shape, endpoint=True)
+        x = drawn.astype(element(src_type).dtype) * (
+            1 if "int" in src_type else element(src_type).dtype.type(scale / 2)
+        )
+        floats = x.astype(np.float32)
+        real = quantized_oracle.real(x, float(given.scale), given.zero_point) if "int" in src_type else floats
+        if "int" in dst_type:
+            made = stored(quantized_oracle.integers(real, dst_type, scale, zero_point), dst, zero_point)
+        else:
+            made = stored(real.astype(element(dst_type).dtype), dst)
+        before, wanted = in_pairs(stored(x, src, 5), src_type), in_pairs(made, dst_type)
+        made_of, becomes = "int" in src_type, "int" in dst_type
+        ends = given if made_of else None, Quantization(scale, zero_point) if becomes else None
+        problem, layouts = ReorderProblem(shape, src, dst, types.src.itemsize), (Layout(src), Layout(dst))
+        between = [np.empty(Layout(name).size(shape) + 1, np.uint8) for name in (src, dst)]
+        for row in ROWS:
+            if selection.why_not(row, problem, *layouts, types) is None:
+                ops = row.prepare(problem, *layouts, types, quantizations=ends).ops()
+                from_, to = memory[0].take(before.nbytes, "end"), memory[1].take(wanted.nbytes, "end")
+                from_[:], to[:] = before, 0x33
+                Program(ops).run([*map(address_of, (from_, to, *between))], 2)
+                if dst_type in FOUR_ENDS and made.size % 2:
+                    to[-1] &= 15  # no element is there
+                np.testing.assert_array_equal(to, wanted, f"{row.name}, {src} to {dst}, {shape}")
+                assert memory[1].intact()
+                names.add(row.name)
+    assert names == {"reorder_transpose_i4", "reorder_copy_i4", "reorder_elements_i4"}
