@@ -21,7 +21,7 @@ from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dP
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import HALVES, INT4, INT8, Types
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray
+from blockconv.dispatch.array import BlockedArray, allocate
 from blockconv.dispatch.boundary import (
     Array,
     cache_key,
@@ -133,10 +133,9 @@ def conv2d(
 def _conv2d_like(w: Weight, b: Array | None, options: tuple[Any, ...], quantized: QuantizedOptions) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
     stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
-    key: tuple[Any, ...] | None = None
-    if not isinstance(w, BlockedArray):  # to pack those, of 4 bits, takes longer than to make one anew
-        about_bias = None if b is None else (b.shape, b.dtype)
-        key = (w.shape, w.strides, w.dtype, about_bias, cache_key(options), quantized.kind)
+    about_bias = None if b is None else (b.shape, b.dtype)
+    lies = w.layout if isinstance(w, BlockedArray) else w.strides
+    key = (w.shape, lies, w.dtype, about_bias, cache_key(options), quantized.kind)
     known = _called.get(key)
     if known is not None:
         return known._with(w, b, quantized)
@@ -154,13 +153,17 @@ def _conv2d_like(w: Weight, b: Array | None, options: tuple[Any, ...], quantized
         op="conv2d",
         **quantized._asdict(),
     )
-    if isinstance(w, BlockedArray):
-        return conv
     if len(_called) >= KEPT:
         _called.clear()
-    # Kept without its weights, but with their shape.
-    _called[key] = conv._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None, quantized)
+    _called[key] = conv._with(_without_values(w), None, quantized)
     return conv
+
+
+def _without_values(w: Weight) -> Weight:
+    """What is of the shape and type of weights, and takes no memory: of packed ones pages that nothing touches."""
+    if isinstance(w, BlockedArray):
+        return allocate(w.shape, w.layout, w.dtype)
+    return np.broadcast_to(np.zeros((), w.dtype), w.shape)
 
 
 _called: dict[Any, Conv2d] = {}
