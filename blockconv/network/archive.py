@@ -14,7 +14,7 @@ import numpy as np
 from blockconv._version import __version__
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import numpy_dtype
+from blockconv.core.types import element, numpy_dtype
 from blockconv.kernels.common.activation import Activation
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
@@ -34,7 +34,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "format": FORMAT,
         "version": __version__,
         "name": network.name,
-        "inputs": [[t.name, list(t.shape), str(t.dtype)] for t in network.inputs],
+        "inputs": [[t.name, list(t.shape), t.type.name] for t in network.inputs],
         "outputs": list(network.outputs),
         "nodes": [[n.name, _plain(n.attributes), list(n.inputs), n.output, list(n.parameters)] for n in network.nodes],
         "constants": list(network.constants),
@@ -73,8 +73,7 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
     for name in described.get("bfloat16", ()):  # files of before have none
         constants[name] = constants[name].view(numpy_dtype("bfloat16"))
     inputs = tuple(
-        Tensor(name, _typed(Shape, shape), numpy_dtype(_typed(str, dtype)))
-        for name, shape, dtype in described["inputs"]
+        Tensor(name, _typed(Shape, shape), element(_typed(str, dtype))) for name, shape, dtype in described["inputs"]
     )
     nodes = tuple(
         Node(name, _record(attributes), _typed(Names, taken), output, _typed(Names, parameters))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from blockconv.core.errors import NetworkError
 from blockconv.core.interop import as_numpy
-from blockconv.core.types import numpy_dtype
+from blockconv.core.types import element
 from blockconv.dispatch.boundary import pads, pair
 from blockconv.kernels.common.activation import activation as read_activation
 from blockconv.network import ops
@@ -45,13 +45,13 @@ class NetworkBuilder:
         self._constants: dict[str, Array] = {}
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
-        """An input of the network: its logical shape, (N, C, H, W) for images, and its dtype."""
+        """An input of the network: its logical shape, (N, C, H, W) for images, and its dtype, or "int4" or "uint4"."""
         try:
-            element = numpy_dtype(dtype)
+            type = element(dtype)
         except TypeError:
-            rule = "has to be a NumPy dtype, or the name of one"
+            rule = "has to be a NumPy dtype, or the name of one, or of packed integers"
             raise NetworkError(self.name, "dtype", dtype, rule) from None
-        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), element))
+        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), type))
         return name
 
     def constant(self, value: Any, name: str | None = None) -> str:

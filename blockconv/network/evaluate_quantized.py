@@ -1,4 +1,4 @@
-"""What ops of 8-bit integers compute, in plain NumPy: sums of integers exactly, the steps between them in float32.
+"""What ops of quantized integers compute, in plain NumPy: sums of integers exactly, the steps between them in float32.
 
 Each step rounds by itself, in the order in which `blockconv.conv2d` states them, so that kernels give the same bits.
 """
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import element
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network import ops
 
@@ -33,9 +34,10 @@ def real(x: Array, given: Quantization, axis: int = 0) -> Floats:
 
 def integers(scaled: Array, given: Quantization, dtype: str) -> Array:
     """Numbers of scale 1 as integers: rounded, half to even, then moved by the zero point, then bounded."""
-    bounds = np.iinfo(dtype)
-    whole = np.nan_to_num(np.rint(scaled), nan=bounds.min - given.zero_point) + np.float32(given.zero_point)
-    made: Array = np.clip(whole, bounds.min, bounds.max).astype(dtype)
+    type = element(dtype)
+    low, high = type.bounds
+    whole = np.nan_to_num(np.rint(scaled), nan=low - given.zero_point) + np.float32(given.zero_point)
+    made: Array = np.clip(whole, low, high).astype(type.dtype)
     return made
 
 

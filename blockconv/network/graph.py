@@ -27,11 +27,12 @@ from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
+from blockconv.core.types import ElementType, element
 from blockconv.network import evaluate
 from blockconv.network.ops import AdaptivePool2d, Attributes, Convolution, Dequantize, Pool2d, Shape
 from blockconv.network.order import topological
 
-__all__ = ["Network", "Node", "Tensor", "check_network", "read_shape"]
+__all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "held", "read_shape"]
 
 Array = npt.NDArray[Any]
 Problem = Conv2dProblem | Pool2dProblem | AdaptivePool2dProblem
@@ -43,7 +44,12 @@ class Tensor:
 
     name: str
     shape: Shape
-    dtype: np.dtype[Any]
+    type: ElementType
+
+    @property
+    def dtype(self) -> np.dtype[Any] | str:
+        """The type as a BlockedArray has it: NumPy's, or "int4" or "uint4", of which two share a byte."""
+        return self.type.array_dtype
 
     @property
     def elements(self) -> int:
@@ -81,7 +87,7 @@ class Network:
     name: of the network, in its errors.
     remake: what makes the network anew for other shapes of its inputs, where a front end folded shapes into constants.
     merged: for each node that passes merged into another, the other's name, which may have been merged in turn.
-    tensors: the name, shape and dtype of every value, constants included, by its name.
+    tensors: the name, shape and element type of every value, constants included, by its name.
 
     Raises NetworkError, naming the node, for a graph that is not sound.
     """
@@ -200,7 +206,8 @@ class Network:
     def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, Array]:
         """Each output by name, by plain NumPy: slow, and independent of the kernels.
 
-        inputs: arrays by name, or the array of the only input, of the shapes and dtypes of the network's inputs.
+        inputs: arrays by name, or the array of the only input, of the shapes and dtypes of the network's inputs. Values
+            of 4 bits are one a byte here, int8 or uint8.
         every: give each value, not the outputs alone.
 
         Each op runs in float64 and rounds once. Raises NetworkError for inputs that are others than the network's.
@@ -211,15 +218,15 @@ class Network:
             if tensor.name not in given:
                 raise NetworkError(self.name, "inputs", sorted(given), f"input {tensor.name!r} is missing")
             array = as_numpy(given[tensor.name], self.name, tensor.name)
-            if array.shape != tensor.shape or array.dtype != tensor.dtype:
-                rule = f"has to be of shape {tensor.shape}, dtype {tensor.dtype}"
+            if array.shape != tensor.shape:
+                rule = f"has to be of shape {tensor.shape}"
                 raise NetworkError(self.name, tensor.name, array, rule, "see Network.with_input_shapes")
-            values[tensor.name] = array
+            values[tensor.name] = elements_of(array, tensor, self.name)
         last = {name: node for node in self.nodes for name in node.inputs}
         for node in self.nodes:
             operands = [values[name] for name in node.inputs]
             result = evaluate.compute(node.attributes, operands, [values[name] for name in node.parameters])
-            values[node.output] = result.astype(self.tensors[node.output].dtype, copy=False)
+            values[node.output] = held(result, self.tensors[node.output].type)
             for name in set(node.inputs):
                 if not every and last[name] is node and name not in self.outputs:
                     del values[name]
@@ -291,6 +298,28 @@ def check_network(op: str, network: object) -> None:
         raise ArgumentError(op, "network", network, "has to be a Network", "see load_onnx and NetworkBuilder")
 
 
+def elements_of(array: Array, tensor: Tensor, network: str) -> Array:
+    """What is fed as an input, as NumPy holds its type: integers of 4 bits one a byte, of either byte or ml_dtypes'.
+
+    Raises NetworkError for elements of another type, or that the type does not have.
+    """
+    type = tensor.type
+    if array.dtype != type.dtype and not (type.is_packed and array.dtype.name == type.name):
+        rule = f"has to be of dtype {type.dtype}" + (f", of integers of {type}" if type.is_packed else "")
+        raise NetworkError(network, tensor.name, array, rule)
+    made = array.astype(type.dtype, copy=False)
+    if type.is_packed and made.size and not type.bounds[0] <= made.min() <= made.max() <= type.bounds[1]:
+        low, high = type.bounds
+        raise NetworkError(network, tensor.name, array, f"is of {type}, which holds integers from {low} to {high}")
+    return made
+
+
+def held(result: Array, type: ElementType) -> Array:
+    """What an op computed, as NumPy holds elements of its type; of packed ones the nearest that there are."""
+    bounded = np.clip(result, *type.bounds) if type.is_packed else result
+    return np.asarray(bounded).astype(type.dtype, copy=False)
+
+
 def read_shape(name: str, argument: str, shape: Any) -> Shape:
     """A shape as a tuple of ints. Raises NetworkError, of the network of that name, for what is none."""
     sizes = [whole(size) for size in shape] if isinstance(shape, (tuple, list, np.ndarray)) else [None]
@@ -302,16 +331,16 @@ def read_shape(name: str, argument: str, shape: Any) -> Shape:
 def _inferred(net: Network) -> dict[str, Tensor]:
     for tensor in net.inputs:
         read_shape(net.name, tensor.name, tensor.shape)
-        check_shape(net.name, tensor.name, tensor.shape, tensor.dtype.itemsize, NetworkError)
+        check_shape(net.name, tensor.name, tensor.shape, tensor.type.itemsize, NetworkError)
     tensors = {t.name: t for t in net.inputs}
-    tensors |= {name: Tensor(name, value.shape, value.dtype) for name, value in net.constants.items()}
+    tensors |= {name: Tensor(name, value.shape, element(value.dtype)) for name, value in net.constants.items()}
     for node in net.nodes:
         inputs, parameters = ([tensors[name] for name in names] for names in (node.inputs, node.parameters))
         try:
             shape = node.attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
-            dtype = node.attributes.infer_dtype(tuple(t.dtype for t in inputs), tuple(t.dtype for t in parameters))
+            type = node.attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
         except ArgumentError as error:
             raise NetworkError(str(node), error.argument, error.value, error.rule, error.remedy) from error
-        tensors[node.output] = Tensor(node.output, shape, dtype)
-        check_shape(str(node), "output", shape, tensors[node.output].dtype.itemsize, NetworkError)
+        tensors[node.output] = Tensor(node.output, shape, type)
+        check_shape(str(node), "output", shape, type.itemsize, NetworkError)
     return tensors

@@ -17,9 +17,10 @@ from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import row_major
 from blockconv.core.types import FloatType
-from blockconv.dispatch.array import BlockedArray, to_layout
+from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive
+from blockconv.network.arrays import entered, fresh, unpacked
 from blockconv.network.graph import Network, check_network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
@@ -214,13 +215,16 @@ class Plan:
 
         Gives the output, or {name: output} where there are several, row-major and of their logical shapes: torch
         tensors (over the memory of the results, without a copy) if any input is a tensor, else NumPy arrays, for
-        BlockedArrays too. A BlockedArray may be in any layout: it is reordered on its way in.
+        BlockedArrays too. A BlockedArray may be in any layout: it is reordered on its way in. Integers of 4 bits come
+        in as a BlockedArray of them, or one a byte, int8 or uint8, as they come out.
         Raises NetworkError for inputs of other names, numbers, dtypes, or shapes that the network cannot have.
         """
         bound, sources, results = self._entered(inputs, named)
         with an_instance(bound) as instance:
             instance.program.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
-        shown = [like_any((*inputs, *named.values()), result) for result in results]
+        tensors = (bound.planned.network.tensors[name] for name in self.network.outputs)
+        plain = map(unpacked, results, tensors)
+        shown = [like_any((*inputs, *named.values()), result) for result in plain]
         return shown[0] if len(shown) == 1 else dict(zip(self.network.outputs, shown, strict=True))
 
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
@@ -228,9 +232,8 @@ class Plan:
         given = self._given(inputs, named)
         bound = self._of(tuple(x.shape for x in given))
         network = bound.planned.network
-        sources = [self._enter(x, tensor) for x, tensor in zip(given, network.inputs, strict=True)]
-        outputs = [network.tensors[name] for name in network.outputs]
-        return bound, sources, [np.empty(tensor.shape, tensor.dtype) for tensor in outputs]
+        sources = [entered(x, tensor, network.name) for x, tensor in zip(given, network.inputs, strict=True)]
+        return bound, sources, [fresh(network.tensors[name]) for name in network.outputs]
 
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         names = [tensor.name for tensor in self.network.inputs]
@@ -243,14 +246,6 @@ class Plan:
             x if isinstance(x, BlockedArray) else as_numpy(x, "plan", name)
             for x, name in zip(given, names, strict=True)
         ]
-
-    def _enter(self, x: Any, tensor: Any) -> Array:
-        """The input's elements in row-major order."""
-        if isinstance(x, BlockedArray):
-            x = to_layout(x, row_major(x.ndim)).storage
-        if x.dtype != tensor.dtype:
-            raise NetworkError(self.network.name, tensor.name, x, f"has to be of dtype {tensor.dtype}")
-        return np.ascontiguousarray(x)
 
     def _of(self, shapes: Shapes) -> BoundPlan:
         """The plan for these sizes."""
@@ -281,6 +276,7 @@ class Plan:
 
     def _make(self, network: Network) -> BoundPlan:
         planned = plan_layouts(network, self.options)
+        network = planned.network
         compile_kernels(network, planned.chosen, self.options.threads)
         problem = planned.problem
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}

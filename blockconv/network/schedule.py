@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from blockconv.core.layout import Layout
 from blockconv.dispatch.reorders import reorder_program
+from blockconv.kernels.reorder.rows import unpacked_bytes
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, part, same_bytes
@@ -114,7 +115,7 @@ class _Scheduler:
 
     def nbytes(self, value: Value) -> int:
         tensor = self.network.tensors[value[0]]
-        return value[1].size(tensor.shape) * tensor.dtype.itemsize
+        return tensor.type.nbytes(value[1].size(tensor.shape))
 
     def allocate(self, value: Value, address: Buffer | None = None) -> _Location:
         """A block of its own for a value."""
@@ -142,18 +143,19 @@ class _Scheduler:
             location = self.locations[value] = self.locations[source]
             self.views[value] = (source,)
             return location
-        itemsize = self.network.tensors[name].dtype.itemsize
-        ops_ = reorder_program(shape, source[1], layout, itemsize).ops
-        locations = self.locations[source], self.allocate(value)
+        type = self.network.tensors[name].type
+        ops_ = reorder_program(shape, source[1], layout, 0 if type.is_packed else type.itemsize).ops
+        locations = [self.locations[source], self.allocate(value)]
         cost = self.costs(name, source[1], layout)
         action = Action(name, "reorder", ops_[0].kernel.name, (source,), value, cost, ops_)
-        self.drafts.append(_Draft(action, locations))
+        # Packed elements lie in two more buffers on their way, one a byte.
+        sizes = [unpacked_bytes(lay.size(shape)) for lay in (source[1], layout)] if type.is_packed else []
+        self.drafts.append(_Draft(action, (*locations, *(_Location(_Block(nbytes)) for nbytes in sizes))))
         return locations[1]
 
     def copy(self, value: Value, to: _Location, cost: float) -> None:
         """Copy a value's bytes as they are."""
-        itemsize = self.network.tensors[value[0]].dtype.itemsize
-        line = Layout("a")
+        line, itemsize = Layout("a"), self.network.tensors[value[0]].type.itemsize  # 1 where two share a byte
         ops_ = reorder_program((self.nbytes(value) // itemsize,), line, line, itemsize).ops
         action = Action(value[0], "copy", ops_[0].kernel.name, (value,), value, cost, ops_)
         self.drafts.append(_Draft(action, (self.locations[value], to)))
@@ -186,7 +188,7 @@ class _Scheduler:
 
     def view(self, node: Node, reads: tuple[Value, ...], locations: list[_Location], value: Value) -> None:
         """A node whose output is bytes that exist, or are written where the output has them."""
-        itemsize = self.network.tensors[node.output].dtype.itemsize
+        itemsize = self.network.tensors[node.output].type.itemsize  # parts of what is packed are no views
         self.views[value] = reads
         if isinstance(node.attributes, ops.Concat):
             starts = offsets_in_concat(self.network, node, value[1])

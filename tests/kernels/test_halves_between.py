@@ -74,7 +74,7 @@ def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, .
     given = [rng.uniform(-2, 2, shape[1]).astype(np.float32).astype(kind) for _ in range(count)]
     names = [f"x{k}" for k in range(len(arrays))]
     node = Node("node", attributes, tuple(names), "y", tuple(f"p{k}" for k in range(count)))
-    inputs = tuple(Tensor(name, x.shape, kind) for name, x in zip(names, arrays, strict=True))
+    inputs = tuple(Tensor(name, x.shape, element(kind)) for name, x in zip(names, arrays, strict=True))
     network = Network(inputs, ("y",), (node,), dict(zip(node.parameters, given, strict=True)))
     wanted = evaluate.compute(attributes, arrays, given).astype(kind)
     problem = RULES[type(attributes)].problem(network, node)

@@ -8,12 +8,13 @@ import pool_oracle
 import pytest
 
 from blockconv.core.errors import NetworkError
+from blockconv.core.types import element
 from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network, Node, Tensor
 
-FLOAT = np.dtype(np.float32)
+FLOAT = element("float32")
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:

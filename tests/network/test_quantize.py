@@ -131,7 +131,45 @@ def test_quantization_of_a_range() -> None:
     assert quantization_of(-128, 127, "int8") == bc.Quantization(1.0, 0)
     assert quantization_of(-1, 254, "uint8") == bc.Quantization(1.0, 1)
     assert quantization_of(3, 510, "uint8") == bc.Quantization(2.0, 0), "0 is held exactly"
+    assert quantization_of(-3, 12, "uint4") == bc.Quantization(1.0, 3)
+    assert quantization_of(-4, 3.5, "int4") == bc.Quantization(0.5, 0)
     assert quantization_of(0, 0, "uint8") == bc.Quantization(1.0, 0)
+
+
+def largest_weights(made: bc.Network) -> dict[str, int]:
+    convs = [node for node in made.nodes if isinstance(node.attributes, ops.QuantizedConv2d)]
+    return {node.name: int(np.abs(made.constants[node.parameters[0]]).max()) for node in convs}
+
+
+def test_weights_and_values_of_4_bits(network: bc.Network, made: Any) -> None:
+    """By layer: what a layer that keeps 8 bits reads is of 8, and what others read of 4."""
+    small = bc.quantize(network, SAMPLES, weights="int4", dtype="uint4", int8=["stem", "classes"])
+    assert largest_weights(small) == {"stem": 127, "a": 7, "join": 7, "b": 7, "classes": 127}
+    source = {node.name: small.tensors[node.inputs[0]].type.name for node in small.nodes if node.op == "conv2d"}
+    assert source == {"stem": "uint8", "a": "uint4", "join": "uint4", "b": "uint4", "classes": "uint8"}
+    assert kinds(small)["b"].dst.zero_point <= 15
+    (coarse,), (fine,) = small.report.outputs.values(), made.report.outputs.values()
+    assert 5 < coarse < fine - 10, "decibels"
+    runs_in = {one.name: one.dtype for one in small.report.layers}
+    assert (runs_in["a"], runs_in["classes"]) == ("uint4", "uint8")
+    plan = bc.compile(small, threads=1)
+    for x in SAMPLES:
+        np.testing.assert_array_equal(plan(x), small.evaluate(x)["flat"])
+    only = bc.quantize(network, SAMPLES, weights="int4", int8=["stem", "classes"])
+    assert largest_weights(only) == largest_weights(small)
+    assert not any(tensor.type.is_packed for tensor in only.tensors.values())
+    assert coarse < next(iter(only.report.outputs.values())) < fine
+
+
+def test_signed_values_of_4_bits_and_a_narrow_range(network: bc.Network) -> None:
+    """Weights of 4 bits are narrow as they are."""
+    small = bc.quantize(network, SAMPLES, "percentile", weights="int4", dtype="int4", reduce_range=True)
+    assert set(largest_weights(small).values()) == {7}
+    types = {tensor.type.name for tensor in small.tensors.values()}
+    assert {"int4", "float32"} <= types
+    assert not types & {"uint4", "uint8"}
+    x = SAMPLES[0]
+    np.testing.assert_array_equal(bc.compile(small, threads=1)(x), small.evaluate(x)["flat"])
 
 
 def test_a_channel_of_zeros_and_a_large_bias() -> None:
@@ -155,6 +193,9 @@ def test_a_channel_of_zeros_and_a_large_bias() -> None:
         ({"samples": [{"y": 1}]}, "has to be the inputs x"),
         ({"samples": SAMPLES, "method": "entropy"}, "method='entropy': has to be 'minmax' or 'percentile'"),
         ({"samples": SAMPLES, "dtype": "int16"}, "dtype='int16'"),
+        ({"samples": SAMPLES, "dtype": "int2"}, "dtype='int2': has to be 'uint8' or 'int8' or 'int4' or 'uint4'"),
+        ({"samples": SAMPLES, "weights": "uint4"}, "weights='uint4': has to be 'int8' or 'int4'"),
+        ({"samples": SAMPLES, "int8": ["none"]}, "int8='none': is the name of no node"),
         ({"samples": SAMPLES, "percentile": 3}, "percentile=3"),
         ({"calibration": {"x": (0, 1)}}, "has to be a Calibration, or None"),
         ({"calibration": bc.Calibration({"x": (0, 1)})}, "has no range of"),

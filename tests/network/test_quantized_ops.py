@@ -51,7 +51,7 @@ def test_the_arithmetic_by_hand() -> None:
         (ops.QuantizedConv2d(**BYTES | {"wei": Q(1.0, 2)}), "uint8", WEIGHT, None, "the zero point 0"),
         (ops.QuantizedConv2d(**BYTES | {"src": Q(1.0, -2)}), "uint8", WEIGHT, None, "src=.*zero_point .* 0 to 255"),
         (ops.QuantizedConv2d(**BYTES | {"dst": Q(1.0, 200), "dtype": "int8"}), "uint8", WEIGHT, None, "dst=.*-128 to"),
-        (ops.QuantizedConv2d(**BYTES | {"dst": None}), "uint8", WEIGHT, None, "dst=None: is given for 8 bits"),
+        (ops.QuantizedConv2d(**BYTES | {"dst": None}), "uint8", WEIGHT, None, "dst=None: is given for 8 or 4 bits"),
         (ops.QuantizedConv2d(**BYTES | {"residual": Q(1.0)}), "uint8", WEIGHT, None, "residual=.*nowhere else"),
     ],
 )

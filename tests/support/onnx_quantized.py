@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-TYPES = {"float32": TensorProto.FLOAT, "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
+TYPES = {
+    "float32": TensorProto.FLOAT,
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "int32": TensorProto.INT32,
+    "uint4": TensorProto.UINT4,
+    "int4": TensorProto.INT4,
+}
 
 
 class Model:
@@ -37,7 +44,7 @@ class Model:
 
     def quantized(self, x: str, scale: float, zero_point: int, dtype: str = "uint8") -> str:
         """`x` as integers, and back: what stands between two ops of floats."""
-        ends = np.float32(scale), np.dtype(dtype).type(zero_point)
+        ends = np.float32(scale), np.array(zero_point, helper.tensor_dtype_to_np_dtype(TYPES[dtype]))
         return self.add("DequantizeLinear", self.add("QuantizeLinear", x, *ends), *ends)
 
     def weight(self, *shape: int, most: int = 63, scale: Any = 0.01) -> str:

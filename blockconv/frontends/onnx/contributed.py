@@ -83,7 +83,7 @@ def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
         if node.output == x.name and isinstance(node.attributes, ops.Transpose):
             perm = node.attributes.perm
             shape = tuple(x.shape[perm.index(axis)] for axis in range(len(perm)))
-            return Tensor(node.inputs[0], shape, x.dtype), perm
+            return Tensor(node.inputs[0], shape, x.type), perm
     return None
 
 

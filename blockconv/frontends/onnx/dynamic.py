@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import element
 from blockconv.frontends.onnx.matrices import matmul
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
@@ -70,7 +71,7 @@ def _found_at(call: Call, at: int) -> Tensor | None:
         name = node.inputs[0]
         node = call.scope.maker(name)
     made = node is not None and isinstance(node.attributes, ops.FindQuantization)
-    return Tensor(name, (2,), np.dtype(np.float32)) if made else None
+    return Tensor(name, (2,), element("float32")) if made else None
 
 
 # ---------------------------------------------------------------- sums of products

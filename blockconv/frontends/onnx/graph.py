@@ -14,8 +14,8 @@ from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers
-from blockconv.frontends.onnx.rules import Rules
-from blockconv.frontends.onnx.scope import OP, Call, Scope, Unsupported, title
+from blockconv.frontends.onnx.rules import Rules, onnx_type
+from blockconv.frontends.onnx.scope import OP, Call, Scope, Unsupported, element_type, title
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.order import topological
 
@@ -85,19 +85,19 @@ def _input(value: Any, given: Any) -> Tensor:
         raise UnsupportedError(f"{OP}: {where} is no tensor")
     kind = value.type.tensor_type
     try:
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        type = element_type(np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)))
     except (KeyError, TypeError, ValueError):
         rule = "is no type of ONNX's, or none at all"
         raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with one") from None
     if given is not None:
-        return Tensor(value.name, _sizes(value.name, given), dtype)
+        return Tensor(value.name, _sizes(value.name, given), type)
     dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
     if dims and dims[0] is None:
         dims[0] = 1
     if not kind.HasField("shape") or None in dims:
         rule = f"{where} has no fixed shape, {dims}"
         raise ArgumentError(OP, "input_shapes", {}, rule, f"give input_shapes={{{value.name!r}: (...)}}")
-    return Tensor(value.name, tuple(d for d in dims if d is not None), dtype)
+    return Tensor(value.name, tuple(d for d in dims if d is not None), type)
 
 
 def _sizes(name: str, given: Any) -> Shape:
@@ -127,9 +127,9 @@ def _check_declared_types(graph: Any, scope: Scope) -> None:
             why = "sums of products with weights that, less their zero point, are beyond int8, are held as float32"
             raise UnsupportedError(f"{OP}: output {value.name!r}: {why}")
         if value.name in scope.values and declared:
-            dtype = scope.values[value.name].dtype
-            if helper.np_dtype_to_tensor_dtype(dtype) != declared:
-                rule = f"the model declares it as this element type, and its node gives {dtype}"
+            tensor = scope.values[value.name]
+            if onnx_type(tensor) != declared:
+                rule = f"the model declares it as this element type, and its node gives {tensor.dtype}"
                 raise NetworkError(f"value {value.name!r}", "elem_type", declared, rule, "mend the declaration")
 
 
@@ -229,7 +229,7 @@ def _name_results(call: Any, results: list[Tensor]) -> None:
         if tensor.name in call.made:
             call.made.discard(tensor.name)
             call.scope.rename(tensor.name, name)
-            tensor = Tensor(name, tensor.shape, tensor.dtype)
+            tensor = Tensor(name, tensor.shape, tensor.type)
         call.scope.values[name] = tensor
 
 

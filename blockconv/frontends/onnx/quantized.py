@@ -15,7 +15,7 @@ from onnx import helper
 
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, ByteType
+from blockconv.core.types import BYTES, INTEGERS, element
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.matrices import matmul
 from blockconv.frontends.onnx.scope import Call, Dequantized, Op, Scope, Unsupported, registered, title
@@ -39,9 +39,11 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
 QUANTIZED_OPS: dict[str, Op] = {}
 _op = functools.partial(registered, QUANTIZED_OPS)
 CONSTANT = "constant scales and zero points; uint8 and int8"
+ALSO_4_BITS = f"{CONSTANT}, uint4 and int4"
 
 
 # ---------------------------------------------------------------- scales and zero points
@@ -57,13 +59,18 @@ def scales(call: Call, at: int) -> Array:
 
 
 def zero_points(call: Call, at: int, dtype: Any) -> Array:
-    """The operand `at`, zero points of the type of what they are for; 0 if it is left out."""
+    """The operand `at`, zero points of the type of what they are for, one a byte; 0 if it is left out."""
     if not call.has(at):
-        return np.zeros((), dtype)
+        return np.zeros((), element(str(dtype)).dtype)
     zero_point = call.array(at, "zero point")
-    if zero_point.dtype != dtype:
+    if str(zero_point.dtype) != str(dtype):
         raise NetworkError(title(call.node), "zero_point", zero_point, f"has to be of dtype {dtype}, as the array is")
-    return zero_point
+    return unpacked(zero_point)
+
+
+def unpacked(value: Array) -> Array:
+    """Integers of 4 bits, as ml_dtypes has them, as those of 8; others as they are."""
+    return value.astype(PACKED.get(value.dtype.name, value.dtype), copy=False)
 
 
 def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = None) -> Quantization:
@@ -92,17 +99,17 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
     if value is None or any(scope.array(scope.values[name].name) is None for name in node.input if name):
         return False
     call = Call(node, scope)
-    if call.attribute("block_size", 0) or value.dtype not in (*BYTES, *PACKED, "int32"):
+    if value.dtype not in (*BYTES, *PACKED, "int32"):
         return False
     if call.array(1, "scale").dtype != np.float32 or call.attribute("output_dtype", 0) not in (0, 1):
         return False
     scale, zero_point = scales(call, 1), zero_points(call, 2, value.dtype)
-    held = PACKED.get(value.dtype.name, value.dtype)
-    value, zero_point = value.astype(held), zero_point.astype(held)
+    value = unpacked(value)
     axis = call.axis(call.attribute("axis", 1), max(value.ndim, 1)) if scale.size > 1 else 0
-    if scale.ndim and scale.size == 1:
-        scale = scale.reshape(())
-    found = as_weight(value, scale, zero_point, axis)
+    if call.attribute("block_size", 0):
+        found = _of_blocks(value, *_along(call, value.shape, scale, zero_point), axis)
+    else:
+        found = as_weight(value, scale.reshape(()) if scale.size == 1 else scale, zero_point, axis)
     if found is not None:
         scope.values[node.output[0]] = scope.quantized_constant(node.output[0], found)
     return found is not None
@@ -121,6 +128,23 @@ def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequa
     if wide.size and (wide.min() < -128 or wide.max() > 127):
         return None
     return Dequantized(wide.astype(np.int8), ops.Dequantize(Quantization(scale), axis))
+
+
+def _of_blocks(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
+    """Constant integers in blocks along an axis as such of one scale for each index of another; None if an int8 cannot
+    hold them so: each scale has to be a whole multiple of the least one of its index.
+
+    scale, zero_point: of each element. What a product stands for, and its rounding to float32, are then the same.
+    """
+    wide = value.astype(np.int64) - zero_point
+    for channels in (k for k in range(value.ndim) if k != axis):
+        least = scale.min(axis=tuple(k for k in range(value.ndim) if k != channels), keepdims=True)
+        times = np.rint(scale.astype(np.float64) / least)
+        whole = wide * times
+        if (times * least == scale).all() and whole.min(initial=0) >= -128 and whole.max(initial=0) <= 127:
+            given = ops.Dequantize(Quantization(least.reshape(-1)), channels)
+            return Dequantized(whole.astype(np.int8), given)
+    return None
 
 
 def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_point_at: int | None = None) -> None:
@@ -149,22 +173,23 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
 # ---------------------------------------------------------------- to integers and back
 
 
-@_op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"from float32; {CONSTANT}; blocks of one zero point")
+@_op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"from float32; {ALSO_4_BITS}; blocks of one zero point")
 def _quantize_linear(call: Call) -> Tensor:
     x = call.input()
     wanted = call.attribute("output_dtype", 0)
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(wanted)) if wanted else np.dtype(np.uint8)
+    dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(wanted))) if wanted else "uint8"
     if call.has(2):
-        dtype = call.array(2, "zero point").dtype
+        dtype = str(call.array(2, "zero point").dtype)
     if x.dtype != np.float32:
         raise Unsupported(f"from {x.dtype}")
-    check_bytes(call, dtype)
+    if dtype not in INTEGERS:
+        raise Unsupported(f"integers of {dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, dtype)
     if call.attribute("block_size", 0):
-        return _quantize_blocks(call, x, *_along(call, x, scale, zero_point), dtype)
+        return _quantize_blocks(call, x, *_along(call, x.shape, scale, zero_point), dtype)
     if scale.size == 1:
         return _quantize(call, x, Quantization(float(scale.item()), int(zero_point.reshape(-1)[0])), dtype)
-    axis = _axis_of(call, x, scale, zero_point)
+    axis = _axis_of(call, x.shape, scale, zero_point)
     made = []
     for k in range(scale.size):
         part = call.emit(ops.Slice(axis, k, 1), x, helps=True)
@@ -173,38 +198,38 @@ def _quantize_linear(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *made)
 
 
-@_op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {CONSTANT}, int32; 4 bits of constants")
+@_op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {ALSO_4_BITS}; int32")
 def _dequantize_linear(call: Call) -> Tensor:
     x = call.input()
-    if x.dtype not in (*BYTES, "int32") or call.array(1, "scale").dtype != np.float32:
+    if x.dtype not in (*INTEGERS, "int32") or call.array(1, "scale").dtype != np.float32:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, x.dtype)
     if scale.size == 1 and not call.attribute("block_size", 0):
         given = Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
         return call.emit(ops.Dequantize(given), x)
-    scale, zero_point = _along(call, x, scale, zero_point)
+    scale, zero_point = _along(call, x.shape, scale, zero_point)
     y = call.emit(ops.Dequantize(Quantization(1.0)), x, helps=True)
     if zero_point.any():
         y = call.emit(ops.Binary("sub"), y, call.constant(zero_point.astype(np.float32), "zero_point"), helps=True)
     return call.emit(ops.Binary("mul"), y, call.constant(scale, "scale"))
 
 
-def _along(call: Call, x: Tensor, scale: Array, zero_point: Array) -> tuple[Array, Array]:
-    """Several scales and zero points as arrays that broadcast to `x`: one for each index of an axis, or each block."""
-    size, rank = call.attribute("block_size", 0), len(x.shape)
+def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[Array, Array]:
+    """Several scales and zero points as arrays that broadcast to the shape: one for each index of an axis, or block."""
+    size, rank = call.attribute("block_size", 0), len(shape)
     axis = call.axis(call.attribute("axis", 1), rank)
     if not size:
-        _axis_of(call, x, scale, zero_point)
+        _axis_of(call, shape, scale, zero_point)
         along = (-1,) + (1,) * (rank - 1 - axis)
         return scale.reshape(along), np.broadcast_to(zero_point, scale.shape).reshape(along)
-    blocks = (*x.shape[:axis], -(-x.shape[axis] // size), *x.shape[axis + 1 :])
+    blocks = (*shape[:axis], -(-shape[axis] // size), *shape[axis + 1 :])
     if size < 0 or scale.shape != blocks or zero_point.shape not in ((), blocks):
         rule = (
             f"there has to be one for each block of {size} along axis {axis}, shape {blocks}, and as many zero points"
         )
         raise NetworkError(title(call.node), "scale", scale, rule)
     each = [np.repeat(np.broadcast_to(a, blocks), size, axis) for a in (scale, zero_point)]
-    return each[0].take(range(x.shape[axis]), axis), each[1].take(range(x.shape[axis]), axis)
+    return each[0].take(range(shape[axis]), axis), each[1].take(range(shape[axis]), axis)
 
 
 def _quantize_blocks(call: Call, x: Tensor, scale: Array, zero_point: Array, dtype: Any) -> Tensor:
@@ -214,17 +239,17 @@ def _quantize_blocks(call: Call, x: Tensor, scale: Array, zero_point: Array, dty
     return _quantize(call, scaled, Quantization(1.0, int(zero_point.flat[0])), dtype)
 
 
-def _axis_of(call: Call, x: Tensor, scale: Array, zero_point: Array) -> int:
-    axis = call.axis(call.attribute("axis", 1), len(x.shape))
-    if scale.size != x.shape[axis] or zero_point.size not in (1, scale.size):
-        rule = f"there have to be {x.shape[axis]}, one for each index of axis {axis}, and as many zero points"
+def _axis_of(call: Call, shape: Shape, scale: Array, zero_point: Array) -> int:
+    axis = call.axis(call.attribute("axis", 1), len(shape))
+    if scale.size != shape[axis] or zero_point.size not in (1, scale.size):
+        rule = f"there have to be {shape[axis]}, one for each index of axis {axis}, and as many zero points"
         raise NetworkError(title(call.node), "scale", scale, rule)
     return axis
 
 
 def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any) -> Tensor:
     """`x` as integers."""
-    kind: ByteType = "uint8" if dtype == np.uint8 else "int8"
+    kind: Any = str(dtype)
     return call.emit(ops.Quantize(given, kind), x)
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, TensorProto, checker, defs, helper, numpy_helper, shape_inference
@@ -129,7 +128,7 @@ class Rules:
             return
         types, values = {}, {}
         for name in filter(None, node.input):
-            dtype = _element_type(operands[name].dtype)
+            dtype = onnx_type(operands[name])
             types[name] = helper.make_tensor_type_proto(dtype, operands[name].shape)
             value = constants.get(operands[name].name)
             if value is not None and value.size <= _MOST_VALUES:
@@ -223,8 +222,11 @@ def _operand(name: str, operands: Mapping[str, Tensor], constants: Mapping[str, 
     return f"{name}: {tensor.dtype} {tensor.shape}"
 
 
-def _element_type(dtype: np.dtype[Any]) -> int:
-    return int(helper.np_dtype_to_tensor_dtype(dtype))
+def onnx_type(tensor: Tensor) -> int:
+    """ONNX's number of a value's element type."""
+    if tensor.type.is_packed:
+        return int(TensorProto.DataType.Value(tensor.type.name.upper()))
+    return int(helper.np_dtype_to_tensor_dtype(tensor.type.dtype))
 
 
 def _sentence(error: Exception) -> str:

@@ -12,6 +12,7 @@ from onnx import helper
 
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.text import take_name
+from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
@@ -24,6 +25,7 @@ __all__ = [
     "Scope",
     "Translator",
     "Unsupported",
+    "element_type",
     "only_output",
     "registered",
     "title",
@@ -35,6 +37,11 @@ OP = "load_onnx"
 
 class Unsupported(Exception):  # noqa: N818
     """A node that blockconv has no op for; its text says what is missing. Collected, and raised together."""
+
+
+def element_type(dtype: np.dtype[Any]) -> ElementType:
+    """The type of values that ONNX has as arrays of this dtype: packed, of ml_dtypes' integers of 4 bits."""
+    return element(dtype.name if dtype.name in NIBBLES else dtype)
 
 
 def title(node: Any) -> str:
@@ -87,7 +94,7 @@ class Scope:
     def constant(self, name: str, value: Array) -> Tensor:
         """A constant under a name that is its own."""
         self.constants[name] = value
-        return Tensor(name, value.shape, value.dtype)
+        return Tensor(name, value.shape, element_type(value.dtype))
 
     def array(self, name: str) -> Array | None:
         """The value of a constant; None of what is none."""
@@ -96,7 +103,7 @@ class Scope:
     def quantized_constant(self, name: str, value: Dequantized) -> Tensor:
         """A constant under a name that is its own, kept as integers."""
         self.dequantized[name] = value
-        return Tensor(name, value.integers.shape, np.dtype(np.float32))
+        return Tensor(name, value.integers.shape, element("float32"))
 
     def read_by_op(self, name: str) -> None:
         """A value that a node of the network reads: if it is a constant of integers, it is dequantized by a node."""
@@ -232,15 +239,15 @@ class Call:
         except ArgumentError as error:
             raise NetworkError(title(self.node), error.argument, error.value, error.rule, error.remedy) from error
         try:
-            dtype = attributes.infer_dtype(tuple(t.dtype for t in inputs), tuple(t.dtype for t in parameters))
+            type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
         except ArgumentError:  # ONNX's own inference says more of it, and the network checks it too
-            dtype = inputs[0].dtype
+            type = inputs[0].type
         name = self.scope.node_name(f"{self.name}.{attributes.op}" if helps else self.name)
         output = self.scope.value_name(f"{name}.value")  # until `rename`, if it is what the node gives
         node = Node(name, attributes, tuple(t.name for t in inputs), output, tuple(t.name for t in parameters))
         self.scope.nodes.append(node)
         self.made.add(output)
-        return Tensor(output, shape, dtype)
+        return Tensor(output, shape, type)
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape; itself if it has that."""

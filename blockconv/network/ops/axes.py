@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from blockconv.core.checks import check_extents
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import FLOATS
-from blockconv.network.ops.base import Attributes, Dtypes, Pair, Shape, Shapes, check_axis, check_dtype, check_rank
+from blockconv.core.types import FLOATS, ElementType
+from blockconv.network.ops.base import Attributes, ElementTypes, Pair, Shape, Shapes, check_axis, check_rank, check_type
 
 __all__ = ["Lrn", "ReduceMean", "Resize", "Softmax"]
 
@@ -20,9 +18,9 @@ __all__ = ["Lrn", "ReduceMean", "Resize", "Softmax"]
 class _OfFloats(Attributes):
     """What computes with floats; of integers `Quantized` says what they stand for."""
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        check_dtype(self, "input", inputs[0], *FLOATS)
-        return super().infer_dtype(inputs, parameters)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], *FLOATS)
+        return super().infer_type(inputs, parameters)
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,8 @@ class Resize(_OfFloats):
     coordinates: Coordinates = "half_pixel"
     nearest: NearestMode = "round_prefer_floor"
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        return inputs[0] if self.mode == "nearest" else super().infer_dtype(inputs, parameters)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        return inputs[0] if self.mode == "nearest" else super().infer_type(inputs, parameters)
 
     def scales(self, src: Shape) -> tuple[float, float]:
         """Scale of H and of W."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.types import ElementType
 
-__all__ = ["Attributes", "Dtypes", "Pads", "Pair", "Shape", "Shapes", "check_axis", "check_dtype", "check_rank"]
+__all__ = ["Attributes", "ElementTypes", "Pads", "Pair", "Shape", "Shapes", "check_axis", "check_rank", "check_type"]
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
-Dtypes = tuple["np.dtype[Any]", ...]
+ElementTypes = tuple[ElementType, ...]
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 
@@ -31,7 +30,7 @@ class Attributes:
         """The output's shape. Raises ArgumentError."""
         raise NotImplementedError
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         """The output's element type: that of all operands, unless an op says otherwise. Raises ArgumentError."""
         given = (*inputs, *parameters)
         if len(set(given)) > 1:
@@ -39,10 +38,10 @@ class Attributes:
         return given[0]
 
 
-def check_dtype(attributes: Attributes, argument: str, dtype: np.dtype[Any], *wanted: str) -> None:
-    """Raise DtypeError unless `dtype` is one of the wanted ones."""
-    if dtype.name not in wanted:
-        raise DtypeError(attributes.op, argument, dtype.name, f"has to be {' or '.join(wanted)}")
+def check_type(attributes: Attributes, argument: str, type: ElementType, *wanted: str) -> None:
+    """Raise DtypeError unless an element type is one of the wanted ones, which are named."""
+    if type.name not in wanted:
+        raise DtypeError(attributes.op, argument, type.name, f"has to be {' or '.join(wanted)}")
 
 
 def check_rank(attributes: Attributes, shape: Shape, rank: int) -> None:

@@ -6,13 +6,12 @@ What is found is a value as others: a float32 array of two, the scale and the ze
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar, Literal
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_dtype
+from blockconv.core.types import ElementType, element
+from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, check_type
 from blockconv.network.ops.windows import Convolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
@@ -33,9 +32,9 @@ class FindQuantization(Attributes):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         return FOUND
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        check_dtype(self, "input", inputs[0], "float32")
-        return np.dtype(np.float32)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], "float32")
+        return element("float32")
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,10 @@ class DynamicQuantize(Attributes):
         _check_found(self, inputs[1])
         return inputs[0]
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        for argument, dtype in zip(("input", "found"), inputs, strict=True):
-            check_dtype(self, argument, dtype, "float32")
-        return np.dtype(np.uint8)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        for argument, type in zip(("input", "found"), inputs, strict=True):
+            check_type(self, argument, type, "float32")
+        return element("uint8")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class DynamicConv2d(Convolution):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         _check_found(self, inputs[1])
         shape = super().infer((inputs[0], *inputs[2:]), parameters)
-        self.wei.check(self.op, "wei", np.dtype(np.int8), shape[1])
+        self.wei.check(self.op, "wei", "int8", shape[1])
         if self.wei.zero_point:
             raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
         added = len(inputs) > 2 or len(parameters) > 1
@@ -83,13 +82,13 @@ class DynamicConv2d(Convolution):
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        check_dtype(self, "input", inputs[0], "uint8")
-        check_dtype(self, "weight", parameters[0], "int8")
-        for argument, dtypes in (("input", inputs[1:]), ("bias", parameters[1:])):
-            for dtype in dtypes:
-                check_dtype(self, argument, dtype, "float32")
-        return np.dtype(self.dtype)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], "uint8")
+        check_type(self, "weight", parameters[0], "int8")
+        for argument, types in (("input", inputs[1:]), ("bias", parameters[1:])):
+            for type in types:
+                check_type(self, argument, type, "float32")
+        return element(self.dtype)
 
 
 def _check_found(attributes: Attributes, shape: Shape) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
-
-import numpy as np
+from typing import ClassVar, get_args
 
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import check_word
-from blockconv.core.types import FloatType, numpy_dtype
+from blockconv.core.types import ElementType, FloatType, element
 from blockconv.kernels.common.activation import IDENTITY, Activation
-from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_dtype
+from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, check_type
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
 
@@ -27,10 +25,10 @@ class Cast(Attributes):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         return inputs[0]
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         others = {*get_args(FloatType)} - {self.dtype}
-        check_dtype(self, "input", inputs[0], *sorted(others))
-        return numpy_dtype(self.dtype)
+        check_type(self, "input", inputs[0], *sorted(others))
+        return element(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ops of integers of 8 bits, and those between integers and floats.
+"""Ops of integers of 8 or 4 bits, and those between integers and floats.
 
 Real numbers are float32 here, and so are the steps from integers to integers, in the order of `core.quantization`.
 """
@@ -6,15 +6,13 @@ Real numbers are float32 here, and so are the steps from integers to integers, i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar, Literal
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, ByteType
+from blockconv.core.types import INTEGERS, ElementType, IntegerType, element
 from blockconv.network.ops.axes import Lrn, Resize, Softmax
-from blockconv.network.ops.base import Attributes, Dtypes, Shape, Shapes, check_axis, check_dtype
+from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, check_axis, check_type
 from blockconv.network.ops.elementwise import Activate, Binary
 from blockconv.network.ops.windows import AdaptivePool2d, Convolution, Pool2d
 
@@ -23,33 +21,33 @@ __all__ = ["Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize
 _PLAIN = Quantization(1.0)
 
 
-class _GivesBytes(Attributes):
-    """What gives integers of 8 bits, `dtype`, of the shape of its input; `dst` says what they stand for."""
+class _GivesIntegers(Attributes):
+    """What gives integers of 8 or 4 bits, `dtype`, of the shape of its input; `dst` says what they stand for."""
 
     dst: Quantization
-    dtype: ByteType
+    dtype: IntegerType
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        _check_integers(self, "dst", self.dst, element(self.dtype))
         return inputs[0]
 
 
 @dataclass(frozen=True)
-class Quantize(_GivesBytes):
+class Quantize(_GivesIntegers):
     """dst = saturate(round(src / scale) + zero_point) of float32, a half to the even neighbour."""
 
     op: ClassVar[str] = "quantize"
     dst: Quantization
-    dtype: ByteType = "uint8"
+    dtype: IntegerType = "uint8"
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        check_dtype(self, "input", inputs[0], "float32")
-        return np.dtype(self.dtype)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], "float32")
+        return element(self.dtype)
 
 
 @dataclass(frozen=True)
 class Dequantize(Attributes):
-    """dst = (src - zero_point) * scale, in float32, of 8 bits or of int32.
+    """dst = (src - zero_point) * scale, in float32, of 8 or 4 bits or of int32.
 
     Of a constant there may be a scale for each index of `axis`: then it may be a parameter of a convolution, and passes
     take the integers in its place, or fold it.
@@ -67,33 +65,33 @@ class Dequantize(Attributes):
                 raise ArgumentError(self.op, "src", self.src, rule)
         return inputs[0]
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        check_dtype(self, "input", inputs[0], *BYTES, "int32")
-        self.src.check(self.op, "src", inputs[0], self.src.scale.size)
-        return np.dtype(np.float32)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], *INTEGERS, "int32")
+        self.src.check(self.op, "src", inputs[0].name, self.src.scale.size)
+        return element("float32")
 
 
 @dataclass(frozen=True)
-class Requantize(_GivesBytes):
-    """Integers of 8 bits as others that stand for the same: dst = quantize(dequantize(src))."""
+class Requantize(_GivesIntegers):
+    """Integers of 8 or 4 bits as others that stand for the same: dst = quantize(dequantize(src))."""
 
     op: ClassVar[str] = "requantize"
     src: Quantization
     dst: Quantization
-    dtype: ByteType = "uint8"
+    dtype: IntegerType = "uint8"
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        check_dtype(self, "input", inputs[0], *BYTES)
-        _check_bytes(self, "src", self.src, inputs[0])
-        return np.dtype(self.dtype)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], *INTEGERS)
+        _check_integers(self, "src", self.src, inputs[0])
+        return element(self.dtype)
 
 
 @dataclass(frozen=True)
 class QuantizedConv2d(Convolution):
-    """`Conv2d` of integers of 8 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
+    """`Conv2d` of integers of 8 or 4 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
 
-    inputs: src, uint8 or int8, and perhaps a residual, of 8 bits where dst is, float32 where dst is; parameters: wei,
-    int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
+    inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is; parameters: wei, int8
+    (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
     src, wei, dst, residual: what they stand for; wei may have a scale for each output channel. dtype: of dst: of int32
     the sums are given as they are. narrow, light: whether wei is known to be so (`dispatch.quantizing.is_narrow`,
     `is_light`), which changes no result.
@@ -101,50 +99,52 @@ class QuantizedConv2d(Convolution):
 
     src: Quantization = _PLAIN
     wei: Quantization = _PLAIN
-    dtype: Literal["uint8", "int8", "int32", "float32"] = "int32"
+    dtype: Literal["uint8", "int8", "int4", "uint4", "int32", "float32"] = "int32"
     dst: Quantization | None = None
     residual: Quantization | None = None
     narrow: bool = False
     light: bool = False
 
     @property
-    def is_bytes(self) -> bool:
-        """Whether it gives integers of 8 bits."""
-        return self.dtype in BYTES
+    def is_requantized(self) -> bool:
+        """Whether it gives integers of 8 or 4 bits."""
+        return self.dtype in INTEGERS
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         shape = super().infer(inputs, parameters)
-        self.wei.check(self.op, "wei", np.dtype(np.int8), shape[1])
+        self.wei.check(self.op, "wei", "int8", shape[1])
         if self.wei.zero_point:
             raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
-        if (self.dst is not None) != self.is_bytes:
-            raise ArgumentError(self.op, "dst", self.dst, f"is given for 8 bits and nothing else, not for {self.dtype}")
+        if (self.dst is not None) != self.is_requantized:
+            raise ArgumentError(
+                self.op, "dst", self.dst, f"is given for 8 or 4 bits and nothing else, not for {self.dtype}"
+            )
         if self.dst is not None:
-            _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
-        if (self.residual is not None) != (self.is_bytes and len(inputs) > 1):
-            rule = "is given where there is a residual of 8 bits, and nowhere else"
+            _check_integers(self, "dst", self.dst, element(self.dtype))
+        if (self.residual is not None) != (self.is_requantized and len(inputs) > 1):
+            rule = "is given where there is a residual of integers, and nowhere else"
             raise ArgumentError(self.op, "residual", self.residual, rule)
         if self.dtype == "int32" and (len(inputs) > 1 or not self.activation.is_identity):
             rule = "takes neither residual nor activation: its sums are given as they are"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        check_dtype(self, "input", inputs[0], *BYTES)
-        _check_bytes(self, "src", self.src, inputs[0])
-        check_dtype(self, "weight", parameters[0], "int8")
-        for dtype in parameters[1:]:
-            check_dtype(self, "bias", dtype, "int32")
-        for dtype in inputs[1:]:
-            check_dtype(self, "residual", dtype, *(BYTES if self.is_bytes else ("float32",)))
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], *INTEGERS)
+        _check_integers(self, "src", self.src, inputs[0])
+        check_type(self, "weight", parameters[0], "int8")
+        for type in parameters[1:]:
+            check_type(self, "bias", type, "int32")
+        for type in inputs[1:]:
+            check_type(self, "residual", type, *(INTEGERS if self.is_requantized else ("float32",)))
             if self.residual is not None:
-                _check_bytes(self, "residual", self.residual, dtype)
-        return np.dtype(self.dtype)
+                _check_integers(self, "residual", self.residual, type)
+        return element(self.dtype)
 
 
 @dataclass(frozen=True)
 class Quantized(Attributes):
-    """An op of floats done on integers of 8 bits: dst = quantize(of(dequantize(src), ...)).
+    """An op of floats done on integers of 8 or 4 bits: dst = quantize(of(dequantize(src), ...)).
 
     of: the op: an average, a resize that blends, softmax, local response normalisation, a binary op or an activation.
     srcs: what each input stands for. dst, dtype: of the output.
@@ -155,7 +155,7 @@ class Quantized(Attributes):
     of: Pool2d | AdaptivePool2d | Binary | Activate | Lrn | Resize | Softmax
     srcs: tuple[Quantization, ...]
     dst: Quantization
-    dtype: ByteType = "uint8"
+    dtype: IntegerType = "uint8"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.of.op)  # the kernel table has its kernels under that
@@ -163,19 +163,19 @@ class Quantized(Attributes):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         if len(inputs) not in self.of.inputs or len(inputs) != len(self.srcs):
             raise ArgumentError(self.op, "srcs", self.srcs, f"has to hold one for each of {len(inputs)} inputs")
-        _check_bytes(self, "dst", self.dst, np.dtype(self.dtype))
+        _check_integers(self, "dst", self.dst, element(self.dtype))
         if isinstance(self.of, Resize) and self.of.mode == "nearest":
             raise ArgumentError(self.op, "of", self.of, "moves integers as they are, whatever they stand for")
         return self.of.infer(inputs, parameters)
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
-        for dtype, src in zip(inputs, self.srcs, strict=True):
-            check_dtype(self, "input", dtype, *BYTES)
-            _check_bytes(self, "srcs", src, dtype)
-        return np.dtype(self.dtype)
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        for type, src in zip(inputs, self.srcs, strict=True):
+            check_type(self, "input", type, *INTEGERS)
+            _check_integers(self, "srcs", src, type)
+        return element(self.dtype)
 
 
-def _check_bytes(attributes: Attributes, argument: str, given: Quantization, dtype: np.dtype[Any]) -> None:
-    """Raise ArgumentError unless integers of this dtype can stand for what a quantization says."""
-    check_dtype(attributes, argument, dtype, *BYTES)
-    given.check(attributes.op, argument, dtype)
+def _check_integers(attributes: Attributes, argument: str, given: Quantization, type: ElementType) -> None:
+    """Raise ArgumentError unless integers of this type can stand for what a quantization says."""
+    check_type(attributes, argument, type, *INTEGERS)
+    given.check(attributes.op, argument, type.name)

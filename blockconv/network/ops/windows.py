@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar, Literal
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
-from blockconv.core.types import element
+from blockconv.core.types import ElementType, element
 from blockconv.kernels.common.activation import IDENTITY, Activation
-from blockconv.network.ops.base import Attributes, Dtypes, Pads, Pair, Shape, Shapes, check_dtype, check_rank
+from blockconv.network.ops.base import Attributes, ElementTypes, Pads, Pair, Shape, Shapes, check_rank, check_type
 
 __all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "Pool2d"]
 
@@ -61,20 +59,20 @@ class Conv2d(Convolution):
 
     dtype: Literal["float32"] | None = None
 
-    def infer_dtype(self, inputs: Dtypes, parameters: Dtypes) -> np.dtype[Any]:
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         src, *residual = inputs
         wei, *bias = parameters
-        halves = element(src).is_half
+        halves = src.is_half
         if self.dtype is not None and not halves:
             raise ArgumentError(self.op, "dtype", self.dtype, f"is for inputs of 16 bits, and it is {src}")
-        dst = src if self.dtype is None else np.dtype(self.dtype)
+        dst = src if self.dtype is None else element(self.dtype)
         if not halves:
-            return super().infer_dtype(inputs, parameters)
-        check_dtype(self, "weight", wei, src.name)
-        for dtype in bias:
-            check_dtype(self, "bias", dtype, src.name, "float32")
-        for dtype in residual:
-            check_dtype(self, "residual", dtype, dst.name)
+            return super().infer_type(inputs, parameters)
+        check_type(self, "weight", wei, src.name)
+        for type in bias:
+            check_type(self, "bias", type, src.name, "float32")
+        for type in residual:
+            check_type(self, "residual", type, dst.name)
         return dst
 
 

@@ -34,7 +34,7 @@ from blockconv.network.ops import (
     Slice,
     Transpose,
 )
-from blockconv.network.passes import dynamic, integers, precision, simplify
+from blockconv.network.passes import dynamic, integers, nibbles, precision, simplify
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["PASSES", "fuse"]
@@ -70,9 +70,11 @@ def fold_constants(network: Network) -> Network:
     def rule(edit: Edit, node: Node) -> bool:
         if not all(name in edit.constants for name in (*node.inputs, *node.parameters)):
             return False
+        if network.tensors[node.output].type.is_packed:  # which no array of NumPy's is
+            return False
         inputs, parameters = ([edit.constants[name] for name in names] for names in (node.inputs, node.parameters))
         value = evaluate.compute(node.attributes, inputs, parameters)
-        return edit.fold(node, value.astype(network.tensors[node.output].dtype))
+        return edit.fold(node, value.astype(network.tensors[node.output].type.dtype))
 
     return rewritten(network, rule)
 
@@ -280,5 +282,6 @@ PASSES = (
     precision.conversions,
     unify,
     drop_dead_code,
+    nibbles.widened,
     integers.known_weights,
 )

@@ -1,4 +1,4 @@
-"""Ops between dequantized values become ops of integers.
+"""Ops between dequantized values become ops of integers, of 8 bits and of 4 (see `nibbles`).
 
 A quantized network, as ONNX's tools write it, has each op of floats between a Dequantize of what it reads and a
 Quantize of what it gives. Here Dequantize goes down and Quantize goes up past what only moves elements; a convolution
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, Types
+from blockconv.core.types import INTEGERS, ElementType, Types, element
 from blockconv.dispatch.quantizing import check_sums, is_light, is_narrow
 from blockconv.kernels import TABLE
 from blockconv.network.evaluate_quantized import real
@@ -88,22 +88,22 @@ def dequantized(network: Network) -> list[Node]:
     for node in network.nodes:
         flows = [name for name in node.inputs if name not in network.constants]
         makers = [network.producers.get(name) for name in flows]
-        integers = all(maker is not None and _is_of_bytes(network, maker) for maker in makers)
+        integers = all(maker is not None and _is_of_integers(network, maker) for maker in makers)
         quantized = any(isinstance(reader.attributes, Quantize) for reader in network.readers[node.output])
         if not isinstance(node.attributes, kinds) and integers and (quantized or isinstance(node.attributes, Conv2d)):
             found.append(node)
     return found
 
 
-def _is_of_bytes(network: Network, node: Node) -> bool:
-    """Whether a node dequantizes 8 bits, and not sums."""
-    return isinstance(node.attributes, Dequantize) and network.tensors[node.inputs[0]].dtype in BYTES
+def _is_of_integers(network: Network, node: Node) -> bool:
+    """Whether a node dequantizes 8 or 4 bits, and not sums."""
+    return isinstance(node.attributes, Dequantize) and network.tensors[node.inputs[0]].type.name in INTEGERS
 
 
 # ---------------------------------------------------------------- what moves elements
 
 
-def moves_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
+def moves_integers(attributes: Attributes, type: ElementType) -> bool:
     """Whether an op only moves elements, or takes the largest of them, and has kernels for elements of this type."""
     a = attributes
     if isinstance(a, Reshape):
@@ -114,19 +114,21 @@ def moves_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
         or (isinstance(a, Pool2d) and a.kind == "max")
         or (isinstance(a, Resize) and a.mode == "nearest")
     )
-    return moves and _has_kernels(a.op, Types.all(dtype))
+    return moves and _has_kernels(a.op, type)
 
 
 _COMPUTES = (Pool2d, AdaptivePool2d, Binary, Activate, Lrn, Resize, Softmax)
 
 
-def computes_in_integers(attributes: Attributes, dtype: np.dtype[Any]) -> bool:
+def computes_in_integers(attributes: Attributes, type: ElementType) -> bool:
     """Whether there are kernels from and to integers of this type for an op that computes, other than a convolution."""
     moves = isinstance(attributes, Resize) and attributes.mode == "nearest"
-    return isinstance(attributes, _COMPUTES) and not moves and _has_kernels(attributes.op, Types.all(dtype))
+    return isinstance(attributes, _COMPUTES) and not moves and _has_kernels(attributes.op, type)
 
 
-def _has_kernels(op: str, types: Types) -> bool:
+def _has_kernels(op: str, type: ElementType) -> bool:
+    """Whether the table has some; integers of 4 bits may run as those of 8, which hold them all."""
+    types = Types.all(type.unpacked.name)
     return any(row.op == op and row.takes(types) for row in TABLE)
 
 
@@ -157,7 +159,7 @@ def _goes_up(edit: Edit, node: Node) -> bool:
     a, before = node.attributes, edit.private(node.inputs[0], Attributes)
     if not isinstance(a, Quantize) or before is None:
         return False
-    if not moves_integers(before[1], np.dtype(a.dtype)):
+    if not moves_integers(before[1], element(a.dtype)):
         return False
     names = dict.fromkeys(before[0].inputs)
     values = {name: edit.value_name(f"{name}.quantized") for name in names}
@@ -174,7 +176,7 @@ def _quantize_of_dequantize(edit: Edit, node: Node) -> bool:
     if source is None or not isinstance(a, Quantize):
         return False
     attributes: Attributes = Requantize(source[1], a.dst, a.dtype)
-    if (a.dst, np.dtype(a.dtype)) == source[1:]:
+    if (a.dst, element(a.dtype)) == source[1:]:
         attributes = Reshape(edit.shape(node.output))  # changes nothing, and vanishes
     gone = _only_read_here(edit, node.inputs)
     return edit.replace((*gone, node), replace(node, attributes=attributes, inputs=(source[0],)))
@@ -248,8 +250,10 @@ def _op_stores(edit: Edit, node: Node) -> bool:
         return False
     sources = [_dequantize(edit, name) for name in before[0].inputs]
     found = [source for source in sources if source is not None]
-    dtype = np.dtype(a.dtype)
-    if len(found) < len(sources) or any(source[2] != dtype for source in found) or not computes_in_integers(of, dtype):
+    type = element(a.dtype)
+    if len(found) < len(sources) or any(source[2].unpacked != type.unpacked for source in found):
+        return False
+    if not computes_in_integers(of, type):
         return False
     attributes = Quantized(of, tuple(source[1] for source in found), a.dst, a.dtype)
     gone = _only_read_here(edit, before[0].inputs)
@@ -260,13 +264,13 @@ def _op_stores(edit: Edit, node: Node) -> bool:
 # ---------------------------------------------------------------- looking
 
 
-def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, np.dtype[Any]] | None:
-    """Of a value that flows: the integers of 8 bits that it is made of, what they stand for, and their type."""
+def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, ElementType] | None:
+    """Of a value that flows: the integers of 8 or 4 bits that it is made of, what they stand for, and their type."""
     before = edit.producer(name, Dequantize)
     if before is None or before[0].inputs[0] in edit.constants or before[1].src.scale.ndim:
         return None
-    dtype = edit.dtype(before[0].inputs[0])
-    return (before[0].inputs[0], before[1].src, dtype) if dtype in BYTES else None
+    type = edit.type(before[0].inputs[0])
+    return (before[0].inputs[0], before[1].src, type) if type.name in INTEGERS else None
 
 
 def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
-from blockconv.core.types import FloatType, numpy_dtype
+from blockconv.core.types import FloatType, element, numpy_dtype
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Cast, Conv2d, Convolution, Reshape
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["conversions", "stored_as"]
 
-_FLOAT32 = np.dtype(np.float32)
+_FLOAT32 = element("float32")
 
 
 def stored_as(network: Network, dtype: FloatType) -> Network:
@@ -46,7 +44,7 @@ def conversions(network: Network) -> Network:
 def _check(network: Network, dtype: str) -> None:
     for node in network.nodes:
         names = (*node.inputs, *node.parameters, node.output)
-        types = dict.fromkeys(network.tensors[name].dtype.name for name in names)
+        types = dict.fromkeys(network.tensors[name].type.name for name in names)
         other = next((name for name in types if name not in ("float32", dtype)), None)
         if other or isinstance(node.attributes, Cast):
             rule = f"is for networks of float32, and {node} has {other or 'a type of its own'}"
@@ -56,7 +54,7 @@ def _check(network: Network, dtype: str) -> None:
 def _all_stored(network: Network, dtype: FloatType) -> Network:
     """Between conversions of all inputs and outputs."""
     taken = {*network.tensors, *(node.name for node in network.nodes)}
-    wide = [name for name, tensor in network.tensors.items() if tensor.dtype == _FLOAT32]
+    wide = [name for name, tensor in network.tensors.items() if tensor.type == _FLOAT32]
     narrow = {name: take_name(f"{name}.{dtype}", taken) for name in wide}
 
     def stored(names: tuple[str, ...]) -> tuple[str, ...]:

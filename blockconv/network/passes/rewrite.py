@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.text import free_name
+from blockconv.core.types import ElementType, element
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Attributes, Shape
 
@@ -32,7 +33,7 @@ class Edit:
         # An output is read by the caller too.
         self._reads = {name: len(nodes) + (name in network.outputs) for name, nodes in network.readers.items()}
         self._shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in network.tensors.items()}
-        self._dtypes = {name: tensor.dtype for name, tensor in network.tensors.items()}
+        self._types = {name: tensor.type for name, tensor in network.tensors.items()}
 
     # -- looking
 
@@ -40,18 +41,18 @@ class Edit:
         """A value's shape."""
         return self._shapes[name]
 
-    def dtype(self, name: str) -> np.dtype[Any]:
+    def type(self, name: str) -> ElementType:
         """A value's element type."""
-        return self._dtypes[name]
+        return self._types[name]
 
-    def producer(self, name: str, kind: type[A]) -> tuple[Node, A] | None:
+    def producer(self, name: str, kind: builtins.type[A]) -> tuple[Node, A] | None:
         """The node of that kind that produces a value, and its attributes."""
         node = self._producers.get(name)
         if node is not None and isinstance(node.attributes, kind):
             return node, node.attributes
         return None
 
-    def private(self, name: str, kind: type[A]) -> tuple[Node, A] | None:
+    def private(self, name: str, kind: builtins.type[A]) -> tuple[Node, A] | None:
         """The same if the value is read once, and not given by the network: then it may vanish."""
         return self.producer(name, kind) if self._reads[name] == 1 else None
 
@@ -73,7 +74,7 @@ class Edit:
         """A new constant, under a name like `name`."""
         free = self.value_name(name)
         self.constants[free], self._shapes[free], self._reads[free] = value, value.shape, 0
-        self._dtypes[free] = value.dtype
+        self._types[free] = element(value.dtype)
         return free
 
     def replace(self, old: Iterable[Node], *new: Node) -> bool:
@@ -146,8 +147,8 @@ class Edit:
         self._reads.setdefault(node.output, 0)
         shapes = [tuple(map(self.shape, names)) for names in (node.inputs, node.parameters)]
         self._shapes[node.output] = node.attributes.infer(shapes[0], shapes[1])
-        dtypes = [tuple(map(self.dtype, names)) for names in (node.inputs, node.parameters)]
-        self._dtypes[node.output] = node.attributes.infer_dtype(dtypes[0], dtypes[1])
+        types = [tuple(map(self.type, names)) for names in (node.inputs, node.parameters)]
+        self._types[node.output] = node.attributes.infer_type(types[0], types[1])
 
 
 Rule = Callable[[Edit, Node], bool]

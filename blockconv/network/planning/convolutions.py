@@ -41,7 +41,7 @@ class QuantizedConv2dRule(Conv2dRule):
         assert row is not None
         types, residual = element_types(network, node), len(node.inputs) > 1
         given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN)
-        added = element(network.tensors[node.inputs[1]].dtype) if residual else None
+        added = network.tensors[node.inputs[1]].type if residual else None
         epilogue = Epilogue(a.activation.kind, residual)
         primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
         weight, bias = held.quantized_weights(node, problem, primitive.form, types, given)

@@ -27,6 +27,7 @@ from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
+from blockconv.network.passes.nibbles import widened
 from blockconv.network.planning import remembered
 from blockconv.network.planning.candidates import (
     Candidate,
@@ -222,6 +223,8 @@ def _progress(*columns: ProgressColumn) -> Progress:
 
 def plan_layouts(network: Network, options: Options) -> Planned:
     """A candidate for every node, as the options ask."""
+    if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
+        network = widened(network, options.layouts)
     accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
     reorder = _reorder_costs(network, options.costs)
     price = functools.partial(_predicted, network, options.costs)
@@ -282,7 +285,8 @@ def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[st
         tensor = tensors[name]
         if src != dst and same_bytes(tensor.shape, src, dst):
             return 0.0
-        moved = tensor.dtype.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
+        moved = tensor.type.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
+        moved *= 2 if tensor.type.is_packed else 1  # it is unpacked, moved and packed
         return costs.get(reorder_key(tensor.shape, src, dst), 2e-6 + moved / 25e9)
 
     return cost
@@ -360,6 +364,6 @@ def _alone(
         name, layout = (node.output, candidate.dst) if operand < 0 else (node.inputs[operand], candidate.srcs[operand])
         shape = network.shape(name)
         shape = (1,) * (layout.ndim - len(shape)) + shape
-        return layout.size(shape) * network.tensors[name].dtype.itemsize
+        return network.tensors[name].type.nbytes(layout.size(shape))
 
     return bound.ops, [nbytes(operand) for operand in bound.operands]

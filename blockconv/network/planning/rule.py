@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.types import Types, element
+from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import known_weights
 from blockconv.kernels import Row
@@ -166,12 +166,12 @@ class Rule:
 def element_types(network: Network, node: Node) -> Types:
     """The element types of a node's arrays: one for all, but for ops of integers that are not only moved, conversions,
     and convolutions of 16 bits, which accumulate in float32."""
-    src, dst = (network.tensors[name].dtype for name in (node.inputs[0], node.output))
+    src, dst = (network.tensors[name].type for name in (node.inputs[0], node.output))
     if isinstance(node.attributes, (ops.QuantizedConv2d, ops.DynamicConv2d)):
-        types = Types.quantized(src, dst)
+        types = Types.quantized(src.array_dtype, dst.array_dtype)
         return known_weights(types, node.attributes.narrow, node.attributes.light)
-    is_half_conv = isinstance(node.attributes, ops.Conv2d) and element(src).is_half
+    is_half_conv = isinstance(node.attributes, ops.Conv2d) and src.is_half
     conversions = (ops.Cast, ops.Quantize, ops.Dequantize, ops.Requantize, ops.DynamicQuantize)
     if is_half_conv or isinstance(node.attributes, conversions):
-        return Types.converted(src, dst)
-    return Types.all(dst)
+        return Types.converted(src.array_dtype, dst.array_dtype)
+    return Types.all(dst.array_dtype)

@@ -28,12 +28,13 @@ from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.kernels.dynamic.rows import RANGES_BYTES
+from blockconv.kernels.reorder.rows import unpacked_bytes
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import part
 from blockconv.network.planning.convolutions import Conv2dRule, DynamicConv2dRule, QuantizedConv2dRule
 from blockconv.network.planning.parameters import Parameters
-from blockconv.network.planning.rule import OUTPUT, Asked, Candidate, Pricing, Rule, Workspace
+from blockconv.network.planning.rule import OUTPUT, Asked, Bound, Candidate, Pricing, Rule, Workspace
 
 __all__ = ["RULES", "offsets_in_concat"]
 
@@ -43,12 +44,12 @@ Shape = tuple[int, ...]
 
 class _Conversion(Rule):
     """Between types of elements: reorders that convert, from any layout to any other; an input of the network as it
-    comes in."""
+    comes in. Of what is packed, two more buffers hold the source and the destination, one byte an element."""
 
     def asked(
         self, network: Network, node: Node, srcs: tuple[Layout, ...], dsts: tuple[Layout, ...]
     ) -> Iterator[Asked]:
-        shape, itemsize = network.shape(node.output), network.tensors[node.inputs[0]].dtype.itemsize
+        shape, itemsize = network.shape(node.output), network.tensors[node.inputs[0]].type.itemsize
         if node.inputs[0] not in network.producers:
             srcs = (row_major(len(shape)),)
         for src in srcs:
@@ -57,6 +58,14 @@ class _Conversion(Rule):
 
     def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
         return candidate.srcs[0], candidate.dst
+
+    def bind(self, network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+        bound = super().bind(network, node, candidate, held, threads)
+        shape, between = network.shape(node.output), []
+        for name, layout in zip((node.inputs[0], node.output), self.kernel_layouts(candidate), strict=True):
+            packed = network.tensors[name].type.is_packed
+            between.append(Workspace(unpacked_bytes(layout.size(shape)) if packed else 0))
+        return bound._replace(operands=(*bound.operands, *between))
 
     def _options(self, node: Node) -> dict[str, Any]:
         return {"quantizations": tuple(getattr(node.attributes, end, None) for end in ("src", "dst"))}

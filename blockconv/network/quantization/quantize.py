@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from blockconv.core.errors import ArgumentError, NetworkError
-from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, ByteType
+from blockconv.core.types import INTEGERS, IntegerType, element
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Network, Node, check_network
 from blockconv.network.ops import Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
@@ -26,7 +25,7 @@ from blockconv.network.quantization.calibration import (
     with_outputs,
 )
 from blockconv.network.quantization.report import LayerReport, QuantizationReport, decibels
-from blockconv.network.quantization.rewriting import Weights, quantizable, quantization_of, rewritten
+from blockconv.network.quantization.rewriting import Integers, Weights, quantizable, quantization_of, rewritten
 
 __all__ = ["QuantizedNetwork", "quantize"]
 
@@ -50,11 +49,14 @@ def quantize(
     *,
     float32: Iterable[str] = (),
     dtype: str = "uint8",
+    weights: str = "int8",
+    int8: Iterable[str] = (),
     percentile: float = 99.99,
     reduce_range: bool = False,
     calibration: Calibration | None = None,
 ) -> QuantizedNetwork:
     """A network of 8-bit integers that stands for one of float32: smaller by four, and faster; `compile` takes it.
+    Of 4 bits, if asked for.
 
     Convolutions read integers of 8 bits and int8 weights, and add exactly; what is between them runs in integers where
     there are kernels for it. Batch norms and activations are fused first. What the network takes and gives stays
@@ -66,7 +68,13 @@ def quantize(
     method: the range of a value: "minmax", all that occurs, or "percentile", which leaves out the rarest of either end.
     per_channel: each output channel's weights have a scale of their own; else a layer's have one.
     float32: the names of nodes that are to compute in float32.
-    dtype: of values: "uint8" or "int8". Weights are int8 with the zero point 0.
+    dtype: of values: "uint8" or "int8", or "uint4" or "int4", which are packed where there are kernels for them:
+        convolutions (but depthwise ones) and pools in blocks of channels. What has none runs on 8 bits, which hold the
+        same integers.
+    weights: their type: "int8", or "int4", with the zero point 0. Those of 4 bits are coarser, and take no less memory:
+        kernels have them as bytes.
+    int8: the names of nodes that keep 8 bits, in their weights and in what they read, where others have 4: first and
+        last layers lose most.
     percentile: of the numbers that are at or below a range's upper end, for that method: 50 to 100.
     reduce_range: weights are kept so small that two neighbouring channels' of one sign never add up to more than 128,
         which costs at most one of their 8 bits. It is for machines without VNNI (AVX2, and AVX-512 before it): their
@@ -88,20 +96,25 @@ def quantize(
     True
     """
     kind = _checked_options(network, method, dtype, percentile, calibration)
+    if weights not in ("int8", "int4"):
+        raise ArgumentError(OP, "weights", weights, "has to be 'int8' or 'int4'")
     fed = None if samples is None and calibration is not None else read_samples(network, samples)
     if calibration is None:
         calibration = measured(network, fed or (), method, percentile, None)
     fused = fuse(network)
-    excluded = _excluded(fused, float32)
+    excluded, eight = _holders(fused, "float32", float32), _holders(fused, "int8", int8)
     shared = quantizable(fused, excluded, kind)
-    quantizations = _quantizations(shared, calibration, kind)
-    made = fuse(rewritten(fused, quantizations, excluded, kind, Weights(per_channel, reduce_range)))
-    report = _report(fused, made, quantizations, fed)
+    values = _integers(shared, calibration, kind, _read_by(fused, eight))
+    how = Weights(per_channel, reduce_range, "int4" if weights == "int4" else "int8", eight)
+    made = fuse(rewritten(fused, values, excluded, how))
+    report = _report(fused, made, values, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
     return QuantizedNetwork(**kept, calibration=calibration, report=report)
 
 
-def _checked_options(network: Any, method: object, dtype: object, percentile: object, calibration: object) -> ByteType:
+def _checked_options(
+    network: Any, method: object, dtype: object, percentile: object, calibration: object
+) -> IntegerType:
     check_network(OP, network)
     if method not in METHODS:
         raise ArgumentError(OP, "method", method, f"has to be {' or '.join(map(repr, METHODS))}")
@@ -113,13 +126,13 @@ def _checked_options(network: Any, method: object, dtype: object, percentile: ob
         if tensor.dtype != np.float32:
             rule = f"is of {tensor.dtype}: only networks of float32 are quantized"
             raise NetworkError(network.name, tensor.name, tensor.shape, rule)
-    for known in BYTES:
+    for known in INTEGERS:
         if dtype == known:
             return known
-    raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, BYTES))}")
+    raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, INTEGERS))}")
 
 
-def _excluded(fused: Network, names: Iterable[str]) -> set[str]:
+def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
     """The nodes that do what those of these names did before fusion."""
     found = set()
     for name in [names] if isinstance(names, str) else names:
@@ -127,14 +140,24 @@ def _excluded(fused: Network, names: Iterable[str]) -> set[str]:
         if holder is None:
             runs = ", ".join(node.name for node in fused.nodes)
             raise NetworkError(
-                fused.name, "float32", name, "is the name of no node that runs", f"what runs is {runs:.200}"
+                fused.name, argument, name, "is the name of no node that runs", f"what runs is {runs:.200}"
             )
         found.add(holder)
     return found
 
 
-def _quantizations(shared: Mapping[str, str], calibration: Calibration, dtype: ByteType) -> dict[str, Quantization]:
-    """What the integers of each value stand for; values that share it have the range of all of them."""
+def _read_by(fused: Network, names: Collection[str]) -> set[str]:
+    """The values that nodes of these names read."""
+    return {name for node in fused.nodes if node.name in names for name in node.inputs}
+
+
+def _integers(
+    shared: Mapping[str, str], calibration: Calibration, dtype: IntegerType, kept: Collection[str]
+) -> dict[str, Integers]:
+    """What each value is to be; values that share a scale have the range of all of them.
+
+    kept: values that stay of 8 bits, as do those that share a scale with one.
+    """
     missing = [name for name in shared if name not in calibration.ranges]
     if missing:
         rule = f"has no range of {', '.join(missing):.200}"
@@ -144,7 +167,11 @@ def _quantizations(shared: Mapping[str, str], calibration: Calibration, dtype: B
         low, high = calibration.ranges[name]
         known = ranges.get(root, (low, high))
         ranges[root] = min(low, known[0]), max(high, known[1])
-    return {name: quantization_of(*ranges[root], dtype) for name, root in shared.items()}
+    bytes_ = {root for name, root in shared.items() if name in kept}
+    wide: Any = element(dtype).unpacked.name
+    types = {root: wide if root in bytes_ else dtype for root in ranges}
+    made = {root: Integers(quantization_of(*found, types[root]), types[root]) for root, found in ranges.items()}
+    return {name: made[root] for name, root in shared.items()}
 
 
 # ---------------------------------------------------------------- the report
@@ -153,7 +180,7 @@ def _quantizations(shared: Mapping[str, str], calibration: Calibration, dtype: B
 def _report(
     fused: Network,
     made: Network,
-    quantizations: Mapping[str, Quantization],
+    values: Mapping[str, Integers],
     samples: Sequence[Mapping[str, Any]] | None,
 ) -> QuantizationReport:
     """What the layers of the new network give beside those of the old one."""
@@ -161,8 +188,8 @@ def _report(
     named = {node.name: node.output for node in fused.nodes}
     given = {node.output: named[node.name] for node in made.nodes if node.name in named}
     floats = set(flowing(made))
-    compared = {value: name for value, name in given.items() if value in floats or name in quantizations}
-    ratios = {} if samples is None else _ratios(fused, made, quantizations, compared, samples)
+    compared = {value: name for value, name in given.items() if value in floats or name in values}
+    ratios = {} if samples is None else _ratios(fused, made, values, compared, samples)
     layers = [
         LayerReport(node.name, node.op, _runs_as(made, node), ratios.get(node.output))
         for node in made.nodes
@@ -181,7 +208,7 @@ def _runs_as(made: Network, node: Node) -> str:
 def _ratios(
     fused: Network,
     made: Network,
-    quantizations: Mapping[str, Quantization],
+    values: Mapping[str, Integers],
     compared: Mapping[str, str],
     samples: Sequence[Mapping[str, Any]],
 ) -> dict[str, float]:
@@ -193,7 +220,7 @@ def _ratios(
         for value, name in compared.items():
             exact, given = wanted[name].astype(np.float64), found[value]
             if given.dtype != np.float32:
-                given = real(given, quantizations[name])
+                given = real(given, values[name].quantization)
             signal[value] += float(np.square(exact).sum())
             noise[value] += float(np.square(exact - given).sum())
     return {value: decibels(signal[value], noise[value]) for value in compared}

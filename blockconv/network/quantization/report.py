@@ -11,9 +11,9 @@ __all__ = ["LayerReport", "QuantizationReport", "decibels"]
 
 
 class LayerReport(NamedTuple):
-    """A node of the network: its name, its op, the type that it computes with ("uint8", "int8" or "float32"), and the
-    signal-to-noise ratio of what it gives, over all samples, in decibels (infinite where nothing differs; None: not
-    measured).
+    """A node of the network: its name, its op, the type that it computes with ("uint8", "int8", "uint4", "int4" or
+    "float32"), and the signal-to-noise ratio of what it gives, over all samples, in decibels (infinite where nothing
+    differs; None: not measured).
     """
 
     name: str

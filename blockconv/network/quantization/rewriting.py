@@ -4,39 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import ByteType
+from blockconv.core.types import ElementType, IntegerType, element
 from blockconv.dispatch.quantizing import LARGEST, check_sums, pair_sums
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
-__all__ = ["Weights", "quantizable", "quantization_of", "rewritten"]
+__all__ = ["Integers", "Weights", "quantizable", "quantization_of", "rewritten"]
 
 Array = npt.NDArray[Any]
 LEAST = 1e-30  # of a scale
 
 
-def quantization_of(low: float, high: float, dtype: ByteType) -> Quantization:
+class Integers(NamedTuple):
+    """What a value is to be: integers of this type, and what they stand for."""
+
+    quantization: Quantization
+    dtype: IntegerType
+
+
+def quantization_of(low: float, high: float, dtype: IntegerType) -> Quantization:
     """What integers stand for that reach from `low` to `high`, and hold 0 exactly."""
-    low, high, bounds = min(low, 0.0), max(high, 0.0), np.iinfo(dtype)
-    scale = np.float32(max((high - low) / (bounds.max - bounds.min), LEAST))
+    low, high, (least, most) = min(low, 0.0), max(high, 0.0), element(dtype).bounds
+    scale = np.float32(max((high - low) / (most - least), LEAST))
     if high == low:
         scale = np.float32(1.0)
-    zero_point = int(np.clip(round(bounds.min - low / float(scale)), bounds.min, bounds.max))
+    zero_point = int(np.clip(round(least - low / float(scale)), least, most))
     return Quantization(scale, zero_point)
 
 
 # ---------------------------------------------------------------- what is quantized
 
 
-def quantizable(network: Network, excluded: Collection[str], dtype: ByteType) -> dict[str, str]:
+def quantizable(network: Network, excluded: Collection[str], dtype: IntegerType) -> dict[str, str]:
     """The values that are to be integers, each with the one that stands for all that share its scale and zero point.
 
     What a convolution reads is; and what other ops with kernels of integers read, where what they give is. Values that
@@ -53,11 +60,11 @@ def quantizable(network: Network, excluded: Collection[str], dtype: ByteType) ->
                 wanted.add(node.inputs[0])
                 wanted |= set(flows[1:]) if node.output in wanted else set()
         elif node.output in wanted and flows == list(node.inputs):
-            if moves_integers(node.attributes, np.dtype(dtype)):
+            if moves_integers(node.attributes, element(dtype)):
                 wanted |= set(flows)
                 for name in flows:
                     _joined(moved, name, node.output)
-            elif computes_in_integers(node.attributes, np.dtype(dtype)):
+            elif computes_in_integers(node.attributes, element(dtype)):
                 wanted |= set(flows)
     return {name: _root(moved, name) for name in flows_in_order(network) if name in wanted}
 
@@ -92,44 +99,50 @@ def _joined(joined: dict[str, str], a: str, b: str) -> None:
 
 
 class Weights(NamedTuple):
-    """How weights become integers: by a scale for each output channel, or one; and of `quantize`'s reduced range."""
+    """How weights become integers: by a scale for each output channel, or one; of `quantize`'s reduced range; of which
+    type, but for the nodes that keep int8."""
 
     per_channel: bool
     reduce_range: bool
+    dtype: Literal["int8", "int4"]
+    kept: Collection[str]
+
+    def type_of(self, node: Node) -> ElementType:
+        return element("int8" if node.name in self.kept else self.dtype)
 
 
 def rewritten(
     network: Network,
-    quantizations: Mapping[str, Quantization],
+    values: Mapping[str, Integers],
     excluded: Collection[str],
-    dtype: ByteType,
     weights: Weights,
 ) -> Network:
-    """The network, which is fused, with the values of `quantizations` as integers and back."""
+    """The network, which is fused, with these values as integers and back."""
     constants, nodes, names = dict(network.constants), [], dict[str, str]()
     inputs = {tensor.name for tensor in network.inputs}
-    for name in inputs & set(quantizations):
+    for name in inputs & set(values):
         names[name] = f"{name}.dequantized"
-        nodes += _there_and_back(name, names[name], name, quantizations[name], dtype)
+        nodes += _there_and_back(name, names[name], name, values[name])
     for node in network.nodes:
         made = replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
-        if isinstance(node.attributes, Conv2d) and node.name not in excluded and node.inputs[0] in quantizations:
-            scale = quantizations[node.inputs[0]].scale
+        if isinstance(node.attributes, Conv2d) and node.name not in excluded and node.inputs[0] in values:
+            scale = values[node.inputs[0]].quantization.scale
             made, before = _with_integer_weights(made, constants, float(scale), weights)
             nodes += before
-        if node.output in quantizations:
-            given, value = quantizations[node.output], f"{node.output}.float"
-            nodes += [replace(made, output=value), *_there_and_back(value, node.output, node.output, given, dtype)]
+        if node.output in values:
+            value = f"{node.output}.float"
+            there_and_back = _there_and_back(value, node.output, node.output, values[node.output])
+            nodes += [replace(made, output=value), *there_and_back]
         else:
             nodes.append(made)
     return network.changed(nodes, constants)
 
 
-def _there_and_back(src: str, dst: str, name: str, given: Quantization, dtype: ByteType) -> list[Node]:
+def _there_and_back(src: str, dst: str, name: str, given: Integers) -> list[Node]:
     between = f"{name}.integers"
     return [
-        Node(f"{name}.quantize", Quantize(given, dtype), (src,), between),
-        Node(f"{name}.dequantize", Dequantize(given), (between,), dst),
+        Node(f"{name}.quantize", Quantize(given.quantization, given.dtype), (src,), between),
+        Node(f"{name}.dequantize", Dequantize(given.quantization), (between,), dst),
     ]
 
 
@@ -138,16 +151,20 @@ def _with_integer_weights(
 ) -> tuple[Node, list[Node]]:
     """A convolution with weights and bias of integers, and the nodes that dequantize them."""
     weight, *bias = (constants[name].astype(np.float64) for name in node.parameters)
-    oc = len(weight)
-    # Of a pair's sum 127, to which rounding its weights may add one.
-    largest = pair_sums(weight) if how.reduce_range else np.abs(weight.reshape(oc, -1)).max(axis=1, initial=0.0)
+    oc, most_of_type = len(weight), how.type_of(node).bounds[1]
+    # Of a pair's sum 127, to which rounding its weights may add one; those of 4 bits are never as large.
+    largest = (
+        pair_sums(weight)
+        if how.reduce_range and most_of_type == 127
+        else np.abs(weight.reshape(oc, -1)).max(axis=1, initial=0.0)
+    )
     if bias:  # what is added to it stays an int32 too
         most = 0.99 * (2**31 - 1 - LARGEST * (weight.size // max(oc, 1)))
-        largest = np.maximum(largest, 127 * np.abs(bias[0]) / (src_scale * most))
+        largest = np.maximum(largest, most_of_type * np.abs(bias[0]) / (src_scale * most))
     if not how.per_channel:
         largest = np.full(oc, largest.max(initial=0.0))
-    scale = np.maximum(np.where(largest > 0, largest / 127, 1.0), LEAST).astype(np.float32)
-    integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -127, 127).astype(np.int8)
+    scale = np.maximum(np.where(largest > 0, largest / most_of_type, 1.0), LEAST).astype(np.float32)
+    integers = np.clip(np.rint(weight / scale.reshape(-1, 1, 1, 1)), -most_of_type, most_of_type).astype(np.int8)
     parts = [("weight", integers, scale)]
     if bias:
         both = (np.float32(src_scale) * scale).astype(np.float32)

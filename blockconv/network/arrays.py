@@ -1,0 +1,46 @@
+"""What a plan is given and what it gives, as arrays in row-major order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import NetworkError
+from blockconv.core.layout import row_major
+from blockconv.dispatch.array import BlockedArray, to_layout
+from blockconv.network.graph import Tensor, elements_of
+
+__all__ = ["entered", "fresh", "unpacked"]
+
+Array = npt.NDArray[Any]
+
+
+def entered(x: Any, tensor: Tensor, network: str) -> Array:
+    """An input's elements in row-major order, packed where the network has them so.
+
+    x: a NumPy array or a BlockedArray, of the tensor's shape. Raises NetworkError for elements of another type.
+    """
+    if tensor.type.is_packed and not isinstance(x, BlockedArray):
+        given = np.ascontiguousarray(elements_of(x, tensor, network))
+        x = BlockedArray.from_numpy(given, row_major(x.ndim), dtype=tensor.type.name)
+    dtype = x.dtype
+    if isinstance(x, BlockedArray):
+        x = to_layout(x, row_major(x.ndim)).storage
+    if dtype != tensor.dtype:
+        raise NetworkError(network, tensor.name, x, f"has to be of dtype {tensor.dtype}, and is of {dtype}")
+    return np.ascontiguousarray(x)
+
+
+def fresh(tensor: Tensor) -> Array:
+    """Room for an output, in row-major order; bytes where two elements share one."""
+    type = tensor.type
+    return np.empty(type.nbytes(tensor.elements), np.uint8) if type.is_packed else np.empty(tensor.shape, type.dtype)
+
+
+def unpacked(result: Array, tensor: Tensor) -> Array:
+    """An output as callers get it: of integers of 4 bits one a byte."""
+    if not tensor.type.is_packed:
+        return result
+    return BlockedArray(result, row_major(len(tensor.shape)), tensor.shape, dtype=tensor.type.name).numpy()

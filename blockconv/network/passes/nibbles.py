@@ -1,0 +1,97 @@
+"""Integers of 4 bits where there are kernels for them, and of 8 where there are none.
+
+Values of 4 bits are packed, two a byte. Convolutions and pools have kernels that read and write them so; another op
+runs on the same integers of 8 bits, between two conversions: each of 4 bits is one of 8, and what an op gives is
+bounded twice, to 8 bits and to 4, which is the same as once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from blockconv.core.layout import Layout
+from blockconv.core.quantization import Quantization
+from blockconv.core.text import take_name
+from blockconv.core.types import ElementType, Types
+from blockconv.kernels import TABLE
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import (
+    AdaptivePool2d,
+    Dequantize,
+    Pool2d,
+    Quantize,
+    Quantized,
+    QuantizedConv2d,
+    Requantize,
+    Reshape,
+)
+
+__all__ = ["widened"]
+
+_SAME = Quantization(1.0)
+_CONVERSIONS = (Quantize, Dequantize, Requantize, Reshape)  # kernels that take every type, or none
+
+
+def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),)) -> Network:
+    """What has no kernels of 4 bits in any of these layouts runs on 8."""
+    if not any(tensor.type.is_packed for tensor in network.tensors.values()):
+        return network
+    taken = {*network.tensors, *(node.name for node in network.nodes)}
+    wide: dict[str, str] = {}  # values of 4 bits that are there as 8 too
+    nodes: list[Node] = []
+    for node in network.nodes:
+        if not _is_packed(network, node) or _has_kernels(network, node, layouts):
+            nodes.append(node)
+            continue
+        for name in dict.fromkeys(node.inputs):
+            type = network.tensors[name].type
+            if type.is_packed and name not in wide:
+                wide[name] = take_name(f"{name}.{type.unpacked}", taken)
+                nodes.append(_conversion(name, wide[name], type.unpacked))
+        made = replace(node, inputs=tuple(wide.get(name, name) for name in node.inputs))
+        type = network.tensors[node.output].type
+        if not type.is_packed:
+            nodes.append(made)
+            continue
+        value = take_name(f"{node.output}.{type.unpacked}", taken)
+        attributes: Any = node.attributes
+        if hasattr(attributes, "dtype"):
+            attributes = replace(attributes, dtype=type.unpacked.name)
+        nodes += [replace(made, attributes=attributes, output=value), _conversion(value, node.output, type)]
+    return network.changed(nodes)
+
+
+def _conversion(src: str, dst: str, type: ElementType) -> Node:
+    """The same integers, as those of another type."""
+    dtype: Any = type.name
+    return Node(f"{dst}.as_{type}", Requantize(_SAME, _SAME, dtype), (src,), dst)
+
+
+def _is_packed(network: Network, node: Node) -> bool:
+    return any(network.tensors[name].type.is_packed for name in (*node.inputs, node.output))
+
+
+def _has_kernels(network: Network, node: Node, layouts: tuple[Layout, ...]) -> bool:
+    """Whether kernels take a node's packed values as they are."""
+    a = node.attributes
+    if isinstance(a, _CONVERSIONS):
+        return True
+    src, *others = (network.tensors[name].type for name in node.inputs)
+    dst = network.tensors[node.output].type
+    if isinstance(a, QuantizedConv2d):  # a residual has as many bits as what it is added to
+        types = Types.quantized(src.array_dtype, dst.array_dtype)
+        fits = all(type.is_packed == dst.is_packed for type in others)
+        return fits and _takes(node.op, network.problem(node), types, layouts)
+    pool = a.of if isinstance(a, Quantized) else a
+    if not isinstance(pool, (Pool2d, AdaptivePool2d)) or src != dst:
+        return False
+    return _takes(node.op, pool.problem(network.shape(node.inputs[0])), Types.all(dst.array_dtype), layouts)
+
+
+def _takes(op: str, problem: Any, types: Types, layouts: tuple[Layout, ...]) -> bool:
+    """Whether the table has a kernel for a problem, from any of these layouts to any of them."""
+    rows = [row for row in TABLE if row.op == op and not row.reference]
+    pairs = list(itertools.product(rows, layouts, layouts))
+    return any(row.rejects(problem, src, dst, types) is None for row, src, dst in pairs)
