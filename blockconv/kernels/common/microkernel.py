@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, ask, const, emitted, pointer
@@ -123,12 +122,13 @@ class TileSpec(NamedTuple):
         return Shared(*self[10:16])
 
 
-def lines_ahead(block: int, blocks: int, tiles: int, steps: int) -> int:
+def lines_ahead(block: int, tiles: int, steps: int) -> int:
     """Lines of the next block of weights (`block` bytes) that each step of a tile prefetches; `tiles` use a block.
 
-    None where all `blocks` stay in the second-level cache.
+    Weights that would stay in the second-level cache are prefetched too: in a network, what other ops read and write
+    has pushed them out.
     """
-    return 0 if 2 * block * blocks < target.second_level_cache() else -(-block // (LINE * tiles * steps))
+    return -(-block // (LINE * tiles * steps))
 
 
 @jit.kernel
@@ -241,12 +241,24 @@ class Reduction(NamedTuple):
             offset = b.load(b.gep(pointer(b, run.offsets, I64), [step]))
             x = b.add(run.src, offset)
             w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
-            if self.step >= PREFETCHING:
-                prefetch_next(b, run, step)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.channel(x, w)
                 return
             # Unrolled, more steps would cost registers, which LLVM loads ahead into, and spills.
             with cgutils.for_range(b, channels) as channel:
                 src = b.add(x, b.mul(channel.index, const(self.itemsize)))
+                if self.step >= PREFETCHING:
+                    self.prefetch_share(step, channel.index)
                 self.channel(src, b.add(w, b.mul(channel.index, const(channel_bytes))))
+
+    def prefetch_share(self, step: Any, channel: Any) -> None:
+        """Prefetch a channel's share of what its step prefetches, which is what a channel reads at the most.
+
+        All lines of a step at once would take every fill buffer of the first-level cache: the weights of the next
+        channels would wait, in the second-level cache, for lines of memory. What is beyond a small share is in another.
+        """
+        b = self.b
+        share = b.mul(self.run.prefetch_lines, const(LINE // self.step))  # bytes
+        at = b.add(self.run.prefetch, b.mul(b.add(b.mul(step, const(self.step)), channel), share))
+        for line in range(0, self.channel_bytes, LINE):
+            ask(b, b.add(at, const(line)))

@@ -203,7 +203,7 @@ class _Binding:
             "tail_channels": -(-tail // self.dot.channels),
             "wei_block": wei_block,
             "wei_blocks": -(-self.oc // blocking.width),
-            "prefetch_lines": lines_ahead(wei_block, blocking.ocbs, tiles, steps),
+            "prefetch_lines": lines_ahead(wei_block, tiles, steps),
         }
 
     def window(self) -> Words:

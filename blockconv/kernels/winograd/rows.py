@@ -234,8 +234,8 @@ def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
     if at.block_tiles < 8:
         return 0
     ic = problem.ic // problem.g
-    block, blocks = at.elements(ic) * at.width * ITEMSIZE, at.wei_positions * at.set_ocbs
-    return lines_ahead(block, blocks, -(-at.block_tiles // at.tile_pixels), -(-ic // at.ic_block))
+    block = at.elements(ic) * at.width * ITEMSIZE
+    return lines_ahead(block, -(-at.block_tiles // at.tile_pixels), -(-ic // at.ic_block))
 
 
 # ---------------------------------------------------------------- the rows of the table
