@@ -96,7 +96,7 @@ def _has_amx(features: frozenset[str]) -> bool:
     """Whether kernels may use AMX: its registers are the process's once the system has granted them."""
     if not features >= AMX or not sys.platform.startswith("linux"):
         return False
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
+    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0)
 
 
 def affinity() -> int:

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from blockconv.core.types import SIGNED, ElementType
+from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
@@ -28,6 +28,7 @@ from blockconv.kernels.common.requantize import (
     dequantized_residual,
     quantized,
     quantized_parts,
+    quantized_together,
 )
 from blockconv.kernels.common.unpacked import in_order, split
 from blockconv.kernels.common.vectors import Vectors, lanes_below
@@ -175,7 +176,7 @@ class TileEpilogue:
         self.has_parts, self.stored = has_parts, tile.stored(builder)
         self.finished = ir.IntType(32) if self.stored.type.is_packed else self.stored.element  # before it is packed
         self.half = self.stored.type if self.stored.type.is_half else None
-        self.args = EpilogueArguments.load(builder, out.activation) if tile.dst and not self.half else None
+        self.args = EpilogueArguments.load(builder, out.activation, held=True) if tile.dst and not self.half else None
 
     def finish(self, accs: list[Any]) -> None:
         """Of accumulators in the order [row][pixel][vector]."""
@@ -205,13 +206,14 @@ class TileEpilogue:
         if self.half:
             return [rounded(self.v, self.half, x, flushes=True) for x in values]
         away = bool(self.tile.away)
+        if self.parts == 1 and self.args and self.stored.itemsize == 1 and not self.stored.type.is_packed:
+            return quantized_together(self.v, self.args, values, away)
         if self.parts == 1:
             return [quantized(self.v, self.args, x, away, self.finished) for x in values] if self.args else values
         groups = [values[k : k + self.parts] for k in range(0, len(values), self.parts)]
         if not self.args:
             return [in_order(self.b, group) for group in groups]
-        signed = self.stored.type.kind == SIGNED
-        return [quantized_parts(self.v, self.args, group, away, signed) for group in groups]
+        return [quantized_parts(self.v, self.args, group, away) for group in groups]
 
     def read(self, value: Any) -> Any:
         """A vector as it is stored, as what is computed with."""

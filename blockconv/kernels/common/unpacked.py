@@ -21,6 +21,7 @@ from blockconv.jit.ir import I8, I32, call_llvm, join, shuffle
 __all__ = [
     "PARTS",
     "UNIT",
+    "UNPACKED_LANES",
     "X86",
     "in_order",
     "interleaved",
@@ -94,6 +95,7 @@ _NARROW = {
     8: ("llvm.x86.avx2.packssdw", "llvm.x86.avx2.packuswb"),
     16: ("llvm.x86.avx512.packssdw.512", "llvm.x86.avx512.packuswb.512"),
 }
+UNPACKED_LANES = frozenset(_NARROW)  # of vectors of 32 bits that can be packed
 
 
 def nearest(builder: Any, x: Any) -> Any:

@@ -17,7 +17,8 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, geometry
 from blockconv.kernels.common.interleaved import Shared
-from blockconv.kernels.conv.blocking import Blocking, lies_in_units, pixels_of_task, store_width
+from blockconv.kernels.conv.blocking import Blocking, lies_in_units, store_width
+from blockconv.kernels.conv.dividing import pixels_of_task
 from blockconv.kernels.conv.space import Space, space
 
 __all__ = ["blocking", "groups_per_vector"]

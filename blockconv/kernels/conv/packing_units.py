@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from blockconv import jit
 from blockconv.core import target
 from blockconv.jit.compiler import inline
@@ -24,18 +26,18 @@ def spare_bytes(units: int, cols: int, extent: int) -> int:
     return units * (lanes * UNIT + (0 if extent else row))
 
 
-@jit.kernel
-def pack_units(units, extent, unit, is_float):
-    """Pack a window as [block][level][row][column][unit], units of four bytes, of `unit` channels each.
-
-    units: of a pixel that are packed together. extent: how many of them lie together in the source; 0: no channels do,
-    which are brought together first, in a row of each unit after the window. is_float: zeros are packed in place of
-    channels that do not exist; of integers they are of no account, since their weights are zero.
-    """
-    lanes = target.isa().vector_bytes // UNIT
-    each, pixel, channels, itemsize = max(1, extent), units * UNIT, units * unit, UNIT // unit
+def _lines(units: int, extent: int, unit: int, lanes: int) -> tuple[Any, Any, Any]:
+    """What packs the pixels of a row, `step` bytes apart: from extents, with an end to these, and from planes."""
+    each, pixel, itemsize = max(1, extent), units * UNIT, UNIT // unit
     pack_line = line_packer(units, each, units, lanes, UNIT)
     interleave = interleave_four if unit == 4 else interleave_two
+
+    @inline
+    def pack_end(dst, src, count, step, block, exist):
+        for p in range(count):
+            for k in range(units // each):
+                size = min(each * unit, exist - k * each * unit) * itemsize
+                copy_memory(dst + p * pixel + k * each * UNIT, src + p * step + k * block, max(0, size))
 
     @inline
     def pack_planes(a, dst, src, channel, last, count, step, spare):
@@ -47,12 +49,20 @@ def pack_units(units, extent, unit, is_float):
             interleave(Planes(src + c0, src + c1, src + c2, src + c3, last - first), spare + k * row, count, step)
         pack_line(dst, spare, count, UNIT, row, units - 1)
 
-    @inline
-    def pack_end(dst, src, count, step, block, exist):
-        for p in range(count):
-            for k in range(units // each):
-                size = min(each * unit, exist - k * each * unit) * itemsize
-                copy_memory(dst + p * pixel + k * each * UNIT, src + p * step + k * block, max(0, size))
+    return pack_line, pack_end, pack_planes
+
+
+@jit.kernel
+def pack_units(units, extent, unit, is_float):
+    """Pack a window as [block][level][row][column][unit], units of four bytes, of `unit` channels each.
+
+    units: of a pixel that are packed together. extent: how many of them lie together in the source; 0: no channels do,
+    which are brought together first, in a row of each unit after the window. is_float: zeros are packed in place of
+    channels that do not exist; of integers they are of no account, since their weights are zero.
+    """
+    lanes = target.isa().vector_bytes // UNIT
+    each, pixel, channels, itemsize = max(1, extent), units * UNIT, units * unit, UNIT // unit
+    pack_line, pack_end, pack_planes = _lines(units, extent, unit, lanes)
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)

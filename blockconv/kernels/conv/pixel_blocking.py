@@ -18,7 +18,8 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.conv.blocking import Blocking, pixels_of_task, tasks_wanted, tiles_of_registers
+from blockconv.kernels.conv.blocking import Blocking, tiles_of_registers
+from blockconv.kernels.conv.dividing import pixels_of_task, tasks_wanted
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.costs import cycle_seconds
 from blockconv.machine.profile import profile

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.types import SIGNED
 from blockconv.jit.ir import const, shuffle
 from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.requantize import EpilogueArguments, quantized_parts
@@ -79,12 +78,11 @@ class _RowsEpilogue(TileEpilogue):
         if not self.args:
             return values
         found, each = [], self.tile.lanes
-        signed = self.stored.type.kind == SIGNED
         # Packed, each 16 bytes have four of each part.
         order = [UNIT * (k // 4) + 4 * j + k % 4 for j in range(PARTS) for k in range(each)]
         for k in range(0, len(values), PARTS):
             parts = [values[min(k + j, len(values) - 1)] for j in range(PARTS)]
-            made = quantized_parts(self.v, self.args, parts, bool(self.tile.away), signed)
+            made = quantized_parts(self.v, self.args, parts, bool(self.tile.away))
             for first in range(0, len(order), self.unit.lanes):
                 found.append(shuffle(self.b, made, made, order[first : first + self.unit.lanes]))
         return found

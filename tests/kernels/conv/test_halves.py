@@ -161,6 +161,14 @@ def test_every_multiply_accumulate(dot):
         check(descriptor, pair, 0)
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize("number", range(3))
+def test_emulated_matrices(emulated_matrices, number):
+    """Steps of a row of taps, of several blocks of channels with an end, and of planes brought together."""
+    descriptor = (ODD, "mb1ic80ih3iw20oc17kh1kw1", "mb1ic70ih5oc33kh3sh2ph1")[number]
+    check(descriptor, ROUND[3 * number], 2 * number % 4, "integers", specials=True, name="conv_matrix")
+
+
 # ---------------------------------------------------------------- what is no number, and what lies beside arrays
 
 

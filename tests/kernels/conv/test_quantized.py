@@ -240,7 +240,7 @@ def test_groups_that_share_a_vector(dot):
 
 def test_groups_whose_channels_do_not_lie_in_fours_are_no_vectors():
     for descriptor, src in (("g4mb1ic24oc16ih5kh3", "NHWC"), (SHARED[0], "NCHW"), (SHARED[0], "aBcd2b")):
-        assert [row.name for row in rows(kind_of(descriptor, 0), src, "NHWC")] == ["conv_direct"]
+        assert "conv_grouped" not in {row.name for row in rows(kind_of(descriptor, 0), src, "NHWC")}
 
 
 def test_any_number_of_threads_gives_the_same():

@@ -1,0 +1,70 @@
+"""How the pixels of a convolution are divided into tasks: as large as caches allow, as many as threads need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from blockconv.core import target
+from blockconv.kernels.conv.space import Space
+
+__all__ = ["pixels_of_task", "room_for_window", "tasks_wanted"]
+
+
+def room_for_window(block: int, whole: int) -> int:
+    """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each.
+
+    A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.
+    """
+    cache = target.second_level_cache()
+    return whole if whole <= cache else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
+
+
+def tasks_wanted(threads: int) -> int:
+    """Tasks that an op has at the least, so that threads which are interrupted hold nobody up for long."""
+    return 3 * threads if threads > 1 else 1
+
+
+def pixels_of_task(
+    at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, threads: int, room: int
+) -> tuple[int, int]:
+    """(rows, columns) of a task: as large as its window may be (`room` bytes), as small as makes tasks enough."""
+
+    def fits(task_rows: int, task_cols: int) -> bool:
+        w_rows, w_cols = at.window(task_rows, task_cols)
+        return w_rows * w_cols * pixel_bytes <= room
+
+    task_rows, task_cols = rows, at.ow
+    while task_cols > pixels and not fits(rows, task_cols):
+        task_cols = max(pixels, task_cols // 2 // pixels * pixels)
+    # As many tiles as make no more rows than fit; where the whole image does, the last of them may reach past it.
+    most = at.rows_of(room // (at.window(1, task_cols)[1] * pixel_bytes))
+    task_rows = rows * (-(-at.oh // rows) if most >= at.oh else max(1, most // rows))
+    least_rows, least_cols = min(at.oh, max(rows, 4 * at.sh)), min(at.ow, 4 * pixels)
+
+    images, wanted = max(1, at.images * groups), tasks_wanted(threads)
+
+    task_rows = _smaller(task_rows, rows, least_rows, at.oh, -(-wanted // (images * -(-at.ow // task_cols))))
+    if at.oh == 1:
+        task_cols = _smaller(task_cols, pixels, least_cols, at.ow, -(-wanted // images))
+    task_cols = _even(at.ow, task_cols, pixels, images * -(-at.oh // task_rows), threads)
+    return _even(at.oh, task_rows, rows, images * -(-at.ow // task_cols), threads), task_cols
+
+
+def _smaller(extent: int, unit: int, least: int, size: int, parts: int) -> int:
+    """An extent less as many units as it takes for `size` to be divided into so many parts; at the least `least`."""
+    most = (size - 1) // (parts - 1) if parts > 1 else extent
+    return max(min(extent, least), extent - max(0, -(-(extent - most) // unit)) * unit)
+
+
+def _even(size: int, extent: int, unit: int, others: int, threads: int) -> int:
+    """The extent of a task, in whole units and at most `extent`, that leaves the least to do to the busiest thread.
+
+    The last task is moved back to be whole, and does some work again; for each there are `others`.
+    """
+    units, least = -(-size // unit), -(-size // extent)
+    most = max(least, min(units, 2 * least))
+    counts: Iterable[int] = range(least, most + 1)
+    if most - least > units // least:  # more counts than there are sizes: of each size, the least count
+        counts = {max(least, -(-units // count)) for count in range(-(-units // most), -(-units // least) + 1)}
+    best = min(counts, key=lambda count: (-(-count * others // threads) * -(-units // count), count))
+    return min(size, -(-units // best) * unit)

@@ -1,0 +1,95 @@
+"""Convolution by matrices where a processor has no unit for them: the same, emulated; and what is particular to it.
+
+Where a processor has the unit, every test of quantized convolution and of floats of 16 bits runs it too
+(`test_quantized.py`, `test_halves.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+from conv_problems import BATCHES, SAMPLED, WHOLE
+from quantized_lab import case, check
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.kernels.conv import matrix_blocking, rows
+from blockconv.kernels.conv.matrix_tile import LINES, is_instruction, row_blocks
+from blockconv.kernels.conv.rows import MATRIX
+
+PAIRS = (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "NCHW32"), ("NCHW64", "NCHW4"), ("CHWN4", "NCHW16"))
+KINDS = (
+    {"src": "uint8", "dst": "uint8", "residual": "uint8", "act": "relu"},
+    {"src": "int8", "dst": "int8", "residual": "int8", "act": ("leaky_relu", 0.25)},
+    {"src": "uint8", "dst": "int32"},
+    {"src": "int8", "dst": "float32", "residual": "float32", "act": ("clip", -1.0, 0.75)},
+    {"src": "int8", "dst": "uint8", "act": "relu", "away": True},
+)
+# Few channels, whose row of taps is one step; several steps, with an end; strides; columns that make two blocks.
+PROBLEMS = (
+    "mb1ic3ih15oc17kh7sh2ph3",
+    "mb1ic12ih6iw11oc33kh3kw5ph1pw2",
+    "mb2ic150ih5iw7oc40kh3kw3ph1pw1",
+    "mb1ic80ih3iw40oc16kh1kw1",
+    "g2mb1ic96ih5oc24kh3ph1sh2",
+)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_emulated(emulated_matrices, number):
+    src, dst = PAIRS[number]
+    made = case(PROBLEMS[number], **KINDS[number])
+    assert not is_instruction(matrix_blocking.blocking(made.problem, Layout(src), Layout(dst), made.types, 1).dot)
+    check(made, src, dst, taken=[MATRIX])
+
+
+@pytest.mark.skipif(not target.isa().amx, reason="needs a processor with AMX")
+@pytest.mark.parametrize("descriptor", [*PROBLEMS, WHOLE[0], BATCHES[0], SAMPLED[3]])
+def test_problems(descriptor):
+    for k, (src, dst) in enumerate(PAIRS):
+        made = case(descriptor, **KINDS[k])
+        if MATRIX.rejects(made.problem, Layout(src), Layout(dst), made.types) is None:
+            check(made, src, dst, threads=1 + k % 3, taken=[MATRIX])
+
+
+def test_without_the_unit_it_is_not_taken(monkeypatch):
+    without = dataclasses.replace(target.isa(), amx=False)
+    monkeypatch.setattr(rows, "target", types.SimpleNamespace(**{**vars(target), "isa": lambda: without}))
+    problem, layout = Conv2dProblem.from_descriptor("mb1ic64ih14oc64kh3ph1"), Layout("NHWC")
+    reason = MATRIX.rejects(problem, layout, layout, Types.quantized("uint8", "uint8"))
+    assert "AMX" in reason
+
+
+@pytest.mark.skipif(not target.isa().amx, reason="needs a processor with AMX")
+def test_with_the_unit_wide_layers_take_it():
+    problem, layout = Conv2dProblem.from_descriptor("mb1ic256ih14oc256kh3ph1"), Layout("NHWC")
+    for kind in (Types.quantized("uint8", "uint8"), Types.converted("bfloat16", "bfloat16")):
+        assert selection.choose("conv2d", problem, layout, layout, kind) is MATRIX
+
+
+@pytest.mark.parametrize("src", ["NHWC", "NCHW", "NCHW4", "NCHW32", "NCHW64", "CHWN4", "aBcd24b"])
+@pytest.mark.parametrize("ic", [3, 17, 48, 80, 96, 256, 1000])
+def test_blockings_fit_into_the_registers(src, ic):
+    for ow in (1, 7, 13, 16, 17, 31, 33, 56, 112):
+        problem = Conv2dProblem(1, ic, 9, ow, 70, 3, 3, ph=1, pw=1)
+        found = matrix_blocking.blocking(problem, Layout(src), Layout("NHWC"), Types.quantized("uint8", "uint8"), 1)
+        blocks = row_blocks(found.rows, found.pixels)
+        assert max(block.pixels for block in blocks) <= LINES
+        assert len(blocks) * found.vectors + len(blocks) + found.vectors <= 8
+        assert found.shared.taps * found.cb <= 64
+        assert found.shared.taps in (1, 3)
+
+
+def test_blocks_cover_a_tile_once():
+    for tile in ((1, 1), (1, 17), (2, 16), (1, 32), (3, 5), (1, 48)):
+        seen = np.zeros(tile, int)
+        for block in row_blocks(*tile):
+            seen[block.row, block.first : block.first + block.pixels] += 1
+        assert (seen == 1).all()
