@@ -9,8 +9,7 @@ from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.kernels.reorder import rows as reorder
-from blockconv.kernels.reorder.kernels import pack_nibbles, unpack_nibbles
+from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles
 from blockconv.runtime import Buffer, Program
 
 __all__ = ["Ends", "conversion_program", "reorder_program"]
@@ -37,9 +36,9 @@ def reorder_program(
     inner = [op.with_buffers({0: 2, 1: 3}) for op in ops]
     return Program(
         [
-            reorder.nibble_op(unpack_nibbles(), Buffer(0), Buffer(2), src_bytes),
+            nibble_op(unpack_nibbles(), Buffer(0), Buffer(2), src_bytes),
             *inner,
-            reorder.nibble_op(pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
+            nibble_op(pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
         ]
     )
 

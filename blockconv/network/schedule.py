@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from blockconv.core.layout import Layout
 from blockconv.dispatch.reorders import reorder_program
-from blockconv.kernels.reorder.rows import unpacked_bytes
+from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, part, same_bytes

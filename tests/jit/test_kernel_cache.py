@@ -23,7 +23,7 @@ from blockconv import jit
 from blockconv.core.types import Types
 from blockconv.jit import cache, kernel_cache
 from blockconv.jit.kernel_cache import KernelCache
-from blockconv.kernels.reorder import kernels, rows
+from blockconv.kernels.reorder import kernels, nibbles, rows
 from blockconv.runtime import Buffer, Op, Program, address_of
 
 PACKAGE = Path(bc.__file__).parent
@@ -216,7 +216,7 @@ def fresh(family: jit.KernelFamily) -> jit.KernelFamily:
 
 def works(kernel: jit.Kernel) -> bool:
     src, dst = np.arange(99, dtype=np.uint8), np.zeros(198, np.uint8)
-    args = kernels.NibbleArgs(src=Buffer(0), dst=Buffer(1), size=99, task_size=10, flip=0)
+    args = nibbles.NibbleArgs(src=Buffer(0), dst=Buffer(1), size=99, task_size=10, flip=0)
     Program([Op(kernel, args, 10)]).run([address_of(src), address_of(dst)], 1)
     return bool((dst[::2] == src % 16).all() and (dst[1::2] == src // 16).all())
 
@@ -246,7 +246,7 @@ def other_entry() -> bytes:
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_compiled_anew(damage: str) -> None:
-    family = kernels.unpack_nibbles
+    family = nibbles.unpack_nibbles
     path = path_of(family)
     whole = family.compile()
     assert whole.compiled
@@ -263,7 +263,7 @@ def test_a_damaged_entry_is_compiled_anew(damage: str) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_an_entry_that_cannot_be_written_or_read_costs_a_compile() -> None:
-    family = kernels.unpack_nibbles
+    family = nibbles.unpack_nibbles
     path = path_of(family)
     path.unlink(missing_ok=True)
     path.mkdir()

@@ -1,4 +1,4 @@
-"""Reorders' kernels: copies of contiguous extents, transposes, element by element, packed 4-bit values."""
+"""Reorders' kernels: copies of contiguous extents, transposes, element by element."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ __all__ = [
     "DstAxis",
     "ElementArgs",
     "Limit",
-    "NibbleArgs",
     "OuterLoop",
     "SrcAxis",
     "TileLoop",
     "TransposeArgs",
-    "pack_nibbles",
     "reorder_copy",
     "reorder_elements",
     "reorder_transpose",
-    "unpack_nibbles",
 ]
 
 SCRATCH = 3 * LINE  # bytes that `reorder_transpose` needs, without a tile of its own
@@ -349,47 +346,5 @@ def reorder_elements(src_type, dst_type):
                     continue
                 value = load_bits(src + offset * itemsize, itemsize)
             store_bits(to, value, dst_bytes)
-
-    return kernel
-
-
-# ---------------------------------------------------------------- packed 4-bit values
-
-
-class NibbleArgs(Arguments):
-    """Between two values a byte, the low nibble first, and one value a byte."""
-
-    src = word("what is read", "address")
-    dst = word("what is written", "address")
-    size = word("packed bytes")
-    task_size = word("packed bytes in a task")
-    flip = word("the bit of a value that is its sign, of integers that are to have one; else 0")
-
-
-@jit.kernel
-def unpack_nibbles():
-    """A task reads `task_size` packed bytes, and writes twice as many."""
-
-    def kernel(args, first, last, scratch):
-        a = NibbleArgs(args)
-        src, dst, size, task_size, flip = a.src, a.dst, a.size, a.task_size, a.flip
-        for at in range(first * task_size, min(last * task_size, size)):
-            byte = load_bits(src + at, 1)
-            low, high = ((byte & 15) ^ flip) - flip, ((byte >> 4) ^ flip) - flip
-            store_bits(dst + 2 * at, (low & 255) | (high << 8), 2)
-
-    return kernel
-
-
-@jit.kernel
-def pack_nibbles():
-    """The inverse: a task writes `task_size` packed bytes."""
-
-    def kernel(args, first, last, scratch):
-        a = NibbleArgs(args)
-        src, dst, size, task_size = a.src, a.dst, a.size, a.task_size
-        for at in range(first * task_size, min(last * task_size, size)):
-            pair = load_bits(src + 2 * at, 2)
-            store_bits(dst + at, (pair & 15) | ((pair >> 4) & 240), 1)
 
     return kernel

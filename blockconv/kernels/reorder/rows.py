@@ -38,22 +38,20 @@ from blockconv.kernels.reorder.kernels import (
     DstAxis,
     ElementArgs,
     Limit,
-    NibbleArgs,
     OuterLoop,
     SrcAxis,
     TileLoop,
     TransposeArgs,
-    pack_nibbles,
     reorder_copy,
     reorder_elements,
     reorder_transpose,
-    unpack_nibbles,
 )
+from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles, unpacked_bytes
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds, scalar_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["ROWS", "unpacked_bytes"]
+__all__ = ["ROWS"]
 
 
 # ---------------------------------------------------------------- ops
@@ -197,13 +195,6 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Elem
     return Op(reorder_elements(*elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
 
 
-def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int, flip: int = 0) -> Op:
-    """An op of `unpack_nibbles` or `pack_nibbles` over `packed_bytes` bytes. flip: see `NibbleArgs`."""
-    task_size = 16 * 1024
-    args = NibbleArgs(src=src, dst=dst, size=packed_bytes, task_size=task_size, flip=flip)
-    return Op(kernel, args, -(-packed_bytes // task_size))
-
-
 # ---------------------------------------------------------------- rows of the kernel table
 
 
@@ -320,11 +311,6 @@ def _row(name: str, op: Make | None, cost: Cost) -> Row:
 
 
 # ---------------------------------------------------------------- packed integers of 4 bits
-
-
-def unpacked_bytes(count: int) -> int:
-    """Bytes of so many elements of 4 bits, one a byte; with the one that shares a byte with the last."""
-    return count + count % 2
 
 
 def _packed_row(of: Row) -> Row:

@@ -28,7 +28,7 @@ from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.kernels.dynamic.rows import RANGES_BYTES
-from blockconv.kernels.reorder.rows import unpacked_bytes
+from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import part
