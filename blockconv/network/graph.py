@@ -27,7 +27,7 @@ from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network import evaluate
 from blockconv.network.ops import AdaptivePool2d, Attributes, Convolution, Dequantize, Pool2d, Shape
 from blockconv.network.order import topological
@@ -332,6 +332,10 @@ def _inferred(net: Network) -> dict[str, Tensor]:
     for tensor in net.inputs:
         read_shape(net.name, tensor.name, tensor.shape)
         check_shape(net.name, tensor.name, tensor.shape, tensor.type.itemsize, NetworkError)
+    for name, value in net.constants.items():
+        if value.dtype.name in NIBBLES:
+            rule = f"is of {value.dtype}, which constants are not held as"
+            raise NetworkError(net.name, f"constants[{name!r}]", value, rule, "give integers of 8 bits")
     tensors = {t.name: t for t in net.inputs}
     tensors |= {name: Tensor(name, value.shape, element(value.dtype)) for name, value in net.constants.items()}
     for node in net.nodes:

@@ -74,7 +74,7 @@ UNSUPPORTED = {
     "from int16": 1,
     "from uint16": 1,
     "int2": 0,
-    "integers of": 4,
+    "integers of": 3,
 }
 
 

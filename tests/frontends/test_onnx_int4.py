@@ -200,7 +200,7 @@ def test_layouts_without_blocks_of_channels_run_on_8_bits() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
-def test_inputs_and_outputs_of_4_bits(dtype: str) -> None:
+def test_inputs_and_outputs_of_4_bits(dtype: str, tmp_path: Any) -> None:
     m, low = Layers(8), 0 if dtype == "uint4" else -8
     x = m.input("x", (1, 19, 5, 7), dtype)
     ends = np.float32(0.25), np.array(3, onnx.helper.tensor_dtype_to_np_dtype(m.inputs[0].type.tensor_type.elem_type))
@@ -215,6 +215,8 @@ def test_inputs_and_outputs_of_4_bits(dtype: str) -> None:
     plan = bc.compile(network, threads=1)
     one_a_byte = given.astype(dtype.replace("4", "8"))
     packed = bc.BlockedArray.from_numpy(one_a_byte, "NCHW64", dtype=dtype)
+    plan.save(tmp_path / "four.plan")
+    np.testing.assert_array_equal(bc.Plan.load(tmp_path / "four.plan")(four), plan(four))
     for fed in (four, one_a_byte, one_a_byte.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2), packed):
         found = plan(fed)
         assert found.dtype == one_a_byte.dtype
@@ -232,13 +234,21 @@ def test_inputs_and_outputs_of_4_bits(dtype: str) -> None:
         network.evaluate(np.full(given.shape, 16 + low, one_a_byte.dtype))
 
 
-def test_a_constant_of_4_bits_that_flows_is_refused_or_exact() -> None:
+def test_constants_of_4_bits_that_flow() -> None:
     """What depends on constants alone is computed while loading."""
     m = Layers(9)
-    x = m.input("x", (1, 4, 4, 4))
+    x = m.quantized(m.input("x", (1, 4, 4, 4)), 0.5, 0, "int4")
     other = m.quantized(m.constant(some((1, 4, 4, 4), 3)), 0.5, 0, "int4")
-    network, wanted, fed = both(m, m.quantized(m.add("Concat", m.quantized(x, 0.5, 0, "int4"), other, axis=1), 1.0, 0))
+    network, wanted, fed = both(m, m.quantized(m.add("Concat", x, other, axis=1), 1.0, 0))
     check(network, wanted, fed)
+
+
+def test_a_network_holds_no_constants_of_4_bits() -> None:
+    b = bc.NetworkBuilder("four")
+    four = np.ones((1, 4, 3, 3), onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.INT4))
+    b.output(b.add(ops.Dequantize(bc.Quantization(1.0)), b.constant(four, "c")))
+    with pytest.raises(bc.NetworkError, match=r"constants\['c'\].* is of int4, .*give integers of 8 bits"):
+        b.build()
 
 
 # ---------------------------------------------------------------- weights

@@ -37,8 +37,8 @@ def load_onnx(
     constants: values of inputs that are not to stay inputs: {input: array}.
 
     What depends on constants alone is computed while loading. Quantized models (ONNX's and ONNX Runtime's ops of 8-bit
-    integers, or floats between QuantizeLinear and DequantizeLinear) run in integers where there are kernels for it; a
-    SlowPathWarning names the nodes that run as floats.
+    integers, or floats between QuantizeLinear and DequantizeLinear of 8 or 4 bits) run in integers where there are
+    kernels for it; a SlowPathWarning names the nodes that run as floats.
     Raises NetworkError for a model that is broken (it names the node), UnsupportedError for one that needs what
     blockconv does not have (it lists all of it) or without the `onnx` package, ArgumentError for other arguments.
 

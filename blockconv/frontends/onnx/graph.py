@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx.ops import OPS
-from blockconv.frontends.onnx.quantized import keeps_integers
+from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, Scope, Unsupported, element_type, title
 from blockconv.network.graph import Network, Tensor
@@ -58,7 +58,7 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
         tuple(inputs),
         outputs,
         tuple(scope.nodes),
-        {name: value for name, value in scope.constants.items() if name in used},
+        {name: unpacked(value) for name, value in scope.constants.items() if name in used},
         graph.name or "onnx",
         remake=lambda shapes: read_graph(model, arrays, {t.name: t.shape for t in inputs} | shapes),
     )

@@ -34,6 +34,7 @@ __all__ = [
     "quantization",
     "scales",
     "stored",
+    "unpacked",
     "weight",
     "zero_points",
 ]
