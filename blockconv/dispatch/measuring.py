@@ -39,6 +39,7 @@ NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
 ITEMSIZE = 4
 DEPTHS_OF_MATRICES = (8, 32), (1, 2)  # steps of 64 bytes: of two reductions, and of two short ones
 _FLOATS, _BYTES = Types.all("float32"), Types.quantized("uint8", "uint8")
+_BRAIN = Types.converted("bfloat16", "bfloat16")
 
 
 class Reduced(NamedTuple):
@@ -61,7 +62,7 @@ def measure() -> Profile:
     isa, lanes = target.isa(), _lanes()
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(isa.fma)]
     times = {shape: _tile_times(shape, f"nCHW{lanes}") for shape in (*shapes, NARROW)}
-    dots = {types: dot_for(types) for types in (_BYTES, of_narrow(_BYTES))}
+    dots = {types: dot_for(types) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     record |= {package: version(package) for package in ("blockconv", "numba", "llvmlite", "numpy")}
     fma = min(at.step / (at.pixels * at.vectors) for at in times.values())
@@ -86,7 +87,7 @@ def measure() -> Profile:
         reads=memory.bandwidths(memory.read),
         launch=memory.launch(),
         record=record,
-        dots={name_of(dot): _dot_times(types, dot) for types, dot in dots.items()} | _matrix_times(),
+        dots={name_of(dot): _dot_times(types, dot) for types, dot in dots.items() if name_of(dot)} | _matrix_times(),
     )
 
 
@@ -105,16 +106,15 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
 
     While it multiplies, the vectors of the tile before are stored. What these take shows in tiles of one step.
     """
-    if not target.isa().amx:
-        return {}
-    name, layout = name_of(matrix_dot_for(_BYTES)), f"nCHW{_lanes()}"
+    layout, times = f"nCHW{_lanes()}", {}
     shapes = TileShape(1, 2 * LINES, 2), TileShape(1, LINES, 1)
-    steps, one = (Reduced(depths, LINE_BYTES, "conv_matrix") for depths in DEPTHS_OF_MATRICES)
-    short = _tile_times(shapes[0], layout, _BYTES, one)
-    return {
-        name: tuple(_tile_times(shape, layout, _BYTES, steps) for shape in shapes),
-        f"{name}, one step": (short._replace(step=0.0, tile=short.tile + short.step),),
-    }
+    for types in (_BYTES, _BRAIN) if target.isa().amx else ():
+        channels, name = LINE_BYTES // types.src.itemsize, name_of(matrix_dot_for(types))
+        steps, one = (Reduced(depths, channels, "conv_matrix") for depths in DEPTHS_OF_MATRICES)
+        short = _tile_times(shapes[0], layout, types, one)
+        times[name] = tuple(_tile_times(shape, layout, types, steps) for shape in shapes)
+        times[f"{name}, one step"] = (short._replace(step=0.0, tile=short.tile + short.step),)
+    return times
 
 
 def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:

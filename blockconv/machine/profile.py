@@ -108,7 +108,8 @@ class Profile:
     copies: bytes read and written a second by one core, by the level that they stay in ("L2", "L3", "memory").
     reads: the same of bytes that are only read.
     launch: an op with nothing to do. record: the machine's, when it was measured.
-    dots: `tiles` by other multiply-accumulates than those of floats, whose tiles are stored as uint8 (see `by`).
+    dots: `tiles` by other multiply-accumulates than those of floats (see `by`), stored as uint8 or as bfloat16. Those
+        of matrices have steps of 64 bytes; "one step" are tiles of no more, which nothing hides.
     """
 
     name: str

@@ -71,7 +71,7 @@ DOTS = {
     "vpdpwssd": Dot(8, 2, 2),
 }
 # What takes as long as another on every processor that has both, and is not measured by itself.
-_AS_LONG = {"vpdpwssd": "vpdpbusd", "tdpbssd": "tdpbusd", "tdpbf16ps": "tdpbusd"}
+_AS_LONG = {"vpdpwssd": "vpdpbusd", "tdpbssd": "tdpbusd"}
 # bfloat16, two at a time: AVX512-BF16.
 BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2)}
 # Of matrices, by the types of source and weights; no source is converted. Emulated, these are a dot product each.
@@ -90,7 +90,9 @@ def dot_for(types: Types) -> Dot:
     if types.acc.is_float:
         if not types.src.is_half:
             return MULTIPLY_ADD
-        return BRAIN_DOTS["vdpbf16ps"] if types.src.kind == BRAIN and target.isa().bf16 else WIDENED
+        # Where matrices of bfloat16 have a unit, an instruction of vectors takes as long as four multiply-adds.
+        has_dots = target.isa().bf16 and not target.isa().amx
+        return BRAIN_DOTS["vdpbf16ps"] if types.src.kind == BRAIN and has_dots else WIDENED
     if target.isa().vnni:
         return DOTS["vpdpbusd"]
     if platform.machine().lower() not in ("x86_64", "amd64"):

@@ -132,6 +132,8 @@ def test_an_instruction_is_asked_for_only_where_there_is_one(monkeypatch):
         "bfloat16": BRAIN_DOTS["vdpbf16ps"],
         "float16": WIDENED,
     }
+    monkeypatch.setattr(target, "isa", lambda: target.Isa("avx512", 64, 32, True, bf16=True, amx=True))
+    assert {dot_for(types) for types in HALVES} == {WIDENED}  # which is faster there
 
 
 @pytest.mark.parametrize(
