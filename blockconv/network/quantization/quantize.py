@@ -56,7 +56,7 @@ def quantize(
     calibration: Calibration | None = None,
 ) -> QuantizedNetwork:
     """A network of 8-bit integers that stands for one of float32: smaller by four, and faster; `compile` takes it.
-    Of 4 bits, if asked for.
+    Values and weights are of 4 bits where that is asked for.
 
     Convolutions read integers of 8 bits and int8 weights, and add exactly; what is between them runs in integers where
     there are kernels for it. Batch norms and activations are fused first. What the network takes and gives stays
