@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 
+STREAMED = 2048  # bytes from the weights that a tile of one pixel multiplies to those that it prefetches
 PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
 # Channels that are one turn of a step's loop. What counts and moves addresses takes ports of the multiply-adds: of
 # Xeon's, two cycles in 16.
@@ -213,8 +214,8 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
-    unrolled = UNROLLED if _has_room(spec) else 1
-    Reduction(builder, run, spec.step, v.itemsize, spec.vectors * v.bytes, channel, unrolled).all_steps()
+    unrolled, streamed = UNROLLED if _has_room(spec) else 1, spec.rows * spec.pixels == 1
+    Reduction(builder, run, spec.step, v.itemsize, spec.vectors * v.bytes, channel, unrolled, streamed).all_steps()
     return accs
 
 
@@ -229,7 +230,8 @@ class Reduction(NamedTuple):
 
     run: a `TileRecord` of LLVM's values. step: channels of a full step. channel_bytes: of a channel's weights for all
     of the tile. channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these
-    addresses. unrolled: channels of a full step that are one turn of its loop.
+    addresses. unrolled: channels of a full step that are one turn of its loop. streamed: whether all weights are used
+    once, so that the tile is as fast as they come.
     """
 
     b: Any
@@ -239,6 +241,7 @@ class Reduction(NamedTuple):
     channel_bytes: int
     channel: Callable[[Any, Any], None]
     unrolled: int = 1
+    streamed: bool = False
 
     def all_steps(self) -> None:
         self.steps(const(0), self.run.full_steps, const(self.step), self.unrolled)
@@ -254,16 +257,24 @@ class Reduction(NamedTuple):
             x = b.add(run.src, offset)
             w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
+                self.prefetch_streamed(w)
                 self.channel(x, w)
                 return
             with cgutils.for_range(b, b.udiv(channels, const(unrolled))) as turn:
                 first = b.mul(turn.index, const(unrolled))
-                if self.step >= PREFETCHING:
+                if self.step >= PREFETCHING and not self.streamed:
                     self.prefetch_share(step, first, unrolled)
                 for k in range(unrolled):
                     channel = b.add(first, const(k))
                     src = b.add(x, b.mul(channel, const(self.itemsize)))
-                    self.channel(src, b.add(w, b.mul(channel, const(channel_bytes))))
+                    at = b.add(w, b.mul(channel, const(channel_bytes)))
+                    self.prefetch_streamed(at)
+                    self.channel(src, at)
+
+    def prefetch_streamed(self, w: Any) -> None:
+        """Prefetch what is multiplied soon; of one stream of reads, processors run ahead farther than of two."""
+        for line in range(0, self.channel_bytes if self.streamed else 0, LINE):
+            ask(self.b, self.b.add(w, const(STREAMED + line)))
 
     def prefetch_share(self, step: Any, channel: Any, count: int) -> None:
         """Prefetch the share that `count` channels have of what their step prefetches: what they read at the most.
