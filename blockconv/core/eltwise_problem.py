@@ -360,7 +360,7 @@ class TransposeProblem(_Shaped):
     def __post_init__(self) -> None:
         op = "transpose"
         set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        set_field(self, "perm", checked_whole(op, "perm", self.perm, len(self.shape)))
+        set_field(self, "perm", checked_whole(op, "perm", self.perm))
         if sorted(self.perm) != list(range(len(self.shape))):
             raise ArgumentError(op, "perm", self.perm, f"must permute the {len(self.shape)} axes")
 

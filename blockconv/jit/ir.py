@@ -6,6 +6,7 @@ allocate, raise or need the GIL. Parameters named ``*_lit`` are compile-time int
 
 from __future__ import annotations
 
+import functools
 import inspect
 import platform
 import sys
@@ -47,28 +48,34 @@ def opaque(builder: Any, value: Any) -> Any:
 # ---------------------------------------------------------------- code of our own
 
 
-def emitted(emit: Callable[..., None]) -> Any:
-    """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it, and returns nothing.
+def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
+    """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it.
 
     The arguments are int64s, floats, or NamedTuples of them, whose fields then are LLVM values. What is known when a
-    kernel is built (a tile's shape, an element type) is no argument: it is closed over.
+    kernel is built (a tile's shape, an element type) is no argument: it is closed over. What `emit` returns, if it
+    does, is of the type `result` (see `giving`).
     """
-    names = list(inspect.signature(emit).parameters)[1:]
+    names = "".join(f"{name}, " for name in list(inspect.signature(emit).parameters)[1:])
 
     def typed(given: tuple[Any, ...]) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            emit(builder, *(_fields(builder, kind, value) for kind, value in zip(signature.args, args, strict=True)))
-            return context.get_dummy_value()
+            fields = (_fields(builder, kind, value) for kind, value in zip(signature.args, args, strict=True))
+            value = emit(builder, *fields)
+            return context.get_dummy_value() if value is None else value
 
-        return types.void(*given), codegen
+        return result(*given), codegen
 
     # Numba folds calls by the parameters' names, and passes what `*arguments` takes as one tuple.
     scope: dict[str, Any] = {"typed": typed}
-    listed = "".join(f"{name}, " for name in names)
-    exec(f"def {emit.__name__}(typingctx, {listed}): return typed(({listed}))", scope)
+    exec(f"def {emit.__name__}(typingctx, {names}): return typed(({names}))", scope)
     made = scope[emit.__name__]
     made.__doc__, made.__module__ = emit.__doc__, emit.__module__
     return intrinsic(made)
+
+
+def giving(result: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`emitted`, of what returns a value of this type of Numba's."""
+    return functools.partial(emitted, result=result)
 
 
 def _fields(builder: Any, kind: Any, value: Any) -> Any:
@@ -82,27 +89,16 @@ def _fields(builder: Any, kind: Any, value: Any) -> Any:
 # ---------------------------------------------------------------- scalars
 
 
-@intrinsic
-def load_i64(typingctx, address, index):  # type: ignore[no-untyped-def]
+@giving(_I64)
+def load_i64(builder: Any, address: Any, index: Any) -> Any:
     """The int64 at ``address + 8 * index``."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        base = pointer(builder, args[0], I64)
-        return builder.load(builder.gep(base, [args[1]]), align=8)
-
-    return _I64(_I64, _I64), codegen
+    return builder.load(builder.gep(pointer(builder, address, I64), [index]), align=8)
 
 
-@intrinsic
-def store_i64(typingctx, address, index, value):  # type: ignore[no-untyped-def]
+@emitted
+def store_i64(builder: Any, address: Any, index: Any, value: Any) -> None:
     """Write the int64 at ``address + 8 * index``."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        base = pointer(builder, args[0], I64)
-        builder.store(args[2], builder.gep(base, [args[1]]), align=8)
-        return context.get_dummy_value()
-
-    return types.void(_I64, _I64, _I64), codegen
+    builder.store(value, builder.gep(pointer(builder, address, I64), [index]), align=8)
 
 
 @intrinsic(prefer_literal=True)
@@ -154,93 +150,58 @@ def store_f(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped-de
     return types.void(_I64, value, bytes_lit), codegen
 
 
-@intrinsic
-def as_float64(typingctx, bits):  # type: ignore[no-untyped-def]
+@giving(types.float64)
+def as_float64(builder: Any, bits: Any) -> Any:
     """The float64 of these bits: how an argument block holds one."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(_I64), codegen
+    return builder.bitcast(bits, ir.DoubleType())
 
 
 # ---------------------------------------------------------------- threads
 
 
-@intrinsic
-def fetch_add(typingctx, address, value):  # type: ignore[no-untyped-def]
+@giving(_I64)
+def fetch_add(builder: Any, address: Any, value: Any) -> Any:
     """Atomically add to the int64 at `address`; the old value (acquire-release)."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.atomic_rmw("add", pointer(builder, args[0], I64), args[1], "acq_rel")
-
-    return _I64(_I64, _I64), codegen
+    return builder.atomic_rmw("add", pointer(builder, address, I64), value, "acq_rel")
 
 
-@intrinsic
-def load_acquire(typingctx, address):  # type: ignore[no-untyped-def]
+@giving(_I64)
+def load_acquire(builder: Any, address: Any) -> Any:
     """The int64 at `address`, and all that was released before it was written."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.load_atomic(pointer(builder, args[0], I64), "acquire", 8)
-
-    return _I64(_I64), codegen
+    return builder.load_atomic(pointer(builder, address, I64), "acquire", 8)
 
 
-def ask(builder: Any, address: Any) -> None:
-    """Ask for a line that will be read, in the second-level cache."""
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Prefetch a line that will be read into the second-level cache."""
     at = pointer(builder, address, I8)
     hints = [ir.Constant(I32, k) for k in (0, 2, 1)]  # to read, moderate locality, data
     call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
 
 
-@intrinsic
-def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
-    """`ask`, for kernels."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        ask(builder, args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+prefetch = emitted(emit_prefetch)
 
 
-@intrinsic
-def spin_pause(typingctx):  # type: ignore[no-untyped-def]
+@emitted
+def spin_pause(builder: Any) -> None:
     """The processor's hint for a spinning loop."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        machine = platform.machine().lower()
-        if machine in ("x86_64", "amd64"):
-            call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        elif machine in ("aarch64", "arm64"):
-            call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif machine in ("aarch64", "arm64"):
+        call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
 
 
-@intrinsic
-def yield_processor(typingctx):  # type: ignore[no-untyped-def]
+@emitted
+def yield_processor(builder: Any) -> None:
     """Let the operating system run another thread."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        call_llvm(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", I32, [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    call_llvm(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", I32, [])
 
 
-@intrinsic
-def call_kernel(typingctx, address, args, first, last, scratch):  # type: ignore[no-untyped-def]
+@emitted
+def call_kernel(builder: Any, address: Any, args: Any, first: Any, last: Any, scratch: Any) -> None:
     """Call the kernel at `address`."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        function = ir.FunctionType(ir.VoidType(), [I64] * 4)
-        builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[_I64] * 5), codegen
+    function = ir.FunctionType(ir.VoidType(), [I64] * 4)
+    builder.call(builder.inttoptr(address, function.as_pointer()), [args, first, last, scratch])
 
 
 # ---------------------------------------------------------------- vectors of integers (bits are moved, never rounded)
@@ -298,28 +259,18 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int) -> list
     return vectors
 
 
-@intrinsic
-def copy_memory(typingctx, dst, src, size):  # type: ignore[no-untyped-def]
+@emitted
+def copy_memory(builder: Any, dst: Any, src: Any, size: Any) -> None:
     """Copy `size` bytes that do not overlap: C's memcpy."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        to, at = (pointer(builder, address, I8) for address in args[:2])
-        call_llvm(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [to, at, args[2], ir.Constant(ir.IntType(1), 0)])
-        return context.get_dummy_value()
-
-    return types.void(_I64, _I64, _I64), codegen
+    to, at = (pointer(builder, address, I8) for address in (dst, src))
+    call_llvm(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [to, at, size, ir.Constant(ir.IntType(1), 0)])
 
 
-@intrinsic
-def fill_memory(typingctx, dst, size, fill):  # type: ignore[no-untyped-def]
+@emitted
+def fill_memory(builder: Any, dst: Any, size: Any, fill: Any) -> None:
     """Set `size` bytes to the low byte of `fill`: C's memset."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        to, byte = pointer(builder, args[0], I8), builder.trunc(args[2], I8)
-        call_llvm(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, byte, args[1], ir.Constant(ir.IntType(1), 0)])
-        return context.get_dummy_value()
-
-    return types.void(_I64, _I64, _I64), codegen
+    to, byte = pointer(builder, dst, I8), builder.trunc(fill, I8)
+    call_llvm(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, byte, size, ir.Constant(ir.IntType(1), 0)])
 
 
 @intrinsic(prefer_literal=True)

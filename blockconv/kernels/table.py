@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
+from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.one_pixel import columns_layout, columns_problem, has_images_of_one_pixel
 from blockconv.kernels.transposed import (
     has_h_inside_w,
@@ -23,7 +24,7 @@ from blockconv.kernels.transposed import (
 )
 from blockconv.runtime import Op
 
-__all__ = ["Epilogue", "Primitive", "Row", "Transform", "WeightForm"]
+__all__ = ["Epilogue", "Primitive", "Row", "Transform", "WeightForm", "same_layout_row"]
 
 
 TRANSPOSABLE = ("conv2d", "pool2d")  # ops that are the same of a transposed image
@@ -197,3 +198,23 @@ class Row:
             cost=lambda: parts.seconds(primitive.seconds, types),
             make=lambda: parts.ops(primitive.ops(), self.op, types, fill),
         )
+
+
+def same_layout_row(
+    name: str,
+    op: str,
+    dtypes: Iterable[str],
+    seconds: Callable[..., float],
+    ops: Callable[..., list[Op]],
+    why_not: Callable[[Any, Layout, Layout, Types], str | None] = same_layout_why_not,
+) -> Row:
+    """A row of an op whose arrays are of one type, and whose destination lies as the source does.
+
+    seconds(problem, layout, element, threads): predicted. ops(problem, layout, element, threads, **options).
+    """
+
+    def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int, **options: Any) -> Primitive:
+        asked = problem, dst, types.src, threads
+        return Primitive(lambda: seconds(*asked), lambda: ops(*asked, **options))
+
+    return Row(name, op, make, why_not, frozenset(dtypes), whole_blocks=True)

@@ -164,8 +164,8 @@ def _shuffle(a: ops.Shuffle, inputs: list[Array], parameters: list[Array]) -> Ar
 
 def _resize(a: ops.Resize, inputs: list[Array], parameters: list[Array]) -> Array:
     x = inputs[0]
-    size = a.infer((x.shape,), ())[2:]
-    for axis, (scale, out) in enumerate(zip(a.scales(x.shape), size, strict=True), 2):
+    p: Any = a.problem(x.shape)
+    for axis, (scale, out) in enumerate(((p.scale_h, p.oh), (p.scale_w, p.ow)), 2):
         at = _coordinates(a, x.shape[axis], out, scale)
         last = x.shape[axis] - 1
         if a.mode == "nearest":

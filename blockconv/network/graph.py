@@ -26,16 +26,14 @@ from blockconv.core import text
 from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
-from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network import evaluate
-from blockconv.network.ops import AdaptivePool2d, Attributes, Convolution, Dequantize, Pool2d, Shape
+from blockconv.network.ops import Attributes, Convolution, Dequantize, Shape, Solved
 from blockconv.network.order import topological
 
 __all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "held", "read_shape"]
 
 Array = npt.NDArray[Any]
-Problem = Conv2dProblem | Pool2dProblem | AdaptivePool2dProblem
 
 
 @dataclass(frozen=True)
@@ -147,14 +145,14 @@ class Network:
             name = self.merged[name]
         return name
 
-    def problem(self, node: Node) -> Problem:
-        """The problem of a conv2d or pool2d node. Raises NetworkError for any other."""
+    def problem(self, node: Node) -> Any:
+        """The problem that kernels solve for a node of one input. Raises NetworkError for one that has no problem."""
         attributes, src = node.attributes, self.shape(node.inputs[0])
         if isinstance(attributes, Convolution):
             return replace(attributes.problem(src, self.shape(node.parameters[0])), name=node.name)
-        if isinstance(attributes, (Pool2d, AdaptivePool2d)):
+        if isinstance(attributes, Solved):
             return attributes.problem(src)
-        raise NetworkError(str(node), "op", node.op, "has no problem: only conv2d and pool2d have")
+        raise NetworkError(str(node), "op", node.op, "has no problem: convolutions and ops of one input have")
 
     # -- making others
 
@@ -237,7 +235,7 @@ class Network:
         rows = []
         for node in self.nodes:
             problem = self.problem(node) if node.op == "conv2d" else None
-            macs = f"{problem.macs / 1e6:.1f}" if isinstance(problem, Conv2dProblem) else ""
+            macs = f"{problem.macs / 1e6:.1f}" if problem is not None else ""
             shape = text.dims(self.shape(node.output))
             rows.append((node.name, node.op, ", ".join(node.inputs), node.output, shape, macs))
         table = text.table(("node", "op", "inputs", "output", "shape", "MMAC"), rows, right=(5,))

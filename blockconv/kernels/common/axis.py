@@ -24,6 +24,8 @@ from blockconv.runtime import Buffer
 
 __all__ = ["Quantizations", "contiguous_axis", "cost", "element_words", "positions", "strided_axis"]
 
+MULTIPLY_ADDS = 60.0  # that a vector of results takes as long as
+
 Quantizations = tuple[Quantization, Quantization] | None  # of a source and a destination of integers
 
 
@@ -102,9 +104,9 @@ def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:
     return {"zero": zero, "integers": conversion_words((element, element), (src, dst))}
 
 
-def cost(multiply_adds: float, problem: Any, dst: Layout, itemsize: int, threads: int) -> float:
-    """Seconds to move source and destination, or for so much work on each vector, or part of one, of a block."""
-    size = dst.size(problem.shape)
-    part = min(16, dst.blocks[1]) if dst.is_blocked and dst.blocks[1] > 1 else 16
-    computed = size / part * multiply_adds * fma_seconds(16, 4)
+def cost(problem: Any, layout: Layout, element: ElementType, threads: int) -> float:
+    """Seconds to move source and destination, or for the work on each vector, or part of one, of a block."""
+    size, itemsize = layout.size(problem.shape), element.itemsize
+    part = min(16, layout.blocks[1]) if layout.is_blocked and layout.blocks[1] > 1 else 16
+    computed = size / part * MULTIPLY_ADDS * fma_seconds(16, 4)
     return launch_seconds() + max(move_seconds(itemsize * size, itemsize * size), computed) / threads

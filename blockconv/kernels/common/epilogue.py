@@ -20,7 +20,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, ask, const, join, pointer, shuffle, transpose
+from blockconv.jit.ir import I64, const, emit_prefetch, join, pointer, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
@@ -154,7 +154,7 @@ def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, h
             for p in range(0, tile.pixels, pixels):
                 at = builder.add(base, builder.mul(const(p), out.dst_pixel))
                 for j in range(stores):
-                    ask(builder, builder.add(at, _to_store(builder, out, j, has_parts)))
+                    emit_prefetch(builder, builder.add(at, _to_store(builder, out, j, has_parts)))
 
 
 def _to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:

@@ -21,7 +21,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I64, ask, const, emitted, pointer
+from blockconv.jit.ir import I64, const, emit_prefetch, emitted, pointer
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -193,7 +193,7 @@ def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
     """Prefetch what a step of the reduction is to prefetch of the memory that is read after the tile."""
     at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
     with cgutils.for_range(b, run.prefetch_lines) as line:
-        ask(b, b.add(at, b.mul(line.index, const(LINE))))
+        emit_prefetch(b, b.add(at, b.mul(line.index, const(LINE))))
 
 
 def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
@@ -286,4 +286,4 @@ class Reduction(NamedTuple):
         share = b.mul(self.run.prefetch_lines, const(LINE // self.step))  # bytes
         at = b.add(self.run.prefetch, b.mul(b.add(b.mul(step, const(self.step)), channel), share))
         for line in range(0, count * self.channel_bytes, LINE):
-            ask(b, b.add(at, const(line)))
+            emit_prefetch(b, b.add(at, const(line)))

@@ -10,13 +10,12 @@ import math
 
 from blockconv.core.eltwise_problem import LrnProblem
 from blockconv.core.layout import Layout
-from blockconv.core.types import BYTES, FLOATS, ElementType, Types, element
+from blockconv.core.types import BYTES, FLOATS, ElementType, element
 from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
-from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.lrn.codegen import ANY_POWER, THREE_QUARTERS
 from blockconv.kernels.lrn.kernels import LINE, ChannelWindow, ContiguousLrn, Factors, StridedLrn, lrn_lines, lrn_planes
-from blockconv.kernels.table import Primitive, Row
+from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
@@ -24,12 +23,14 @@ __all__ = ["ROWS"]
 STRETCH = 8  # vectors of a plane in a task, if there are plenty: of less, memory streams worse
 
 
-def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int, given: Quantizations) -> list[Op]:
+def _ops(
+    problem: LrnProblem, layout: Layout, kind: ElementType, threads: int, quantizations: Quantizations = None
+) -> list[Op]:
     p, itemsize = problem, kind.itemsize
     if 0 in p.shape:
         return []
     held = kind.computed.itemsize
-    lanes, axis = lanes_of(held), contiguous_axis(layout, p.shape, 1, kind, given)
+    lanes, axis = lanes_of(held), contiguous_axis(layout, p.shape, 1, kind, quantizations)
     channels, positions = p.shape[1], math.prod(p.shape) // p.shape[1]
     bits = element("float64").bits
     factors = Factors(scale=bits(p.alpha / p.size), bias=bits(p.bias), beta=bits(p.beta))
@@ -41,7 +42,7 @@ def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int, g
         scratch = squares + (channels * itemsize if axis.gathered else 0)
         chunk = chunk_of(positions, channels * itemsize, threads)
         return [Op(lrn_lines(*params), args, positions, chunk, scratch=scratch)]
-    axes = strided_axis(layout, p.shape, 1, kind, given)
+    axes = strided_axis(layout, p.shape, 1, kind, quantizations)
     pixels = axes.inner
     stretch = min(STRETCH, positions // (4 * threads * lanes))
     task_pixels = max(1, stretch, TASK_BYTES // (channels * itemsize * lanes)) * lanes
@@ -57,15 +58,4 @@ def _ops(problem: LrnProblem, layout: Layout, kind: ElementType, threads: int, g
     return [Op(lrn_planes(*params), strided, positions // pixels * -(-pixels // task_pixels), scratch=LINE)]
 
 
-def _make(
-    problem: LrnProblem, src: Layout, dst: Layout, types: Types, threads: int, quantizations: Quantizations = None
-) -> Primitive:
-    return Primitive(
-        lambda: cost(60.0, problem, dst, types.src.itemsize, threads),
-        lambda: _ops(problem, dst, types.src, threads, quantizations),
-    )
-
-
-ROWS = (
-    Row("lrn", "lrn", dtypes=frozenset((*FLOATS, *BYTES)), why_not=same_layout_why_not, make=_make, whole_blocks=True),
-)
+ROWS = (same_layout_row("lrn", "lrn", (*FLOATS, *BYTES), cost, _ops),)

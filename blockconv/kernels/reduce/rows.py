@@ -25,7 +25,7 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
 from blockconv.kernels.reduce.codegen import rows_at_once
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
-from blockconv.kernels.table import Primitive, Row
+from blockconv.kernels.table import same_layout_row
 from blockconv.machine.costs import launch_seconds, move_seconds
 from blockconv.runtime import Buffer, Op
 
@@ -166,11 +166,8 @@ def _why_not(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types)
     return why_not
 
 
-def _make(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    def cost() -> float:
-        return launch_seconds() + move_seconds(types.src.itemsize * math.prod(problem.shape), 0) / threads
-
-    return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
+def _cost(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threads: int) -> float:
+    return launch_seconds() + move_seconds(element.itemsize * math.prod(problem.shape), 0) / threads
 
 
-ROWS = (Row("reduce_mean", "reduce_mean", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make, whole_blocks=True),)
+ROWS = (same_layout_row("reduce_mean", "reduce_mean", FLOATS, _cost, _ops, _why_not),)

@@ -30,10 +30,9 @@ import numpy.typing as npt
 from blockconv.core import target
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
-from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.core.types import BYTES, FLOATS, ElementType
 from blockconv.jit import Kernel
 from blockconv.kernels.common.axis import Quantizations, element_words
-from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
 from blockconv.kernels.resize.kernels import (
@@ -45,7 +44,7 @@ from blockconv.kernels.resize.kernels import (
     resize_pixels,
     resize_rows,
 )
-from blockconv.kernels.table import Primitive, Row
+from blockconv.kernels.table import same_layout_row
 from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
 from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
@@ -118,14 +117,17 @@ def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
     return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
 
 
-def _ops(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int, given: Quantizations) -> list[Op]:
-    p, at, itemsize = problem, _storage(layout, problem.src_shape), element.itemsize
+def _ops(
+    problem: ResizeProblem, layout: Layout, element: ElementType, threads: int, quantizations: Quantizations = None
+) -> list[Op]:
+    p, layout = _with_w_inside_h(problem, layout)
+    at, itemsize = _storage(layout, p.src_shape), element.itemsize
     if p.n == 0:
         return []
     pixel = at.inner * itemsize
     row, linear, held = p.iw * pixel, p.mode == "linear", element.computed.itemsize
     lanes = min(lanes_of(held if linear else itemsize), MOST_LANES)
-    args = _args(p, at, element, given)
+    args = _args(p, at, element, quantizations)
     tasks = at.planes * at.between * p.oh
     # Where rows are blended first, one lies in the scratch; of large pixels two lie there.
     whole = not linear or row <= target.second_level_cache()
@@ -244,47 +246,26 @@ def _weights(problem: ResizeProblem, inner: int, element: ElementType) -> npt.ND
     return held.view(np.int64)
 
 
-def _transposed(problem: ResizeProblem) -> ResizeProblem:
-    """The problem of the transposed image."""
+def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProblem, Layout]:
+    """The problem and its layout, both of the transposed image where h is inside w."""
+    if not has_h_inside_w(layout):
+        return problem, layout
     p = problem
-    return replace(p, ih=p.iw, iw=p.ih, oh=p.ow, ow=p.oh, scale_h=p.scale_w, scale_w=p.scale_h)
+    turned = replace(p, ih=p.iw, iw=p.ih, oh=p.ow, ow=p.oh, scale_h=p.scale_w, scale_w=p.scale_h)
+    return turned, transposed_layout(layout)
 
 
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _cost(problem: ResizeProblem, layout: Layout, itemsize: int, threads: int) -> float:
+def _cost(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
-    size, inner = layout.size(problem.dst_shape), _storage(layout, problem.dst_shape).inner
+    (p, layout), itemsize = _with_w_inside_h(problem, layout), element.itemsize
+    size, inner = layout.size(p.dst_shape), _storage(layout, p.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
-    moved = move_seconds(itemsize * layout.size(problem.src_shape), itemsize * size)
-    computed = vectors * (6 if problem.mode == "linear" else 3) * 2 * fma_seconds(16, 4)
+    moved = move_seconds(itemsize * layout.size(p.src_shape), itemsize * size)
+    computed = vectors * (6 if p.mode == "linear" else 3) * 2 * fma_seconds(16, 4)
     return launch_seconds() + max(moved, computed) / threads
 
 
-def _make(
-    problem: ResizeProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    threads: int,
-    quantizations: Quantizations = None,
-) -> Primitive:
-    if has_h_inside_w(dst):
-        problem, dst = _transposed(problem), transposed_layout(dst)
-    return Primitive(
-        lambda: _cost(problem, dst, types.src.itemsize, threads),
-        lambda: _ops(problem, dst, types.src, threads, quantizations),
-    )
-
-
-ROWS = (
-    Row(
-        "resize",
-        "resize",
-        dtypes=frozenset((*FLOATS, *BYTES)),
-        why_not=same_layout_why_not,
-        make=_make,
-        whole_blocks=True,
-    ),
-)
+ROWS = (same_layout_row("resize", "resize", (*FLOATS, *BYTES), _cost, _ops),)

@@ -24,7 +24,7 @@ from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.shuffle.kernels import Result, ShuffleArgs, Source, permute_channels
-from blockconv.kernels.table import Primitive, Row
+from blockconv.kernels.table import same_layout_row
 from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
@@ -105,14 +105,10 @@ def _why_not(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types) ->
     return None
 
 
-def _make(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-    size = types.src.itemsize * dst.size(problem.shape)
-
-    def cost() -> float:
-        computed = _tile(problem, dst, types.src.itemsize).cycles * cycle_seconds() if size else 0.0
-        return launch_seconds() + max(move_seconds(size, size), computed) / threads
-
-    return Primitive(cost, lambda: _ops(problem, dst, types.src, threads))
+def _cost(problem: ShuffleProblem, layout: Layout, element: ElementType, threads: int) -> float:
+    size = element.itemsize * layout.size(problem.shape)
+    computed = _tile(problem, layout, element.itemsize).cycles * cycle_seconds() if size else 0.0
+    return launch_seconds() + max(move_seconds(size, size), computed) / threads
 
 
-ROWS = (Row("shuffle_planes", "shuffle", dtypes=frozenset(FLOATS), why_not=_why_not, make=_make, whole_blocks=True),)
+ROWS = (same_layout_row("shuffle_planes", "shuffle", FLOATS, _cost, _ops, _why_not),)

@@ -15,26 +15,28 @@ from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, 
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.softmax.kernels import LINE, softmax_lines, softmax_planes
-from blockconv.kernels.table import Primitive, Row
+from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Op
 
 __all__ = ["ROWS"]
 
 
-def _ops(problem: SoftmaxProblem, layout: Layout, element: ElementType, threads: int, given: Quantizations) -> list[Op]:
+def _ops(
+    problem: SoftmaxProblem, layout: Layout, element: ElementType, threads: int, quantizations: Quantizations = None
+) -> list[Op]:
     p, itemsize = problem, element.itemsize
     if 0 in p.shape:
         return []
     is_narrow = element != element.computed
     lanes, nbytes = lanes_of(element.computed.itemsize), p.shape[p.axis] * itemsize
-    contiguous = contiguous_axis(layout, p.shape, p.axis, element, given)
+    contiguous = contiguous_axis(layout, p.shape, p.axis, element, quantizations)
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
         kernel = softmax_lines(element.code, lanes, int(p.log))
         powers = p.shape[p.axis] * element.computed.itemsize if is_narrow else 0
         scratch = -(-nbytes // LINE) * LINE * contiguous.gathered + powers
         return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
-    strided = strided_axis(layout, p.shape, p.axis, element, given)
+    strided = strided_axis(layout, p.shape, p.axis, element, quantizations)
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
     ragged = layout.padded_shape(p.shape) != p.shape
@@ -50,20 +52,4 @@ def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types) ->
     return why_not
 
 
-def _make(
-    problem: SoftmaxProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    threads: int,
-    quantizations: Quantizations = None,
-) -> Primitive:
-    return Primitive(
-        lambda: cost(60.0, problem, dst, types.src.itemsize, threads),
-        lambda: _ops(problem, dst, types.src, threads, quantizations),
-    )
-
-
-ROWS = (
-    Row("softmax", "softmax", dtypes=frozenset((*FLOATS, *BYTES)), why_not=_why_not, make=_make, whole_blocks=True),
-)
+ROWS = (same_layout_row("softmax", "softmax", (*FLOATS, *BYTES), cost, _ops, _why_not),)

@@ -11,7 +11,7 @@ of 8 bits stand for is said by the records that need it (`quantized`); others ta
 
 from blockconv.core.problem import PoolKind
 from blockconv.network.ops.axes import Lrn, ReduceMean, Resize, Softmax
-from blockconv.network.ops.base import Attributes, Shape
+from blockconv.network.ops.base import Attributes, Shape, Solved
 from blockconv.network.ops.dynamic import DynamicConv2d, DynamicQuantize, FindQuantization
 from blockconv.network.ops.elementwise import Activate, Affine, Binary, BinaryKind, Cast
 from blockconv.network.ops.moves import Concat, Pad, Reshape, Shuffle, Slice, Transpose
@@ -48,5 +48,6 @@ __all__ = [
     "Shuffle",
     "Slice",
     "Softmax",
+    "Solved",
     "Transpose",
 ]

@@ -6,16 +6,32 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blockconv.core.checks import check_extents
-from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode
+from blockconv.core.eltwise_problem import (
+    Coordinates,
+    LrnProblem,
+    NearestMode,
+    ReduceMeanProblem,
+    ResizeMode,
+    ResizeProblem,
+    SoftmaxProblem,
+)
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Attributes, ElementTypes, Pair, Shape, Shapes, check_axis, check_rank, check_type
+from blockconv.network.ops.base import (
+    ElementTypes,
+    Pair,
+    Shape,
+    Shapes,
+    Solved,
+    check_axis,
+    check_rank,
+    check_type,
+)
 
 __all__ = ["Lrn", "ReduceMean", "Resize", "Softmax"]
 
 
-class _OfFloats(Attributes):
+class _OfFloats(Solved):
     """What computes with floats; of integers `Quantized` says what they stand for."""
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
@@ -34,13 +50,8 @@ class Lrn(_OfFloats):
     beta: float = 0.75
     bias: float = 1.0
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        if len(inputs[0]) < 2:
-            raise ArgumentError(self.op, "input", inputs[0], "has to have a channel axis, axis 1")
-        if self.size < 1:
-            raise ArgumentError(self.op, "size", self.size, "must be at least 1")
-        check_extents(self.op, "size", self.size, (self.size,))
-        return inputs[0]
+    def problem(self, src: Shape) -> LrnProblem:
+        return LrnProblem(src, self.size, self.alpha, self.beta, self.bias)
 
 
 @dataclass(frozen=True)
@@ -50,9 +61,9 @@ class Softmax(_OfFloats):
     op: ClassVar[str] = "softmax"
     axis: int
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        check_axis(self, self.axis, inputs[0])
-        return inputs[0]
+    def problem(self, src: Shape) -> SoftmaxProblem:
+        check_axis(self, self.axis, src)
+        return SoftmaxProblem(src, self.axis)
 
 
 @dataclass(frozen=True)
@@ -76,36 +87,29 @@ class Resize(_OfFloats):
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         return inputs[0] if self.mode == "nearest" else super().infer_type(inputs, parameters)
 
-    def scales(self, src: Shape) -> tuple[float, float]:
-        """Scale of H and of W."""
-        if self.scale is not None:
-            return self.scale
-        assert self.size is not None
-        return self.size[0] / src[2], self.size[1] / src[3]
-
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src = inputs[0]
+    def problem(self, src: Shape) -> ResizeProblem:
         check_rank(self, src, 4)
         if (self.size is None) == (self.scale is None):
             raise ArgumentError(self.op, "size", self.size, "either size or scale is given")
-        out = self.size
-        if self.scale is not None:
-            out = (math.floor(src[2] * self.scale[0]), math.floor(src[3] * self.scale[1]))
-        if out is None or min(*out, *src[2:]) < 1:
-            raise ArgumentError(self.op, "size", out, f"sizes of output and of input, {src[2:]}, must be at least 1")
-        return (*src[:2], *out)
+        n, c, ih, iw = src
+        oh, ow = self.size or (math.floor(size * by) for size, by in zip((ih, iw), self.scale or (), strict=True))
+        scale = self.scale or (None, None)
+        return ResizeProblem(n, c, ih, iw, oh, ow, self.mode, self.coordinates, self.nearest, *scale)
 
 
 @dataclass(frozen=True)
-class ReduceMean(Attributes):
+class ReduceMean(Solved):
     """The mean over axes (0 or more), which stay as 1 if `keepdims`."""
 
     op: ClassVar[str] = "reduce_mean"
     axes: tuple[int, ...]
     keepdims: bool = True
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+    def problem(self, src: Shape) -> ReduceMeanProblem:
         for axis in self.axes:
-            check_axis(self, axis, inputs[0])
-        kept = [1 if i in self.axes else size for i, size in enumerate(inputs[0])]
+            check_axis(self, axis, src)
+        return ReduceMeanProblem(src, self.axes)
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        kept = super().infer(inputs, parameters)
         return tuple(size for i, size in enumerate(kept) if self.keepdims or i not in self.axes)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import ElementType
 
-__all__ = ["Attributes", "ElementTypes", "Pads", "Pair", "Shape", "Shapes", "check_axis", "check_rank", "check_type"]
+__all__ = [
+    "Attributes",
+    "ElementTypes",
+    "Pads",
+    "Pair",
+    "Shape",
+    "Shapes",
+    "Solved",
+    "check_axis",
+    "check_rank",
+    "check_type",
+]
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -36,6 +47,18 @@ class Attributes:
         if len(set(given)) > 1:
             raise ArgumentError(self.op, "dtype", ", ".join(map(str, given)), "have to be of one dtype")
         return given[0]
+
+
+class Solved(Attributes):
+    """An op whose rules and sizes are those of its problem, which kernels are asked to solve."""
+
+    def problem(self, src: Shape) -> Any:
+        """The problem of an input of this shape. Raises ArgumentError."""
+        raise NotImplementedError
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        shape: Shape = self.problem(inputs[0]).dst_shape
+        return shape
 
 
 def check_type(attributes: Attributes, argument: str, type: ElementType, *wanted: str) -> None:

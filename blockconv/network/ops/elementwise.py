@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
-from blockconv.core.eltwise_problem import BinaryKind
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import check_word
 from blockconv.core.types import ElementType, FloatType, element
 from blockconv.kernels.common.activation import IDENTITY, Activation
-from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, check_type
+from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, Solved, check_type
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
 
@@ -32,18 +32,18 @@ class Cast(Attributes):
 
 
 @dataclass(frozen=True)
-class Activate(Attributes):
+class Activate(Solved):
     """An activation of each element."""
 
     op: ClassVar[str] = "activation"
     activation: Activation
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        return inputs[0]
+    def problem(self, src: Shape) -> ActivationProblem:
+        return ActivationProblem(src)
 
 
 @dataclass(frozen=True)
-class Affine(Attributes):
+class Affine(Solved):
     """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
     parameters: scale (C,), shift (C,)."""
 
@@ -51,10 +51,11 @@ class Affine(Attributes):
     parameters: ClassVar[range] = range(2, 3)
     activation: Activation = IDENTITY
 
+    def problem(self, src: Shape) -> AffineProblem:
+        return AffineProblem(src)
+
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src = inputs[0]
-        if len(src) < 2:
-            raise ArgumentError(self.op, "input", src, "has to have a channel axis, axis 1")
+        src = super().infer(inputs, parameters)
         for name, shape in zip(("scale", "shift"), parameters, strict=True):
             if shape != (src[1],):
                 raise ArgumentError(self.op, name, shape, f"has to be of shape ({src[1]},)")

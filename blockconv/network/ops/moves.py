@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockconv.core.eltwise_problem import ShuffleProblem, TransposeProblem
 from blockconv.core.errors import ArgumentError
-from blockconv.network.ops.base import Attributes, Pair, Shape, Shapes, check_axis, check_rank
+from blockconv.network.ops.base import Attributes, Pair, Shape, Shapes, Solved, check_axis
 
 __all__ = ["Concat", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
 
@@ -69,16 +70,14 @@ class Slice(Attributes):
 
 
 @dataclass(frozen=True)
-class Transpose(Attributes):
+class Transpose(Solved):
     """dst's axis i is src's axis perm[i]."""
 
     op: ClassVar[str] = "transpose"
     perm: tuple[int, ...]
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        if sorted(self.perm) != list(range(len(inputs[0]))):
-            raise ArgumentError(self.op, "perm", self.perm, f"has to permute the {len(inputs[0])} axes of {inputs[0]}")
-        return tuple(inputs[0][axis] for axis in self.perm)
+    def problem(self, src: Shape) -> TransposeProblem:
+        return TransposeProblem(src, self.perm)
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,11 @@ class Reshape(Attributes):
 
 
 @dataclass(frozen=True)
-class Shuffle(Attributes):
+class Shuffle(Solved):
     """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
 
     op: ClassVar[str] = "shuffle"
     groups: int
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        check_rank(self, inputs[0], 4)
-        if self.groups < 1 or inputs[0][1] % self.groups:
-            raise ArgumentError(self.op, "groups", self.groups, f"has to divide the {inputs[0][1]} channels")
-        return inputs[0]
+    def problem(self, src: Shape) -> ShuffleProblem:
+        return ShuffleProblem(src, self.groups)

@@ -9,7 +9,17 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
 from blockconv.core.types import ElementType, element
 from blockconv.kernels.common.activation import IDENTITY, Activation
-from blockconv.network.ops.base import Attributes, ElementTypes, Pads, Pair, Shape, Shapes, check_rank, check_type
+from blockconv.network.ops.base import (
+    Attributes,
+    ElementTypes,
+    Pads,
+    Pair,
+    Shape,
+    Shapes,
+    Solved,
+    check_rank,
+    check_type,
+)
 
 __all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "Pool2d"]
 
@@ -77,7 +87,7 @@ class Conv2d(Convolution):
 
 
 @dataclass(frozen=True)
-class Pool2d(Attributes):
+class Pool2d(Solved):
     """Pooling by windows; `kernel` None is one window over the whole image. Fields as in Pool2dProblem."""
 
     op: ClassVar[str] = "pool2d"
@@ -90,7 +100,6 @@ class Pool2d(Attributes):
     divisor: int | None = None
 
     def problem(self, src: Shape) -> Pool2dProblem:
-        """The problem that kernels are chosen for."""
         check_rank(self, src, 4)
         (top, bottom), (left, right) = self.pads
         n, ic, ih, iw = src
@@ -98,22 +107,15 @@ class Pool2d(Attributes):
         rest = self.ceil_mode, self.divisor
         return Pool2dProblem(self.kind, n, ic, ih, iw, *kernel, *self.stride, *pads, *self.dilation, *rest)
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        return self.problem(inputs[0]).dst_shape
-
 
 @dataclass(frozen=True)
-class AdaptivePool2d(Attributes):
+class AdaptivePool2d(Solved):
     """The average over windows that together cover the image: PyTorch's adaptive_avg_pool2d."""
 
     op: ClassVar[str] = "pool2d"
     size: Pair
 
     def problem(self, src: Shape) -> AdaptivePool2dProblem:
-        """The problem that kernels are chosen for."""
         check_rank(self, src, 4)
         n, ic, ih, iw = src
         return AdaptivePool2dProblem(n, ic, ih, iw, *self.size)
-
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        return self.problem(inputs[0]).dst_shape

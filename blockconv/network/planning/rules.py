@@ -11,18 +11,11 @@ import numpy.typing as npt
 
 from blockconv.core.eltwise_problem import (
     ActivationProblem,
-    AffineProblem,
     BinaryProblem,
     ConcatProblem,
     FindQuantizationProblem,
-    LrnProblem,
     PadProblem,
-    ReduceMeanProblem,
-    ResizeProblem,
-    ShuffleProblem,
     SliceProblem,
-    SoftmaxProblem,
-    TransposeProblem,
 )
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
@@ -173,11 +166,6 @@ def _pad_problem(a: Any, src: Shape, dst: Shape) -> PadProblem:
     return PadProblem(src + (1,) * more, begins, ends, a.value)
 
 
-def _resize_problem(a: Any, src: Shape, dst: Shape) -> ResizeProblem:
-    (n, c, ih, iw), (_, _, oh, ow), (scale_h, scale_w) = src, dst, a.scales(src)
-    return ResizeProblem(n, c, ih, iw, oh, ow, a.mode, a.coordinates, a.nearest, scale_h, scale_w)
-
-
 class _FindQuantization(Rule):
     def _operands(self, network: Network, node: Node, held: Parameters) -> tuple[int | Array | Workspace, ...]:
         return 0, OUTPUT, Workspace(RANGES_BYTES)
@@ -226,17 +214,17 @@ RULES: dict[type, Rule] = {
     ops.DynamicConv2d: DynamicConv2dRule(),
     ops.Pool2d: Rule(),
     ops.AdaptivePool2d: Rule(),
-    ops.Activate: Rule(lambda a, src, dst: ActivationProblem(src)),
-    ops.Affine: Rule(lambda a, src, dst: AffineProblem(src)),
+    ops.Activate: Rule(),
+    ops.Affine: Rule(),
     ops.Binary: _Binary(),
     ops.Concat: _Concat(),
-    ops.Lrn: Rule(lambda a, src, dst: LrnProblem(src, a.size, a.alpha, a.beta, a.bias)),
-    ops.Softmax: Rule(lambda a, src, dst: SoftmaxProblem(src, a.axis)),
-    ops.Resize: Rule(_resize_problem),
+    ops.Lrn: Rule(),
+    ops.Softmax: Rule(),
+    ops.Resize: Rule(),
     ops.Pad: Rule(_pad_problem),
     ops.Slice: _Slice(_slice_problem),
-    ops.Transpose: Rule(lambda a, src, dst: TransposeProblem(src, a.perm)),
+    ops.Transpose: Rule(),
     ops.Reshape: _Reshape(),
-    ops.ReduceMean: Rule(lambda a, src, dst: ReduceMeanProblem(src, a.axes)),
-    ops.Shuffle: Rule(lambda a, src, dst: ShuffleProblem(src, a.groups)),
+    ops.ReduceMean: Rule(),
+    ops.Shuffle: Rule(),
 }
