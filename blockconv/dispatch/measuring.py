@@ -6,6 +6,7 @@ step is the slope over the length of the reduction, its end what is left at leng
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import runner
-from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, in_turns, rates
+from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, in_turns, positive, rates
 from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of
 from blockconv.kernels.conv.blocking import TileShape, tiles_of, tiles_of_registers
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES
@@ -59,9 +60,9 @@ def measure() -> Profile:
     Takes some seconds besides what kernels take to compile. Raises UnsteadyError if times differ by more than
     `MOST_SPREAD`.
     """
-    isa, lanes = target.isa(), _lanes()
+    isa = target.isa()
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(isa.fma)]
-    times = {shape: _tile_times(shape, f"nCHW{lanes}") for shape in (*shapes, NARROW)}
+    times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
     dots = {types: dot_for(types) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     record |= {package: version(package) for package in ("blockconv", "numba", "llvmlite", "numpy")}
@@ -78,14 +79,17 @@ def measure() -> Profile:
         line=target.cache_line(),
         tiles=tuple(times.values()),
         stores=_stores(shapes[1], times[shapes[1]]),
-        packs=_packs(),
-        spread={"direct": _spread(), "winograd": max(fma, _winograd_spread())},
-        depthwise=_depthwise(),
+        packs=positive("packing", _packs, lambda found: found.values()),
+        spread={
+            "direct": positive("a spread", _spread, lambda found: [found]),
+            "winograd": max(fma, _winograd_spread()),
+        },
+        depthwise=positive("depthwise", _depthwise, lambda found: [product for product, _ in found.values()]),
         transforms=_all_transforms(fma),
         pools=memory.pools(),
         copies=memory.bandwidths(memory.copy),
         reads=memory.bandwidths(memory.read),
-        launch=memory.launch(),
+        launch=positive("a launch", memory.launch, lambda found: [found]),
         record=record,
         dots={name_of(dot): _dot_times(types, dot) for types, dot in dots.items() if name_of(dot)} | _matrix_times(),
     )
@@ -98,7 +102,7 @@ def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:
     """Of tiles of integers, which are stored as such."""
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of(dot)]
     reduced = Reduced(channels=dot.channels)
-    return tuple(_tile_times(shape, f"nCHW{_lanes()}", types, reduced) for shape in (*shapes, NARROW))
+    return tuple(_whole_tile_times(shape, types, reduced) for shape in (*shapes, NARROW))
 
 
 def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
@@ -115,6 +119,15 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
         times[name] = tuple(_tile_times(shape, layout, types, steps) for shape in shapes)
         times[f"{name}, one step"] = (short._replace(step=0.0, tile=short.tile + short.step),)
     return times
+
+
+def _whole_tile_times(shape: TileShape, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
+    """Of a tile whose channels are stored whole; of one whose accumulators wait, its end may come out as nothing."""
+    return positive(
+        f"a tile of {shape.pixels}x{shape.vectors} vectors",
+        lambda: _tile_times(shape, f"nCHW{_lanes()}", types, reduced),
+        lambda at: (at.step, at.step if shape == NARROW else at.tile),
+    )
 
 
 def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
@@ -279,9 +292,10 @@ def _all_transforms(fma: float) -> dict[str, tuple[float, float]]:
     found, parts = {}, [width for width in (1, 2, 4, 8) if width < _lanes()]
     for form in FORMS:
         name = f"{form.m}x{form.m} stride {form.stride}"
-        found[name] = _transforms(form, f"nCHW{_lanes()}", fma)
-        found[f"{name} in rows"] = _transforms(form, "NHWC", fma)
-        found |= {f"{name} of {width}": _transforms(form, f"nCHW{width}", fma) for width in parts}
+        layouts = {name: f"nCHW{_lanes()}", f"{name} in rows": "NHWC"}
+        layouts |= {f"{name} of {width}": f"nCHW{width}" for width in parts}
+        for kind, layout in layouts.items():
+            found[kind] = positive(kind, functools.partial(_transforms, form, layout, fma), iter)
     return found
 
 

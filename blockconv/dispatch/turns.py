@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from blockconv.core.errors import BlockconvError
 
-__all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "in_turns", "rates"]
+__all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "in_turns", "positive", "rates"]
 
 ROUNDS = 15
 LEAST = 300e-6  # seconds of a sample
@@ -20,6 +20,7 @@ ATTEMPTS = 5
 MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
 
 Runs = dict[Any, Callable[[], None]]
+T = TypeVar("T")
 
 
 class UnsteadyError(BlockconvError):
@@ -42,6 +43,14 @@ def in_turns(runs: Runs) -> dict[Any, float]:
         if spread <= MOST_SPREAD:
             return {name: min(taken) for name, taken in samples.items()}
     raise UnsteadyError(f"tune: samples of {name!r} differed by {spread:.0%} in each of {ATTEMPTS} attempts; try again")
+
+
+def positive(name: str, measured: Callable[[], T], times: Callable[[T], Iterable[float]]) -> T:
+    """What is measured, once all of its times are more than nothing, as they are where nothing disturbs the machine."""
+    for _ in range(ATTEMPTS):
+        if min(times(found := measured())) > 0:
+            return found
+    raise UnsteadyError(f"tune: {name} came out as taking no time in each of {ATTEMPTS} attempts; try again")
 
 
 def _repeats(run: Callable[[], None]) -> int:

@@ -114,6 +114,7 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     """Few rounds, and any spread: of the figures only that they are times is looked at."""
     for name, value in {"ROUNDS": 2, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": 1e9}.items():
         monkeypatch.setattr(turns, name, value)
+    monkeypatch.setattr(measuring, "positive", lambda name, measured, times: measured())
     # Few of what compiles for long.
     monkeypatch.setattr(measuring, "_transforms", lambda form, layout, fma: (1e-8, 1e-8))
     monkeypatch.setattr(measuring, "_winograd_spread", lambda: 1e-10)
@@ -144,6 +145,13 @@ def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
     runs: dict[Any, Any] = {"nothing": lambda: None}
     with pytest.raises(turns.UnsteadyError, match="samples of 'nothing' differed"):
         turns.in_turns(runs)
+
+
+def test_a_time_that_came_out_as_nothing_is_measured_again() -> None:
+    found = iter([[1.0, 0.0], [0.0, 2.0], [1.0, 2.0], [3.0, 3.0]])
+    assert turns.positive("two times", lambda: next(found), iter) == [1.0, 2.0]
+    with pytest.raises(turns.UnsteadyError, match="tune: a time came out as taking no time in each of 5 attempts"):
+        turns.positive("a time", lambda: 0.0, lambda time: [time])
 
 
 def test_rates_are_found_from_sums() -> None:
