@@ -21,8 +21,6 @@ LINES_OF_A_FILE, LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 400, 60, 8, 10
 PUBLIC = {
     "conv1d", "conv2d", "max_pool2d", "avg_pool2d", "Conv2d.__init__", "NetworkBuilder.conv2d", "quantize", "compile"
 }  # fmt: skip
-# Bodies of kernels whose machine code gets worse in pieces.
-LONG = {"depthwise_channels", "depthwise_pixels"}
 
 
 def functions(path: Path) -> Iterator[tuple[str, Function]]:
@@ -41,14 +39,14 @@ def test_a_file_is_read_in_one_sitting(path: Path) -> None:
         assert node.end_lineno is not None
         # What `help` says of a public function is as long as it has to be.
         first = node.body[1].lineno if name in PUBLIC and ast.get_docstring(node) else node.lineno
-        assert node.end_lineno - first < LINES_OF_A_FUNCTION or name in LONG, name
+        assert node.end_lineno - first < LINES_OF_A_FUNCTION, name
         given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         assert len([a for a in given if a not in ("self", "cls")]) <= PARAMETERS or name in PUBLIC, name
 
 
 def test_no_exception_is_out_of_date() -> None:
     found = {name for path in FILES for name, _ in functions(path)}
-    assert found >= PUBLIC | LONG
+    assert found >= PUBLIC
 
 
 def test_the_formatter_lays_the_code_out() -> None:

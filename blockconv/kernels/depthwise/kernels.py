@@ -11,7 +11,16 @@ from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 
-__all__ = ["TWICE", "ZEROS", "DepthwiseArguments", "Entry", "depthwise_channels", "depthwise_pixels", "fill_zeros"]
+__all__ = [
+    "TWICE",
+    "ZEROS",
+    "DepthwiseArguments",
+    "Entry",
+    "depthwise_channels",
+    "depthwise_pixels",
+    "entry_run",
+    "fill_zeros",
+]
 
 
 class DepthwiseArguments(Arguments):
@@ -88,6 +97,21 @@ def fill_zeros(scratch, value):
         store_i64(scratch, k, value)
 
 
+@inline
+def entry_run(a, e, variant, src, zeros):
+    """What the tile of an entry reads."""
+    return TileRun(
+        variant=variant,
+        src=src,
+        wei=a.wei + e.wei,
+        bia=a.bia + e.bia,
+        permutation=a.table + e.permutation,
+        src_valid=e.src_valid,
+        zeros=zeros,
+        scales=a.bia + e.bia + a.scales,
+    )
+
+
 @jit.kernel
 def depthwise_channels(*spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
@@ -133,16 +157,7 @@ def depthwise_channels(*spec):
                             i = min(at, inner - lanes)
                             at_src = src + e.src + i * itemsize
                             rows = Axis(kh, ih, a.ih, sh, a.dh, src_row, tap_row)
-                            run = TileRun(
-                                variant=variant,
-                                src=at_src,
-                                wei=a.wei + e.wei,
-                                bia=a.bia + e.bia,
-                                permutation=a.table + e.permutation,
-                                src_valid=e.src_valid,
-                                zeros=scratch,
-                                scales=a.bia + e.bia + a.scales,
-                            )
+                            run = entry_run(a, e, variant, at_src, scratch)
                             cols = Axis(kw, iw, a.src_width, sw, a.dw, src_col, tap)
                             out = Output(
                                 dst=dst + e.dst + i * dst_itemsize,
@@ -204,16 +219,7 @@ def depthwise_pixels(*spec):
                     variant = edge
                     if masks == 2:
                         variant = 2 * edge + int(first_element < 0 or first_element + reach > src_width)
-                    run = TileRun(
-                        variant=variant,
-                        src=src + first_element * itemsize,
-                        wei=a.wei + e.wei,
-                        bia=a.bia + e.bia,
-                        permutation=a.table + e.permutation,
-                        src_valid=0,
-                        zeros=scratch,
-                        scales=a.bia + e.bia + a.scales,
-                    )
+                    run = entry_run(a, e, variant, src + first_element * itemsize, scratch)
                     cols = Axis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
                     rows = Axis(a.kh, ih, a.ih, sh, a.dh, src_row, a.tap_row)
                     out = Output(

@@ -18,9 +18,9 @@ from blockconv.kernels.common.copies import copy_bytes, fill_bytes
 from blockconv.kernels.common.epilogue import Output
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec, chosen
+from blockconv.kernels.depthwise.codegen import Axis, TileSpec, chosen
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
-from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, Entry, fill_zeros
+from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, Entry, entry_run, fill_zeros
 
 __all__ = ["depthwise_packed"]
 
@@ -108,8 +108,7 @@ def depthwise_packed(*spec):
                     oh = min(oh_at, oh_count - unrolled)
                     dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
                     for at in range(0, dst_width, width):
-                        src, bia = window + (oh - top) * sh * a.pitch + at, a.bia + e.bia
-                        run = TileRun(0, src, a.wei + e.wei, bia, a.table + e.permutation, 0, scratch, bia + a.scales)
+                        run = entry_run(a, e, 0, window + (oh - top) * sh * a.pitch + at, scratch)
                         cols = Axis(a.kw, 0, a.phase, lanes, a.dw, a.pixel, a.tap)
                         rows = Axis(kh, 0, ALL, sh, a.dh, a.pitch, a.tap_row)
                         here, written = dst + at * itemsize, dst_width - at
