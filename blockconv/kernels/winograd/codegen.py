@@ -10,6 +10,7 @@ Sources of bytes become integers of 16 bits, which hold all that their transform
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -24,7 +25,6 @@ __all__ = [
     "ELEMENT",
     "SUM",
     "WORD",
-    "PairTaps",
     "Planes",
     "SharedProducts",
     "SourceTile",
@@ -33,7 +33,6 @@ __all__ = [
     "gather_planes_of_bytes",
     "multiples",
     "multiply_shared",
-    "pair_transform",
     "source_transform",
     "weight_transform",
 ]
@@ -96,11 +95,8 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
             offset = builder.mul(tile.src_col, const(k))
             return [load(builder.add(row, offset)) for row in rows]
 
-        dst = tile.dst
-        for row in transform_2d(v, source_1d, form, column, form.side):
-            for value in row:
-                v.store(value, dst)
-                dst = builder.add(dst, tile.dst_position)
+        positions = transform_2d(v, source_1d, form, column, form.side)
+        _store_positions(v, (value for row in positions for value in row), tile)
 
     return transform
 
@@ -136,9 +132,7 @@ def gather_planes(pixels: int, lanes: int) -> Any:
             at = builder.add(planes.src, builder.mul(planes.src_channel, const(c)))
             exists = builder.icmp_signed("<", const(c), planes.valid)
             rows.append(row.load(at, builder.select(exists, in_bounds, nowhere)))
-        values = transpose(builder, _regrouped(builder, rows, lanes), lanes, columns)
-        for k, value in enumerate(values[:pixels]):
-            channels.store(value, builder.add(planes.dst, const(k * channels.bytes)))
+        _store_pixels(channels, rows, planes.dst, pixels)
 
     return gather
 
@@ -169,11 +163,16 @@ def gather_planes_of_bytes(pixels: int, lanes: int) -> Any:
         border = row.load(planes.border)
         found = [row.load(builder.add(kept, const(c * wide + row.bytes))) for c in range(lanes)]
         rows = [builder.select(in_bounds, x, border) for x in found]
-        values = transpose(builder, _regrouped(builder, rows, lanes), lanes, columns)
-        for k, value in enumerate(values[:pixels]):
-            channels.store(value, builder.add(planes.dst, const(k * channels.bytes)))
+        _store_pixels(channels, rows, planes.dst, pixels)
 
     return gather
+
+
+def _store_pixels(v: Vectors, rows: list[Any], dst: Any, pixels: int) -> None:
+    """The first pixels of as many rows of a channel each as a vector has lanes, one behind the other."""
+    values = transpose(v.b, _regrouped(v.b, rows, v.lanes), v.lanes, rows[0].type.count)
+    for k, value in enumerate(values[:pixels]):
+        v.store(value, v.b.add(dst, const(k * v.bytes)))
 
 
 def _regrouped(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
@@ -233,36 +232,7 @@ def multiply_shared(lanes: int, fma: int, channels: int) -> Any:
 
 
 class Taps(NamedTuple):
-    """The nine taps of an input channel for a vector of output channels, and where their transform goes."""
-
-    src: int  # the address of the first tap's vector; the others follow
-    dst: int  # the address of the transform's first position
-    dst_position: int  # from a position to the next
-
-
-@functools.cache
-def weight_transform(form: Form, lanes: int) -> Any:
-    """Code that transforms `Taps`, in float64 and rounded once."""
-
-    @emitted
-    def transform(builder: Any, taps: Any) -> None:
-        single, v = Vectors(builder, ELEMENT, lanes), Vectors(builder, element("float64"), lanes)
-
-        def column(k: int) -> list[Any]:
-            places = [const((TAPS * row + k) * single.bytes) for row in range(TAPS)]
-            return [builder.fpext(single.load(builder.add(taps.src, at)), v.kind) for at in places]
-
-        dst = taps.dst
-        for row in transform_2d(v, weights_1d, form, column, TAPS):
-            for value in row:
-                single.store(builder.fptrunc(value, single.kind), dst)
-                dst = builder.add(dst, taps.dst_position)
-
-    return transform
-
-
-class PairTaps(NamedTuple):
-    """The nine taps of two input channels for output channels, pair by pair, and where their transform goes."""
+    """The nine taps of an input channel, or of a pair, for a vector of output channels, and where they go."""
 
     src: int  # the address of the first tap
     dst: int  # the address of the transform's first position
@@ -270,20 +240,35 @@ class PairTaps(NamedTuple):
 
 
 @functools.cache
-def pair_transform(form: Form, lanes: int, tap: int) -> Any:
-    """Code that transforms `PairTaps` of so many output channels, int16, whose taps are `tap` bytes apart."""
+def weight_transform(form: Form, lanes: int, tap: int) -> Any:
+    """Code that transforms `Taps`, vectors of so many elements that are `tap` bytes apart.
+
+    Floats are transformed in float64, and rounded once; integers of 16 bits as they are.
+    """
 
     @emitted
     def transform(builder: Any, taps: Any) -> None:
-        v = Vectors(builder, WORD, 2 * lanes)
+        memory = Vectors(builder, WORD if form.exact else ELEMENT, lanes)
+        v = memory if form.exact else Vectors(builder, element("float64"), lanes)
+
+        def load(at: Any) -> Any:
+            found = memory.load(at)
+            return found if form.exact else builder.fpext(found, v.kind)
 
         def column(k: int) -> list[Any]:
-            return [v.load(builder.add(taps.src, const((TAPS * row + k) * tap))) for row in range(TAPS)]
+            places = [const((TAPS * row + k) * tap) for row in range(TAPS)]
+            return [load(builder.add(taps.src, at)) for at in places]
 
-        dst = taps.dst
-        for row in transform_2d(v, weights_1d, form, column, TAPS):
-            for value in row:
-                v.store(value, dst)
-                dst = builder.add(dst, taps.dst_position)
+        rows = transform_2d(v, weights_1d, form, column, TAPS)
+        stored = (value if form.exact else builder.fptrunc(value, memory.kind) for row in rows for value in row)
+        _store_positions(memory, stored, taps)
 
     return transform
+
+
+def _store_positions(v: Vectors, values: Iterable[Any], to: Any) -> None:
+    """The positions of a transform, in order: `to` has the address of the first, and how far the next is."""
+    dst = to.dst
+    for value in values:
+        v.store(value, dst)
+        dst = v.b.add(dst, to.dst_position)

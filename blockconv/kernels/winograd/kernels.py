@@ -24,13 +24,11 @@ from blockconv.kernels.winograd.arguments import (
 )
 from blockconv.kernels.winograd.codegen import (
     ELEMENT,
-    PairTaps,
     Planes,
     SharedProducts,
     Taps,
     gather_planes,
     multiply_shared,
-    pair_transform,
     weight_transform,
 )
 from blockconv.kernels.winograd.codegen_finish import (
@@ -325,7 +323,7 @@ def winograd_weights(m, stride, vectors, lanes):
     """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels."""
     pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
     tap_bytes = taps * ITEMSIZE
-    gather, transform = gather_planes(taps, lanes), weight_transform(Form(m, stride), lanes)
+    gather, transform = gather_planes(taps, lanes), weight_transform(Form(m, stride), lanes, pixel)
 
     def kernel(args, first, last, scratch):
         a = WinogradWeightsArgs(args)
@@ -347,7 +345,7 @@ def winograd_weights(m, stride, vectors, lanes):
 def winograd_pair_weights(m, vectors, lanes):
     """Transform weights of integers; a task is a pair of input channels of a block of a group's output channels."""
     width, vector = vectors * lanes * ITEMSIZE, lanes * ITEMSIZE
-    transform, taps = pair_transform(Form(m, 1, exact=True), lanes, width), TAPS * TAPS
+    transform, taps = weight_transform(Form(m, 1, exact=True), 2 * lanes, width), TAPS * TAPS
 
     def kernel(args, first, last, scratch):
         a = WinogradWeightsArgs(args)
@@ -355,6 +353,6 @@ def winograd_pair_weights(m, vectors, lanes):
         for task in range(first, last):
             src, dst = a.src + task * (taps * width), a.dst + task // pairs * a.ocb + task % pairs * width
             for v in range(vectors):
-                transform(PairTaps(src + v * vector, dst + v * vector, a.position))
+                transform(Taps(src + v * vector, dst + v * vector, a.position))
 
     return kernel
