@@ -15,6 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.types.misc import unliteral
 from numba.extending import intrinsic
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -52,25 +53,28 @@ def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
     """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it.
 
     The arguments are int64s, floats, or NamedTuples of them, whose fields then are LLVM values. What is known when a
-    kernel is built (a tile's shape, an element type) is no argument: it is closed over. What `emit` returns, if it
-    does, is of the type `result` (see `giving`).
+    kernel is built (a tile's shape, an element type) is no argument: it is closed over; or it is an integer in the call
+    itself, of a parameter named ``*_lit``. What `emit` returns, if it does, is of the type `result` (see `giving`).
     """
-    names = "".join(f"{name}, " for name in list(inspect.signature(emit).parameters)[1:])
+    names = list(inspect.signature(emit).parameters)[1:]
+    literal = [name.endswith("_lit") for name in names]
 
     def typed(given: tuple[Any, ...]) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            fields = (_fields(builder, kind, value) for kind, value in zip(signature.args, args, strict=True))
-            value = emit(builder, *fields)
+            values = (_argument(builder, kind, value) for kind, value in zip(signature.args, args, strict=True))
+            value = emit(builder, *values)
             return context.get_dummy_value() if value is None else value
 
-        return result(*given), codegen
+        kinds = (kind if known else unliteral(kind) for kind, known in zip(given, literal, strict=True))
+        return result(*kinds), codegen
 
     # Numba folds calls by the parameters' names, and passes what `*arguments` takes as one tuple.
     scope: dict[str, Any] = {"typed": typed}
-    exec(f"def {emit.__name__}(typingctx, {names}): return typed(({names}))", scope)
+    listed = "".join(f"{name}, " for name in names)
+    exec(f"def {emit.__name__}(typingctx, {listed}): return typed(({listed}))", scope)
     made = scope[emit.__name__]
     made.__doc__, made.__module__ = emit.__doc__, emit.__module__
-    return intrinsic(made)
+    return intrinsic(prefer_literal=any(literal))(made)
 
 
 def giving(result: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -78,12 +82,12 @@ def giving(result: Any) -> Callable[[Callable[..., Any]], Any]:
     return functools.partial(emitted, result=result)
 
 
-def _fields(builder: Any, kind: Any, value: Any) -> Any:
-    """A NamedTuple's LLVM values by name; another value as it is."""
+def _argument(builder: Any, kind: Any, value: Any) -> Any:
+    """A literal's number, a NamedTuple's LLVM values by name; another value as it is."""
+    if isinstance(kind, types.Literal):
+        return kind.literal_value
     block = getattr(kind, "instance_class", None)
-    if block is not None:
-        return block(*cgutils.unpack_tuple(builder, value))
-    return value
+    return value if block is None else block(*cgutils.unpack_tuple(builder, value))
 
 
 # ---------------------------------------------------------------- scalars
@@ -101,29 +105,19 @@ def store_i64(builder: Any, address: Any, index: Any, value: Any) -> None:
     builder.store(value, builder.gep(pointer(builder, address, I64), [index]), align=8)
 
 
-@intrinsic(prefer_literal=True)
-def load_bits(typingctx, address, bytes_lit):  # type: ignore[no-untyped-def]
+@giving(_I64)
+def load_bits(builder: Any, address: Any, bytes_lit: int) -> Any:
     """The `bytes_lit` bytes at `address`, zero-extended to an int64."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        kind = ir.IntType(8 * bytes_lit.literal_value)
-        value = builder.load(pointer(builder, args[0], kind), align=1)
-        return value if kind == I64 else builder.zext(value, I64)
-
-    return _I64(_I64, bytes_lit), codegen
+    kind = ir.IntType(8 * bytes_lit)
+    value = builder.load(pointer(builder, address, kind), align=1)
+    return value if kind == I64 else builder.zext(value, I64)
 
 
-@intrinsic(prefer_literal=True)
-def store_bits(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped-def]
+@emitted
+def store_bits(builder: Any, address: Any, value: Any, bytes_lit: int) -> None:
     """Write the low `bytes_lit` bytes of `value` at `address`."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        kind = ir.IntType(8 * bytes_lit.literal_value)
-        value = args[1] if kind == I64 else builder.trunc(args[1], kind)
-        builder.store(value, pointer(builder, args[0], kind), align=1)
-        return context.get_dummy_value()
-
-    return types.void(_I64, _I64, bytes_lit), codegen
+    kind = ir.IntType(8 * bytes_lit)
+    builder.store(value if kind == I64 else builder.trunc(value, kind), pointer(builder, address, kind), align=1)
 
 
 @intrinsic(prefer_literal=True)
@@ -273,31 +267,18 @@ def fill_memory(builder: Any, dst: Any, size: Any, fill: Any) -> None:
     call_llvm(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, byte, size, ir.Constant(ir.IntType(1), 0)])
 
 
-@intrinsic(prefer_literal=True)
-def move(typingctx, dst, src, bytes_lit, stream_lit):  # type: ignore[no-untyped-def]
+@emitted
+def move(builder: Any, dst: Any, src: Any, bytes_lit: int, stream_lit: int) -> None:
     """Copy `bytes_lit` (a power of two up to 64) bytes."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        kind = vector(1, bytes_lit.literal_value)
-        value = builder.load(pointer(builder, args[1], kind), align=1)
-        store_vector(builder, value, args[0], bool(stream_lit.literal_value))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, bytes_lit, stream_lit), codegen
+    value = builder.load(pointer(builder, src, vector(1, bytes_lit)), align=1)
+    store_vector(builder, value, dst, bool(stream_lit))
 
 
-@intrinsic(prefer_literal=True)
-def move_part(typingctx, dst, src, lanes_lit, itemsize_lit, count):  # type: ignore[no-untyped-def]
+@emitted
+def move_part(builder: Any, dst: Any, src: Any, lanes_lit: int, itemsize_lit: int, count: Any) -> None:
     """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        lanes, itemsize = lanes_lit.literal_value, itemsize_lit.literal_value
-        kind, count = vector(itemsize, lanes), builder.trunc(args[4], I32)
-        iota = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
-        there = builder.icmp_signed("<", iota, splat(builder, count, lanes))
-        given = [pointer(builder, args[1], kind), ir.Constant(I32, itemsize), there, ir.Constant(kind, None)]
-        value = call_llvm(builder, f"llvm.masked.load.v{lanes}i{8 * itemsize}.p0", kind, given)
-        store_vector(builder, value, args[0])
-        return context.get_dummy_value()
-
-    return types.void(_I64, _I64, lanes_lit, itemsize_lit, _I64), codegen
+    kind, iota = vector(itemsize_lit, lanes_lit), ir.Constant(ir.VectorType(I32, lanes_lit), list(range(lanes_lit)))
+    exists = builder.icmp_signed("<", iota, splat(builder, builder.trunc(count, I32), lanes_lit))
+    given = [pointer(builder, src, kind), ir.Constant(I32, itemsize_lit), exists, ir.Constant(kind, None)]
+    value = call_llvm(builder, f"llvm.masked.load.v{lanes_lit}i{8 * itemsize_lit}.p0", kind, given)
+    store_vector(builder, value, dst)
