@@ -22,48 +22,43 @@ class MeanLoop(Arguments):
     stride = word("from one to the next in the source", "bytes")
 
 
-class MeanArgs(Arguments):
-    """Means of a storage. The innermost axes that are kept are contiguous, and no loop."""
+class Means(Arguments):
+    """What means are made of. The innermost axes that are kept are contiguous, and no loop."""
 
     src = word("the source's first element", "address")
     dst = word("the first mean", "address")
     inner = word("contiguous elements whose means are results", "elements")
-    segment = word("of these in a task", "elements")
-    run = word("steps of the innermost kept loop in a task")
     partial = word("rows of a partial sum, which is then added to the total")
-    together = word("steps of the innermost summed loop that are a row of elements")
+    together = word("steps of the innermost summed axis that are a row of elements")
     count = word("what a mean is made of", "elements")
-    kept = table(MeanLoop, LOOPS, "other axes whose means are results, outermost first")
-    reduced = table(MeanLoop, LOOPS, "axes that are summed, outermost first")
     channels = word("that exist, in a layout with blocks of channels; means of others are written as zero")
     block = word("channels in a block")
     blocks = word("blocks of channels")
     block_stride = word("from a block of channels to the next in the destination", "elements")
 
 
-class FoldedMeanArgs(Arguments):
+class MeanArgs(Means):
+    """Means of a storage."""
+
+    segment = word("of the inner elements in a task", "elements")
+    run = word("steps of the innermost kept loop in a task")
+    kept = table(MeanLoop, LOOPS, "other axes whose means are results, outermost first")
+    reduced = table(MeanLoop, LOOPS, "axes that are summed, outermost first")
+
+
+class FoldedMeanArgs(Means):
     """Means of rows that hold several kept lines, each of a summed axis: rows are summed first, then each line.
 
     A storage is [outer][rows][lines][summed][inner].
     """
 
-    src = word("the source's first element", "address")
-    dst = word("the first mean", "address")
     outer_stride = word("from a step of the outer loop to the next in the source", "bytes")
     rows = word("that are summed")
     row_stride = word("from a row to the next", "bytes")
-    partial = word("rows of a partial sum, which is then added to the total")
     lines = word("in a row")
     line = word("in a line", "elements")
     run = word("lines in a task")
-    inner = word("contiguous elements whose means are results", "elements")
-    together = word("steps of a line's summed axis that are a row of elements")
-    count = word("what a mean is made of", "elements")
     totals = word("where in the scratch the sums of a line lie", "bytes")
-    channels = word("that exist, in a layout with blocks of channels; means of others are written as zero")
-    block = word("channels in a block")
-    blocks = word("blocks of channels")
-    block_stride = word("from a block of channels to the next in the destination", "elements")
 
 
 @inline
