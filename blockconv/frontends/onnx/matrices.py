@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import NetworkError
-from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered, title
+from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
@@ -32,7 +31,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     """alpha * A * B + beta * C, of a node whose operands `b_at` and `c_at` are B and C."""
     weight = call.array(b_at, "second matrix")
     if len(a.shape) != 2 or weight.ndim != 2:
-        raise NetworkError(title(call.node), "inputs", (a.shape, weight.shape), "have to be matrices")
+        raise call.error("inputs", (a.shape, weight.shape), "have to be matrices")
     if call.attribute("transA", 0):
         a = call.emit(ops.Transpose((1, 0)), a, helps=True)
     alpha, beta, turned = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call.attribute("transB", 0)
@@ -52,7 +51,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     c = c if beta == 1 else (c * beta).astype(c.dtype)
     shape = (a.shape[0], wei.shape[0])
     if c.ndim > 2 or any(size not in (1, wanted) for size, wanted in zip(c.shape[::-1], shape[::-1], strict=False)):
-        raise NetworkError(title(call.node), "C", c, f"does not broadcast to the product's shape, {shape}")
+        raise call.error("C", c, f"does not broadcast to the product's shape, {shape}")
     if c.size in (1, wei.shape[0]) and c.shape[:-1] in ((), (1,)):
         return _product(call, ops.Conv2d(), a, wei, np.broadcast_to(c.reshape(-1), wei.shape[:1]))
     y = _product(call, ops.Conv2d(), a, wei, None)
@@ -70,7 +69,7 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside: 
     if weight.ndim > 2:
         return _batched(call, attributes, a, at, beside)
     if len(a.shape) < 1 or weight.ndim < 1:
-        raise NetworkError(title(call.node), "inputs", (a.shape, weight.shape), "have to be vectors or matrices")
+        raise call.error("inputs", (a.shape, weight.shape), "have to be vectors or matrices")
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 1)
     y = _product(call, attributes, a, wei, None, beside)
@@ -83,8 +82,7 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside
     if a.shape[:-2] != tuple(batch):
         raise Unsupported(f"a batch of second matrices, {tuple(batch)}, of another shape than the first's")
     if a.shape[-1] != k:
-        rule = f"has {a.shape[-1]} columns, and the second matrices {k} rows"
-        raise NetworkError(title(call.node), "input", a.shape, rule)
+        raise call.error("input", a.shape, f"has {a.shape[-1]} columns, and the second matrices {k} rows")
     count, rows = math.prod(batch), a.shape[-2]
     change: Callable[[Array], Array] = lambda b: b.swapaxes(-1, -2).reshape(count * n, k, 1, 1)  # noqa: E731
     wei = call.weight(at, "weight", change, -1)
@@ -105,8 +103,7 @@ def _product(
 ) -> Tensor:
     """(..., K) by weights of shape (N, K, 1, 1), plus bias: a convolution of 1x1 over images of one pixel."""
     if wei.shape[1] != a.shape[-1]:
-        rule = f"has {a.shape[-1]} columns, and the second matrix {wei.shape[1]} rows"
-        raise NetworkError(title(call.node), "input", a.shape, rule)
+        raise call.error("input", a.shape, f"has {a.shape[-1]} columns, and the second matrix {wei.shape[1]} rows")
     parameters: tuple[Tensor, ...] = (wei,)
     if bias is not None:
         parameters = (*parameters, call.constant(bias, "bias"))

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
 from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
 from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
-from blockconv.frontends.onnx.scope import Call, Op, Translator, Unsupported, only_output, registered, title
+from blockconv.frontends.onnx.scope import Call, Op, Translator, Unsupported, only_output, registered
 from blockconv.frontends.onnx.shapes import SHAPE_OPS
 from blockconv.frontends.onnx.windows import WINDOW_OPS
 from blockconv.kernels.common.activation import ACTIVATIONS, activation
@@ -107,15 +106,14 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     if not call.attribute("broadcast", 0):
         if a.shape != b.shape:
             rule = f"{call.node.op_type} of opset {call.opset} broadcasts {'never' if variadic else 'with broadcast=1'}"
-            raise NetworkError(title(call.node), "inputs", (a.shape, b.shape), rule, "export for opset 8 or later")
+            raise call.error("inputs", (a.shape, b.shape), rule, "export for opset 8 or later")
         return b
     axis = call.attribute("axis")
     if axis is None:
         return b
     after = len(a.shape) - call.axis(axis, len(a.shape)) - len(b.shape)
     if after < 0:
-        rule = f"leaves no room for an operand of shape {b.shape} in one of {a.shape}"
-        raise NetworkError(title(call.node), "axis", axis, rule)
+        raise call.error("axis", axis, f"leaves no room for an operand of shape {b.shape} in one of {a.shape}")
     shape = (*b.shape, *(1,) * after)
     if b.name in call.scope.constants:
         return call.constant(call.scope.constants[b.name].reshape(shape), "operand")
@@ -158,8 +156,7 @@ def _dropout(call: Call) -> Tensor:
     if call.has(2) and call.array(2, "training_mode").item():
         raise Unsupported("training")
     if call.has(1) and not 0 <= call.array(1, "ratio").item() < 1:
-        rule = "has to be at least 0 and less than 1"
-        raise NetworkError(title(call.node), "ratio", call.array(1, "ratio").item(), rule)
+        raise call.error("ratio", call.array(1, "ratio").item(), "has to be at least 0 and less than 1")
     only_output(call)
     return call.input()
 

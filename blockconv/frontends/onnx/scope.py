@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,7 +185,7 @@ class Call:
         """The input at that place."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None:
-            raise NetworkError(title(self.node), "inputs", list(self.node.input), f"input {index} is missing")
+            raise self.error("inputs", list(self.node.input), f"input {index} is missing")
         return found
 
     def array(self, index: int, what: str) -> Array:
@@ -200,16 +200,27 @@ class Call:
         """An input that has to be a constant of one dimension (or a `scalar`), as ints."""
         array = self.array(index, what)
         if array.ndim != 1 and not (scalar and array.ndim == 0):
-            raise NetworkError(title(self.node), what, array, "has to have one dimension", "reshape it")
+            raise self.error(what, array, "has to have one dimension", "reshape it")
         if array.dtype.kind not in "iu":
-            raise NetworkError(title(self.node), what, array, "has to hold ints", "cast it to int64")
+            raise self.error(what, array, "has to hold ints", "cast it to int64")
         return tuple(int(k) for k in array.reshape(-1))
+
+    def error(self, argument: str, value: object, rule: str, remedy: str = "") -> NetworkError:
+        """What is raised where the node says, or is given, what it cannot be."""
+        return NetworkError(title(self.node), argument, value, rule, remedy)
 
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""
         if not -rank <= value < rank:
-            raise NetworkError(title(self.node), "axis", value, f"the input has {rank} axes")
+            raise self.error("axis", value, f"the input has {rank} axes")
         return value % rank
+
+    def axes(self, values: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Axes, counted from the front, of which each is named once."""
+        found = tuple(self.axis(value, rank) for value in values)
+        if len(set(found)) < len(found):
+            raise self.error("axes", values, "name one axis twice", "name each once")
+        return found
 
     # -- what is made of it
 
@@ -237,7 +248,7 @@ class Call:
         try:
             shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
         except ArgumentError as error:
-            raise NetworkError(title(self.node), error.argument, error.value, error.rule, error.remedy) from error
+            raise self.error(error.argument, error.value, error.rule, error.remedy) from error
         try:
             type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
         except ArgumentError:  # ONNX's own inference says more of it, and the network checks it too
@@ -256,7 +267,7 @@ class Call:
         if 0 in shape:
             raise Unsupported("an empty tensor")
         if math.prod(shape) != x.elements:
-            raise NetworkError(title(self.node), "shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
+            raise self.error("shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
         return self.emit(Reshape(shape), x, helps=helps)
 
     @property

@@ -10,8 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode
-from blockconv.core.errors import NetworkError
-from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered, title
+from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
@@ -38,9 +37,7 @@ def _flatten(call: Call) -> Tensor:
     shape, axis = call.input().shape, call.attribute("axis", 1)
     lowest = -len(shape) if call.opset >= 11 else 0
     if not lowest <= axis <= len(shape):
-        raise NetworkError(
-            title(call.node), "axis", axis, f"has to be {lowest} to {len(shape)} for an input of {shape}"
-        )
+        raise call.error("axis", axis, f"has to be {lowest} to {len(shape)} for an input of {shape}")
     axis = axis + len(shape) if axis < 0 else axis
     return call.reshape(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])), helps=False)
 
@@ -64,7 +61,7 @@ def _squeeze(call: Call) -> Tensor:
         raise Unsupported("empty axes, which mean none to ONNX and all to ONNX Runtime; name them, or leave them out")
     gone = [call.axis(axis, len(x.shape)) for axis in axes]
     if any(x.shape[axis] != 1 for axis in gone):
-        raise NetworkError(title(call.node), "axes", axes, f"have to be of size 1, and the input is of shape {x.shape}")
+        raise call.error("axes", axes, f"have to be of size 1, and the input is of shape {x.shape}")
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
 
 
@@ -73,9 +70,7 @@ def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
     axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
     rank = len(x.shape) + len(axes)
-    new = {call.axis(axis, rank) for axis in axes}
-    if len(new) < len(axes):
-        raise NetworkError(title(call.node), "axes", axes, "name one axis twice", "name each once")
+    new = call.axes(axes, rank)
     sizes = iter(x.shape)
     return call.reshape(x, tuple(1 if i in new else next(sizes) for i in range(rank)), helps=False)
 
@@ -100,14 +95,13 @@ def _split(call: Call) -> list[Tensor]:
     sizes = call.ints(1, "split") if call.has(1) else call.attribute("split")
     count = len(call.node.output)
     if call.attribute("num_outputs", count) != count:
-        rule = f"the node has {count} outputs"
-        raise NetworkError(title(call.node), "num_outputs", call.attribute("num_outputs"), rule)
+        raise call.error("num_outputs", call.attribute("num_outputs"), f"the node has {count} outputs")
     if sizes is None:
         each = -(-x.shape[axis] // count)
         sizes = [max(0, min(each, x.shape[axis] - i * each)) for i in range(count)]
     if len(sizes) != count or min(sizes) < 0 or sum(sizes) != x.shape[axis]:
         rule = f"has to hold {count} sizes of at least 0 that add up to axis {axis} of {x.shape}"
-        raise NetworkError(title(call.node), "split", sizes, rule)
+        raise call.error("split", sizes, rule)
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     return [call.emit(ops.Slice(axis, begin, size), x) for begin, size in zip(begins, sizes, strict=True)]
 
@@ -125,12 +119,10 @@ def _slice(call: Call) -> Tensor:
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        rule = f"has to be as long as ends {ends}, axes {axes} and steps {steps}"
-        raise NetworkError(title(call.node), "starts", starts, rule)
-    places = [call.axis(axis, len(x.shape)) for axis in axes]
-    if len(set(places)) < len(places) or 0 in steps:
-        rule = f"name one axis twice, or steps {steps} hold a 0"
-        raise NetworkError(title(call.node), "axes", axes, rule, "name each once; steps are 1 or more, or negative")
+        raise call.error("starts", starts, f"has to be as long as ends {ends}, axes {axes} and steps {steps}")
+    places = call.axes(axes, len(x.shape))
+    if 0 in steps:
+        raise call.error("steps", steps, "hold a 0", "steps are 1 or more, or negative")
     for at, start, end, step in zip(places, starts, ends, steps, strict=True):
         taken = range(x.shape[at])[slice(start, end, step)]
         if not taken:
@@ -151,11 +143,9 @@ def _pad(call: Call) -> Tensor:
     if call.has(2):
         value = float(call.array(2, "constant_value").item())
     if call.has(3):
-        axes = tuple(call.axis(axis, rank) for axis in call.ints(3, "axes"))
-    if len(set(axes)) < len(axes):
-        raise NetworkError(title(call.node), "axes", axes, "name one axis twice", "name each once")
+        axes = call.axes(call.ints(3, "axes"), rank)
     if len(flat) != 2 * len(axes):
-        raise NetworkError(title(call.node), "pads", flat, f"has to hold two numbers for each of {len(axes)} axes")
+        raise call.error("pads", flat, f"has to hold two numbers for each of {len(axes)} axes")
     pads = [(0, 0)] * rank
     for axis, before, after in zip(axes, flat[: len(axes)], flat[len(axes) :], strict=True):
         pads[axis] = (before, after)
@@ -181,7 +171,7 @@ _RESIZED = "N and C stay; modes nearest and linear; constant scales or sizes"
 def _resize(call: Call) -> Tensor:
     x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
     rank = len(x.shape)
-    axes = tuple(call.axis(axis, rank) for axis in call.attribute("axes", range(rank)))
+    axes = call.axes(call.attribute("axes", range(rank)), rank)
     mode = call.attribute("mode", "nearest")
     coordinates: Any = call.attribute("coordinate_transformation_mode", "half_pixel") if modern else "asymmetric"
     nearest: Any = call.attribute("nearest_mode", "round_prefer_floor") if modern else "floor"
@@ -199,15 +189,13 @@ def _resize(call: Call) -> Tensor:
     ]
     if rank != 4 or unknown:
         raise Unsupported(", ".join(unknown) or f"an input of {rank} dimensions")
-    if len(set(axes)) < len(axes):
-        raise NetworkError(title(call.node), "axes", axes, "name one axis twice", "name each once")
     kind: ResizeMode = "nearest" if mode == "nearest" else "linear"
     scales = _scales(call, 2 if modern else 1)
     if scales is not None:
         least = 1.0 if call.node.op_type == "Upsample" else 0.0
         if len(scales) != len(axes) or not all(least <= scale < math.inf and scale for scale in scales):
             rule = f"has to hold a finite number for each axis of {axes}, {'1 or more' if least else 'more than 0'}"
-            raise NetworkError(title(call.node), "scales", scales, rule)
+            raise call.error("scales", scales, rule)
         scale = dict(zip(axes, scales, strict=True))
         if any(scale.get(axis, 1) != 1 for axis in (0, 1)):
             raise Unsupported("scales of N or C")
@@ -225,9 +213,7 @@ def _scales(call: Call, at: int) -> Sequence[float] | None:
     if call.has(at) and call.input(at).elements:
         if call.has(3) and call.input(3).elements:
             given = call.array(3, "sizes").tolist()
-            raise NetworkError(
-                title(call.node), "sizes", given, "there are scales too", "give one of them, but not both"
-            )
+            raise call.error("sizes", given, "there are scales too", "give one of them, but not both")
         return [float(k) for k in call.array(at, "scales").reshape(-1)]
     found: Sequence[float] | None = call.attribute("scales")
     return found
@@ -237,9 +223,7 @@ def _sizes(call: Call, axes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes wanted; with an aspect ratio to keep, those that it leaves."""
     sizes, policy = call.ints(3, "sizes"), call.attribute("keep_aspect_ratio_policy", "stretch")
     if len(sizes) != len(axes) or min(sizes) < 1:
-        raise NetworkError(
-            title(call.node), "sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}"
-        )
+        raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":
         return sizes
     ratios = [size / call.input().shape[axis] for axis, size in zip(axes, sizes, strict=True)]

@@ -6,8 +6,7 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from blockconv.core.errors import NetworkError
-from blockconv.frontends.onnx.scope import Call, Op, Unsupported, only_output, registered, title
+from blockconv.frontends.onnx.scope import Call, Op, Unsupported, only_output, registered
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
@@ -27,17 +26,17 @@ class _Window:
         spatial = call.input().shape[2:]
         if len(spatial) != rank:
             rule = f"its window, {kernel}, has not the rank of the input's image"
-            raise NetworkError(title(call.node), "input", call.input().shape, rule)
+            raise call.error("input", call.input().shape, rule)
         stride = call.attribute("strides", (1,) * rank)
         dilation = call.attribute("dilations", (1,) * rank)
         flat = call.attribute("pads", (0,) * 2 * rank)
         if len(stride) != rank or len(dilation) != rank or len(flat) != 2 * rank:
             rule = f"strides {stride}, dilations {dilation} and pads {flat} do not fit a window of {kernel}"
-            raise NetworkError(title(call.node), "kernel_shape", kernel, rule)
+            raise call.error("kernel_shape", kernel, rule)
         pads: Any = tuple(zip(flat[:rank], flat[rank:], strict=True))
         auto = call.attribute("auto_pad", "") or "NOTSET"
         if auto not in _AUTO_PADS:
-            raise NetworkError(title(call.node), "auto_pad", auto, f"has to be one of {', '.join(_AUTO_PADS)}")
+            raise call.error("auto_pad", auto, f"has to be one of {', '.join(_AUTO_PADS)}")
         if auto == "VALID":
             pads = ((0, 0),) * rank
         elif auto.startswith("SAME"):
@@ -91,7 +90,7 @@ def convolution(
     window = _Window(call, weight.shape[2:])
     given = call.attribute("kernel_shape", weight.shape[2:])
     if given != weight.shape[2:]:
-        raise NetworkError(title(call.node), "kernel_shape", given, f"the weight's is {weight.shape[2:]}")
+        raise call.error("kernel_shape", given, f"the weight's is {weight.shape[2:]}")
     wei = call.input(at) if window.rank == 2 else call.weight(at, "weight", lambda array: array[:, :, None])
     made = replace(
         attributes,
@@ -125,10 +124,9 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     for size, sides in zip(window.kernel, window.pads, strict=True):
         if max(sides) >= size:  # a window of padding alone would have no maximum and no average
             remedy = "lower the pads, or put a Pad before the node"
-            rule = f"have to be smaller than the window, {window.kernel}"
-            raise NetworkError(title(call.node), "pads", window.pads, rule, remedy)
+            raise call.error("pads", window.pads, f"have to be smaller than the window, {window.kernel}", remedy)
     if call.attribute("storage_order", 0) not in (0, 1):
-        raise NetworkError(title(call.node), "storage_order", call.attribute("storage_order"), "has to be 0 or 1")
+        raise call.error("storage_order", call.attribute("storage_order"), "has to be 0 or 1")
     ceil_mode = bool(call.attribute("ceil_mode", 0))
     attributes = ops.Pool2d(kind, window.kernel, window.stride, window.pads, window.dilation, ceil_mode)
     return _row(call, call.emit(attributes, _image(call, x)), window.rank)
