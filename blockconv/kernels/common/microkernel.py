@@ -274,7 +274,7 @@ class Reduction(NamedTuple):
     def prefetch_streamed(self, w: Any) -> None:
         """Prefetch what is multiplied soon; of one stream of reads, processors run ahead farther than of two."""
         for line in range(0, self.channel_bytes if self.streamed else 0, LINE):
-            ask(self.b, self.b.add(w, const(STREAMED + line)))
+            emit_prefetch(self.b, self.b.add(w, const(STREAMED + line)))
 
     def prefetch_share(self, step: Any, channel: Any, count: int) -> None:
         """Prefetch the share that `count` channels have of what their step prefetches: what they read at the most.
