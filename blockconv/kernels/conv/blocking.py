@@ -28,6 +28,7 @@ __all__ = [
     "geometry",
     "has_parts",
     "is_converted",
+    "is_read_in_place",
     "lies_in_units",
     "space",
     "store_width",
@@ -54,7 +55,7 @@ class Blocking:
     loop over so few costs more than it saves. store_width: contiguous destination channels that one store writes; 0
     where tiles are scattered. task_rows, task_cols: pixels of a task. splits: tasks that share a group's output
     channels, in `ocbs` blocks.
-    in_place: tiles read the source where it is (`_is_read_in_place`). panel: output columns of a window, a tile's where
+    in_place: tiles read the source where it is (`is_read_in_place`). panel: output columns of a window, a tile's where
     windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
     needs. shared: how groups share a vector; a "group" above is then as many of them as do. pixel_lanes: pixels of a
     vector where vectors run along these, and each of `vectors` is one channel; 0 where they run along channels. dot:
@@ -119,31 +120,29 @@ def blocking(
     cb = unit if interleaved else _source_block(p, s, unit)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
-    made = Inner(
-        shape=tile or _tile(p, at, d, stored, lanes, dot),
+    shape = tile or _tile(p, at, d, stored, lanes, dot)
+    inner = Inner(
+        shape=shape,
         lanes=lanes,
         cb=cb,
         step=cb if cb > 4 * dot.channels else dot.channels,
         store_width=stored,
-        as_it_is=as_it_is,
+        in_place=as_it_is and is_read_in_place(p, at, s, shape.pixels),
         dot=dot,
         interleaved=interleaved,
     )
-    return divided(problem, src, dst, types, threads, made)
+    return divided(problem, src, dst, types, threads, inner)
 
 
 class Inner(NamedTuple):
-    """What a blocking is about before pixels are divided: the fields of `Blocking`, and the tile's shape.
-
-    as_it_is: a packed window would hold the bytes of the source, so that tiles may read these.
-    """
+    """What a blocking says before pixels are divided: the tile's shape, and fields of `Blocking`."""
 
     shape: TileShape
     lanes: int
     cb: int
     step: int
     store_width: int
-    as_it_is: bool
+    in_place: bool
     dot: Dot
     interleaved: bool
     shared: Shared = DENSE
@@ -166,10 +165,9 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     splits = min(ocbs, -(-tasks_wanted(threads) // tasks))
-    in_place = inner.as_it_is and _is_read_in_place(p, at, geometry(src, p.src_shape, types.src.itemsize), pixels)
-    panel = task_cols if in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
+    panel = task_cols if inner.in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
-    windows = 0 if in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
+    windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
     scratch = -(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize
     return Blocking(
         rows=rows,
@@ -182,7 +180,7 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
         task_cols=task_cols,
         splits=splits,
         ocbs=ocbs,
-        in_place=in_place,
+        in_place=inner.in_place,
         panel=panel,
         window_rows=w_rows,
         window_cols=w_cols,
@@ -239,7 +237,7 @@ def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
 ELEMENT = 4  # bytes of what is broadcast where a multiply-accumulate takes several channels
 
 
-def _is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: int) -> bool:
+def is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: int) -> bool:
     """Whether tiles may read the source where it is: the rows of a 1x1 convolution, if groups divide no block.
 
     Rows of images (HWCN) are read so where each channel has its own: to pack them is a short copy for each.

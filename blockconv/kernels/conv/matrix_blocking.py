@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
@@ -22,6 +23,7 @@ from blockconv.kernels.conv.blocking import (
     TileShape,
     divided,
     is_power_of_two,
+    is_read_in_place,
     lies_in_units,
     store_width,
 )
@@ -34,7 +36,7 @@ __all__ = ["blocking", "extent", "tile_seconds", "why_not"]
 
 UNITS = LINE_BYTES // WORD  # units of four bytes that a step takes at the most
 # (vectors of output channels, blocks of pixels) whose accumulators, sources and weights fit into eight registers.
-_SHAPES = (2, 2), (1, 3), (1, 2), (2, 1), (1, 1)
+_SHAPES = (2, 2), (1, 4), (1, 3), (1, 2), (2, 1), (1, 1)
 
 
 def _channels(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
@@ -87,13 +89,17 @@ def blocking(
     cb = _channels(p, s, unit)
     taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.ic // p.g <= cb else 1
     stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.oc // p.g if p.g > 1 else 0)
+    shape = tile or _tile(p, at, d, stored, cb, taps, dot)
+    as_it_is = not interleaved and extent(cb, s) == cb and p.ic // p.g % cb == 0
+    # Whole lines that are read once do not push each other out before they are.
+    held = 1 if cb == UNITS * unit else shape.pixels
     inner = Inner(
-        shape=tile or _tile(p, at, d, stored, cb, taps, dot),
+        shape=shape,
         lanes=COLUMNS,
         cb=cb,
         step=cb,
         store_width=stored,
-        as_it_is=not interleaved and extent(cb, s) == cb and p.ic // p.g % cb == 0,
+        in_place=as_it_is and is_read_in_place(p, at, s, held),
         dot=dot,
         interleaved=interleaved,
         shared=DENSE._replace(taps=taps),
@@ -116,18 +122,19 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, cb: int
             for rows in {max(1, min(at.oh, blocks // len(row_blocks(1, pixels)))), 1}:
                 tiles = -(-at.oh // rows) * -(-at.ow // pixels) * -(-oc // width)
                 shape = TileShape(rows, pixels, vectors)
-                found.append((tiles * _seconds(problem, shape, cb, taps, dot), -rows * pixels, shape))
+                seconds = tiles * _seconds(problem, shape, cb, taps, dot)
+                found.append((float(f"{seconds:.6e}"), abs(vectors - 2), -rows * pixels, shape))
     return min(found)[-1]
 
 
 def _pixels(ow: int, blocks: int) -> list[int]:
-    """Pixels of a row that make tiles of about the same size, of at most so many blocks.
-
-    Of more than one block an odd number is left out: they are finished some at a time, as many each time.
-    """
-    least = -(-ow // (LINES * blocks))
-    sizes = {-(-ow // count) for count in range(least, -(-ow // LINES) + 3)}
-    return sorted(size for size in sizes if size <= LINES or size % 2 == 0)
+    """Pixels of a row that make tiles of about the same size, of at most so many blocks, which are equally long."""
+    least, found = -(-ow // (LINES * blocks)), set()
+    for count in range(least, -(-ow // LINES) + 3):
+        pixels = -(-ow // count)
+        of_row = -(-pixels // LINES)
+        found.add(-(-pixels // of_row) * of_row)
+    return sorted(pixels for pixels in found if pixels <= ow)
 
 
 def tile_seconds(problem: Conv2dProblem, blocking: Blocking) -> float:
@@ -139,9 +146,13 @@ def tile_seconds(problem: Conv2dProblem, blocking: Blocking) -> float:
 def _seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
     """A block of few pixels, or of few channels, takes as long as one of sixteen, and of 64 bytes.
 
-    While matrices are multiplied, the tile before is stored: what takes longer counts.
+    A step waits for its weights, which come from the second-level cache, and have to come there first if they do not
+    stay; and while matrices are multiplied the tile before is stored. What takes longer counts.
     """
     p, name, blocks = problem, name_of(dot), len(row_blocks(shape.rows, shape.pixels))
     rates, alone = profile().by(name), profile().by(f"{name}, one step")
     steps, vectors = -(-(p.ic // p.g) // cb) * p.kh * (p.kw // taps), shape.rows * shape.pixels * shape.vectors
-    return max(steps * rates.step(LINES * blocks, shape.vectors) + rates.end(vectors), alone.end(vectors))
+    weights = p.oc * steps * LINE_BYTES
+    ways = 1 if weights <= target.second_level_cache() else 2
+    step = max(rates.step(LINES * blocks, shape.vectors), ways * shape.vectors * rates.latency)
+    return max(steps * step + rates.end(vectors), alone.end(vectors))

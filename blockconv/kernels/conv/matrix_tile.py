@@ -4,7 +4,7 @@ One instruction multiplies a matrix of up to 16 pixels by the 64 bytes of their 
 16 output channels, and adds the products to a matrix of accumulators. Each matrix is read from memory line by line,
 lines evenly apart: pixels lie so in every window, and weights for dot products are packed so anyway (`dot.py`). A step
 of the reduction is then a tap of up to 64 bytes of channels, or a row of taps of fewer; and it is loaded once for a
-tile of two by two such blocks of accumulators, which is all that the eight registers hold.
+tile of two by two such blocks of accumulators, or of four blocks of pixels, which is all that eight registers hold.
 
 Accumulators go to the epilogue by way of memory, some pixels at a time. Where there is no such unit, the same is
 emulated by dot products of vectors, for tests.
@@ -37,6 +37,7 @@ __all__ = [
     "row_blocks",
 ]
 
+REGISTERS = 8
 LINES, LINE_BYTES = 16, 64  # of a register, at the most
 COLUMNS = 16  # output channels of a block of accumulators
 WORD = 4  # bytes of an accumulator, and of channels that are multiplied at once
@@ -65,7 +66,10 @@ def row_blocks(rows: int, pixels: int) -> list[Block]:
 
 
 class _Registers(NamedTuple):
-    """Numbers of the matrix registers: accumulators by [block of pixels][vector], sources, weights."""
+    """Numbers of the matrix registers: accumulators by [block of pixels][vector], weights, sources.
+
+    Each block's source has one of its own, or, where there are too few, takes the place of the one before it.
+    """
 
     blocks: list[Block]
     vectors: int
@@ -73,11 +77,11 @@ class _Registers(NamedTuple):
     def acc(self, block: int, vector: int) -> int:
         return block * self.vectors + vector
 
-    def src(self, block: int) -> int:
-        return len(self.blocks) * self.vectors + block
-
     def wei(self, vector: int) -> int:
-        return len(self.blocks) * (self.vectors + 1) + vector
+        return len(self.blocks) * self.vectors + vector
+
+    def src(self, block: int) -> int:
+        return min(REGISTERS - 1, (len(self.blocks) + 1) * self.vectors + block)
 
     @staticmethod
     def of(spec: TileSpec) -> _Registers:

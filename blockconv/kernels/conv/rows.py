@@ -20,7 +20,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, Types, element
-from blockconv.kernels.common.dot import name_of, packed_as_one
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, name_of, packed_as_one
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.nibbles import why_not_packed
@@ -98,7 +98,7 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
         stored += pixels * known.stores["partial"] / -(-oc // found.width)
     packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
     computed = tiles * (reduced + steps + stored) + packed
-    return max(computed, _moved(p, src, dst, types))
+    return max(computed, _moved(p, src, dst, types, found.dot))
 
 
 def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: Blocking) -> bool:
@@ -146,10 +146,10 @@ def _plane_reads(src: Layout, problem: Conv2dProblem, found: Blocking, itemsize:
     return 1.2 if lies.block % 16 else 0.3
 
 
-def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
-    """Seconds that source, weights and destination take on their way."""
-    p = problem
-    read = types.src.nbytes(src.size(p.src_shape)) + types.wei.itemsize * p.oc * (p.ic // p.g) * p.kh * p.kw
+def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, dot: Dot = MULTIPLY_ADD) -> float:
+    """Seconds that source, weights, which may be packed wider than they are, and destination take on their way."""
+    p, wide = problem, dot.itemsize or types.wei.itemsize
+    read = types.src.nbytes(src.size(p.src_shape)) + wide * p.oc * (p.ic // p.g) * p.kh * p.kw
     return move_seconds(read, types.dst.nbytes(dst.size(p.dst_shape)))
 
 
@@ -212,7 +212,7 @@ def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
         unit = packed_as_one(types, found.dot)
         packed = _packing(p, src, dst, types, replace(found, cb=unit if found.interleaved else together))
     computed = count * tiles * (matrix_blocking.tile_seconds(p, found) + stored) + packed
-    return max(computed, _moved(p, src, dst, types))
+    return max(computed, _moved(p, src, dst, types, found.dot))
 
 
 MATRIX = Row(
@@ -306,7 +306,7 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
     multiply_adds = found.shared.ic * p.kh * p.kw * step
     stored = vectors * _storing(dst, found, channels) + profile().rates.end(vectors)
     computed = tiles * (multiply_adds + stored) + _packing(p, src, dst, types, found)
-    return max(computed, _moved(p, src, dst, types))
+    return max(computed, _moved(p, src, dst, types, found.dot))
 
 
 GROUPED = Row(

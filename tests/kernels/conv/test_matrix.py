@@ -82,7 +82,8 @@ def test_blockings_fit_into_the_registers(src, ic):
         found = matrix_blocking.blocking(problem, Layout(src), Layout("NHWC"), Types.quantized("uint8", "uint8"), 1)
         blocks = row_blocks(found.rows, found.pixels)
         assert max(block.pixels for block in blocks) <= LINES
-        assert len(blocks) * found.vectors + len(blocks) + found.vectors <= 8
+        assert len(blocks) * found.vectors + found.vectors + 1 <= 8
+        assert len({block.pixels for block in blocks}) == 1, "sources of blocks may share a register"
         assert found.shared.taps * found.cb <= 64
         assert found.shared.taps in (1, 3)
 
