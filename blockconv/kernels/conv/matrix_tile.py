@@ -237,42 +237,49 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
 
 def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
     """Store the accumulators that lie in the scratch, some pixels of a row at a time, and some of their vectors."""
-    b, v, planes = builder, spec.tile.code(builder), spec.store_width == 1
+    b, planes = builder, spec.store_width == 1
     vectors = 1 if planes else spec.vectors
     most = LINES if planes else MOST // vectors
     pixels = max(k for k in range(1, most + 1) if spec.pixels % k == 0)
-    part = spec._replace(rows=1, pixels=pixels, vectors=vectors)
-    for row in range(spec.rows):
-        with cgutils.for_range(b, const(spec.pixels // pixels)) as loop:
-            pixel = b.mul(loop.index, const(pixels))
-            to = b.add(b.mul(const(row), out.dst_row), b.mul(pixel, out.dst_pixel))
-            acc = b.add(run.scratch, b.mul(b.add(const(row * spec.pixels), pixel), const(spec.vectors * v.bytes)))
-            for first in range(0, spec.vectors, vectors):
-                _finish_part(builder, part, run, out, to, acc, first, spec)
+    part = _Part(b, spec, spec._replace(rows=1, pixels=pixels, vectors=vectors))
+    with cgutils.for_range(b, const(spec.rows)) as row, cgutils.for_range(b, const(spec.pixels // pixels)) as loop:
+        pixel = b.mul(loop.index, const(pixels))
+        to = b.add(b.mul(row.index, out.dst_row), b.mul(pixel, out.dst_pixel))
+        first = b.add(b.mul(row.index, const(spec.pixels)), pixel)
+        if vectors == spec.vectors:
+            part.finish(run, out, to, first, const(0))
+        else:
+            with cgutils.for_range(b, const(spec.vectors)) as vector:
+                part.finish(run, out, to, first, vector.index)
 
 
-def _finish_part(
-    builder: Any, part: TileSpec, run: TileRecord, out: Output, to: Any, acc: Any, first: int, whole: TileSpec
-) -> None:
-    """Store a part of a whole tile: its pixels from `to` on, bytes from the tile's, its accumulators from `acc` on.
+class _Part(NamedTuple):
+    """The code that stores a part of a whole tile."""
 
-    first: number of the first vector. What an activation keeps in memory takes the place of the part's accumulators,
-    or, where these do not lie together, that of a stored tile.
-    """
-    b, v, before = builder, part.tile.code(builder), const(first * COLUMNS)
-    accs = []
-    for p in range(part.pixels):
-        for k in range(part.vectors):
-            accs += v.slots(1, v.load(b.add(acc, const((p * whole.vectors + first + k) * v.bytes))))
-    each, kept = const(first * v.bytes), acc
-    if part.vectors < whole.vectors:
-        kept = b.add(run.scratch, const(whole.rows * whole.pixels * whole.vectors * v.bytes))
-    planes = b.mul(before, out.dst_block) if first else const(0)
-    out = out._replace(
-        dst=b.add(out.dst, b.add(to, planes)),
-        valid=b.sub(out.valid, before),
-        written=b.sub(out.written, before),
-        scratch=kept,
-    )
-    accs = real_accumulators(b, part, b.add(run.bia, each), b.add(run.scales, each), accs)
-    finish(b, part.finished, part.store_width, part.act, out, accs, bool(part.has_parts))
+    b: Any
+    whole: TileSpec
+    part: TileSpec
+
+    def finish(self, run: TileRecord, out: Output, to: Any, pixel: Any, vector: Any) -> None:
+        """Store the part that begins with this pixel and vector of the tile, `to` bytes from the tile's first pixel.
+
+        What an activation keeps in memory takes the place of the part's accumulators, or, where these do not lie
+        together, that of a stored tile.
+        """
+        b, part, v = self.b, self.part, self.part.tile.code(self.b)
+        width, before, each = self.whole.vectors, b.mul(vector, const(COLUMNS)), b.mul(vector, const(v.bytes))
+        acc = b.add(b.add(run.scratch, b.mul(pixel, const(width * v.bytes))), each)
+        accs = []
+        for p in range(part.pixels):
+            for k in range(part.vectors):
+                accs += v.slots(1, v.load(b.add(acc, const((p * width + k) * v.bytes))))
+        if part.vectors < width:
+            acc = b.add(run.scratch, const(self.whole.rows * self.whole.pixels * width * v.bytes))
+        out = out._replace(
+            dst=b.add(out.dst, b.add(to, b.mul(before, out.dst_block))),
+            valid=b.sub(out.valid, before),
+            written=b.sub(out.written, before),
+            scratch=acc,
+        )
+        accs = real_accumulators(b, part, b.add(run.bia, each), b.add(run.scales, each), accs)
+        finish(b, part.finished, part.store_width, part.act, out, accs, bool(part.has_parts))
