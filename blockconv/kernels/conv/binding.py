@@ -354,7 +354,7 @@ class _Binding:
         if self.blocking.interleaved:
             return cb > unit
         ends = self.types.acc.is_float and -self.ic % cb >= unit
-        return ends or extent(cb, self.src) < cb
+        return ends or extent(cb // self.src_each, self.src) < cb // self.src_each
 
     def unit_packer(self) -> jit.Kernel:
         """The kernel that packs a window of units of four bytes, from several of the source's blocks."""

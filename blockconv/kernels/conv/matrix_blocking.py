@@ -65,12 +65,14 @@ def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> s
     """Why no matrices can be made of a problem's windows."""
     p, lies = problem, geometry(src, problem.src_shape, types.src.itemsize)
     unit = packed_as_one(types, matrix_dot_for(types))
-    interleaved = not lies_in_units(p, lies, unit)
+    interleaved, cb = not lies_in_units(p, lies, unit), _channels(p, lies, unit)
     if lies.length not in (1, NO_BLOCK):
         if interleaved:
             return f"is for blocks of channels in which {unit} that fill 32 bits are neighbours, not for {src}"
-        if p.g > 1 and p.ic // p.g % min(lies.length, _channels(p, lies, unit)):
+        if p.g > 1 and p.ic // p.g % min(lies.length, cb):
             return "is for groups that begin and end where the source's blocks do"
+    if types.src.is_packed and (interleaved or extent(cb, lies) < cb):
+        return f"is for blocks of at least {cb} channels of 4 bits, which are unpacked as they lie, not for {src}"
     return None
 
 
@@ -90,7 +92,7 @@ def blocking(
     taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.ic // p.g <= cb else 1
     stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.oc // p.g if p.g > 1 else 0)
     shape = tile or _tile(p, at, d, stored, cb, taps, dot)
-    as_it_is = not interleaved and extent(cb, s) == cb and p.ic // p.g % cb == 0
+    as_it_is = not (interleaved or types.src.is_packed) and extent(cb, s) == cb and p.ic // p.g % cb == 0
     # Whole lines that are read once do not push each other out before they are.
     held = 1 if cb == UNITS * unit else shape.pixels
     inner = Inner(

@@ -154,12 +154,18 @@ def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, dot: 
 
 
 def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    reason = _why_not_pairs(problem, src, dst, types)
+    return reason or why_not_window(blocking(problem, src, dst, types, 1))
+
+
+def _why_not_pairs(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    """Why pairs of 4 bits do not lie in a layout as kernels move them."""
     p = problem
     for layout, type, channels in ((src, types.src, p.ic), (dst, types.dst, p.oc)):
         reason = why_not_packed(layout, channels // p.g, p.g) if type.is_packed else None
         if reason:
             return reason
-    return why_not_window(blocking(problem, src, dst, types, 1))
+    return None
 
 
 DIRECT = Row(
@@ -177,7 +183,7 @@ DIRECT = Row(
 def _why_not_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
     if not target.isa().amx:
         return "is for processors with a unit that multiplies matrices (AMX)"
-    reason = matrix_blocking.why_not(problem, src, dst, types)
+    reason = _why_not_pairs(problem, src, dst, types) or matrix_blocking.why_not(problem, src, dst, types)
     return reason or why_not_window(matrix_blocking.blocking(problem, src, dst, types, 1))
 
 
@@ -218,7 +224,7 @@ def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
 MATRIX = Row(
     name="conv_matrix",
     op="conv2d",
-    dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
+    dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
     why_not=_why_not_matrix,
     make=_make_matrix,
 )

@@ -112,7 +112,7 @@ def test_windows_alone_are_unpacked():
     """A worker's scratch stays within the second-level cache, however large the source is."""
     problem, layout = Conv2dProblem.from_descriptor("mb1ic256ih200oc8kh1"), Layout("NCHW64")
     for types in INT4:
-        (found,) = (c for c in selection.candidates("conv2d", problem, layout, layout, types) if c.primitive)
+        found = next(c for c in selection.candidates("conv2d", problem, layout, layout, types) if c.primitive)
         with jit.collecting():  # to ask compiles nothing
             (op,) = found.primitive.ops()
         assert op.scratch < target.second_level_cache() < layout.size(problem.src_shape)
