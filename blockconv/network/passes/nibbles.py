@@ -49,7 +49,7 @@ def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),))
             type = network.tensors[name].type
             if type.is_packed and name not in wide:
                 wide[name] = take_name(f"{name}.{type.unpacked}", taken)
-                nodes.append(_conversion(name, wide[name], type.unpacked))
+                nodes.append(_conversion(name, wide[name], type.unpacked, taken))
         made = replace(node, inputs=tuple(wide.get(name, name) for name in node.inputs))
         type = network.tensors[node.output].type
         if not type.is_packed:
@@ -59,14 +59,14 @@ def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),))
         attributes: Any = node.attributes
         if hasattr(attributes, "dtype"):
             attributes = replace(attributes, dtype=type.unpacked.name)
-        nodes += [replace(made, attributes=attributes, output=value), _conversion(value, node.output, type)]
+        nodes += [replace(made, attributes=attributes, output=value), _conversion(value, node.output, type, taken)]
     return network.changed(nodes)
 
 
-def _conversion(src: str, dst: str, type: ElementType) -> Node:
-    """The same integers, as those of another type."""
+def _conversion(src: str, dst: str, type: ElementType, taken: set[str]) -> Node:
+    """The same integers, as those of another type. taken: names that the node cannot have."""
     dtype: Any = type.name
-    return Node(f"{dst}.as_{type}", Requantize(_SAME, _SAME, dtype), (src,), dst)
+    return Node(take_name(f"{src}.to_{type}", taken), Requantize(_SAME, _SAME, dtype), (src,), dst)
 
 
 def _is_packed(network: Network, node: Node) -> bool:
