@@ -96,12 +96,22 @@ def _loaded(name: str) -> str | None:
     return next((line.split()[-1] for line in lines if f"/{name}." in line), None)
 
 
+def _dot_products(isa: target.Isa) -> str:
+    """What multiplies 8-bit integers, and bfloat16, several at once."""
+    vectors = [name for name, has in (("8-bit integers (VNNI)", isa.vnni), ("bfloat16 (AVX512-BF16)", isa.bf16)) if has]
+    matrices = "matrices of both (AMX)" if isa.amx else "no matrices"
+    if not isa.amx and target.targets_amx():
+        matrices += ", since the system does not grant AMX to this process"
+    return f"{' and '.join(vectors) or 'none'}; {matrices}"
+
+
 def _processor() -> dict[str, str]:
     isa = target.isa()
     multiply = "fused multiply-add" if isa.fma else "no fused multiply-add"
     return {
         "Numba targets": target.target_cpu(),
         "vectors": f"{isa.name}: {isa.registers} registers of {8 * isa.vector_bytes} bits, {multiply}",
+        "dot products": _dot_products(isa),
         "features": " ".join(sorted(target.target_features())) or "none beyond the architecture's own",
         "costs and tiles": _profile(),
         "second-level cache": f"{target.second_level_cache() / 2**20:g} MiB a core",

@@ -29,6 +29,7 @@ __all__ = [
     "second_level_cache",
     "target_cpu",
     "target_features",
+    "targets_amx",
 ]
 
 
@@ -79,7 +80,7 @@ def isa() -> Isa:
     features = target_features()
     if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
         halves, has_dots = target_cpu() in HALVES, ("avx512vnni" in features, "avx512bf16" in features)
-        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True, amx=_has_amx(features))
+        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True, amx=_may_use_amx())
     if {"avx2", "fma"} <= features:
         return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
     if platform.machine().lower() in ("aarch64", "arm64"):
@@ -92,9 +93,14 @@ AMX = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux's numbers on x86-64
 
 
-def _has_amx(features: frozenset[str]) -> bool:
-    """Whether kernels may use AMX: its registers are the process's once the system has granted them."""
-    if not features >= AMX or not sys.platform.startswith("linux"):
+def targets_amx() -> bool:
+    """Whether AMX is among what Numba compiles for; see `Isa.amx` for whether kernels may use it."""
+    return target_features() >= AMX
+
+
+def _may_use_amx() -> bool:
+    """Whether AMX is there: its registers are the process's once the system has granted them."""
+    if not targets_amx() or not sys.platform.startswith("linux"):
         return False
     return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0)
 
