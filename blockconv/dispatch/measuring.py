@@ -38,7 +38,7 @@ DEPTHS = 32, 128  # channels of the two reductions
 BLOCKS = 1, 8  # of output channels
 NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
 ITEMSIZE = 4
-DEPTHS_OF_MATRICES = (8, 32), (1, 2)  # steps of 64 bytes: of two reductions, and of two short ones
+DEPTHS_OF_MATRICES = (4, 16), (1, 2)  # steps of 64 bytes: of two reductions, and of two short ones
 _FLOATS, _BYTES = Types.all("float32"), Types.quantized("uint8", "uint8")
 _BRAIN = Types.converted("bfloat16", "bfloat16")
 
@@ -79,7 +79,7 @@ def measure() -> Profile:
         line=target.cache_line(),
         tiles=tuple(times.values()),
         stores=_stores(shapes[1], times[shapes[1]]),
-        packs=positive("packing", _packs, lambda found: found.values()),
+        packs=_packs(fma),
         spread={
             "direct": positive("a spread", _spread, lambda found: [found]),
             "winograd": max(fma, _winograd_spread()),
@@ -236,8 +236,8 @@ _PACKED = {
 _WINDOWS = (8, 112), (64, 14), (4, 14)  # (rows, columns) of outputs: many pixels in few rows, in many, and few pixels
 
 
-def _packs() -> dict[str, float]:
-    """What it takes to pack windows: see `Profile.packs`.
+def _packs(fma: float) -> dict[str, float]:
+    """What it takes to pack windows: see `Profile.packs`. fma: seconds of a multiply-add.
 
     Two blocks of output channels read one window. So what a problem takes beside its tiles is twice what it takes with
     one, less what it takes with two; and that is so much for a call, a task, a row of a window and each pixel.
@@ -258,7 +258,8 @@ def _packs() -> dict[str, float]:
             sums.append([1, groups, lines, *(lines * cols * (k == other) for other in range(len(_PACKED)))])
         found = in_turns(runs)
         taken += [2 * found[rows, 1] - found[rows, 2] for rows, _ in _WINDOWS]
-    return dict(zip(("task", "row", *_PACKED), rates(sums, taken)[1:], strict=True))
+    each = [max(fma, seconds) for seconds in rates(sums, taken)[1:]]
+    return dict(zip(("task", "row", *_PACKED), each, strict=True))
 
 
 def _block(problem: Conv2dProblem, src: Layout, dst: Layout) -> int:

