@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
 # Where caches are small, a task is a small part of an image, and what does not divide evenly weighs more.
 LIMITS = {
-    "avx512, 1 MiB": Limits({1: 1.01, 2: 1.1, 4: 1.28, 16: 1.31}, {1: 1.07, 4: 1.15, 16: 1.15}),
+    "avx512, 1 MiB": Limits({1: 1.01, 2: 1.1, 4: 1.28, 16: 1.67}, {1: 1.07, 4: 1.15, 16: 1.15}),
     "avx512, halves, 1 MiB": Limits({1: 1.0, 2: 1.03, 4: 1.08, 16: 1.25}, {1: 1.07, 4: 1.15, 16: 1.15}),
     "avx2, 512 KiB": Limits({1: 1.07, 2: 1.07, 4: 1.17, 16: 1.5}, {1: 1.11, 4: 1.23, 16: 1.23}),
     "avx2, 1 MiB": Limits({1: 1.01, 2: 1.03, 4: 1.15, 16: 1.31}, {1: 1.08, 4: 1.23, 16: 1.23}),
