@@ -26,7 +26,6 @@ from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
     EpilogueArguments,
     dequantized_residual,
-    quantized,
     quantized_parts,
     quantized_together,
 )
@@ -206,10 +205,8 @@ class TileEpilogue:
         if self.half:
             return [rounded(self.v, self.half, x, flushes=True) for x in values]
         away = bool(self.tile.away)
-        if self.parts == 1 and self.args and self.stored.itemsize == 1 and not self.stored.type.is_packed:
-            return quantized_together(self.v, self.args, values, away)
         if self.parts == 1:
-            return [quantized(self.v, self.args, x, away, self.finished) for x in values] if self.args else values
+            return quantized_together(self.v, self.args, values, away, self.finished) if self.args else values
         groups = [values[k : k + self.parts] for k in range(0, len(values), self.parts)]
         if not self.args:
             return [in_order(self.b, group) for group in groups]

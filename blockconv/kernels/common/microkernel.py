@@ -34,7 +34,6 @@ __all__ = [
     "TileSpec",
     "conv_tile",
     "lines_ahead",
-    "prefetch_next",
     "real_accumulators",
 ]
 
@@ -187,13 +186,6 @@ def real_accumulators(builder: Any, spec: TileSpec, bia: Any, scales: Any, accs:
 
 
 # ---------------------------------------------------------------- the reduction
-
-
-def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
-    """Prefetch what a step of the reduction is to prefetch of the memory that is read after the tile."""
-    at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
-    with cgutils.for_range(b, run.prefetch_lines) as line:
-        emit_prefetch(b, b.add(at, b.mul(line.index, const(LINE))))
 
 
 def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:

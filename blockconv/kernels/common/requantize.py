@@ -180,16 +180,18 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     return b.xor(made, splat(b, b.trunc(flip, I8), made.type.count))
 
 
-def quantized_together(v: Vectors, args: EpilogueArguments, values: list[Any], away: bool) -> list[Any]:
+def quantized_together(
+    v: Vectors, args: EpilogueArguments, values: list[Any], away: bool, kind: ir.IntType
+) -> list[Any]:
     """`quantized` of vectors, four at a time where that takes fewer instructions."""
-    fits = X86 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
+    fits = X86 and kind == I8 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
     whole = len(values) // PARTS * PARTS if fits else 0
     made = []
     for first in range(0, whole, PARTS):
         four = quantized_parts(v, args, values[first : first + PARTS], away)
         order = unpacked_order(four.type.count)
         made += [shuffle(v.b, four, four, list(order[k : k + v.lanes])) for k in range(0, len(order), v.lanes)]
-    return made + [quantized(v, args, x, away) for x in values[whole:]]
+    return made + [quantized(v, args, x, away, kind) for x in values[whole:]]
 
 
 def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any) -> Any:

@@ -32,6 +32,7 @@ __all__ = [
     "lies_in_units",
     "space",
     "store_width",
+    "straddles_blocks",
     "tiles_of",
     "tiles_of_registers",
     "weight_layout",
@@ -311,6 +312,17 @@ def is_power_of_two(size: int) -> bool:
 MOST_WINDOW = 1 << 30  # bytes of a tile's window
 
 
+def straddles_blocks(problem: Conv2dProblem, dst: Geometry, stored: int, lanes: int, width: int) -> bool:
+    """Whether tiles of `width` channels would lie in two of the destination's blocks, as none may.
+
+    But where they cover whole ones, or these are of no power of two. Groups that are no whole tiles begin inside a
+    block.
+    """
+    if not (stored == lanes < dst.length < NO_BLOCK and is_power_of_two(dst.length)):
+        return False
+    return dst.length % width > 0 or (problem.g > 1 and problem.oc // problem.g % width > 0)
+
+
 def why_not_window(blocking: Blocking) -> str | None:
     """Why tiles cannot pack their windows: taps that are dilated far apart have more between them than fits."""
     fits = blocking.scratch <= MOST_WINDOW
@@ -324,10 +336,7 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
     best: tuple[float, int, int, TileShape] | None = None
     for vectors, most in tiles_of(dot):
         width = vectors * lanes
-        # A tile does not straddle two of the destination's blocks unless it covers whole ones, or these are of no
-        # power of two. Groups that are no whole tiles begin inside a block, where one would.
-        straddles = dst.length % width or (groups > 1 and oc % width)
-        if stored == lanes < dst.length < NO_BLOCK and is_power_of_two(dst.length) and straddles:
+        if straddles_blocks(problem, dst, stored, lanes, width):
             continue
         for count in range(-(-at.ow // most), -(-at.ow // most) + 3):
             pixels = -(-at.ow // count)

@@ -22,10 +22,10 @@ from blockconv.kernels.conv.blocking import (
     Inner,
     TileShape,
     divided,
-    is_power_of_two,
     is_read_in_place,
     lies_in_units,
     store_width,
+    straddles_blocks,
 )
 from blockconv.kernels.conv.matrix_tile import COLUMNS, LINE_BYTES, LINES, WORD, row_blocks
 from blockconv.kernels.conv.packing_units import spare_bytes
@@ -113,12 +113,10 @@ def blocking(
 
 def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, cb: int, taps: int, dot: Dot) -> TileShape:
     """The tile of least predicted time, by the machine's profile."""
-    groups, oc = problem.g, problem.oc // problem.g
-    found = []
+    oc, found = problem.oc // problem.g, []
     for vectors, blocks in _SHAPES:
         width = vectors * COLUMNS
-        straddles = dst.length % width or (groups > 1 and oc % width)
-        if stored == COLUMNS < dst.length < NO_BLOCK and is_power_of_two(dst.length) and straddles:
+        if straddles_blocks(problem, dst, stored, COLUMNS, width):
             continue
         for pixels in _pixels(at.ow, blocks):
             for rows in {max(1, min(at.oh, blocks // len(row_blocks(1, pixels)))), 1}:

@@ -20,10 +20,10 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.jit.ir import I8, I64, call_llvm, const, emitted, pointer
+from blockconv.jit.ir import I8, I64, call_llvm, const, emit_prefetch, emitted, pointer
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import Output, finish, prefetch_residual
-from blockconv.kernels.common.microkernel import TileRecord, TileSpec, prefetch_next, real_accumulators
+from blockconv.kernels.common.microkernel import LINE, TileRecord, TileSpec, real_accumulators
 
 __all__ = [
     "COLUMNS",
@@ -191,7 +191,7 @@ class _Reduction:
         with cgutils.for_range(b, run.full_steps) as loop:
             x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [loop.index])))
             w = b.add(run.wei, b.mul(loop.index, const(self.spec.step * self.width_bytes)))
-            prefetch_next(b, run, loop.index)
+            _prefetch_next(b, run, loop.index)
             for i, block in enumerate(registers.blocks):
                 at = b.add(x, const(block.first * self.spec.src_pixel))
                 at = b.add(at, b.mul(const(block.row), run.src_row)) if block.row else at
@@ -211,6 +211,13 @@ class _Reduction:
 
     def call(self, name: str, *args: Any) -> None:
         call_llvm(self.b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
+
+
+def _prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
+    """Prefetch what a step of the reduction is to prefetch of the memory that is read after the tile."""
+    at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
+    with cgutils.for_range(b, run.prefetch_lines) as line:
+        emit_prefetch(b, b.add(at, b.mul(line.index, const(LINE))))
 
 
 def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:

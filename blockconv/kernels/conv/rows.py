@@ -14,6 +14,7 @@ Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `Til
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from blockconv.core import target
@@ -57,25 +58,30 @@ _NO_EPILOGUE = Epilogue()
 _FLOAT32 = element("float32")
 
 
+def _dense(cut: Callable[..., Blocking], seconds: Callable[..., float]) -> Callable[..., Primitive]:
+    """`Row.make` of tiles of one group, which `cut` blocks and which take so many `seconds` on one thread."""
+
+    def make(
+        problem: Conv2dProblem,
+        src: Layout,
+        dst: Layout,
+        types: Types,
+        threads: int,
+        epilogue: Epilogue = _NO_EPILOGUE,
+        tile: TileShape | None = None,
+    ) -> Primitive:
+        found = cut(problem, src, dst, types, threads, tile)
+        return Primitive(
+            cost=lambda: seconds(problem, src, dst, types, found) / threads + launch_seconds(),
+            make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
+            weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
+            blocking=found,
+        )
+
+    return make
+
+
 # ---------------------------------------------------------------- direct
-
-
-def _make_direct(
-    problem: Conv2dProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    threads: int,
-    epilogue: Epilogue = _NO_EPILOGUE,
-    tile: TileShape | None = None,
-) -> Primitive:
-    found = blocking(problem, src, dst, types, threads, tile)
-    return Primitive(
-        cost=lambda: _cost_direct(problem, src, dst, types, found) / threads + launch_seconds(),
-        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
-        weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
-        blocking=found,
-    )
 
 
 _STEP = 1.4  # of a step's address, in multiply-adds
@@ -173,7 +179,7 @@ DIRECT = Row(
     op="conv2d",
     dtypes=_DTYPES | {str(types) for types in INT4 | INT8 | HALVES},
     why_not=_why_not_direct,
-    make=_make_direct,
+    make=_dense(blocking, _cost_direct),
 )
 
 
@@ -185,24 +191,6 @@ def _why_not_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Typ
         return "is for processors with a unit that multiplies matrices (AMX)"
     reason = _why_not_pairs(problem, src, dst, types) or matrix_blocking.why_not(problem, src, dst, types)
     return reason or why_not_window(matrix_blocking.blocking(problem, src, dst, types, 1))
-
-
-def _make_matrix(
-    problem: Conv2dProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    threads: int,
-    epilogue: Epilogue = _NO_EPILOGUE,
-    tile: TileShape | None = None,
-) -> Primitive:
-    found = matrix_blocking.blocking(problem, src, dst, types, threads, tile)
-    return Primitive(
-        cost=lambda: _cost_matrix(problem, src, dst, types, found) / threads + launch_seconds(),
-        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
-        weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
-        blocking=found,
-    )
 
 
 def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
@@ -226,7 +214,7 @@ MATRIX = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
     why_not=_why_not_matrix,
-    make=_make_matrix,
+    make=_dense(matrix_blocking.blocking, _cost_matrix),
 )
 
 

@@ -227,11 +227,11 @@ class FloatTile:
     def reduce_variant(self) -> None:
         """The variant of this run: each is code of its own."""
         if len(self.spec.variants) == 1:
-            return self.reduce(self.spec.variants[0])
+            self.reduce(self.spec.variants[0])
+            return
         for number, variant in enumerate(self.spec.variants):
             with self.b.if_then(self.b.icmp_signed("==", self.run.variant, const(number))):
                 self.reduce(variant)
-        return None
 
     def reduce(self, variant: tuple[int, int, int]) -> None:
         """Taps of the unrolled axis are known, and so is where it has edges."""

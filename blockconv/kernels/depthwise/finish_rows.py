@@ -15,7 +15,7 @@ from blockconv.core import target
 from blockconv.jit.ir import const, shuffle
 from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.requantize import EpilogueArguments, quantized_parts
-from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
+from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes, unpacked_order
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.columns import Columns
@@ -77,14 +77,12 @@ class _RowsEpilogue(TileEpilogue):
         """The units, in the order of the lanes."""
         if not self.args:
             return values
-        found, each = [], self.tile.lanes
-        # Packed, each 16 bytes have four of each part.
-        order = [UNIT * (k // 4) + 4 * j + k % 4 for j in range(PARTS) for k in range(each)]
+        found, order = [], unpacked_order(PARTS * self.tile.lanes)
         for k in range(0, len(values), PARTS):
             parts = [values[min(k + j, len(values) - 1)] for j in range(PARTS)]
             made = quantized_parts(self.v, self.args, parts, bool(self.tile.away))
             for first in range(0, len(order), self.unit.lanes):
-                found.append(shuffle(self.b, made, made, order[first : first + self.unit.lanes]))
+                found.append(shuffle(self.b, made, made, list(order[first : first + self.unit.lanes])))
         return found
 
     def is_whole(self, piece: Piece) -> bool:
