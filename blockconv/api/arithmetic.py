@@ -7,19 +7,20 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.api.bound import Bound
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, FLOATS, NIBBLES, Types, element, is_quantized
+from blockconv.core.types import BYTES, FLOATS, NIBBLES, ElementType, Types, element, is_quantized
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, check_sums, epilogue_block, quantized_bias
-from blockconv.kernels import WeightForm
+from blockconv.dispatch.quantizing import PLAIN, Quantizations, Requantization, are_small, check_sums, quantized_bias
 from blockconv.kernels.common.activation import Activation
 from blockconv.kernels.common.nibbles import why_not_packed
+from blockconv.kernels.table import Epilogue
 
 __all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions", "Weight", "as_weight"]
 
@@ -40,12 +41,17 @@ class QuantizedOptions(NamedTuple):
     rounding: str = "half_even"
 
     @property
+    def quantizations(self) -> Quantizations:
+        return Quantizations(*(PLAIN if given is None else given for given in self[:4]))
+
+    @property
     def kind(self) -> tuple[Any, ...]:
-        """What the types depend on, whatever the scales and zero points are."""
+        """What the types and the kernel depend on, whatever else the scales and zero points are."""
         if self is NOTHING_QUANTIZED:
             return ()
-        dtype = self.out_dtype if self.out_dtype is None else str(self.out_dtype)
-        return *(given is None for given in self[:4]), dtype, str(self.rounding)
+        dtype, checked = self.out_dtype if self.out_dtype is None else str(self.out_dtype), self.quantizations
+        is_small = all(isinstance(given, Quantization) for given in checked) and are_small(checked)
+        return *(given is None for given in self[:4]), is_small, dtype, str(self.rounding)
 
 
 NOTHING_QUANTIZED = QuantizedOptions()
@@ -223,22 +229,24 @@ class Arithmetic:
 
     # -- what kernels read
 
-    @property
-    def quantizations(self) -> Quantizations:
-        return Quantizations(*(PLAIN if given is None else given for given in self.options[:4]))
-
-    def packed_bias(
-        self, problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types
-    ) -> Array:
-        """Biases, and what follows them, as kernels read them. weight: of integers its sums will do, (O,)."""
+    def epilogue(self, types: Types, residual: bool) -> Epilogue:
         if self.is_float:
-            return pack_bias(problem, bias, form, types.acc.dtype)
-        return quantized_bias(problem, weight, bias, form, types, self.quantizations)
+            return Epilogue(self.activation.kind, residual)
+        return self._after(types, types.dst if residual else None).epilogue
 
-    def parameters(self, types: Types, residual: np.dtype[Any] | str | None) -> Array:
-        """The activation's parameters and those of quantization. residual: its dtype; None: there is none."""
+    def beside_weights(
+        self, bound: Bound, weight: Array, bias: Array | None, residual: np.dtype[Any] | str | None
+    ) -> tuple[Array, Array]:
+        """What kernels read beside weights: biases and what follows them; parameters of what comes after the sums.
+
+        weight: of integers its sums will do, (O,). residual: its dtype; None: there is none.
+        """
+        assert bound.plan is not None
+        form, types = bound.plan.form, bound.types
         if self.is_float:
-            return self._activation
-        return epilogue_block(
-            self.activation, types, self.quantizations, None if residual is None else element(residual)
-        )
+            return pack_bias(bound.problem, bias, form, types.acc.dtype), self._activation
+        after = self._after(types, None if residual is None else element(residual))
+        return quantized_bias(bound.problem, weight, bias, form, after), after.block
+
+    def _after(self, types: Types, residual: ElementType | None) -> Requantization:
+        return Requantization(self.activation, types, self.options.quantizations, residual, self.away)

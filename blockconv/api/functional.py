@@ -94,10 +94,11 @@ def conv2d(
 
     Integers: an input of 8 or 4 bits with weights of int8 or int4 is summed exactly. Those of 4 bits are two a byte, in
     layouts whose channels are in blocks of a multiple of 4 (NCHW64); a group's channels are then such a multiple too.
-    Real numbers of these sums take float32
-    steps in this order: times the scales of input and weight (one float32 product), plus the residual, activation,
-    times 1 / scale of the output; then they are rounded, the output's zero point is added, and what does not fit is
-    bounded.
+    Real numbers of these sums take float32 steps in this order: times the scales of input and weight (one float32
+    product), plus the residual times its scale, activation, times 1 / scale of the output; then they are rounded, the
+    output's zero point is added, and what does not fit is bounded. Where the activation is none or one that bounds,
+    the scales of these products and of the residual are multiplied by that 1 / scale beforehand (rounded to float32),
+    unless one is so large that what it multiplies might not fit 32 bits.
     Padding stands for zero, so it is the input's zero point. The residual of an 8-bit output is of 8 bits, that of a
     4-bit output of 4, that of a float32 output float32; int32 outputs take neither residual nor activation. An output
     that sums more than 65,793 products (of int4 weights 1,052,688) is refused, as it may be more than an int32 holds.

@@ -44,7 +44,6 @@ from blockconv.dispatch.packing import (
 )
 from blockconv.dispatch.quantizing import check_zero_point, with_weights
 from blockconv.kernels.common.activation import Activation, activation
-from blockconv.kernels.table import Epilogue
 from blockconv.runtime import get_num_threads
 
 __all__ = ["KEPT", "Conv2d"]
@@ -291,7 +290,7 @@ class Conv2d:
             row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=self._once)
         else:
             row = by_algorithm(self._op, self.algorithm, problem, src, dst, types, self.accuracy)
-        epilogue = Epilogue(self.activation.kind, residual, self._arithmetic.away)
+        epilogue = self._arithmetic.epilogue(types, residual)
         plan = prepared(row, problem, src, dst, types, threads, epilogue, weights)
         return Bound(problem, types, problem.dst_shape, dst, plan)
 
@@ -323,10 +322,7 @@ class Conv2d:
 
     def _beside(self, bound: Bound, residual: BlockedArray | None, weight: Array) -> tuple[Array, Array]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
-        assert bound.plan is not None
-        bias = self._arithmetic.packed_bias(bound.problem, weight, self.bias, bound.plan.form, bound.types)
-        dtype = None if residual is None else residual.dtype
-        return bias, self._arithmetic.parameters(bound.types, dtype)
+        return self._arithmetic.beside_weights(bound, weight, self.bias, None if residual is None else residual.dtype)
 
     def _with(self, weight: Weight, bias: Array | None, options: QuantizedOptions) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""

@@ -72,13 +72,13 @@ class Epilogue(NamedTuple):
     """What a convolution does with a finished accumulator: adds a residual, and activates.
 
     activation: the kind of activation that the kernel is compiled for; which one, and its parameters, is a buffer.
-    away: whether a half is rounded away from zero, where integers are stored, and not to the even neighbour.
+    rounding: a `Rounding`, where integers are stored.
     shifted: whether a float32 of each output channel is added to what scales make of integers, before the residual.
     """
 
     activation: int = 0
     residual: bool = False
-    away: bool = False
+    rounding: int = 0
     shifted: bool = False
 
     def kind(self, types: Types) -> int:

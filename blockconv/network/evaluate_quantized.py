@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import element
+from blockconv.core.types import Types, element
+from blockconv.dispatch.quantizing import PLAIN, Quantizations, Requantization
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network import ops
 
@@ -29,7 +30,12 @@ def real(x: Array, given: Quantization, axis: int = 0) -> Floats:
     scale = given.scale
     if scale.ndim:
         scale = scale.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-    return np.asarray((x.astype(np.int64) - given.zero_point).astype(np.float32) * scale)
+    return np.asarray(_difference(x, given) * scale)
+
+
+def _difference(x: Array, given: Quantization) -> Floats:
+    """Integers less their zero point."""
+    return (x.astype(np.int64) - given.zero_point).astype(np.float32)
 
 
 def integers(scaled: Array, given: Quantization, dtype: str) -> Array:
@@ -64,12 +70,16 @@ def _conv2d(a: ops.QuantizedConv2d, inputs: Sequence[Array], parameters: Sequenc
     sums = plain(summed, [x.astype(np.float64) for x in (src,)], [x.astype(np.float64) for x in (wei, *bias)])
     if a.dtype == "int32":
         return sums.astype(np.int32)
-    scale = (a.src.scale * a.wei.scale).reshape(-1, 1, 1)
-    x = sums.astype(np.int32).astype(np.float32) * scale
+    given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
+    after = Requantization(a.activation, Types.all("int8")._replace(dst=element(a.dtype)), given)
+    x = sums.astype(np.int32).astype(np.float32) * after.scales.sums.reshape(-1, 1, 1)
+    if a.sum is not None:
+        x = np.rint(np.clip(x, *after.sum_bounds)) * after.scales.rounded
     for residual in inputs[1:]:
-        x = x + (residual if a.residual is None else real(residual, a.residual))
-    x = _activated(x, a.activation)
-    return x if a.dst is None else integers(x * (np.float32(1) / a.dst.scale), a.dst, a.dtype)
+        x = x + (residual if a.residual is None else _difference(residual, a.residual) * after.scales.residual)
+    if not after.scales.folded:
+        x = _activated(x, a.activation) * after.scales.inverse
+    return x if a.dst is None else integers(np.clip(x, *after.bounds), a.dst, a.dtype)
 
 
 def _find(a: ops.FindQuantization, inputs: Sequence[Array], parameters: Sequence[Array], plain: Plain) -> Array:

@@ -266,6 +266,54 @@ def test_a_plan_gives_the_bits_of_evaluate_and_loads_again(small: tuple[Any, bc.
     assert re.search("conv_(direct|matrix)", plan.explain())
 
 
+def sum_of_convolutions(*acts: str) -> Model:
+    """relu(a + b), uint8, of two convolutions, each with an activation; "x" to "out"."""
+    m = Model(3)
+    x = m.quantized(m.input("x", (1, 8, 12, 12)), 0.03, 128)
+
+    def conv(act: str, scale: float, zero_point: int) -> str:
+        y = m.add("Conv", x, m.weight(24, 8, 3, 3, scale=np.linspace(0.004, 0.01, 24)), pads=[1] * 4)
+        return m.quantized(m.add(act, y) if act else y, scale, zero_point)
+
+    total = m.add("Add", conv(acts[0], 0.051, 120), conv(acts[1], 0.029, 131))
+    m.add("Identity", m.quantized(m.add("Relu", total), 0.023, 0), name="out")
+    return m
+
+
+@pytest.mark.parametrize(
+    ("acts", "own", "other"),
+    [
+        (("", ""), (0.029, 131), (0.051, 120)),  # the later one adds the earlier's result
+        (("", "Relu"), (0.051, 120), (0.029, 131)),
+        (("Relu", "Relu"), None, None),
+    ],
+)
+def test_a_convolution_adds_to_what_it_would_have_stored(acts: Any, own: Any, other: Any) -> None:
+    proto = sum_of_convolutions(*acts).proto("out")
+    network = fuse(bc.load_onnx(proto))
+    sums = [] if own else ["binary"]
+    assert [node.op for node in network.nodes] == ["quantize", "conv2d", "conv2d", *sums, "dequantize"]
+    (a,) = (node.attributes for node in network.nodes if node.op in ("conv2d", "binary") and len(node.inputs) > 1)
+    if own:
+        assert isinstance(a, ops.QuantizedConv2d)
+        assert (a.sum, a.residual) == (bc.Quantization(*own), bc.Quantization(*other))
+        assert (a.activation.name, a.dst) == ("relu", bc.Quantization(0.023, 0))
+    found, wanted = network.evaluate(sample(2))["out"], by_onnx_runtime(proto, {"x": sample(2)})
+    steps = np.rint((found - wanted) / 0.023)
+    assert np.abs(steps).max() <= 3, "a step of what is added, 0.051"
+    assert np.mean(steps != 0) < 0.01
+    assert np.unique(wanted).size > 100
+    plan = bc.compile(network, layouts=["NHWC"], threads=1)
+    np.testing.assert_array_equal(plan(sample(2)), found)
+
+
+def test_a_sum_of_its_own_is_of_a_residual() -> None:
+    given = bc.Quantization(0.5)
+    conv = ops.QuantizedConv2d(dtype="uint8", dst=given, sum=given)
+    with pytest.raises(bc.ArgumentError, match="sum=.*where there is a residual of integers"):
+        conv.infer(((1, 4, 3, 3),), ((4, 4, 1, 1),))
+
+
 def test_transposes_around_ops_with_channels_last_vanish() -> None:
     """As ONNX Runtime writes a network that it optimised: a residual, the largest, and the mean of the image."""
     m = Model(10)
@@ -283,7 +331,7 @@ def test_transposes_around_ops_with_channels_last_vanish() -> None:
     out = m.add("DequantizeLinear", m.add("Transpose", y, perm=[0, 3, 1, 2]), *ends(0.05, 90, "uint8"))
     proto = m.proto(out)
     network = fuse(bc.load_onnx(proto))
-    assert [node.op for node in network.nodes] == ["conv2d", "conv2d", "binary", "pool2d", "pool2d", "dequantize"]
+    assert [node.op for node in network.nodes] == ["conv2d", "conv2d", "pool2d", "pool2d", "dequantize"]
     given = integers((1, 5, 8, 6), "uint8", 3)
     found, wanted = network.evaluate(given)[out], by_onnx_runtime(proto, {"x": given})
     assert np.abs(found - wanted).max() <= 0.0501, "a step"

@@ -23,9 +23,9 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
-from blockconv.dispatch.quantizing import Quantizations, epilogue_block, quantized_bias, with_weights
+from blockconv.dispatch.quantizing import Quantizations, Requantization, quantized_bias, with_weights
 from blockconv.kernels.common.activation import activation
-from blockconv.kernels.table import Epilogue, Row
+from blockconv.kernels.table import Row
 
 Array = npt.NDArray[Any]
 
@@ -149,26 +149,28 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     memory = Canaried() if memory is None else memory
     p, steps, types = made.problem, made.steps, made.types
     act, residual = activation(steps.activation), steps.residual
-    epilogue = Epilogue(act.kind, residual is not None, steps.away)
-    primitive = row.prepare(p, Layout(src), Layout(dst), types, threads, epilogue=epilogue)
-    form = primitive.form
     given = Quantizations(
         Quantization(steps.src_scale, made.zero_point),
         Quantization(steps.wei_scale),
         Quantization(steps.dst_scale, steps.dst_zero_point),
         Quantization(steps.residual_scale, steps.residual_zero_point),
+        None if steps.sum_scale is None else Quantization(steps.sum_scale, steps.sum_zero_point),
     )
+    added_type = None if made.residual is None else element(made.residual)
+    after = Requantization(act, types, given, added_type, steps.away)
+    primitive = row.prepare(p, Layout(src), Layout(dst), types, threads, epilogue=after.epilogue)
+    form = primitive.form
     here = functools.partial(_placed, memory)
     rng = np.random.default_rng(5)
     _, src_size = places(src, p.src_shape)
     dirt = rng.integers(0, 255, src_size, np.uint8).view(made.x.dtype)
     source = here("source", paired(stored(made.x, src, dirt), made.src))
     weights = here("weights", pack_weights(p, made.w, form))
-    bias = here("bias", quantized_bias(p, made.w, made.bias, form, types, given))
+    bias = here("bias", quantized_bias(p, made.w, made.bias, form, after))
     _, size = places(dst, p.dst_shape)
     out = here("destination", paired(np.full(size, 0x55, np.uint8).astype(held(steps.dst)), steps.dst))
     added = out if residual is None else here("residual", paired(stored(residual, dst, 99), made.residual))
-    block = epilogue_block(act, types, given, None if made.residual is None else element(made.residual))
+    block = after.block
     program = runtime.Program(primitive.ops())
     scratch = _scratch_in(memory, program, threads)
     addresses = [runtime.address_of(array) for array in (source, weights, bias, out, added, block)]

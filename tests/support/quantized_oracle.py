@@ -20,8 +20,9 @@ class Steps(NamedTuple):
     """What becomes of a sum. Scales are of float32; those of the weights one, or one an output channel.
 
     dst: the destination's dtype; integers of 4 bits come one a byte. scale: of the source times that of the weights.
-    act: the activation's function in float32. residual: integers with a scale and a zero point, or float32. away: ties
-    are rounded away from zero.
+    act: the activation's function in float32. residual: integers with a scale and a zero point, or float32.
+    sum_scale: of what sums are rounded to by themselves, in the destination's dtype, before a residual is added; None:
+    they are not. away: ties are rounded away from zero, but those of such sums.
     """
 
     dst: str
@@ -33,6 +34,8 @@ class Steps(NamedTuple):
     residual: Array | None = None
     residual_scale: float = 1.0
     residual_zero_point: int = 0
+    sum_scale: float | None = None
+    sum_zero_point: int = 0
     away: bool = False
 
 
@@ -62,23 +65,50 @@ def requantize(total: Array, steps: Steps) -> Array:
     if steps.dst == "int32":
         return total.astype(np.int32)
     scale = np.float32(steps.src_scale) * np.asarray(steps.wei_scale, np.float32)
-    assert scale.dtype == np.float32
+    residual_scale, dst_scale = np.float32(steps.residual_scale), np.float32(steps.dst_scale)
+    bounds = _bounds(steps.activation)
+    # Where an activation bounds, scales that are not too large are multiplied by that of the destination beforehand.
+    most = float(np.float32(steps.src_scale)) * float(np.asarray(steps.wei_scale, np.float32).max())
+    sum_scale = np.float32(steps.sum_scale or 1)
+    bounded = most <= float(dst_scale) / 2 if steps.sum_scale is None else float(sum_scale) <= float(dst_scale) * 2**20
+    small = bounded and float(residual_scale) <= float(dst_scale) * 2**20
+    before = steps.dst != "float32" and bounds is not None and small
+    inverse = np.float32(1) / dst_scale if steps.dst != "float32" else np.float32(1)
+    if steps.sum_scale is not None:
+        scale = scale * (np.float32(1) / sum_scale)
+    elif before:
+        scale = scale * inverse
+    if before:
+        sum_scale, residual_scale = sum_scale * inverse, residual_scale * inverse
+    assert scale.dtype == residual_scale.dtype == np.float32
     with np.errstate(over="ignore", invalid="ignore"):
         value = total.astype(np.int32).astype(np.float32) * scale.reshape(-1, 1, 1)
+        if steps.sum_scale is not None:
+            low, high = (limit - steps.sum_zero_point for limit in limits(steps.dst))
+            value = np.clip(np.rint(value), low, high) * sum_scale
         if steps.residual is not None and steps.residual.dtype == np.float32:
             value = value + steps.residual
         elif steps.residual is not None:
             away_from_zero = steps.residual.astype(np.int32) - steps.residual_zero_point
-            value = value + away_from_zero.astype(np.float32) * np.float32(steps.residual_scale)
-        value = np.asarray(conv_oracle.activate(value, steps.activation), np.float32)
-        if steps.dst == "float32":
-            return value
-        value = value * (np.float32(1) / np.float32(steps.dst_scale))
+            value = value + away_from_zero.astype(np.float32) * residual_scale
+        if before:
+            value = np.clip(value, *(np.array(bounds, np.float32) * inverse))
+        else:
+            value = np.asarray(conv_oracle.activate(value, steps.activation), np.float32) * inverse
+    if steps.dst == "float32":
+        return value
     assert value.dtype == np.float32
     # From here on in float64, in which nothing is rounded but to a whole number.
     wide = value.astype(np.float64)
     whole = np.where(wide < 0, np.ceil(wide - 0.5), np.floor(wide + 0.5)) if steps.away else np.rint(wide)
     return np.clip(whole + steps.dst_zero_point, *limits(steps.dst)).astype(held(steps.dst))
+
+
+def _bounds(act: Any) -> tuple[float, float] | None:
+    """The bounds of an activation that is nothing else."""
+    name, *parameters = act if isinstance(act, tuple) else (act,)
+    known = {None: (-np.inf, np.inf), "relu": (0, np.inf), "relu6": (0, 6), "clip": tuple(parameters)}
+    return known.get(name)
 
 
 # ---------------------------------------------------------------- what stands between convolutions

@@ -25,9 +25,12 @@ from blockconv.kernels.common.activation import ActivationArguments, ActivationK
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
     EpilogueArguments,
+    Rounding,
     dequantized_residual,
     quantized_parts,
     quantized_together,
+    rounded_sum,
+    times_inverse,
 )
 from blockconv.kernels.common.unpacked import in_order, split
 from blockconv.kernels.common.vectors import Vectors, lanes_below
@@ -53,7 +56,7 @@ class Tile(NamedTuple):
 
     element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
     vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 or 4
-    bits or floats of 16; 0: they are stored as they are. away: whether a half is rounded away from zero to an integer.
+    bits or floats of 16; 0: they are stored as they are. rounding: a `Rounding`, to integers.
     unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
     row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
     dense: whether rows follow one another, so that a row's last vector may write over the next, which is stored later.
@@ -67,7 +70,7 @@ class Tile(NamedTuple):
     lanes: int
     period: int = 0
     dst: int = 0
-    away: int = 0
+    rounding: int = 0
     unpacked: int = 0
     row: int = 0
     dense: int = 0
@@ -176,6 +179,9 @@ class TileEpilogue:
         self.finished = ir.IntType(32) if self.stored.type.is_packed else self.stored.element  # before it is packed
         self.half = self.stored.type if self.stored.type.is_half else None
         self.args = EpilogueArguments.load(builder, out.activation, held=True) if tile.dst and not self.half else None
+        self.rounding = Rounding(tile.rounding)
+        # `away` and `fits` of `quantized_parts`.
+        self.how = Rounding.AWAY in self.rounding, act != ActivationKind.OTHER
 
     def finish(self, accs: list[Any]) -> None:
         """Of accumulators in the order [row][pixel][vector]."""
@@ -186,6 +192,7 @@ class TileEpilogue:
                 self.clip(accs)
             elif self.act == ActivationKind.OTHER:
                 self.activate_in_scratch(accs)
+                self.divide(accs)
         for row in range(self.tile.rows):
             base = self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
             values = self.converted([self.b.load(slot) for slot in accs[row * count : (row + 1) * count]])
@@ -204,13 +211,12 @@ class TileEpilogue:
         """Finished vectors as they are stored."""
         if self.half:
             return [rounded(self.v, self.half, x, flushes=True) for x in values]
-        away = bool(self.tile.away)
         if self.parts == 1:
-            return quantized_together(self.v, self.args, values, away, self.finished) if self.args else values
+            return quantized_together(self.v, self.args, values, *self.how, self.finished) if self.args else values
         groups = [values[k : k + self.parts] for k in range(0, len(values), self.parts)]
         if not self.args:
             return [in_order(self.b, group) for group in groups]
-        return [quantized_parts(self.v, self.args, group, away) for group in groups]
+        return [quantized_parts(self.v, self.args, group, *self.how) for group in groups]
 
     def read(self, value: Any) -> Any:
         """A vector as it is stored, as what is computed with."""
@@ -237,6 +243,11 @@ class TileEpilogue:
             v.store(activate(v, v.load(at), number, parameters), at)
         for i, slot in enumerate(accs):
             self.b.store(v.load(self.b.add(scratch, const(i * v.bytes))), slot)
+
+    def divide(self, slots: list[Any]) -> None:
+        """Make multiples of the destination's scale of what scales did not make so: see `requantize.py`."""
+        for slot in slots if self.args else []:
+            self.b.store(times_inverse(self.v, self.args, self.b.load(slot)), slot)
 
     # ------------------------------------------------------------ destinations with contiguous channels
 
@@ -298,7 +309,10 @@ class TileEpilogue:
                 if self.parts > 1:
                     values = [part for value in values for part in split(self.b, value)]
                 for slot, value in zip(slots, values, strict=True):
-                    self.b.store(self.b.fadd(self.b.load(slot), self.read(value)), slot)
+                    x = self.b.load(slot)
+                    if Rounding.SUMS in self.rounding:
+                        x = rounded_sum(self.v, self.args, x)
+                    self.b.store(self.b.fadd(x, self.read(value)), slot)
 
     def load_row(self, base: Any, row: int) -> list[Any]:
         count = self.tile.pixels * self.tile.vectors

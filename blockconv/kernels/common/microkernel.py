@@ -82,7 +82,7 @@ class TileSpec(NamedTuple):
     more than one group shares a vector; a step may then be several taps, and the channels are unrolled. has_parts:
     whether what stores write lies at uneven distances. dot: the number of the multiply-accumulate (`Dot`); what `step`
     counts are elements that it takes at once, of one channel or several. dst: the code of the destination's type where
-    it is none of the accumulators'; of 8 bits it is uint8 for int8 too. away: as in `Tile`. shifted: as in
+    it is none of the accumulators'; of 8 bits it is uint8 for int8 too. rounding: as in `Tile`. shifted: as in
     `Epilogue`.
     """
 
@@ -105,7 +105,7 @@ class TileSpec(NamedTuple):
     has_parts: int = 0
     dot: int = 0
     dst: int = 0
-    away: int = 0
+    rounding: int = 0
     shifted: int = 0
 
     @property
@@ -119,7 +119,7 @@ class TileSpec(NamedTuple):
         if not self.dst:
             return self.tile
         converted = self.dst if self.dst != FLOAT32.code else 0
-        return self.tile._replace(element=FLOAT32.code, dst=converted, away=self.away)
+        return self.tile._replace(element=FLOAT32.code, dst=converted, rounding=self.rounding)
 
     @property
     def shared(self) -> Shared:

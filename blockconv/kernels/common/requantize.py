@@ -1,11 +1,13 @@
 """Between integer accumulators and real numbers, and between these and integers of 8 bits.
 
 The steps are float32, each rounded by itself, in one order on every machine: the accumulator times the scale of its
-output channel, plus a bias of float32 where there is one (`dequantized`); plus the residual times its scale
-(`dequantized_residual`); the activation; times the inverse of the destination's scale, bounded so that it fits, rounded
-to a whole number, plus the zero point (`quantized`). Nothing is contracted to a multiply-add, so that bits agree
-wherever they are computed. An activation that bounds is the same after the multiplication, with its bounds multiplied
-too, so that these are the bounds (`Epilogue.kind`).
+output channel, plus a bias of float32 where there is one (`dequantized`); where the sum is to be as if it had been
+stored by itself, it is bounded, rounded, and times the scale of what would have been stored (`rounded_sum`); plus the
+residual times its scale (`dequantized_residual`); the activation; times the inverse of the destination's scale; bounded
+so that it fits, rounded to a whole number, plus the zero point (`quantized`). Nothing is contracted to a multiply-add,
+so that bits agree wherever they are computed. Where the activation is one that bounds, all scales are multiplied by
+that inverse beforehand, and so are its bounds, which then are those of the destination
+(`dispatch.quantizing.Requantization`).
 
 What stands between convolutions computes as if it were dequantized, computed in float32 and quantized as ONNX has it:
 an element less its zero point times its scale; the op; divided by the destination's scale and rounded to even
@@ -14,6 +16,7 @@ an element less its zero point times its scale; the op; divided by the destinati
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from llvmlite import ir
@@ -41,6 +44,7 @@ __all__ = [
     "Elements",
     "EpilogueArguments",
     "QuantizationArguments",
+    "Rounding",
     "after_scales",
     "dequantized",
     "dequantized_residual",
@@ -49,6 +53,8 @@ __all__ = [
     "quantized",
     "quantized_parts",
     "quantized_together",
+    "rounded_sum",
+    "times_inverse",
 ]
 
 FLOAT32 = element("float32")
@@ -59,15 +65,26 @@ class EpilogueArguments(ActivationArguments):
 
     src_fill = word("the source's zero point, in each of four bytes: what stands for zeros")
     dst_fill = word("the destination's zero point likewise; 0 where it has none")
-    inverse = word("1 / the destination's scale", "bits of a float64")
+    inverse = word("1 / the destination's scale, for what no scale had been multiplied by", "bits of a float64")
     low = word(
         "the least integer of the destination's type, less the zero point; or what bounds more", "bits of a float64"
     )
     high = word("the greatest one likewise", "bits of a float64")
     zero_point = word("the destination's zero point")
+    sum_low = word("of sums that are rounded by themselves, what `low` is of the destination", "bits of a float64")
+    sum_high = word("the greatest one likewise", "bits of a float64")
+    sum_scale = word("the scale of these", "bits of a float64")
     residual_scale = word("the residual's scale", "bits of a float64")
     residual_flip = word("128 where the residual is signed: with that bit flipped its bytes are 128 more, unsigned")
     residual_zero = word("the residual's zero point as those bytes have it")
+
+
+class Rounding(enum.IntFlag):
+    """How integers are made. AWAY: a half is rounded away from zero, and not to the even neighbour. SUMS: what the
+    scales make of a sum is rounded by itself, half to even, before a residual is added, as if it had been stored."""
+
+    AWAY = 1
+    SUMS = 2
 
 
 class QuantizationArguments(Arguments):
@@ -125,26 +142,34 @@ def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any
     return v.mul(b.sitofp(difference, v.kind), _splat_float(v, args.residual_scale))
 
 
+def rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
+    """Multiples of the sums' own scale, as float32: bounded, rounded to whole ones, half to even, times that scale."""
+    bounded = _between(v, x, args.sum_low, args.sum_high)
+    whole = v.b.fsub(v.add(bounded, v.c(_TO_WHOLE)), v.c(_TO_WHOLE))
+    return v.mul(whole, _splat_float(v, args.sum_scale))
+
+
 # From 2^23 to 2^24 floats are the whole numbers: a sum with this is rounded to one, half to even, and the low bits of
 # its mantissa are those of what was added.
 _TO_WHOLE = 1.5 * 2**23
 _BELOW_HALF = 0.5 - 2**-25  # the float32 below a half, which added to one rounds half away from zero
 
 
-def quantized(v: Vectors, args: EpilogueArguments, x: Any, away: bool, kind: ir.IntType = I8) -> Any:
-    """float32 as integers of 8 bits; what does not fit is the nearest that does, and a NaN the least.
+def times_inverse(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
+    """float32 as multiples of the destination's scale."""
+    return v.mul(x, _splat_float(v, args.inverse))
+
+
+def quantized(
+    v: Vectors, args: EpilogueArguments | QuantizationArguments, x: Any, away: bool, kind: ir.IntType = I8
+) -> Any:
+    """Multiples of the destination's scale, as float32, as integers of 8 bits; what does not fit is the nearest that
+    does, and a NaN the least.
 
     away: a half is rounded away from zero, and not to the even neighbour. kind: LLVM's type of what is given, of which
     the lowest 8 bits count.
     """
-    return _whole(v, args, v.mul(x, _splat_float(v, args.inverse)), away, kind)
-
-
-def _whole(
-    v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any, away: bool, kind: ir.IntType = I8
-) -> Any:
-    """Integers of multiples of the destination's scale, as float32; see `quantized`."""
-    b, scaled = v.b, _bounded(v, args, scaled)
+    b, scaled = v.b, _bounded(v, args, x)
     if away:
         whole = _whole_away(v, scaled)
     else:
@@ -152,11 +177,11 @@ def _whole(
     return b.add(b.trunc(whole, ir.VectorType(kind, v.lanes)), _splat(v, b.trunc(args.zero_point, kind)))
 
 
-def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool) -> Any:
+def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, fits: bool) -> Any:
     """`quantized` of four parts (`unpacked.py`), as one vector of bytes in order.
 
-    Packing saturates, and takes over most of the bounding: what is too low for an integer of 32 bits, or NaN, becomes
-    the least of these.
+    fits: whether each is sure to fit an integer of 32 bits. Packing saturates, so that bytes are bounded and not
+    floats: what is too low for an integer of 32 bits, or NaN, becomes the least of these.
     """
     if not X86:
         return in_order(v.b, [quantized(v, args, x, away) for x in parts])
@@ -169,26 +194,26 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     def whole(x: Any) -> Any:
         return _whole_away(v, x) if away else nearest(b, x)
 
-    scaled = [v.mul(x, _splat_float(v, args.inverse)) for x in parts]
     low, high = _splat_float(v, args.low), _splat_float(v, args.high)
     if away:  # the conversion is undefined beyond 32 bits
-        found = [whole(_bounded(v, args, x)) for x in scaled]
-    else:
-        found = [whole(b.select(b.fcmp_ordered("<", high, x), high, x)) for x in scaled]
-    made, least = packed(b, found, offset), packed(b, [whole(low)] * PARTS, offset)
+        parts = [_bounded(v, args, x) for x in parts]
+    elif not fits:
+        parts = [b.select(b.fcmp_ordered("<", high, x), high, x) for x in parts]
+    made, least, most = (packed(b, [whole(x) for x in of], offset) for of in (parts, [low] * PARTS, [high] * PARTS))
     made = b.select(b.icmp_unsigned(">", made, least), made, least)
+    made = b.select(b.icmp_unsigned("<", made, most), made, most)
     return b.xor(made, splat(b, b.trunc(flip, I8), made.type.count))
 
 
 def quantized_together(
-    v: Vectors, args: EpilogueArguments, values: list[Any], away: bool, kind: ir.IntType
+    v: Vectors, args: EpilogueArguments, values: list[Any], away: bool, fits: bool, kind: ir.IntType
 ) -> list[Any]:
-    """`quantized` of vectors, four at a time where that takes fewer instructions."""
-    fits = X86 and kind == I8 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
-    whole = len(values) // PARTS * PARTS if fits else 0
+    """`quantized` of vectors, four at a time where that takes fewer instructions. fits: as in `quantized_parts`."""
+    in_parts = X86 and kind == I8 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
+    whole = len(values) // PARTS * PARTS if in_parts else 0
     made = []
     for first in range(0, whole, PARTS):
-        four = quantized_parts(v, args, values[first : first + PARTS], away)
+        four = quantized_parts(v, args, values[first : first + PARTS], away, fits)
         order = unpacked_order(four.type.count)
         made += [shuffle(v.b, four, four, list(order[k : k + v.lanes])) for k in range(0, len(order), v.lanes)]
     return made + [quantized(v, args, x, away, kind) for x in values[whole:]]
@@ -199,9 +224,13 @@ def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled
 
     Rounding keeps the order, so that it is the same to bound before and after.
     """
-    scaled = v.larger(scaled, _splat_float(v, args.low))
-    high = _splat_float(v, args.high)
-    return v.b.select(v.b.fcmp_ordered("<", scaled, high), scaled, high)
+    return _between(v, scaled, args.low, args.high)
+
+
+def _between(v: Vectors, x: Any, low: Any, high: Any) -> Any:
+    """float32 between two bounds, the bits of a float64 each; a NaN is the lower one."""
+    x, high = v.larger(x, _splat_float(v, low)), _splat_float(v, high)
+    return v.b.select(v.b.fcmp_ordered("<", x, high), x, high)
 
 
 def _whole_away(v: Vectors, x: Any) -> Any:
@@ -299,4 +328,4 @@ class Elements:
 
     def rounded(self, x: Any) -> Any:
         """Multiples of the scale, as float32, as a vector of elements: half rounded to even, plus the zero point."""
-        return _whole(self.real, self.words, x, away=False)
+        return quantized(self.real, self.words, x, away=False)

@@ -320,7 +320,7 @@ class _Binding:
             has_parts=int(self.has_parts),
             dot=self.dot.number,
             dst=dst.code if dst != self.types.acc else 0,
-            away=int(epilogue.away and dst.itemsize == 1),
+            rounding=epilogue.rounding if dst.itemsize == 1 else 0,
             shifted=int(epilogue.shifted),
         )
         # What a tile of floats does not have is left out: it is no other kernel for what others have.

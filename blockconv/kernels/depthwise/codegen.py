@@ -49,7 +49,7 @@ class TileSpec(NamedTuple):
     Of a source of floats of 16 bits, src is the code of its type, and dst as in `Tile`; weights are float32. Of one of
     bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
     multiply-accumulate, which takes several taps of the loop axis at once, and joined the taps of that axis; shuffled
-    the elements from one to the next, where all are found within each 16 bytes, else 0; dst and away as in `Tile`, but
+    the elements from one to the next, where all are found within each 16 bytes, else 0; dst, rounding as in `Tile`, but
     that dst may be float32; shifted as in `Epilogue`.
     """
 
@@ -77,7 +77,7 @@ class TileSpec(NamedTuple):
     joined: int = 0
     shuffled: int = 0
     dst: int = 0
-    away: int = 0
+    rounding: int = 0
     shifted: int = 0
 
     @property
@@ -95,7 +95,7 @@ class TileSpec(NamedTuple):
         if not self.dst:
             return self.tile
         quantized = self.dst if self.dst != FLOAT32.code else 0
-        return self.tile._replace(element=FLOAT32.code, dst=quantized, away=self.away)
+        return self.tile._replace(element=FLOAT32.code, dst=quantized, rounding=self.rounding)
 
     @property
     def src_itemsize(self) -> int:

@@ -80,7 +80,7 @@ class _RowsEpilogue(TileEpilogue):
         found, order = [], unpacked_order(PARTS * self.tile.lanes)
         for k in range(0, len(values), PARTS):
             parts = [values[min(k + j, len(values) - 1)] for j in range(PARTS)]
-            made = quantized_parts(self.v, self.args, parts, bool(self.tile.away))
+            made = quantized_parts(self.v, self.args, parts, *self.how)
             for first in range(0, len(order), self.unit.lanes):
                 found.append(shuffle(self.b, made, made, list(order[first : first + self.unit.lanes])))
         return found

@@ -191,7 +191,7 @@ def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue
         joined=at.joined if at.taps else 0,
         shuffled=at.shuffled,
         dst=dst.code if dst != types.acc else 0,
-        away=int(epilogue.away and dst.itemsize == 1),
+        rounding=epilogue.rounding if dst.itemsize == 1 else 0,
         shifted=int(epilogue.shifted),
     )
 

@@ -29,7 +29,7 @@ class Finish(NamedTuple):
 
     store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
     them. dst: the code of a destination's type that integers become, of 8 bits uint8 for int8 too; 0: products are
-    stored as they are. away: as in `Tile`. shifted: as in `Epilogue`.
+    stored as they are. rounding: as in `Tile`. shifted: as in `Epilogue`.
     """
 
     form: Form
@@ -39,14 +39,14 @@ class Finish(NamedTuple):
     act: int
     has_parts: int = 0
     dst: int = 0
-    away: int = 0
+    rounding: int = 0
     shifted: int = 0
 
     def tile(self, rows: int, pixels: int) -> Tile:
         """So many pixels of a vector each."""
         finished = FLOAT32 if self.dst else self.products
         dst = self.dst if self.dst != FLOAT32.code else 0
-        return Tile(finished.code, self.fma, rows, pixels, 1, self.lanes, dst=dst, away=self.away)
+        return Tile(finished.code, self.fma, rows, pixels, 1, self.lanes, dst=dst, rounding=self.rounding)
 
     @property
     def products(self) -> ElementType:

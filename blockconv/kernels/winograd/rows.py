@@ -173,7 +173,7 @@ def _kernels(
         epilogue.kind(types),
         int(dst_parts),
         stored.code if types.is_requantized else 0,
-        int(epilogue.away and dst.itemsize == 1),
+        epilogue.rounding if dst.itemsize == 1 else 0,
         int(epilogue.shifted),
     )
     return {

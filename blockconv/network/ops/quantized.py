@@ -92,7 +92,8 @@ class QuantizedConv2d(Convolution):
 
     inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is; parameters: wei, int8
     (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
-    src, wei, dst, residual: what they stand for; wei may have a scale for each output channel. dtype: of dst: of int32
+    src, wei, dst, residual: what they stand for; wei may have a scale for each output channel. sum: what the result is
+    rounded to by itself, in dst's type, before the residual is added; None: nothing. dtype: of dst: of int32
     the sums are given as they are. narrow, light: whether wei is known to be so (`dispatch.quantizing.is_narrow`,
     `is_light`), which changes no result.
     """
@@ -102,6 +103,7 @@ class QuantizedConv2d(Convolution):
     dtype: Literal["uint8", "int8", "int4", "uint4", "int32", "float32"] = "int32"
     dst: Quantization | None = None
     residual: Quantization | None = None
+    sum: Quantization | None = None
     narrow: bool = False
     light: bool = False
 
@@ -124,6 +126,10 @@ class QuantizedConv2d(Convolution):
         if (self.residual is not None) != (self.is_requantized and len(inputs) > 1):
             rule = "is given where there is a residual of integers, and nowhere else"
             raise ArgumentError(self.op, "residual", self.residual, rule)
+        if self.sum is not None:
+            if self.residual is None:
+                raise ArgumentError(self.op, "sum", self.sum, "is given where there is a residual of integers")
+            _check_integers(self, "sum", self.sum, element(self.dtype))
         if self.dtype == "int32" and (len(inputs) > 1 or not self.activation.is_identity):
             rule = "takes neither residual nor activation: its sums are given as they are"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)

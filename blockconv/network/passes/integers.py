@@ -63,7 +63,7 @@ def stores(network: Network) -> Network:
     """Ops that a Quantize follows give integers, where they have kernels for it."""
     if not any(isinstance(node.attributes, Quantize) for node in network.nodes):
         return network
-    return rewritten(network, _quantize_of_dequantize, _goes_down, _goes_up, _conv_stores, _op_stores)
+    return rewritten(network, _quantize_of_dequantize, _goes_down, _goes_up, _conv_stores, _op_stores, _conv_adds)
 
 
 def known_weights(network: Network) -> Network:
@@ -259,6 +259,30 @@ def _op_stores(edit: Edit, node: Node) -> bool:
     gone = _only_read_here(edit, before[0].inputs)
     made = replace(before[0], attributes=attributes, inputs=tuple(s[0] for s in found), output=node.output)
     return edit.replace((*gone, before[0], node), made)
+
+
+def _conv_adds(edit: Edit, node: Node) -> bool:
+    """Of two convolutions of integers whose results are added as such, the later adds the other's in its store.
+
+    It rounds its own result as if it had been stored, so that nothing else changes.
+    """
+    a = node.attributes
+    is_sum = isinstance(a, Quantized) and isinstance(a.of, Binary) and a.of.kind == "add"
+    if not is_sum or element(a.dtype).is_packed or node.inputs[0] == node.inputs[1]:
+        return False
+    found = []
+    for at in (0, 1):
+        conv, other = edit.private(node.inputs[at], QuantizedConv2d), node.inputs[1 - at]
+        if conv is None or conv[1].dtype != a.dtype or conv[1].residual or not conv[1].activation.is_identity:
+            continue
+        if edit.shape(other) == edit.shape(node.output) == edit.shape(node.inputs[at]):
+            found.append((edit.position(conv[0]), at, conv[0], conv[1]))
+    if not found or any(name in edit.constants for name in node.inputs):
+        return False
+    _, at, before, of = max(found, key=lambda one: one[0])
+    attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst, residual=a.srcs[1 - at])
+    inputs = (*before.inputs, node.inputs[1 - at])
+    return edit.replace((before, node), replace(before, attributes=attributes, inputs=inputs, output=node.output))
 
 
 # ---------------------------------------------------------------- looking

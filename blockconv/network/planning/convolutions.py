@@ -7,7 +7,7 @@ from typing import Any
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import element
 from blockconv.dispatch.packing import activation_block
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, epilogue_block
+from blockconv.dispatch.quantizing import PLAIN, Quantizations, Requantization
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue
 from blockconv.network.graph import Network, Node
@@ -40,13 +40,12 @@ class QuantizedConv2dRule(Conv2dRule):
         a: Any = node.attributes
         assert row is not None
         types, residual = element_types(network, node), len(node.inputs) > 1
-        given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN)
+        given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
         added = network.tensors[node.inputs[1]].type if residual else None
-        epilogue = Epilogue(a.activation.kind, residual)
-        primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
-        weight, bias = held.quantized_weights(node, problem, primitive.form, types, given)
-        block = epilogue_block(a.activation, types, given, added)
-        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
+        after = Requantization(a.activation, types, given, added)
+        primitive = row.prepare(problem, src, dst, types, threads, epilogue=after.epilogue)
+        weight, bias = held.quantized_weights(node, problem, primitive.form, after)
+        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, after.block))
 
 
 class DynamicConv2dRule(Conv2dRule):
@@ -63,7 +62,7 @@ class DynamicConv2dRule(Conv2dRule):
         epilogue = Epilogue(a.activation.kind, residual, shifted=shifted)
         primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
         weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
-        block = epilogue_block(a.activation, types, Quantizations(), element("float32") if residual else None)
+        block = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None).block
         scaled = types.is_requantized
         count = sums.size // (1 + scaled + shifted)
         first = dynamic_epilogue_op(count, scaled, shifted, Buffer(6), Buffer(7), Buffer(8))

@@ -14,7 +14,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_bias, pack_weights
-from blockconv.dispatch.quantizing import Quantizations, check_sums, quantized_bias, weight_sums
+from blockconv.dispatch.quantizing import Requantization, check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
 
@@ -49,20 +49,21 @@ class Parameters:
         )
 
     def quantized_weights(
-        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantizations
+        self, node: Node, problem: Any, form: WeightForm, after: Requantization
     ) -> tuple[Array, Array]:
-        """Weights of a convolution of integers; and its bias, with zero points in it and what follows it.
+        """Weights of a convolution of integers; and its bias, with zero points in it and what follows it. after: what
+        becomes of its sums.
 
         Raises ArgumentError for sums that may be more than an int32 holds.
         """
         names = node.parameters
         weight = self._constants[names[0]]
         bias = self._constants[names[1]] if len(names) > 1 else None
-        key = names, problem.g, form, types, given.src, given.wei
+        key = names, problem.g, form, after.types, after.given.src, after.scales.sums.tobytes()
 
         def folded() -> Array:
             check_sums(str(node), weight, bias)
-            return quantized_bias(problem, weight, bias, form, types, given)
+            return quantized_bias(problem, weight, bias, form, after)
 
         return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), self._kept(
             key, folded
@@ -122,7 +123,7 @@ class Unpacked(Parameters):
         return np.empty(0), np.empty(0)
 
     def quantized_weights(
-        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantizations
+        self, node: Node, problem: Any, form: WeightForm, after: Requantization
     ) -> tuple[Array, Array]:
         return np.empty(0), np.empty(0)
 

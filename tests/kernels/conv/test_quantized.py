@@ -36,6 +36,8 @@ KINDS = (
     {"src": "int8", "dst": "int32"},
     {"src": "int8", "dst": "int8", "act": ("clip", -0.5, 2.0), "away": True},
     {"src": "uint8", "dst": "uint8", "residual": "int8"},
+    {"src": "uint8", "dst": "uint8", "residual": "uint8", "act": "relu", "sum_scale": 0.03, "sum_zero_point": 117},
+    {"src": "int8", "dst": "int8", "residual": "int8", "act": ("leaky_relu", 0.25), "sum_scale": 0.03},
 )
 assert {(kind["src"], kind["dst"]) for kind in KINDS} == {(types.src.name, types.dst.name) for types in INT8}
 
@@ -114,7 +116,7 @@ def test_every_multiply_accumulate(dot):
         ]:
             check(kind_of(descriptor, number % len(KINDS), **options), src, dst)
             number += 1
-    assert options or number > len(KINDS)
+    assert options or number >= len(KINDS)
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
