@@ -246,8 +246,9 @@ class TileEpilogue:
 
     def divide(self, slots: list[Any]) -> None:
         """Make multiples of the destination's scale of what scales did not make so: see `requantize.py`."""
-        for slot in slots if self.args else []:
-            self.b.store(times_inverse(self.v, self.args, self.b.load(slot)), slot)
+        if self.args:
+            for slot in slots:
+                self.b.store(times_inverse(self.v, self.args, self.b.load(slot)), slot)
 
     # ------------------------------------------------------------ destinations with contiguous channels
 
@@ -310,7 +311,7 @@ class TileEpilogue:
                     values = [part for value in values for part in split(self.b, value)]
                 for slot, value in zip(slots, values, strict=True):
                     x = self.b.load(slot)
-                    if Rounding.SUMS in self.rounding:
+                    if self.args and Rounding.SUMS in self.rounding:
                         x = rounded_sum(self.v, self.args, x)
                     self.b.store(self.b.fadd(x, self.read(value)), slot)
 

@@ -35,6 +35,7 @@ from blockconv.network.ops import (
     Transpose,
 )
 from blockconv.network.passes import dynamic, integers, nibbles, precision, simplify
+from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["PASSES", "fuse"]
@@ -182,27 +183,17 @@ def _affine_into_conv(edit: Edit, node: Node) -> bool:
 def _residual_into_conv(edit: Edit, node: Node) -> bool:
     """Of two convolutions that are added, the later takes the other's result in its store."""
     a = node.attributes
-    if not isinstance(a, Binary) or a.kind != "add" or node.inputs[0] == node.inputs[1]:
+    found = adding_convolution(edit, node, _gives_floats) if isinstance(a, Binary) and a.kind == "add" else None
+    if found is None or not isinstance(a, Binary):
         return False
-    found = []
-    for at in (0, 1):
-        conv, other = edit.private(node.inputs[at], Convolution), node.inputs[1 - at]
-        if conv is None or len(conv[0].inputs) >= conv[1].inputs[-1] or not conv[1].activation.is_identity:
-            continue
-        if not _gives_floats(conv[1]):
-            continue
-        if edit.shape(other) == edit.shape(node.output) == edit.shape(node.inputs[at]):
-            found.append((edit.position(conv[0]), conv[0], conv[1], other))
-    if not found or any(name in edit.constants for name in node.inputs):
-        return False
-    _, conv_node, attributes, other = max(found, key=lambda one: one[0])
+    conv, attributes, other = found
     fused = replace(
-        conv_node,
+        conv,
         attributes=replace(attributes, activation=a.activation),
-        inputs=(*conv_node.inputs, other),
+        inputs=(*conv.inputs, node.inputs[other]),
         output=node.output,
     )
-    return edit.replace((conv_node, node), fused)
+    return edit.replace((conv, node), fused)
 
 
 def _gives_floats(attributes: Attributes) -> bool:

@@ -45,6 +45,7 @@ from blockconv.network.ops import (
     Softmax,
     Transpose,
 )
+from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["computes_in_integers", "convolutions", "dequantized", "known_weights", "moves_integers", "stores"]
@@ -267,21 +268,14 @@ def _conv_adds(edit: Edit, node: Node) -> bool:
     It rounds its own result as if it had been stored, so that nothing else changes.
     """
     a = node.attributes
-    is_sum = isinstance(a, Quantized) and isinstance(a.of, Binary) and a.of.kind == "add"
-    if not is_sum or element(a.dtype).is_packed or node.inputs[0] == node.inputs[1]:
+    if not isinstance(a, Quantized) or not isinstance(a.of, Binary) or a.of.kind != "add" or element(a.dtype).is_packed:
         return False
-    found = []
-    for at in (0, 1):
-        conv, other = edit.private(node.inputs[at], QuantizedConv2d), node.inputs[1 - at]
-        if conv is None or conv[1].dtype != a.dtype or conv[1].residual or not conv[1].activation.is_identity:
-            continue
-        if edit.shape(other) == edit.shape(node.output) == edit.shape(node.inputs[at]):
-            found.append((edit.position(conv[0]), at, conv[0], conv[1]))
-    if not found or any(name in edit.constants for name in node.inputs):
+    found = adding_convolution(edit, node, lambda of: isinstance(of, QuantizedConv2d) and of.dtype == a.dtype)
+    if found is None:
         return False
-    _, at, before, of = max(found, key=lambda one: one[0])
-    attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst, residual=a.srcs[1 - at])
-    inputs = (*before.inputs, node.inputs[1 - at])
+    before, of, other = found
+    attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst, residual=a.srcs[other])
+    inputs = (*before.inputs, node.inputs[other])
     return edit.replace((before, node), replace(before, attributes=attributes, inputs=inputs, output=node.output))
 
 

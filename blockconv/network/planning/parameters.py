@@ -17,6 +17,7 @@ from blockconv.dispatch.packing import pack_bias, pack_weights
 from blockconv.dispatch.quantizing import Requantization, check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
+from blockconv.runtime.memory import Pool
 
 __all__ = ["Parameters", "Unpacked"]
 
@@ -32,6 +33,7 @@ class Parameters:
     def __init__(self, network: Network, like: Parameters | None = None) -> None:
         self._constants: Mapping[str, Array] = network.constants
         self._packed: dict[Any, Array] = {}
+        self._pool = Pool()
         self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary() if like is None else like._shared
 
     def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
@@ -106,7 +108,7 @@ class Parameters:
         if found is None:
             found = self._shared.get(key)
             if found is None:
-                found = self._shared[key] = make()
+                found = self._shared[key] = self._pool.keep(make())
             self._packed[key] = found
         return found
 
