@@ -310,7 +310,7 @@ def test_a_convolution_adds_to_what_it_would_have_stored(acts: Any, own: Any, ot
 def test_a_sum_of_its_own_is_of_a_residual() -> None:
     given = bc.Quantization(0.5)
     conv = ops.QuantizedConv2d(dtype="uint8", dst=given, sum=given)
-    with pytest.raises(bc.ArgumentError, match="sum=.*where there is a residual of integers"):
+    with pytest.raises(bc.ArgumentError, match=r"sum=.*where there is a residual of integers"):
         conv.infer(((1, 4, 3, 3),), ((4, 4, 1, 1),))
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import textwrap
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +22,7 @@ from blockconv.core import target
 from blockconv.jit.ir import fetch_add, load_acquire, load_i64, spin_pause, store_i64
 from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of, aligned_empty, launcher
 from blockconv.runtime.launcher import RunRecord
+from blockconv.runtime.memory import Region
 from blockconv.runtime.pools import Pool
 
 # Kernels of this file are compiled each time: the cache does not see their text.
@@ -472,3 +474,34 @@ def test_a_set_number_of_threads_is_what_runs(run_python: Any) -> None:
         assert parallel._threading_layer is None
         """)
     )
+
+
+# ---------------------------------------------------------------- memory that is kept
+
+
+def test_a_region_keeps_copies_side_by_side() -> None:
+    region, rng = Region(), np.random.default_rng(0)
+    given = [rng.integers(0, 99, shape).astype(dtype) for shape, dtype in (((3, 5), "f4"), (7, "i1"), ((), "f8"))]
+    given.append(given[0].T)
+    kept = [region.keep(array) for array in given]
+    for array, copy in zip(given, kept, strict=True):
+        assert copy.dtype == array.dtype
+        np.testing.assert_array_equal(copy, array)
+        assert copy.flags.c_contiguous
+        assert not np.shares_memory(copy, array)
+    assert [address_of(copy) - address_of(kept[0]) for copy in kept] == [0, 128, 256, 384]
+
+
+def test_a_piece_of_a_region_is_freed_with_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Region, "PIECE", 1 << 12)
+    region = Region()
+    first, second = (region.keep(np.full(2048, k, np.uint8)) for k in (1, 2))
+    large = region.keep(np.full(1 << 13, 3, np.uint8))  # more than a piece
+    assert first.base is second.base is not large.base
+    piece = weakref.ref(first.base)
+    del first
+    assert piece() is not None
+    assert (second == 2).all()
+    del second
+    assert piece() is None
+    assert (large == 3).all()

@@ -17,7 +17,7 @@ from blockconv.dispatch.packing import pack_bias, pack_weights
 from blockconv.dispatch.quantizing import Requantization, check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
-from blockconv.runtime.memory import Pool
+from blockconv.runtime.memory import Region
 
 __all__ = ["Parameters", "Unpacked"]
 
@@ -27,13 +27,16 @@ Array = npt.NDArray[Any]
 class Parameters:
     """Weights packed once for each form that kernels ask for: bytes are shared by all nodes and sizes that agree.
 
+    They lie in the order of the nodes, biases first: a convolution prefetches on past the end of its weights, which is
+    where the next one begins.
+
     like: those of another plan of the same network; what both ask for is packed once, and lives as long as one does.
     """
 
     def __init__(self, network: Network, like: Parameters | None = None) -> None:
         self._constants: Mapping[str, Array] = network.constants
         self._packed: dict[Any, Array] = {}
-        self._pool = Pool()
+        self._region = Region()
         self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary() if like is None else like._shared
 
     def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
@@ -42,13 +45,9 @@ class Parameters:
         weight = self._constants[names[0]]
         dtype = types.acc.name
         bias = self._constants[names[1]] if len(names) > 1 else None
-        return (
-            self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)),
-            self._kept(
-                (names[1:], dtype, problem.g, form.sharing, form.bias, form.order),
-                lambda: pack_bias(problem, bias, form, dtype),
-            ),
-        )
+        key = names[1:], dtype, problem.g, form.sharing, form.bias, form.order
+        packed = self._kept(key, lambda: pack_bias(problem, bias, form, dtype))
+        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def quantized_weights(
         self, node: Node, problem: Any, form: WeightForm, after: Requantization
@@ -67,9 +66,8 @@ class Parameters:
             check_sums(str(node), weight, bias)
             return quantized_bias(problem, weight, bias, form, after)
 
-        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), self._kept(
-            key, folded
-        )
+        packed = self._kept(key, folded)
+        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def dynamic_weights(
         self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
@@ -87,9 +85,8 @@ class Parameters:
             check_sums(str(node), weight, None)
             return weight_sums(problem, weight, bias, form, types, given)
 
-        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), self._kept(
-            (names, problem.g, form, types, given), summed
-        )
+        packed = self._kept((names, problem.g, form, types, given), summed)
+        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def constant(self, name: str, layout: Layout) -> Array:
         """A constant operand in a layout; of fewer dimensions than that, with ones in front."""
@@ -108,7 +105,7 @@ class Parameters:
         if found is None:
             found = self._shared.get(key)
             if found is None:
-                found = self._shared[key] = self._pool.keep(make())
+                found = self._shared[key] = self._region.keep(make())
             self._packed[key] = found
         return found
 
