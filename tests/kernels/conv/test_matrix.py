@@ -29,7 +29,14 @@ KINDS = (
     {"src": "int8", "dst": "int8", "residual": "int8", "act": ("leaky_relu", 0.25)},
     {"src": "uint8", "dst": "int32"},
     {"src": "int8", "dst": "float32", "residual": "float32", "act": ("clip", -1.0, 0.75)},
-    {"src": "int8", "dst": "int8", "residual": "uint8", "sum_scale": 0.03, "sum_zero_point": -5},
+    {
+        "src": "int8",
+        "dst": "int8",
+        "residual": "uint8",
+        "act": ("clip", -0.5, 2.0),
+        "sum_scale": 0.03,
+        "sum_zero_point": -5,
+    },
     {"src": "int8", "dst": "uint8", "act": "relu", "away": True},
 )
 # Few channels, whose row of taps is one step; several steps, with an end; strides; columns that make two blocks.

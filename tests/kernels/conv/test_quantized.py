@@ -35,7 +35,7 @@ KINDS = (
     {"src": "uint8", "dst": "float32"},
     {"src": "int8", "dst": "int32"},
     {"src": "int8", "dst": "int8", "act": ("clip", -0.5, 2.0), "away": True},
-    {"src": "uint8", "dst": "uint8", "residual": "int8"},
+    {"src": "uint8", "dst": "uint8", "residual": "int8", "act": ("clip", -0.5, 2.0)},
     {"src": "uint8", "dst": "uint8", "residual": "uint8", "act": "relu", "sum_scale": 0.03, "sum_zero_point": 117},
     {"src": "int8", "dst": "int8", "residual": "int8", "act": ("leaky_relu", 0.25), "sum_scale": 0.03},
 )

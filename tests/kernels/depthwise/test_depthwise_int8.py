@@ -29,7 +29,14 @@ KINDS = (
     {"src": "uint8", "dst": "int32"},
     {"src": "int8", "dst": "float32", "residual": "float32", "act": ("clip", -1.0, 0.75)},
     {"src": "int8", "dst": "uint8", "residual": "uint8", "away": True},
-    {"src": "int8", "dst": "int8", "residual": "uint8", "sum_scale": 0.03, "sum_zero_point": -5},
+    {
+        "src": "int8",
+        "dst": "int8",
+        "residual": "uint8",
+        "act": ("clip", -0.5, 2.0),
+        "sum_scale": 0.03,
+        "sum_zero_point": -5,
+    },
 )
 WIDE = "g80mb1ic80ih9iw11oc80kh3kw3ph1pw1"
 SMALL = "g17mb2ic17ih9iw11oc17kh3kw3ph1pw1"
