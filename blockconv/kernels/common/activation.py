@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.vectors import Vectors
@@ -29,6 +32,7 @@ __all__ = [
     "ActivationKind",
     "Definition",
     "activate",
+    "activate_scalar",
     "activation",
     "parameters_at",
 ]
@@ -264,3 +268,21 @@ def parameters_at(v: Vectors, act: Any) -> Iterator[Any]:
         at = v.b.add(act, const(8 * ActivationArguments.fields[name].first))
         value = v.b.load(pointer(v.b, at, ir.DoubleType()))
         yield value if v.itemsize == 8 else v.b.fptrunc(value, v.element)
+
+
+@intrinsic
+def activate_scalar(typingctx, x, address, kind):
+    """The activation of one float, as it is described at `address`; kind: an `ActivationKind`, at run time."""
+
+    def codegen(context, builder, signature, args):
+        value, address, kind = args
+        v = Vectors(builder, ElementType.of(signature.args[0].bitwidth // 8), 1)
+        low, high = parameters_at(v, address)
+        number = ActivationArguments.load(builder, address).number
+        number = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
+        other = activate(v, v.splat(value), number, [low, high])
+        clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
+        chosen = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
+        return builder.extract_element(chosen, ir.Constant(ir.IntType(32), 0))
+
+    return x(x, types.int64, types.int64), codegen

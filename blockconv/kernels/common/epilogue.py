@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, emit_prefetch, join, pointer, shuffle, transpose
@@ -40,7 +39,6 @@ __all__ = [
     "Output",
     "Tile",
     "TileEpilogue",
-    "activate_scalar",
     "finish",
     "prefetch_residual",
 ]
@@ -388,21 +386,3 @@ class TileEpilogue:
     def where(self, condition: Any | None) -> Any:
         """Code that runs where the condition holds; always, without one."""
         return contextlib.nullcontext() if condition is None else self.b.if_then(condition)
-
-
-@intrinsic
-def activate_scalar(typingctx, x, address, kind):
-    """The activation of one float, as it is described at `address`; kind: an `ActivationKind`, at run time."""
-
-    def codegen(context, builder, signature, args):
-        value, address, kind = args
-        v = Vectors(builder, ElementType.of(signature.args[0].bitwidth // 8), 1)
-        low, high = parameters_at(v, address)
-        number = ActivationArguments.load(builder, address).number
-        number = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
-        other = activate(v, v.splat(value), number, [low, high])
-        clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
-        chosen = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
-        return builder.extract_element(chosen, ir.Constant(ir.IntType(32), 0))
-
-    return x(x, types.int64, types.int64), codegen

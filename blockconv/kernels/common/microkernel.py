@@ -83,7 +83,7 @@ class TileSpec(NamedTuple):
     whether what stores write lies at uneven distances. dot: the number of the multiply-accumulate (`Dot`); what `step`
     counts are elements that it takes at once, of one channel or several. dst: the code of the destination's type where
     it is none of the accumulators'; of 8 bits it is uint8 for int8 too. rounding: as in `Tile`. shifted: as in
-    `Epilogue`.
+    `Epilogue`. gap: as in `conv.blocking.TileShape`, of kernels that have it.
     """
 
     element: int
@@ -107,6 +107,7 @@ class TileSpec(NamedTuple):
     dst: int = 0
     rounding: int = 0
     shifted: int = 0
+    gap: int = 0
 
     @property
     def tile(self) -> Tile:

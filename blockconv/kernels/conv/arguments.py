@@ -91,6 +91,7 @@ class TilesArguments(Arguments):
     scatters = word("whether all tiles are moved by it; else the padding after the last group alone", "0 or 1")
     tile_rows = word("rows of a tile", "rows")
     tile_pixels = word("columns of a tile", "columns")
+    tile_lines = word("pixels that are computed for a tile", "pixels")
     tile_width = word("output channels of a tile", "channels")
     lanes = word("lanes of a vector", "elements")
     itemsize = word("of an element of the destination", "bytes")

@@ -229,9 +229,8 @@ class _Binding:
         }
 
     def tasks(self) -> Words:
-        blocking = self.blocking
-        acc_itemsize = self.types.acc.itemsize
-        tile_bytes = blocking.rows * blocking.pixels * blocking.width * acc_itemsize
+        blocking, acc_itemsize = self.blocking, self.types.acc.itemsize
+        tile_bytes = blocking.shape.lines * blocking.width * acc_itemsize
         return {
             "groups": self.groups,
             "task_rows": blocking.task_rows,
@@ -243,6 +242,7 @@ class _Binding:
             "tiles_at": blocking.scratch - 3 * tile_bytes,
             "tile_rows": blocking.rows,
             "tile_pixels": blocking.pixels,
+            "tile_lines": blocking.shape.lines,
             "tile_width": blocking.width,
             "lanes": blocking.lanes,
             "itemsize": self.dst_itemsize,
@@ -256,11 +256,10 @@ class _Binding:
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
-        registers = blocking.rows, blocking.pixels, blocking.vectors, self.step
         by_unit = is_instruction(self.dot)
         return {
             "tile": self.tile(epilogue).address,
-            "enter": configure(*registers).address if by_unit else 0,
+            "enter": configure(*blocking.shape, self.step).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
             "pack": self.packer().address,
             "convert": self.converter(),
@@ -322,6 +321,7 @@ class _Binding:
             dst=dst.code if dst != self.types.acc else 0,
             rounding=epilogue.rounding if dst.itemsize == 1 else 0,
             shifted=int(epilogue.shifted),
+            gap=blocking.gap,
         )
         # What a tile of floats does not have is left out: it is no other kernel for what others have.
         given = max(k for k, value in enumerate(spec) if value or k < REQUIRED)

@@ -41,11 +41,21 @@ __all__ = [
 
 
 class TileShape(NamedTuple):
-    """Output pixels, in rows, and vectors of output channels that are held in registers."""
+    """Output pixels, in rows, and vectors of output channels that are held in registers.
+
+    gap: columns of the window between the end of a row and the begin of the next, where rows are computed as one: the
+    pixels of these columns are computed too, and not stored.
+    """
 
     rows: int
     pixels: int
     vectors: int
+    gap: int = 0
+
+    @property
+    def lines(self) -> int:
+        """Pixels that are computed."""
+        return self.rows * (self.pixels + self.gap) - self.gap
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Blocking:
     the multiply-accumulate. interleaved: channels that do not lie in fours in the source are brought together as they
     are packed. phases: of a row of a window whose columns are taken by their remainder to the stride, how many
     remainders; `window_cols` is of each. line: columns of a row of the destination where its rows are one and those
-    of the source are not (`space`, strided); else 0.
+    of the source are not (`space`, strided); else 0. gap: as in `TileShape`.
     """
 
     rows: int
@@ -88,6 +98,11 @@ class Blocking:
     interleaved: bool = False
     phases: int = 1
     line: int = 0
+    gap: int = 0
+
+    @property
+    def shape(self) -> TileShape:
+        return TileShape(self.rows, self.pixels, self.vectors, self.gap)
 
     @property
     def width(self) -> int:
@@ -151,7 +166,7 @@ class Inner(NamedTuple):
 
 def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, inner: Inner) -> Blocking:
     """The blocking whose tasks are as large as caches allow, and as many as threads need."""
-    p, at, (rows, pixels, vectors) = problem, space(problem, src, dst), inner.shape
+    p, at, (rows, pixels, vectors, gap) = problem, space(problem, src, dst), inner.shape
     itemsize, packed = types.acc.itemsize, inner.dot.itemsize or types.src.itemsize
     width, oc, cb = vectors * inner.lanes, p.oc // p.g, inner.cb
     ocbs = -(-(oc if inner.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
@@ -169,7 +184,7 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     panel = task_cols if inner.in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
     windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
-    scratch = -(-windows // 128) * 128 + 256 + 3 * rows * pixels * width * itemsize
+    scratch = -(-windows // 128) * 128 + 256 + 3 * inner.shape.lines * width * itemsize
     return Blocking(
         rows=rows,
         pixels=pixels,
@@ -190,6 +205,7 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
         shared=inner.shared,
         dot=inner.dot,
         interleaved=inner.interleaved,
+        gap=gap,
     )
 
 

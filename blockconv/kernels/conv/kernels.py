@@ -82,7 +82,7 @@ def _write_common(a, run, scattered):
     """Write what the records of all tiles have in common: scattered ones are stored as `_Scattered.tile` first."""
     lanes_bytes = a.lanes * a.itemsize >> a.dst_shift
     width_bytes = a.tile_width * a.itemsize >> a.dst_shift
-    tile_bytes = a.tile_rows * a.tile_pixels * a.tile_width * a.acc_itemsize
+    tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
     residual = a.residual - a.dst
     run.src_row = a.window_sh * a.window_row
     run.offsets = a.offsets
@@ -203,7 +203,7 @@ def conv_tiles():
         a = TilesArguments(args)
         window, tiles = scratch, scratch + a.tiles_at
         rows, pixels, width = a.tile_rows, a.tile_pixels, a.tile_width
-        tile_bytes = rows * pixels * width * a.acc_itemsize
+        tile_bytes = a.tile_lines * width * a.acc_itemsize
         run = TileRecord(tiles + 3 * tile_bytes)
         stored, gathered = tiles + tile_bytes, tiles + 2 * tile_bytes
         scattered = _Scattered(a.scatters, a.scatter, stored, gathered, a.residual - a.dst)

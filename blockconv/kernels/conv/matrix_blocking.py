@@ -8,6 +8,7 @@ taps fills then: the pixels of a window's row touch, and so do their channels.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 
 from blockconv.core import target
@@ -91,17 +92,20 @@ def blocking(
     cb = _channels(p, s, unit)
     taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.ic // p.g <= cb else 1
     stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.oc // p.g if p.g > 1 else 0)
-    shape = tile or _tile(p, at, d, stored, cb, taps, dot)
     as_it_is = not (interleaved or types.src.is_packed) and extent(cb, s) == cb and p.ic // p.g % cb == 0
+    shape = tile or _tile(p, at, d, stored, cb, taps, dot)
     # Whole lines that are read once do not push each other out before they are.
     held = 1 if cb == UNITS * unit else shape.pixels
+    in_place = as_it_is and is_read_in_place(p, at, s, held)
+    if not (tile or in_place):
+        shape = _tile(p, at, d, stored, cb, taps, dot, gap=_gap(at))
     inner = Inner(
         shape=shape,
         lanes=COLUMNS,
         cb=cb,
         step=cb,
         store_width=stored,
-        in_place=as_it_is and is_read_in_place(p, at, s, held),
+        in_place=in_place,
         dot=dot,
         interleaved=interleaved,
         shared=DENSE._replace(taps=taps),
@@ -111,20 +115,35 @@ def blocking(
     return replace(found, scratch=found.scratch + -(-spare // LINE_BYTES) * LINE_BYTES)
 
 
-def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, cb: int, taps: int, dot: Dot) -> TileShape:
-    """The tile of least predicted time, by the machine's profile."""
+def _gap(at: Space) -> int:
+    """Columns of a packed window between the rows of its outputs, if pixels and rows are evenly apart; else 0."""
+    return (at.kw - 1) * at.dw if at.sh == at.sw == at.depth == 1 else 0
+
+
+def _tile(
+    problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, cb: int, taps: int, dot: Dot, gap: int = 0
+) -> TileShape:
+    """The tile of least predicted time, by the machine's profile. gap: where rows may be one, as in `TileShape`."""
     oc, found = problem.oc // problem.g, []
     for vectors, blocks in _SHAPES:
         width = vectors * COLUMNS
         if straddles_blocks(problem, dst, stored, COLUMNS, width):
             continue
-        for pixels in _pixels(at.ow, blocks):
-            for rows in {max(1, min(at.oh, blocks // len(row_blocks(1, pixels)))), 1}:
-                tiles = -(-at.oh // rows) * -(-at.ow // pixels) * -(-oc // width)
-                shape = TileShape(rows, pixels, vectors)
-                seconds = tiles * _seconds(problem, shape, cb, taps, dot)
-                found.append((float(f"{seconds:.6e}"), abs(vectors - 2), -rows * pixels, shape))
+        for shape in _shapes(at, blocks, vectors, gap):
+            tiles = -(-at.oh // shape.rows) * -(-at.ow // shape.pixels) * -(-oc // width)
+            seconds = tiles * _seconds(problem, shape, cb, taps, dot)
+            found.append((float(f"{seconds:.6e}"), shape.gap, abs(vectors - 2), -shape.rows * shape.pixels, shape))
     return min(found)[-1]
+
+
+def _shapes(at: Space, blocks: int, vectors: int, gap: int) -> Iterator[TileShape]:
+    """Tiles of at most so many blocks of pixels: rows of one or several, and, with a gap, rows that are one."""
+    for pixels in _pixels(at.ow, blocks):
+        for rows in {max(1, min(at.oh, blocks // len(row_blocks(1, pixels)))), 1}:
+            yield TileShape(rows, pixels, vectors)
+    rows = min(at.oh, (LINES * blocks + gap) // (at.ow + gap))
+    if gap and rows > 1:
+        yield TileShape(rows, at.ow, vectors, gap)
 
 
 def _pixels(ow: int, blocks: int) -> list[int]:
@@ -139,8 +158,7 @@ def _pixels(ow: int, blocks: int) -> list[int]:
 
 def tile_seconds(problem: Conv2dProblem, blocking: Blocking) -> float:
     """Predicted, of a tile whose channels are stored whole."""
-    shape = TileShape(blocking.rows, blocking.pixels, blocking.vectors)
-    return _seconds(problem, shape, blocking.cb, blocking.shared.taps, blocking.dot)
+    return _seconds(problem, blocking.shape, blocking.cb, blocking.shared.taps, blocking.dot)
 
 
 def _seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
@@ -149,7 +167,7 @@ def _seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: 
     A step waits for its weights, which come from the second-level cache, and have to come there first if they do not
     stay; and while matrices are multiplied the tile before is stored. What takes longer counts.
     """
-    p, name, blocks = problem, name_of(dot), len(row_blocks(shape.rows, shape.pixels))
+    p, name, blocks = problem, name_of(dot), len(row_blocks(shape.rows, shape.pixels, shape.gap))
     rates, alone = profile().by(name), profile().by(f"{name}, one step")
     steps, vectors = -(-(p.ic // p.g) // cb) * p.kh * (p.kw // taps), shape.rows * shape.pixels * shape.vectors
     weights = p.oc * steps * LINE_BYTES

@@ -12,7 +12,6 @@ emulated by dot products of vectors, for tests.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -58,11 +57,17 @@ class Block(NamedTuple):
     pixels: int
 
 
-def row_blocks(rows: int, pixels: int) -> list[Block]:
-    """The blocks of a tile of so many rows of so many pixels: a row is one, or two or more of about the same size."""
+def row_blocks(rows: int, pixels: int, gap: int = 0) -> list[Block]:
+    """The blocks of a tile of so many rows of so many pixels: a row is one, or several, all of one size.
+
+    A row that they do not divide ends with a block that has pixels of the one before. gap: pixels between rows
+    (`TileShape`), which are one row with these.
+    """
+    if gap:
+        rows, pixels = 1, rows * (pixels + gap) - gap
     count = -(-pixels // LINES)
-    ends = [pixels * k // count for k in range(count + 1)]
-    return [Block(r, first, end - first) for r in range(rows) for first, end in itertools.pairwise(ends)]
+    each = -(-pixels // count)
+    return [Block(r, min(k * each, pixels - each), each) for r in range(rows) for k in range(count)]
 
 
 class _Registers(NamedTuple):
@@ -85,7 +90,7 @@ class _Registers(NamedTuple):
 
     @staticmethod
     def of(spec: TileSpec) -> _Registers:
-        return _Registers(row_blocks(spec.rows, spec.pixels), spec.vectors)
+        return _Registers(row_blocks(spec.rows, spec.pixels, spec.gap), spec.vectors)
 
     def sizes(self, step: int) -> Iterator[tuple[int, int, int]]:
         """(register, lines, bytes of a line) of each; `step` elements of four bytes are multiplied at once."""
@@ -100,20 +105,20 @@ class _Registers(NamedTuple):
 # ---------------------------------------------------------------- before tiles, and after them
 
 
-def _configuration(rows: int, pixels: int, vectors: int, step: int) -> list[int]:
+def _configuration(rows: int, pixels: int, vectors: int, gap: int, step: int) -> list[int]:
     """The words that say how large the registers are: palette 1, bytes of lines from byte 16 on, lines from 48 on."""
     said = bytearray(64)
     said[0] = 1
-    for register, lines, line in _Registers(row_blocks(rows, pixels), vectors).sizes(step):
+    for register, lines, line in _Registers(row_blocks(rows, pixels, gap), vectors).sizes(step):
         said[16 + 2 * register] = line
         said[48 + register] = lines
     return [int.from_bytes(said[k : k + 8], "little", signed=True) for k in range(0, 64, 8)]
 
 
 @jit.kernel
-def configure(rows, pixels, vectors, step):
+def configure(rows, pixels, vectors, gap, step):
     """Say how large the registers of this tile's matrices are; the argument is the address of 64 bytes to say it in."""
-    words = _configuration(rows, pixels, vectors, step)
+    words = _configuration(rows, pixels, vectors, gap, step)
 
     @emitted
     def load_configuration(builder, at):
@@ -236,7 +241,7 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
                     for k, slot in enumerate(accs):
                         weight = v.load(b.add(w, const(k * v.bytes)))
                         b.store(multiply_accumulate(v, spec.dot, scalar, weight, b.load(slot)), slot)
-            at = b.add(b.mul(const(row), const(spec.pixels)), pixel.index)
+            at = b.add(const(row * (spec.pixels + spec.gap)), pixel.index)
             at = b.add(run.scratch, b.mul(at, const(spec.vectors * v.bytes)))
             for k, slot in enumerate(accs):
                 v.store(b.load(slot), b.add(at, const(k * v.bytes)))
@@ -252,7 +257,7 @@ def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
     with cgutils.for_range(b, const(spec.rows)) as row, cgutils.for_range(b, const(spec.pixels // pixels)) as loop:
         pixel = b.mul(loop.index, const(pixels))
         to = b.add(b.mul(row.index, out.dst_row), b.mul(pixel, out.dst_pixel))
-        first = b.add(b.mul(row.index, const(spec.pixels)), pixel)
+        first = b.add(b.mul(row.index, const(spec.pixels + spec.gap)), pixel)
         if vectors == spec.vectors:
             part.finish(run, out, to, first, const(0))
         else:
@@ -281,7 +286,8 @@ class _Part(NamedTuple):
             for k in range(part.vectors):
                 accs += v.slots(1, v.load(b.add(acc, const((p * width + k) * v.bytes))))
         if part.vectors < width:
-            acc = b.add(run.scratch, const(self.whole.rows * self.whole.pixels * width * v.bytes))
+            lines = self.whole.rows * (self.whole.pixels + self.whole.gap) - self.whole.gap
+            acc = b.add(run.scratch, const(lines * width * v.bytes))
         out = out._replace(
             dst=b.add(out.dst, b.add(to, b.mul(before, out.dst_block))),
             valid=b.sub(out.valid, before),

@@ -6,7 +6,7 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_f, store_f
-from blockconv.kernels.common.epilogue import activate_scalar
+from blockconv.kernels.common.activation import activate_scalar
 from blockconv.kernels.common.geometry import Geometry
 
 __all__ = ["ReferenceArguments", "conv_reference"]

@@ -88,7 +88,8 @@ def test_blockings_fit_into_the_registers(src, ic):
     for ow in (1, 7, 13, 16, 17, 31, 33, 56, 112):
         problem = Conv2dProblem(1, ic, 9, ow, 70, 3, 3, ph=1, pw=1)
         found = matrix_blocking.blocking(problem, Layout(src), Layout("NHWC"), Types.quantized("uint8", "uint8"), 1)
-        blocks = row_blocks(found.rows, found.pixels)
+        blocks = row_blocks(found.rows, found.pixels, found.gap)
+        assert not found.gap or found.window_cols == found.task_cols + found.gap == found.pixels + found.gap
         assert max(block.pixels for block in blocks) <= LINES
         assert len(blocks) * found.vectors + found.vectors + 1 <= 8
         assert len({block.pixels for block in blocks}) == 1, "sources of blocks may share a register"
@@ -96,9 +97,27 @@ def test_blockings_fit_into_the_registers(src, ic):
         assert found.shared.taps in (1, 3)
 
 
-def test_blocks_cover_a_tile_once():
-    for tile in ((1, 1), (1, 17), (2, 16), (1, 32), (3, 5), (1, 48)):
-        seen = np.zeros(tile, int)
-        for block in row_blocks(*tile):
-            seen[block.row, block.first : block.first + block.pixels] += 1
-        assert (seen == 1).all()
+@pytest.mark.parametrize("tile", [(1, 1), (1, 17), (2, 16), (1, 32), (3, 5), (1, 48), (2, 37), (7, 7, 2), (4, 3, 4)])
+def test_blocks_cover_a_tile(tile):
+    rows, pixels, *gap = tile
+    seen = np.zeros((1, rows * (pixels + gap[0]) - gap[0]) if gap else (rows, pixels), int)
+    blocks = row_blocks(*tile)
+    for block in blocks:
+        seen[block.row, block.first : block.first + block.pixels] += 1
+        assert block.first + block.pixels <= seen.shape[1]
+    assert seen.min() == 1
+    assert len({block.pixels for block in blocks}) == 1, "of sources of blocks some share a register"
+    assert max(block.pixels for block in blocks) <= LINES
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize(
+    "descriptor", ["mb2ic70ih7oc70kh3ph1", "mb1ic16ih5iw4oc33kh3kw3dh1dw1ph2pw2", "mb1ic64ih9iw3oc16kh1kw3pw1"]
+)
+def test_rows_that_are_one(emulated_matrices, descriptor):
+    """Of small images a block of pixels goes on over the columns between rows, which are not stored."""
+    made = case(descriptor, **KINDS[0])
+    for src, dst in PAIRS[:4]:
+        layouts = Layout(src), Layout(dst)
+        assert matrix_blocking.blocking(made.problem, *layouts, made.types, 1).gap > 0
+        check(made, src, dst, taken=[MATRIX])
