@@ -15,6 +15,7 @@ from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import (
     Shape,
+    broadcast,
     check_word,
     checked_axis,
     checked_number,
@@ -111,10 +112,8 @@ class BinaryProblem:
         op = "binary"
         check_word(op, "kind", self.kind, BinaryKind)
         src, other = checked_shape(op, "src", self.src), checked_shape(op, "other", self.other)
-        rank = max(len(src), len(other))
+        rank = len(broadcast(op, "other", src, other))
         src, other = (1,) * (rank - len(src)) + src, (1,) * (rank - len(other)) + other
-        if any(a != b and 1 not in (a, b) for a, b in zip(src, other, strict=True)):
-            raise ArgumentError(op, "other", other, f"does not broadcast with {src}")
         set_field(self, "src", src)
         set_field(self, "other", other)
         if self.dst_shape not in (src, other):
@@ -128,22 +127,22 @@ class BinaryProblem:
     @property
     def dst_shape(self) -> Shape:
         """Logical shape of the result."""
-        return tuple(b if a == 1 else a for a, b in zip(self.src, self.other, strict=True))
+        return broadcast("binary", "other", self.src, self.other)
 
 
 @dataclass(frozen=True)
 class ConcatProblem:
-    """Sources of logical `shapes`, (N, C, H, W), one after the other along `axis`."""
+    """Sources of logical `shapes`, one after the other along `axis`."""
 
     shapes: tuple[Shape, ...]
     axis: int = 1
 
     def __post_init__(self) -> None:
         op = "concat"
-        shapes = tuple(checked_shape(op, "shapes", shape, 4) for shape in self.shapes)
-        axis = checked_axis(op, self.axis, 4)
+        shapes = tuple(checked_shape(op, "shapes", shape) for shape in self.shapes)
         if not shapes:
             raise ArgumentError(op, "shapes", shapes, "must hold one shape or more")
+        axis = checked_axis(op, self.axis, len(shapes[0]))
         rest = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
         if len(rest) > 1:
             raise ArgumentError(op, "shapes", shapes, f"must agree on every axis but {axis}")
@@ -185,19 +184,20 @@ class FindQuantizationProblem(_Shaped):
 
 @dataclass(frozen=True)
 class SliceProblem(_Shaped):
-    """Of each axis of (N, C, H, W) the elements begin, begin + step, ...: `sizes` of them. A step may be negative."""
+    """Of each axis the elements begin, begin + step, ...: `sizes` of them. A step may be negative."""
 
     shape: Shape
     begins: Shape
     sizes: Shape
-    steps: Shape = (1, 1, 1, 1)
+    steps: Shape
 
     def __post_init__(self) -> None:
         op = "slice"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
-        set_field(self, "sizes", checked_shape(op, "sizes", self.sizes, 4))
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        rank = len(self.shape)
+        set_field(self, "sizes", checked_shape(op, "sizes", self.sizes, rank))
         for name in ("begins", "steps"):
-            set_field(self, name, checked_whole(op, name, getattr(self, name), 4))
+            set_field(self, name, checked_whole(op, name, getattr(self, name), rank))
         if 0 in self.steps:
             raise ArgumentError(op, "steps", self.steps, "must not be zero")
         for extent, begin, size, step in zip(self.shape, self.begins, self.sizes, self.steps, strict=True):
@@ -212,30 +212,26 @@ class SliceProblem(_Shaped):
 
 @dataclass(frozen=True)
 class PadProblem(_Shaped):
-    """(N, C, H, W) with `begins` and `ends` elements of `value` put before and after along each axis.
-
-    Negative ones take elements away.
-    """
+    """`value` written around: `pads` has the elements (before, after) for each axis; negative ones are taken away."""
 
     shape: Shape
-    begins: Shape
-    ends: Shape
+    pads: tuple[tuple[int, int], ...]
     value: float = 0.0
 
     def __post_init__(self) -> None:
         op = "pad"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
-        for name in ("begins", "ends"):
-            set_field(self, name, checked_whole(op, name, getattr(self, name), 4))
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
         set_field(self, "value", checked_number(op, "value", self.value))
-        for extent, begin, end in zip(self.shape, self.begins, self.ends, strict=True):
-            if extent + min(begin, 0) + min(end, 0) < 0 or extent + begin + end < 0:
-                raise ArgumentError(op, "begins", self.begins, f"with ends {self.ends}, more than there is of an axis")
+        if len(self.pads) != len(self.shape):
+            raise ArgumentError(op, "pads", self.pads, f"must hold a pair for each of {len(self.shape)} axes")
+        set_field(self, "pads", tuple(checked_whole(op, "pads", pair, 2) for pair in self.pads))
+        if any(size + min(pair[0], 0) + min(pair[1], 0) < 0 for size, pair in zip(self.shape, self.pads, strict=True)):
+            raise ArgumentError(op, "pads", self.pads, f"crops more than there is of {self.shape}")
 
     @property
     def dst_shape(self) -> Shape:
         """Logical shape of the destination."""
-        return tuple(a + b + c for a, b, c in zip(self.begins, self.shape, self.ends, strict=True))
+        return tuple(size + sum(pair) for size, pair in zip(self.shape, self.pads, strict=True))
 
 
 @dataclass(frozen=True)
@@ -389,6 +385,3 @@ class ReduceMeanProblem(_Shaped):
     def dst_shape(self) -> Shape:
         """Shape of the result."""
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
-
-
-# Rules that the problems share. Each names what broke it.

@@ -6,10 +6,21 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
+import numpy as np
+
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_fields import set_field
 
-__all__ = ["Shape", "check_word", "checked_axis", "checked_number", "checked_shape", "checked_whole", "set_field"]
+__all__ = [
+    "Shape",
+    "broadcast",
+    "check_word",
+    "checked_axis",
+    "checked_number",
+    "checked_shape",
+    "checked_whole",
+    "set_field",
+]
 
 Shape = tuple[int, ...]
 
@@ -49,6 +60,14 @@ def checked_number(op: str, name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ArgumentError(op, name, value, "must be a number") from None
+
+
+def broadcast(op: str, argument: str, a: Shape, b: Shape) -> Shape:
+    """The shape that two have together, as NumPy broadcasts them."""
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ArgumentError(op, argument, (a, b), "do not broadcast") from None
 
 
 def check_word(op: str, name: str, value: object, words: Any) -> None:

@@ -146,13 +146,13 @@ class Network:
         return name
 
     def problem(self, node: Node) -> Any:
-        """The problem that kernels solve for a node of one input. Raises NetworkError for one that has no problem."""
-        attributes, src = node.attributes, self.shape(node.inputs[0])
+        """The problem that kernels solve for a node. Raises NetworkError for one that has no problem."""
+        attributes, srcs = node.attributes, [self.shape(name) for name in node.inputs]
         if isinstance(attributes, Convolution):
-            return replace(attributes.problem(src, self.shape(node.parameters[0])), name=node.name)
+            return replace(attributes.problem(srcs[0], self.shape(node.parameters[0])), name=node.name)
         if isinstance(attributes, Solved):
-            return attributes.problem(src)
-        raise NetworkError(str(node), "op", node.op, "has no problem: convolutions and ops of one input have")
+            return attributes.problem(*srcs)
+        raise NetworkError(str(node), "op", node.op, "has no problem: reshapes and changes of type have none")
 
     # -- making others
 

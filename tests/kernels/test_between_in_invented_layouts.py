@@ -171,7 +171,7 @@ def test_copies(part: int) -> None:
             starts = tuple(s.indices(size) for s, size in zip(index, x.shape, strict=True))
             p2 = SliceProblem(x.shape, tuple(s[0] for s in starts), x[index].shape, tuple(s[2] for s in starts))
             run("slice", p2, src, [x], x[index], dst=dst)
-            p3 = PadProblem(x.shape, (0, 3, 1, 0), (1, -2, 0, 2), -3.0)
+            p3 = PadProblem(x.shape, ((0, 1), (3, -2), (1, 0), (0, 2)), -3.0)
             wanted = np.pad(x[:, :-2], [(0, 1), (3, 0), (1, 0), (0, 2)], constant_values=-3.0)
             run("pad", p3, src, [x], wanted, dst=dst)
 

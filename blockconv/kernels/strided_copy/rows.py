@@ -7,15 +7,17 @@ either layout ends, so that an offset that is no multiple of a block, a permutat
 An extent is copied for a row of pixels at a time; where it is contiguous with that of the next pixel on both sides, as
 one.
 
-Buffers: the source(s), the destination. Options of the primitive, for concat only: srcs, the layouts of the sources, if
-they differ from the first one's; take, which sources to copy (the others were written into the destination by others).
-For integers of 8 bits, of all but the reorder: quantizations, what those of the source(s) and of the destination stand
-for. Where they are not the same, elements are requantized as they are copied; the destination's padding is its zero
-point.
+Buffers: the source(s), the destination. Options of the primitive, for integers of 8 bits, of all but the reorder:
+quantizations, what those of the source(s) and of the destination stand for. Where they are not the same, elements are
+requantized as they are copied; the destination's padding is its zero point.
+
+Arrays of other than four dimensions are row-major: neighbouring axes that are copied as a whole are one, and what
+remains is (N, C, H, W) for the copy.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, ElementType, Types
@@ -143,24 +145,15 @@ def _space(shape: Sequence[int]) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- the ops
 
 
-def _concat_ops(
-    problem: ConcatProblem,
-    src: Layout,
-    dst: Layout,
-    how: How,
-    srcs: Sequence[Layout] | None = None,
-    take: Iterable[int] | None = None,
-) -> list[Op]:
+def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
     p, ops = problem, []
-    for k in range(len(p.shapes)) if take is None else take:
-        shape, start = p.shapes[k], p.starts[k]
+    for k, (shape, start) in enumerate(zip(p.shapes, p.starts, strict=True)):
         region = Region([Span(shape[1])], 0, True, _space(shape))
         if p.axis == 1:
             region = replace(region, first=start, tail=start + shape[1] == p.dst_shape[1])
         else:
             region = replace(region, starts=_space([start if axis == p.axis else 0 for axis in range(4)]))
-        source = Side(shape, src if srcs is None else srcs[k], k)
-        ops += _ops(region, source, Side(p.dst_shape, dst, len(p.shapes)), how.of_source(k))
+        ops += _ops(region, Side(shape, src, k), Side(p.dst_shape, dst, len(p.shapes)), how.of_source(k))
     return ops
 
 
@@ -173,9 +166,10 @@ def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: How) -> lis
 
 def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
     p, shape = problem, problem.dst_shape
-    begins = [min(max(0, begin), size) for begin, size in zip(p.begins, shape, strict=True)]
-    sources = [max(0, -begin) for begin in p.begins]
-    counts = [max(0, size - a - max(0, end)) for size, a, end in zip(shape, begins, p.ends, strict=True)]
+    before, end = zip(*p.pads, strict=True)
+    begins = [min(max(0, a), size) for a, size in zip(before, shape, strict=True)]
+    sources = [max(0, -a) for a in before]
+    counts = [max(0, size - a - max(0, b)) for size, a, b in zip(shape, begins, end, strict=True)]
     after = shape[1] - begins[1] - counts[1]
     channels = [Span(begins[1], action=FILL), Span(counts[1], sources[1]), Span(after, action=FILL)]
     region = Region(
@@ -215,6 +209,50 @@ def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout, types: T
     return None if nest(src, dst, problem.shape) is None else "the blocks of the two layouts nest"
 
 
+# ---------------------------------------------------------------- arrays of other than four dimensions
+
+
+def _groups(problem: ConcatProblem | SliceProblem | PadProblem) -> list[range]:
+    """The axes that are one axis to the copy: those before the first that it copies a part of, which is the channels,
+    those between it and the next such, and so on. Where there are fewer than four, the last are of no axis."""
+    p, axes = problem, range(len(problem.src_shape))
+    if isinstance(p, ConcatProblem):
+        parts = [p.axis]
+    elif isinstance(p, PadProblem):
+        parts = [axis for axis in axes if p.pads[axis] != (0, 0)]
+    else:
+        parts = [k for k in axes if (p.begins[k], p.sizes[k], p.steps[k]) != (0, p.shape[k], 1)]
+    ends = [0, *(end for axis in parts for end in (axis, axis + 1)), len(axes)]
+    before, *rest = itertools.starmap(range, itertools.pairwise(ends))
+    found = [before, *filter(None, rest)]
+    return found + [range(0)] * (4 - len(found))
+
+
+def _in_four(problem: Any, groups: Sequence[range]) -> Any:
+    """The problem of arrays of four dimensions that copies the same."""
+
+    def of(sizes: Sequence[int], join: Callable[[Iterable[int]], int] = math.prod) -> tuple[int, ...]:
+        return tuple(join(sizes[axis] for axis in group) for group in groups)
+
+    p = problem
+    if isinstance(p, ConcatProblem):
+        return ConcatProblem(tuple(map(of, p.shapes)), 1)
+    if isinstance(p, PadProblem):
+        before, after = (of(ends, sum) for ends in zip(*p.pads, strict=True))
+        return PadProblem(of(p.shape), tuple(zip(before, after, strict=True)), p.value)
+    return SliceProblem(of(p.shape), of(p.begins, sum), of(p.sizes), of(p.steps))
+
+
+def _why_not(problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
+    rank = len(problem.dst_shape)
+    if rank == 4:
+        return None
+    if not src == dst == row_major(rank):
+        return f"is for row-major arrays of {rank} dimensions, {row_major(rank).tag}"
+    axes = len(_groups(problem))
+    return None if axes == 4 else f"copies along 4 axes at most, and these parts need {axes}"
+
+
 # ---------------------------------------------------------------- rows of the kernel table
 
 
@@ -248,6 +286,8 @@ def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
         **options: Any,
     ) -> Primitive:
         how = How(types.src, threads, quantizations)
+        if len(problem.dst_shape) != 4:
+            problem, src, dst = _in_four(problem, _groups(problem)), row_major(4), row_major(4)
 
         def cost() -> float:
             moved = _seconds(problem, src, dst, types.src.itemsize)
@@ -265,7 +305,7 @@ def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
 
         return Primitive(cost=cost, make=make)
 
-    return Row(f"{op}_box", op, make=make, **{"dtypes": frozenset((*FLOATS, *BYTES)), **given})
+    return Row(f"{op}_box", op, make=make, **{"why_not": _why_not, "dtypes": frozenset((*FLOATS, *BYTES)), **given})
 
 
 MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,14 +51,15 @@ class Attributes:
 
 
 class Solved(Attributes):
-    """An op whose rules and sizes are those of its problem, which kernels are asked to solve."""
+    """An op whose rules and sizes are those of its problem, which kernels are asked to solve.
 
-    def problem(self, src: Shape) -> Any:
-        """The problem of an input of this shape. Raises ArgumentError."""
-        raise NotImplementedError
+    problem(*shapes): the problem of inputs of these shapes. Raises ArgumentError.
+    """
+
+    problem: ClassVar[Callable[..., Any]]
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        shape: Shape = self.problem(inputs[0]).dst_shape
+        shape: Shape = self.problem(*inputs).dst_shape
         return shape
 
 

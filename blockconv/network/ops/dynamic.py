@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, element
-from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, check_type
+from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, Solved, check_type
 from blockconv.network.ops.windows import Convolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
@@ -20,7 +21,7 @@ FOUND = (2,)
 
 
 @dataclass(frozen=True)
-class FindQuantization(Attributes):
+class FindQuantization(Solved):
     """(scale, zero point) of uint8 for the range of a float32 array, of which 0 is part.
 
     scale = (most - least) / 255, or 1 where that is 0; zero point = round(0 - least / scale), a half to the even
@@ -29,8 +30,8 @@ class FindQuantization(Attributes):
 
     op: ClassVar[str] = "find_quantization"
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        return FOUND
+    def problem(self, src: Shape) -> FindQuantizationProblem:
+        return FindQuantizationProblem(src)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "input", inputs[0], "float32")
@@ -38,15 +39,15 @@ class FindQuantization(Attributes):
 
 
 @dataclass(frozen=True)
-class DynamicQuantize(Attributes):
+class DynamicQuantize(Solved):
     """`Quantize` to uint8. inputs: src, float32, and what was found."""
 
     op: ClassVar[str] = "dynamic_quantize"
     inputs: ClassVar[range] = range(2, 3)
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        _check_found(self, inputs[1])
-        return inputs[0]
+    def problem(self, src: Shape, found: Shape) -> ActivationProblem:
+        _check_found(self, found)
+        return ActivationProblem(src)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         for argument, type in zip(("input", "found"), inputs, strict=True):

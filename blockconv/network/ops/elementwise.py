@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
-from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
 from blockconv.core.errors import ArgumentError
-from blockconv.core.problem_checks import check_word
+from blockconv.core.problem_checks import broadcast, check_word
 from blockconv.core.types import ElementType, FloatType, element
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, Solved, check_type
@@ -63,7 +63,7 @@ class Affine(Solved):
 
 
 @dataclass(frozen=True)
-class Binary(Attributes):
+class Binary(Solved):
     """dst = activation(kind(a, b)) with NumPy's broadcasting, of a over b or b over a. Either may be a constant."""
 
     op: ClassVar[str] = "binary"
@@ -71,11 +71,10 @@ class Binary(Attributes):
     kind: BinaryKind
     activation: Activation = IDENTITY
 
+    def problem(self, src: Shape, other: Shape) -> BinaryProblem:
+        return BinaryProblem(self.kind, src, other)
+
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        """What NumPy gives, which kernels do not always have: see `BinaryProblem`."""
         check_word(self.op, "kind", self.kind, BinaryKind)
-        a, b = inputs
-        rank = max(len(a), len(b))
-        wide = [(1,) * (rank - len(shape)) + shape for shape in inputs]
-        if any(x != y and 1 not in (x, y) for x, y in zip(*wide, strict=True)):
-            raise ArgumentError(self.op, "inputs", inputs, "do not broadcast")
-        return tuple(y if x == 1 else x for x, y in zip(*wide, strict=True))
+        return broadcast(self.op, "inputs", *inputs)

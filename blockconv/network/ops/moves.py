@@ -6,7 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blockconv.core.eltwise_problem import ShuffleProblem, TransposeProblem
+from blockconv.core.eltwise_problem import (
+    ConcatProblem,
+    PadProblem,
+    ShuffleProblem,
+    SliceProblem,
+    TransposeProblem,
+)
 from blockconv.core.errors import ArgumentError
 from blockconv.network.ops.base import Attributes, Pair, Shape, Shapes, Solved, check_axis
 
@@ -14,43 +20,32 @@ __all__ = ["Concat", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
 
 
 @dataclass(frozen=True)
-class Concat(Attributes):
+class Concat(Solved):
     """Inputs one after the other along an axis (0 or more)."""
 
     op: ClassVar[str] = "concat"
     inputs: ClassVar[range] = range(1, 1 << 30)
     axis: int = 1
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        first, at = inputs[0], self.axis
-        check_axis(self, at, first)
-        for shape in inputs:
-            if len(shape) != len(first) or shape[:at] + shape[at + 1 :] != first[:at] + first[at + 1 :]:
-                raise ArgumentError(self.op, "inputs", inputs, f"have to agree on every axis but {at}")
-        return (*first[:at], sum(shape[at] for shape in inputs), *first[at + 1 :])
+    def problem(self, *srcs: Shape) -> ConcatProblem:
+        check_axis(self, self.axis, srcs[0])
+        return ConcatProblem(srcs, self.axis)
 
 
 @dataclass(frozen=True)
-class Pad(Attributes):
+class Pad(Solved):
     """A constant written around: `pads` has (before, after) for each axis; negative ends crop."""
 
     op: ClassVar[str] = "pad"
     pads: tuple[Pair, ...]
     value: float = 0.0
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src = inputs[0]
-        if len(self.pads) != len(src):
-            raise ArgumentError(self.op, "pads", self.pads, f"has to hold a pair for each of {len(src)} axes")
-        dst = tuple(size + before + after for size, (before, after) in zip(src, self.pads, strict=True))
-        kept = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(src, self.pads, strict=True)]
-        if any(size < 0 for size in kept):
-            raise ArgumentError(self.op, "pads", self.pads, f"crops more than there is of {src}")
-        return dst
+    def problem(self, src: Shape) -> PadProblem:
+        return PadProblem(src, self.pads, self.value)
 
 
 @dataclass(frozen=True)
-class Slice(Attributes):
+class Slice(Solved):
     """Elements begin, begin + step, ... (`size` of them) of one axis. What a Split gives is one Slice an output."""
 
     op: ClassVar[str] = "slice"
@@ -59,14 +54,11 @@ class Slice(Attributes):
     size: int
     step: int = 1
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src, at = inputs[0], self.axis
-        check_axis(self, at, src)
-        last = self.begin + (self.size - 1) * self.step
-        if self.step == 0 or self.size < 0 or (self.size and not (0 <= self.begin < src[at] and 0 <= last < src[at])):
-            rule = f"begin {self.begin} and step {self.step} leave the {src[at]} elements of axis {at}"
-            raise ArgumentError(self.op, "size", self.size, rule)
-        return (*src[:at], self.size, *src[at + 1 :])
+    def problem(self, src: Shape) -> SliceProblem:
+        check_axis(self, self.axis, src)
+        begins, sizes, steps = [0] * len(src), [*src], [1] * len(src)
+        begins[self.axis], sizes[self.axis], steps[self.axis] = self.begin, self.size, self.step
+        return SliceProblem(src, tuple(begins), tuple(sizes), tuple(steps))
 
 
 @dataclass(frozen=True)

@@ -105,14 +105,9 @@ class Rule:
     Of tensors that are not of four dimensions kernels see `problem`'s shapes in row-major order.
     """
 
-    def __init__(self, problem: Callable[[Any, Shape, Shape], Any] | None = None) -> None:
-        self._problem = problem
-
     def problem(self, network: Network, node: Node) -> Any:
         """What the table's rows are asked; None if there are only views."""
-        if self._problem is None:
-            return network.problem(node)
-        return self._problem(node.attributes, network.shape(node.inputs[0]), network.shape(node.output))
+        return network.problem(node)
 
     def asked(
         self, network: Network, node: Node, srcs: tuple[Layout, ...], dsts: tuple[Layout, ...]

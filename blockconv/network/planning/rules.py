@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
 
-from blockconv.core.eltwise_problem import (
-    ActivationProblem,
-    BinaryProblem,
-    ConcatProblem,
-    FindQuantizationProblem,
-    PadProblem,
-    SliceProblem,
-)
-from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.kernels.dynamic.rows import RANGES_BYTES
@@ -32,7 +22,6 @@ from blockconv.network.planning.rule import OUTPUT, Asked, Bound, Candidate, Pri
 __all__ = ["RULES", "offsets_in_concat"]
 
 Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
 
 
 class _Conversion(Rule):
@@ -66,10 +55,6 @@ class _Conversion(Rule):
 
 class _Binary(Rule):
     """The operand of the result's shape lies as the result does; so does the other, unless it has fewer dimensions."""
-
-    def problem(self, network: Network, node: Node) -> Any:
-        a, b = (network.shape(name) for name in node.inputs)
-        return BinaryProblem(node.attributes.kind, a, b)  # type: ignore[attr-defined]
 
     def leading(self, network: Network, node: Node) -> str:
         shape = network.shape(node.output)
@@ -107,13 +92,6 @@ class _Slice(Rule):
 
 
 class _Concat(Rule):
-    def problem(self, network: Network, node: Node) -> Any:
-        shapes = [network.shape(name) for name in node.inputs]
-        axis = node.attributes.axis  # type: ignore[attr-defined]
-        if len(shapes[0]) == 4:
-            return ConcatProblem(tuple(shapes), axis)
-        return ConcatProblem(tuple(_around(shape, axis) for shape in shapes), 1)
-
     def views(self, network: Network, node: Node, pricing: Pricing) -> Iterator[Candidate]:
         shape = network.shape(node.output)
         for layout in pricing.layouts if len(shape) == 4 else (row_major(len(shape)),):
@@ -142,28 +120,6 @@ def offsets_in_concat(network: Network, node: Node, layout: Layout) -> list[int]
         found.append(offset)
         start += size
     return found
-
-
-def _around(shape: Shape, axis: int) -> Shape:
-    """A row-major shape as four dimensions, the second of which is `axis`."""
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]), 1
-
-
-def _slice_problem(a: Any, src: Shape, dst: Shape) -> SliceProblem:
-    axis = a.axis
-    if len(src) != 4:
-        src, dst, axis = _around(src, axis), _around(dst, axis), 1
-    begins, steps = [0] * 4, [1] * 4
-    begins[axis], steps[axis] = a.begin, a.step
-    return SliceProblem(src, tuple(begins), dst, tuple(steps))
-
-
-def _pad_problem(a: Any, src: Shape, dst: Shape) -> PadProblem:
-    more = 4 - len(src)
-    if more < 0:
-        raise UnsupportedError(f"pad of {len(src)} dimensions: there are kernels for 4 at most")
-    begins, ends = zip(*a.pads, *[(0, 0)] * more, strict=True)
-    return PadProblem(src + (1,) * more, begins, ends, a.value)
 
 
 class _FindQuantization(Rule):
@@ -209,8 +165,8 @@ RULES: dict[type, Rule] = {
     ops.Dequantize: _Conversion(),
     ops.Requantize: _Conversion(),
     ops.Quantized: _Quantized(),
-    ops.FindQuantization: _FindQuantization(lambda a, src, dst: FindQuantizationProblem(src)),
-    ops.DynamicQuantize: _DynamicQuantize(lambda a, src, dst: ActivationProblem(src)),
+    ops.FindQuantization: _FindQuantization(),
+    ops.DynamicQuantize: _DynamicQuantize(),
     ops.DynamicConv2d: DynamicConv2dRule(),
     ops.Pool2d: Rule(),
     ops.AdaptivePool2d: Rule(),
@@ -221,8 +177,8 @@ RULES: dict[type, Rule] = {
     ops.Lrn: Rule(),
     ops.Softmax: Rule(),
     ops.Resize: Rule(),
-    ops.Pad: Rule(_pad_problem),
-    ops.Slice: _Slice(_slice_problem),
+    ops.Pad: Rule(),
+    ops.Slice: _Slice(),
     ops.Transpose: Rule(),
     ops.Reshape: _Reshape(),
     ops.ReduceMean: Rule(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,13 @@ import pytest
 from eltwise_lab import LAYOUTS, available, check, isa_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from storage_oracle import Array, stored
+from storage_oracle import Array
 
-from blockconv import Layout
 from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
 from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import row_major
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
-from blockconv.runtime import Program, address_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -46,23 +46,6 @@ def test_concat_of_other_axes(layout: str, axis: int) -> None:
     concat([array(*shape) for shape in shapes], axis, layout)
 
 
-def test_concat_of_sources_in_several_layouts_and_of_some_of_them() -> None:
-    xs = [array(2, c, 3, 4) for c in (5, 16, 9)]
-    p, layouts = ConcatProblem(tuple(x.shape for x in xs)), ("NHWC", "NCHW", "NCHW32")
-    wanted = np.concatenate(xs, 1)
-    operands = list(zip(xs, layouts, strict=True))
-    check("concat", p, "NHWC", operands, wanted, dst="NCHW8", srcs=[Layout(name) for name in layouts])
-    # A source that is not taken is not written, and neither are the tails that go with it.
-    (row,) = [row for row in TABLE if row.op == "concat"]
-    blocks = Layout("NCHW8")
-    program = Program(row.prepare(p, blocks, blocks, Types.all("float32"), take=(0, 1)).ops())
-    sources, target = [stored(x, "NCHW8") for x in xs], np.full(blocks.size(wanted.shape), 7, np.float32)
-    program.run([*map(address_of, sources), address_of(target)], 1)
-    left = wanted.copy()
-    left[:, 21:] = 7
-    assert np.array_equal(target, stored(left, "NCHW8", 7))
-
-
 SLICES: list[tuple[slice, ...]] = [
     (slice(0, 3), slice(5, 30), slice(2, 9), slice(1, 8)),
     (slice(2, None, -1), slice(36, 3, -2), slice(8, 0, -3), slice(0, 8, 2)),
@@ -82,18 +65,18 @@ def test_slice(layout: str, index: int) -> None:
 
 
 PADS = [
-    ((0, 0, 1, 2), (0, 0, 2, 1), 0.0),
-    ((0, 0, 1, 1), (0, 0, 0, 0), -7.0),
-    ((1, 2, 0, 1), (1, 3, 0, 0), 2.5),
-    ((0, -2, -1, 3), (0, -1, 0, -4), 1.0),
-    ((0, 0, 20, 0), (0, 0, -9, 0), 1.0),
-    ((0, 0, 0, -8), (0, 0, 0, 3), 4.0),
+    (((0, 0), (0, 0), (1, 2), (2, 1)), 0.0),
+    (((0, 0), (0, 0), (1, 0), (1, 0)), -7.0),
+    (((1, 1), (2, 3), (0, 0), (1, 0)), 2.5),
+    (((0, 0), (-2, -1), (-1, 0), (3, -4)), 1.0),
+    (((0, 0), (0, 0), (20, -9), (0, 0)), 1.0),
+    (((0, 0), (0, 0), (0, 0), (-8, 3)), 4.0),
 ]
 
 
 def padded(x: Array, p: PadProblem) -> Array:
-    around = [(max(0, a), max(0, b)) for a, b in zip(p.begins, p.ends, strict=True)]
-    cut = [(max(0, -a), max(0, -b)) for a, b in zip(p.begins, p.ends, strict=True)]
+    around = [(max(0, a), max(0, b)) for a, b in p.pads]
+    cut = [(max(0, -a), max(0, -b)) for a, b in p.pads]
     big = np.pad(x, around, constant_values=p.value)
     return big[tuple(slice(a, n - b) for (a, b), n in zip(cut, big.shape, strict=True))]
 
@@ -105,6 +88,32 @@ def test_pad(layout: str, index: int) -> None:
     p = PadProblem(x.shape, *PADS[index])
     check("pad", p, layout, [(x, layout)], padded(x, p))
     check("pad", p, layout, [(x, layout)], padded(x, p), dst="NHWC", threads=2)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (4, 3, 6), (2, 3, 4, 3, 5), (2, 2, 3, 2, 3, 2)], ids=str)
+def test_other_numbers_of_dimensions(shape: tuple[int, ...]) -> None:
+    x, rank = array(*shape), len(shape)
+    layout = str(row_major(rank))
+    for axis in range(rank):
+        concat([x, x.take([1], axis), x], axis, layout)
+    for cut in itertools.combinations(range(rank), min(rank, 2)):
+        index = tuple(slice(-1, 0, -1) if axis in cut else slice(None) for axis in range(rank))
+        begins = tuple(n - 1 if axis in cut else 0 for axis, n in enumerate(shape))
+        steps = tuple(-1 if axis in cut else 1 for axis in range(rank))
+        pad = PadProblem(shape, tuple((2, 1) if axis in cut else (0, 0) for axis in range(rank)), 3.0)
+        if cut[-1] - cut[0] < 2 or cut[-1] == rank - 1:  # else they are more than four axes
+            check("slice", SliceProblem(shape, begins, x[index].shape, steps), layout, [(x, "")], x[index])
+            check("pad", pad, layout, [(x, "")], padded(x, pad))
+    pad = PadProblem(shape, ((0, 0),) * rank)
+    check("pad", pad, layout, [(x, "")], x)
+
+
+def test_parts_of_too_many_axes_are_not_copied_at_once() -> None:
+    (row,) = (row for row in TABLE if row.op == "pad")
+    asked = row_major(5), row_major(5), Types.all("float32")
+    assert row.rejects(PadProblem((2, 3, 4, 5, 6), ((0, 0), *[(1, 1)] * 2, (0, 0), (0, 0))), *asked) is None
+    parts = PadProblem((2, 3, 4, 5, 6), ((0, 0), (1, 1), (0, 0), (1, 1), (0, 0)))
+    assert row.rejects(parts, *asked) == "copies along 4 axes at most, and these parts need 5"
 
 
 def shuffled(x: Array, groups: int) -> Array:
@@ -149,8 +158,8 @@ def test_any_concat(channels: list[int], rest: tuple[int, int, int], src: str, d
 def test_any_slice_of_any_pad(data: st.DataObject, layout: str) -> None:
     shape = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 9), st.integers(1, 20)))
     x = array(*shape)
-    begins, ends = (data.draw(st.tuples(*[st.integers(-(n // 3), 3) for n in shape])) for _ in range(2))
-    p = PadProblem(shape, begins, ends, -3.0)
+    pads = data.draw(st.tuples(*[st.tuples(*[st.integers(-(n // 3), 3)] * 2) for n in shape]))
+    p = PadProblem(shape, pads, -3.0)
     check("pad", p, layout, [(x, layout)], padded(x, p))
     steps = data.draw(st.tuples(*[st.sampled_from((1, 1, 2, -1, -3))] * 4))
     firsts = data.draw(st.tuples(*[st.integers(0, n - 1) for n in shape]))
@@ -165,10 +174,10 @@ def test_any_slice_of_any_pad(data: st.DataObject, layout: str) -> None:
         (lambda: ConcatProblem(()), "concat: shapes="),
         (lambda: ConcatProblem(((1, 3, 4, 4), (1, 3, 4, 5))), "concat: shapes=.*but 1"),
         (lambda: ConcatProblem(((1, 3, 4, 4),), 4), "concat: axis=4"),
-        (lambda: SliceProblem((1, 3, 4, 4), (0, 2, 0, 0), (1, 2, 4, 4)), "slice: sizes="),
+        (lambda: SliceProblem((1, 3, 4, 4), (0, 2, 0, 0), (1, 2, 4, 4), (1, 1, 1, 1)), "slice: sizes="),
         (lambda: SliceProblem((1, 3, 4, 4), (0, 0, 0, 0), (1, 2, 4, 4), (1, 0, 1, 1)), "slice: steps="),
-        (lambda: PadProblem((1, 3, 4, 4), (0, 0, -3, 0), (0, 0, -2, 0)), "pad: begins="),
-        (lambda: PadProblem((1, 3, 4, 4), (0, 0, 0), (0, 0, 0, 0)), "pad: begins="),
+        (lambda: PadProblem((1, 3, 4, 4), ((0, 0), (0, 0), (-3, -2), (0, 0))), "pad: pads=.*crops more"),
+        (lambda: PadProblem((1, 3, 4, 4), ((0, 0), (0, 0), (0, 0))), "pad: pads=.*each of 4 axes"),
         (lambda: ShuffleProblem((1, 10, 4, 4), 3), "shuffle: groups=3"),
     ],
 )
