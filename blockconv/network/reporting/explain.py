@@ -144,7 +144,8 @@ def table(planned: Planned, actions: tuple[Action, ...], profile: Profile | None
 
 
 def _others_head(planned: Planned) -> str:
-    return f"What else there was, in time on {text.threads(planned.threads)} beside what was taken; or why not:"
+    threads = text.threads(planned.threads)
+    return f"Other candidates, in their own time on {threads} beside what was taken (no reorders); or why not:"
 
 
 def _others(planned: Planned) -> list[str]:
