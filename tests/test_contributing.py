@@ -58,17 +58,29 @@ def test_every_kind_of_change_has_an_example() -> None:
     assert [title.split()[-1] for title in examples()] == ["layout", "activation", "op", "kernel", "type", "CPU"]
 
 
+def changed(title: str, root: Path) -> Example:
+    """An example, whose changes are made to a copy of the package below `root`."""
+    example = examples()[title]
+    shutil.copytree(Path(bc.__file__).parent, root / "blockconv", ignore=shutil.ignore_patterns("__pycache__"))
+    lines = sum(apply(diff, root) for diff in example.diffs)
+    assert lines <= 40, "an example that takes so many lines shows that something has no one place"
+    return example
+
+
+@pytest.mark.parametrize("title", examples())
+def test_the_example_fits(title: str, tmp_path: Path) -> None:
+    changed(title, tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("title", examples())
 def test_the_example_does_what_it_says(title: str, tmp_path: Path, run_python: Any) -> None:
-    example = examples()[title]
-    copy = tmp_path / "blockconv"
-    shutil.copytree(Path(bc.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    changed = sum(apply(diff, tmp_path) for diff in example.diffs)
-    assert changed <= 40, "an example that takes so many lines shows that something has no one place"
+    example = changed(title, tmp_path)
     for check in example.checks:
         run_python(check, PYTHONPATH=str(tmp_path), BLOCKCONV_CACHE_DIR=str(tmp_path / "cache"), **example.variables)
 
 
+@pytest.mark.slow
 def test_a_change_is_needed_for_the_check(tmp_path: Path, run_python: Any) -> None:
     """The checks fail in the package as it is, all but that of what needs no change to the library."""
     for title, example in examples().items():

@@ -476,6 +476,7 @@ def whole(network):
 """
 
 
+@pytest.mark.slow
 def test_networks_beside_their_peers(tmp_path):
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper

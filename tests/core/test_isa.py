@@ -45,6 +45,7 @@ print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", TARGETS)
 def test_registers_are_of_the_width_that_numba_targets(isa: str, run_python: Any, tmp_path: Path) -> None:
     cpu, features = TARGETS[isa]

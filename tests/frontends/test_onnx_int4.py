@@ -160,7 +160,7 @@ def test_an_op_between_4_bits(name: str, dtype: str) -> None:
     wide = [node for node in network.nodes if isinstance(node.attributes, ops.Requantize)]
     assert any(network.tensors[node.output].dtype in (np.int8, np.uint8) for node in wide) != has_kernels
     assert plan.actions
-    for layouts in ("NCHW64", "NHWC", ["NCHW", "NCHW8"], ["NCHW64", "NCHW"]):
+    for layouts in {"uint4": ("NCHW64", ["NCHW", "NCHW8"]), "int4": ("NHWC", ["NCHW64", "NCHW"])}[dtype]:
         check(network, wanted, fed, layouts=layouts)
 
 

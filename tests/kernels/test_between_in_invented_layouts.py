@@ -84,7 +84,7 @@ def run(op: str, problem: Any, layout: str, given: list[Array], wanted: Array, *
 
 @EACH
 def test_elementwise(layout: str) -> None:
-    for shape in SHAPES:
+    for shape in SHAPES[list(INVENTED.values()).index(layout) % 2 :: 2]:
         x, (scale, shift) = integers(shape), integers((2, shape[1]))
         n, c, h, w = shape
         run("activation", ActivationProblem(shape), layout, [x], np.clip(x, 0.5, 2.0), activation=CLIP)

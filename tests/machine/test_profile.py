@@ -111,6 +111,7 @@ def test_a_tile_can_be_asked_for() -> None:
 # ---------------------------------------------------------------- measuring
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few rounds, and any spread: of the figures only that they are times is looked at."""
     for name, value in {"ROUNDS": 2, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": 1e9}.items():

@@ -116,10 +116,10 @@ PAIRS = (("NHWC", "NCHW4"), ("NCHW64", "NCHW8"), ("NCHW32", "NCHW16"), ("NHWC", 
 @pytest.mark.parametrize("specials", [False, True], ids=["finite", "specials"])
 def test_tails_are_zero_whatever_the_activation(act, specials):
     """Also where zero does not become zero, the residual is added, and NaN and infinities are about."""
-    for descriptor in PROBLEMS:
+    for k, descriptor in enumerate(PROBLEMS):
         p = Conv2dProblem.from_descriptor(descriptor)
         given = data(p, "floats", act=act, residual=True, specials=specials)
-        for src, dst in PAIRS[ALL.index(act) % 2 :: 2]:  # each is compiled for each activation
+        for src, dst in PAIRS[(ALL.index(act) + 2 * k) % 4 :: 4]:  # each is compiled for each activation
             for row in rows(p, src, dst):
                 check(row, p, src, dst, given, act)
 

@@ -26,7 +26,7 @@ from blockconv.runtime import address_of
 pytestmark = pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 
 
-@pytest.mark.parametrize("cache", ["as-it-is", "small"])
+@pytest.mark.parametrize("cache", ["as-it-is", pytest.param("small", marks=pytest.mark.slow)])
 def test_no_access_past_any_buffer(cache, run_python):
     done = run_python([__file__, cache], status=None)
     last = done.stdout.splitlines()[-1:]

@@ -69,9 +69,10 @@ ADAPTIVE = [(2, 20, 10, 13, 3, 4), (1, 3, 5, 4, 7, 7), (4, 17, 6, 7, 1, 2), (1, 
 
 
 def isa(name: str, layout: str) -> Any:
-    """A case of the grid; some run again with narrower vectors."""
+    """A case of the grid; some run again with narrower vectors, others, of small blocks, where tests may be slow."""
     again = name in ALL_TYPES and layout in ("NCHW", "NHWC", "NCHW16", "CHWN4")
-    return pytest.param(name, layout, marks=[pytest.mark.isa] if again else [])
+    slow = name not in ALL_TYPES and layout in ("NCHW4", "NCHW8")
+    return pytest.param(name, layout, marks=[pytest.mark.isa] * again + [pytest.mark.slow] * slow)
 
 
 # Of what is in float32 alone every other layout, as each pair compiles kernels of its own.
