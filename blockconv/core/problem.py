@@ -27,15 +27,13 @@ from typing import Any, Literal, cast, overload
 from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.problem_fields import (
-    axis_fields,
     check_arrays,
     check_least,
-    check_name,
-    default_ends,
+    check_windows,
     make_whole,
-    output_size,
     reached_end,
     set_field,
+    set_outputs,
 )
 
 __all__ = ["AdaptivePool2dProblem", "Conv2dProblem", "Pool2dProblem", "PoolKind", "ReorderProblem", "read_shape_file"]
@@ -123,18 +121,13 @@ class Conv2dProblem(_Images):
 
     def __post_init__(self) -> None:
         op = "conv2d"
-        default_ends(self)
-        make_whole(self, op, ("n", "ic", "oc", "g", *axis_fields("h"), *axis_fields("w")))
-        check_name(self, op)
-        check_least(self, op, 0, ("n", "ph", "pw"))
-        check_least(self, op, 1, ("ic", "ih", "iw", "oc", "kh", "kw", "sh", "sw", "dh", "dw", "g"))
+        check_windows(self, op, ("ic", "oc", "g"))
         for channels in ("ic", "oc"):
             total = getattr(self, channels)
             if total % self.g:
                 remedy = "give totals over all groups"
                 raise ArgumentError(op, channels, total, f"must be divisible by g={self.g}", remedy)
-        for x in "hw":
-            set_field(self, "o" + x, output_size(self, op, x))
+        set_outputs(self, op)
         check_arrays(self, op, itemsize=4)
 
     @property
@@ -225,14 +218,9 @@ class Pool2dProblem(_Pooled):
         op = "pool2d"
         if self.kind not in POOL_KINDS:
             raise ArgumentError(op, "kind", self.kind, f"must be one of {', '.join(POOL_KINDS)}")
-        default_ends(self)
-        make_whole(self, op, ("n", "ic", *axis_fields("h"), *axis_fields("w")))
-        check_name(self, op)
-        check_least(self, op, 0, ("n", "ph", "pw"))
-        check_least(self, op, 1, ("ic", "ih", "iw", "kh", "kw", "sh", "sw", "dh", "dw"))
+        check_windows(self, op, ("ic",))
         self._check_divisor(op)
-        for x in "hw":
-            set_field(self, "o" + x, output_size(self, op, x, self.ceil_mode))
+        set_outputs(self, op, self.ceil_mode)
         set_field(self, "_ends", self._counted_ends())
         check_arrays(self, op, itemsize=1)
 
@@ -378,10 +366,5 @@ def read_shape_file(path: str | Path, op: str, *, skip_unsupported: bool = False
             raise ArgumentError(error.op, error.argument, error.value, rule, error.remedy) from error
     return problems
 
-
-# Rules that all problems share. Each names what broke it.
-
-
-# benchdnn's descriptors: {KEY UINT ["_"]} ["n" NAME].
 
 _COMMENT = re.compile(r'^((?:[^"#]|"[^"]*")*)#.*$')

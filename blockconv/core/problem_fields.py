@@ -13,12 +13,11 @@ __all__ = [
     "axis_fields",
     "check_arrays",
     "check_least",
-    "check_name",
-    "default_ends",
+    "check_windows",
     "make_whole",
-    "output_size",
     "reached_end",
     "set_field",
+    "set_outputs",
 ]
 
 
@@ -30,10 +29,21 @@ def set_field(problem: object, name: str, value: object) -> None:
     object.__setattr__(problem, name, value)  # the one way to complete a frozen dataclass
 
 
-def default_ends(problem: Any) -> None:
+def check_windows(problem: Any, op: str, channels: tuple[str, ...]) -> None:
+    """Make what is said of images, of `channels` and of windows whole numbers; raise for those that cannot be."""
     for x in "hw":
         if getattr(problem, f"p{x}_r") is None:
             set_field(problem, f"p{x}_r", getattr(problem, f"p{x}"))
+    make_whole(problem, op, ("n", *channels, *axis_fields("h"), *axis_fields("w")))
+    check_name(problem, op)
+    check_least(problem, op, 0, ("n", "ph", "pw"))
+    check_least(problem, op, 1, (*channels, "ih", "iw", "kh", "kw", "sh", "sw", "dh", "dw"))
+
+
+def set_outputs(problem: Any, op: str, ceil_mode: bool = False) -> None:
+    """Set the pixels of the destination; raise where the padded source is smaller than the window."""
+    for x in "hw":
+        set_field(problem, "o" + x, output_size(problem, op, x, ceil_mode))
 
 
 def make_whole(problem: object, op: str, names: Iterable[str]) -> None:
