@@ -303,7 +303,7 @@ class Conv2d:
             array = self._weight_of(bound)
             weight = weights_as_read(bound.problem, widened(array, form))[0]
             packed, between = room_for(how)
-            return Packed(packed, *self._beside(bound, residual, array), weight, between)
+            return Packed(packed, *self._parameters(bound, residual, array), weight, between)
         key = bound.key if residual is None else f"{bound.key}{residual.dtype}"
         held = self._packed.get(key)
         if held is None:
@@ -312,7 +312,7 @@ class Conv2d:
             else:
                 summed = self._weight_of(bound)
                 weight = pack_weights(bound.problem, summed, form)
-            held = self._packed[key] = Packed(weight, *self._beside(bound, residual, summed))
+            held = self._packed[key] = Packed(weight, *self._parameters(bound, residual, summed))
         return held
 
     def _weight_of(self, bound: Bound) -> Array:
@@ -320,7 +320,7 @@ class Conv2d:
         assert not isinstance(self.weight, BlockedArray)
         return self.weight.astype(bound.types.wei.dtype, copy=False)
 
-    def _beside(self, bound: Bound, residual: BlockedArray | None, weight: Array) -> tuple[Array, Array]:
+    def _parameters(self, bound: Bound, residual: BlockedArray | None, weight: Array) -> tuple[Array, Array]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
         return self._arithmetic.beside_weights(bound, weight, self.bias, None if residual is None else residual.dtype)
 

@@ -12,7 +12,7 @@ from blockconv.core.layout import row_major
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.network.graph import Tensor, elements_of
 
-__all__ = ["entered", "fresh", "unpacked"]
+__all__ = ["allocate", "entered", "unpacked"]
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +33,7 @@ def entered(x: Any, tensor: Tensor, network: str) -> Array:
     return np.ascontiguousarray(x)
 
 
-def fresh(tensor: Tensor) -> Array:
+def allocate(tensor: Tensor) -> Array:
     """Room for an output, in row-major order; bytes where two elements share one."""
     type = tensor.type
     return np.empty(type.nbytes(tensor.elements), np.uint8) if type.is_packed else np.empty(tensor.shape, type.dtype)

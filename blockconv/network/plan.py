@@ -20,7 +20,7 @@ from blockconv.core.types import FloatType
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive
-from blockconv.network.arrays import entered, fresh, unpacked
+from blockconv.network.arrays import allocate, entered, unpacked
 from blockconv.network.graph import Network, check_network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
@@ -233,7 +233,7 @@ class Plan:
         bound = self._of(tuple(x.shape for x in given))
         network = bound.planned.network
         sources = [entered(x, tensor, network.name) for x, tensor in zip(given, network.inputs, strict=True)]
-        return bound, sources, [fresh(network.tensors[name]) for name in network.outputs]
+        return bound, sources, [allocate(network.tensors[name]) for name in network.outputs]
 
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         names = [tensor.name for tensor in self.network.inputs]

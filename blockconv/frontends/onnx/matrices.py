@@ -63,20 +63,20 @@ def _matmul(call: Call) -> Tensor:
     return matmul(call, ops.Conv2d(), call.input(), 1)
 
 
-def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside: tuple[Tensor, ...] = ()) -> Tensor:
-    """A by B, operand `at`, as convolutions of these attributes. beside: their inputs after A."""
+def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...] = ()) -> Tensor:
+    """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A."""
     weight = call.array(at, "second matrix")
     if weight.ndim > 2:
-        return _batched(call, attributes, a, at, beside)
+        return _batched(call, attributes, a, at, others)
     if len(a.shape) < 1 or weight.ndim < 1:
         raise call.error("inputs", (a.shape, weight.shape), "have to be vectors or matrices")
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 1)
-    y = _product(call, attributes, a, wei, None, beside)
+    y = _product(call, attributes, a, wei, None, others)
     return call.reshape(y, a.shape[:-1] if weight.ndim == 1 else (*a.shape[:-1], wei.shape[0]))
 
 
-def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside: tuple[Tensor, ...]) -> Tensor:
+def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
     """As many matrices by as many others: a convolution of 1x1 of a group for each, over rows."""
     *batch, k, n = call.array(at, "second matrix").shape
     if a.shape[:-2] != tuple(batch):
@@ -88,7 +88,7 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, beside
     wei = call.weight(at, "weight", change, -1)
     x = call.emit(ops.Transpose((1, 0, 2)), call.reshape(a, (count, rows, k)), helps=True)
     x = call.reshape(x, (rows, count * k, 1, 1))
-    y = call.emit(replace(attributes, groups=count), x, *beside, parameters=(wei,))
+    y = call.emit(replace(attributes, groups=count), x, *others, parameters=(wei,))
     y = call.emit(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)), helps=True)
     return call.reshape(y, (*batch, rows, n))
 
@@ -99,7 +99,7 @@ def _product(
     a: Tensor,
     wei: Tensor,
     bias: Array | None,
-    beside: tuple[Tensor, ...] = (),
+    others: tuple[Tensor, ...] = (),
 ) -> Tensor:
     """(..., K) by weights of shape (N, K, 1, 1), plus bias: a convolution of 1x1 over images of one pixel."""
     if wei.shape[1] != a.shape[-1]:
@@ -109,5 +109,5 @@ def _product(
         parameters = (*parameters, call.constant(bias, "bias"))
     lead = math.prod(a.shape[:-1])
     x = call.reshape(a, (lead, a.shape[-1], 1, 1))
-    y = call.emit(attributes, x, *beside, parameters=parameters)
+    y = call.emit(attributes, x, *others, parameters=parameters)
     return call.reshape(y, (lead, wei.shape[0]))

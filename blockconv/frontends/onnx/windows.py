@@ -82,9 +82,9 @@ def convolution(
     x: Tensor,
     at: int,
     more: tuple[Tensor, ...],
-    beside: tuple[Tensor, ...] = (),
+    others: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """`attributes` with the windows that a node says, of an input, and those `beside` it, and of its operand `at`, the
+    """`attributes` with the windows that a node says, of an input, the `others` after it, and of its operand `at`, the
     weight, and `more`."""
     weight = call.array(at, "weight")
     window = _Window(call, weight.shape[2:])
@@ -99,7 +99,7 @@ def convolution(
         dilation=window.dilation,
         groups=call.attribute("group", 1),
     )
-    y = call.emit(made, _image(call, x), *beside, parameters=(wei, *more))
+    y = call.emit(made, _image(call, x), *others, parameters=(wei, *more))
     return _row(call, y, window.rank)
 
 

@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     """
 
     phase: int
-    pitch: int
+    row_stride: int
     line: int
     window: int
     rows: int
@@ -113,10 +113,10 @@ class Blocking:
         reach = vectors * self.lanes + ((taps - 1) * p.dw // s + 1) * self.pixel
         given = (p.pw + p.iw) * self.pixel
         phase = -(-max(reach, -(-given // s)) // self.lanes) * self.lanes + (self.lanes if self.shuffled else 0)
-        pitch, halo = s * phase, (p.kh - 1) * p.dh + 1
-        tiles = max(1, (WINDOW // pitch - halo) // p.sh // self.unrolled)
+        row_stride, halo = s * phase, (p.kh - 1) * p.dh + 1
+        tiles = max(1, (WINDOW // row_stride - halo) // p.sh // self.unrolled)
         rows = min(tiles, -(-rows // self.unrolled)) * self.unrolled
-        return Packed(phase, pitch, pitch if s > 1 else 0, ((rows - 1) * p.sh + halo) * pitch, rows)
+        return Packed(phase, row_stride, row_stride if s > 1 else 0, ((rows - 1) * p.sh + halo) * row_stride, rows)
 
     def seconds(self, problem: Conv2dProblem) -> float:
         """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""

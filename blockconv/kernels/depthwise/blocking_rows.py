@@ -64,7 +64,7 @@ def whole_integer_rows(problem: Conv2dProblem, lanes: int, block: int, pixel: in
     pixels = unit // pixel - 1 if unit % pixel == 0 else 0 if pixel % unit == 0 else unit // pixel + 1
     inside = min(unit, pixel) if unit % pixel == 0 or pixel % unit == 0 else pixel
     reach = (pixels * p.sw + (min(p.kw, UNIT // unit) - 1) * p.dw) * pixel + inside
-    most = MOST_OF_INTEGERS * each // _columns(p, pixel).pitch(each)
+    most = MOST_OF_INTEGERS * each // _columns(p, pixel).row_lanes(each)
     if reach > (lanes - 1 if permutes_bytes() else UNIT) or not most:
         return None
     tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
@@ -78,9 +78,9 @@ def integer_tile_seconds(problem: Conv2dProblem, pixel: int, lanes: int, rows: i
     """What a tile of so many rows of bytes takes."""
     p, each = problem, lanes // PARTS
     columns = _columns(p, pixel)
-    vectors, pitch = columns.vectors(rows, each), columns.pitch(each)
-    across, together = max(1, pitch // each), max(1, each // pitch)  # vectors of a row; rows of a vector
-    read = {(k % across, k // across * together * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}
+    vectors, row_lanes = columns.vectors(rows, each), columns.row_lanes(each)
+    across, shared = max(1, row_lanes // each), max(1, each // row_lanes)  # vectors of a row; rows of a vector
+    read = {(k % across, k // across * shared * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}
     taps = -(-p.kw // dot.channels)
     count = taps * (vectors * p.kh * dot.instructions + _SHUFFLED * len(read)) + _FINISHED * vectors
     of_halves = target.isa().halves and lanes == target.isa().vector_bytes

@@ -81,7 +81,7 @@ class IntegerRowsTile(IntegerTile):
         spec, columns, (begin, end, _) = self.spec, self.columns, variant
         size, found = self.dot.itemsize, []
         for lane in range(number * self.v.lanes, (number + 1) * self.v.lanes):
-            row, output = divmod(lane, columns.pitch(self.v.lanes))
+            row, output = divmod(lane, columns.row_lanes(self.v.lanes))
             exists = row < spec.unrolled and output < columns.dst
             position = row * spec.stride + t * spec.dilation
             inside = begin <= position < spec.readers[1] - end

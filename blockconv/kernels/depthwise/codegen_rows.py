@@ -154,12 +154,12 @@ class SourceRow:
     def picked(self, parts: list[Part], wanted: list[int | None]) -> Any:
         """Of these vectors what is wanted: elements, and zero for None; anything for an element that none has."""
         lanes, vectors = self.v.lanes, [part.value for part in parts]
-        places = {at: (k, lane) for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}
-        if None in wanted and None not in places:
-            places[None] = len(vectors), 0
+        found = {at: (k, lane) for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}
+        if None in wanted and None not in found:
+            found[None] = len(vectors), 0
             vectors.append(self.v.zero)
-        at = [places.get(element, (0, lane)) for lane, element in enumerate(wanted)]
-        if all(place == (0, lane) for lane, place in enumerate(at)):
+        at = [found.get(element, (0, lane)) for lane, element in enumerate(wanted)]
+        if all(lanes_at == (0, lane) for lane, lanes_at in enumerate(at)):
             return vectors[0]
         value = vectors[0]
         for k, vector in enumerate(vectors[1:] or [value], 1):

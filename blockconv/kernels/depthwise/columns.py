@@ -39,7 +39,7 @@ class Columns(NamedTuple):
         at = (pixel * self.stride + tap * self.dilation - self.pad) * self.pixel
         return at + inside if output >= self.dst or 0 <= at < self.src else None
 
-    def pitch(self, lanes: int) -> int:
+    def row_lanes(self, lanes: int) -> int:
         """Lanes of a row, where rows follow one another in vectors of so many: it begins a vector, or shares it."""
         if self.dst > lanes:
             return -(-self.dst // lanes) * lanes
@@ -47,7 +47,7 @@ class Columns(NamedTuple):
 
     def vectors(self, rows: int, lanes: int) -> int:
         """Of such rows."""
-        return -(-rows * self.pitch(lanes) // lanes)
+        return -(-rows * self.row_lanes(lanes) // lanes)
 
     def phase(self, tap: int) -> int:
         """Of the pixels that a stride steps over, the one that a tap reads."""

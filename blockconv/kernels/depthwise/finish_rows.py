@@ -33,7 +33,7 @@ def finish_rows(builder: Any, spec: TileSpec, columns: Columns, out: Any, accs: 
             _RowsEpilogue(builder, spec, columns, out, len(accs), masked=True).finish(accs)
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """Lanes of a unit that are neighbours in memory, and how many elements are stored before them."""
 
     unit: int
@@ -54,18 +54,18 @@ class _RowsEpilogue(TileEpilogue):
             lanes = PARTS * lanes if permutes_bytes() else UNIT
         self.stored = self.unit = Vectors(builder, self.stored.type, lanes)
         self.is_dense = columns.dst_row == columns.dst * self.unit.itemsize
-        self.pieces = self.cut(columns.pitch(tile.lanes))
+        self.extents = self.extents_of(columns.row_lanes(tile.lanes))
 
-    def cut(self, pitch: int) -> list[Piece]:
+    def extents_of(self, row_lanes: int) -> list[Extent]:
         """The lanes that exist."""
-        found: list[Piece] = []
+        found: list[Extent] = []
         for row in range(self.rows):
             for output in range(self.columns.dst):
-                unit, lane = divmod(row * pitch + output, self.unit.lanes)
+                unit, lane = divmod(row * row_lanes + output, self.unit.lanes)
                 if found and found[-1].unit == unit and (self.is_dense or output > 0):
                     found[-1].lanes.append(lane)
                 else:
-                    found.append(Piece(unit, [lane], row * self.columns.dst + output))
+                    found.append(Extent(unit, [lane], row * self.columns.dst + output))
         return found
 
     def at(self, base: Any, element: int) -> Any:
@@ -85,26 +85,26 @@ class _RowsEpilogue(TileEpilogue):
                 found.append(shuffle(self.b, made, made, list(order[first : first + self.unit.lanes])))
         return found
 
-    def is_whole(self, piece: Piece) -> bool:
-        """Whether as many elements of the tile as a unit has lie where a piece begins."""
+    def is_whole(self, extent: Extent) -> bool:
+        """Whether as many elements of the tile as a unit has lie where an extent begins."""
         lanes = self.unit.lanes
-        return len(piece.lanes) == lanes or (
-            self.is_dense and target.isa().name != "avx512" and piece.first + lanes <= self.rows * self.columns.dst
+        return len(extent.lanes) == lanes or (
+            self.is_dense and target.isa().name != "avx512" and extent.first + lanes <= self.rows * self.columns.dst
         )
 
     def store_channels(self, values: list[Any], base: Any, row: int) -> None:
         total, lanes = self.rows * self.columns.dst, self.unit.lanes
         if self.masked:
             values = [self.with_zero_tail(value, 0) for value in values]
-        for piece in self.pieces:
-            value = self.squeezed(values[piece.unit], piece.lanes)
-            if self.is_whole(piece):
-                self.unit.store(value, self.at(base, piece.first))
+        for extent in self.extents:
+            value = self.squeezed(values[extent.unit], extent.lanes)
+            if self.is_whole(extent):
+                self.unit.store(value, self.at(base, extent.first))
             elif self.is_dense and target.isa().name != "avx512" and total >= lanes:
                 self.unit.store(self.last(values), self.at(base, total - lanes))
                 break  # what is left is among these
             else:
-                self.unit.store_lanes(value, self.at(base, piece.first), None, len(piece.lanes))
+                self.unit.store_lanes(value, self.at(base, extent.first), None, len(extent.lanes))
 
     def squeezed(self, value: Any, taken: list[int]) -> Any:
         """These lanes of a unit first."""
@@ -114,10 +114,11 @@ class _RowsEpilogue(TileEpilogue):
 
     def last(self, values: list[Any]) -> Any:
         """The last elements of the tile."""
-        lanes, places = self.unit.lanes, [(piece.unit, lane) for piece in self.pieces for lane in piece.lanes]
+        lanes = self.unit.lanes
+        end = [(extent.unit, lane) for extent in self.extents for lane in extent.lanes][-lanes:]
         value = ir.Constant(self.unit.kind, ir.Undefined)
-        for unit in sorted({unit for unit, _ in places[-lanes:]}):
-            taken = [lanes + lane if of == unit else k for k, (of, lane) in enumerate(places[-lanes:])]
+        for unit in sorted({unit for unit, _ in end}):
+            taken = [lanes + lane if of == unit else k for k, (of, lane) in enumerate(end)]
             value = shuffle(self.b, value, values[unit], taken)
         return value
 
@@ -125,10 +126,10 @@ class _RowsEpilogue(TileEpilogue):
         """The residual, as vectors of as many lanes as accumulators have."""
         lanes, each = self.unit.lanes, self.tile.lanes
         units = [self.unit.zero] * -(-self.tile.vectors * each // lanes)
-        for piece in self.pieces:
-            count = lanes if self.is_whole(piece) else len(piece.lanes)
-            found = self.unit.load_lanes(self.at(base, piece.first), None, count, lanes)
-            taken = [lanes + piece.lanes.index(k) if k in piece.lanes else k for k in range(lanes)]
-            units[piece.unit] = shuffle(self.b, units[piece.unit], found, taken)
-        places = [divmod(first, lanes) for first in range(0, self.tile.vectors * each, each)]
-        return [shuffle(self.b, units[k], units[k], list(range(at, at + each))) for k, at in places]
+        for extent in self.extents:
+            count = lanes if self.is_whole(extent) else len(extent.lanes)
+            found = self.unit.load_lanes(self.at(base, extent.first), None, count, lanes)
+            taken = [lanes + extent.lanes.index(k) if k in extent.lanes else k for k in range(lanes)]
+            units[extent.unit] = shuffle(self.b, units[extent.unit], found, taken)
+        starts = [divmod(first, lanes) for first in range(0, self.tile.vectors * each, each)]
+        return [shuffle(self.b, units[k], units[k], list(range(at, at + each))) for k, at in starts]

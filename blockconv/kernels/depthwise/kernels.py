@@ -68,7 +68,7 @@ class DepthwiseArguments(Arguments):
     window = word("from the scratch to packed rows", "bytes")
     window_rows = word("rows of the destination that are computed of rows packed at once", "pixels")
     window_bytes = word("of these", "bytes")
-    pitch = word("from a packed row to the next", "bytes")
+    row_stride = word("from a packed row to the next", "bytes")
     phase = word("from a packed row's pixels to those one further, of each stride", "bytes")
     stored = word("from the scratch to a tile that is stored by way of it, and its residual", "bytes")
 

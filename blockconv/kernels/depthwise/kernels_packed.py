@@ -48,18 +48,18 @@ def _row_packer(shape: TileSpec) -> Any:
 
     @inline
     def pack_rows(a, scratch, src, ih, rows, fill):
-        row, line, pitch, phase = scratch + a.window, scratch + a.line, a.pitch, a.phase
+        row, line, row_stride, phase = scratch + a.window, scratch + a.line, a.row_stride, a.phase
         left, size, src_row = a.pw * a.pixel, a.src_width, a.src_row
         for r in range(rows):
             if ih + r < 0 or ih + r >= a.ih:
-                fill_bytes(row, pitch, fill)
+                fill_bytes(row, row_stride, fill)
             elif columns == 1:
                 copy_bytes(row + left, src + r * src_row, size)
             else:
                 copy_bytes(line + left, src + r * src_row, size)
                 for v in range(0, phase, lanes):
                     separate(row + v, line + v * columns, phase)
-            row += pitch
+            row += row_stride
 
     return pack_rows
 
@@ -108,9 +108,9 @@ def depthwise_packed(*spec):
                     oh = min(oh_at, oh_count - unrolled)
                     dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
                     for at in range(0, dst_width, width):
-                        run = entry_run(a, e, 0, window + (oh - top) * sh * a.pitch + at, scratch)
+                        run = entry_run(a, e, 0, window + (oh - top) * sh * a.row_stride + at, scratch)
                         cols = Axis(a.kw, 0, a.phase, lanes, a.dw, a.pixel, a.tap)
-                        rows = Axis(kh, 0, ALL, sh, a.dh, a.pitch, a.tap_row)
+                        rows = Axis(kh, 0, ALL, sh, a.dh, a.row_stride, a.tap_row)
                         here, written = dst + at * itemsize, dst_width - at
                         scratched = written < width
                         if scratched and residual != 0:

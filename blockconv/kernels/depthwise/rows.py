@@ -162,12 +162,12 @@ def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> t
     """(bytes of scratch, words of the arguments that say what lies where in it), of tasks of so many rows."""
     tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
     stored = ZEROS + tile
-    names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "pitch", "phase"
+    names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "row_stride", "phase"
     if not at.is_packed:
         return stored, dict.fromkeys(names, 0)
     packed, line = at.packed(problem, rows), stored + 2 * tile
     window = line + packed.line
-    found = stored, line, packed.line, window, packed.rows, packed.window, packed.pitch, packed.phase
+    found = stored, line, packed.line, window, packed.rows, packed.window, packed.row_stride, packed.phase
     return window + packed.window, dict(zip(names, found, strict=True))
 
 

@@ -18,14 +18,14 @@ from blockconv.machine.costs import (
 __all__ = [
     "MOST_VECTORS",
     "Counts",
-    "apart_counts",
     "bin_counts",
     "cost",
     "counts",
     "line_counts",
     "plane_counts",
     "reference_cost",
-    "together",
+    "unrolled",
+    "unrolled_counts",
     "window_counts",
 ]
 
@@ -43,7 +43,7 @@ MOST_VECTORS = 8  # of a pixel, that `pool_windows` reduces together
 Counted = Callable[[Blocking], Counts]
 
 
-def together(b: Blocking) -> int:
+def unrolled(b: Blocking) -> int:
     """Vectors of a pixel that `pool_windows` reduces together: many that divide them all, or for the fewest passes."""
     needed = -(-b.view.inner // b.lanes)
     passes = -(-needed // MOST_VECTORS)
@@ -67,10 +67,10 @@ def window_counts(b: Blocking) -> Counts:
     return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
 
 
-def apart_counts(b: Blocking) -> Counts:
+def unrolled_counts(b: Blocking) -> Counts:
     """The same of kernels that reduce the vectors of a pixel together, which take no longer than one of them."""
     p = b.problem
-    row = p.ow * -(-b.view.inner // (together(b) * b.lanes))
+    row = p.ow * -(-b.view.inner // (unrolled(b) * b.lanes))
     return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
 
 
@@ -98,7 +98,7 @@ counts: dict[str, Counted] = {
     "pool_shuffles": window_counts,
     "pool_tiles": window_counts,
     "pool_planes": plane_counts,
-    "pool_windows": apart_counts,
+    "pool_windows": unrolled_counts,
     "pool_wide_lines": line_counts,
     "pool_lines": line_counts,
     "pool_bins": bin_counts,

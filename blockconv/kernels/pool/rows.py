@@ -46,7 +46,7 @@ from blockconv.kernels.pool.blocking import (
     tile_pixels,
     windows,
 )
-from blockconv.kernels.pool.costs import MOST_VECTORS, cost, reference_cost, together
+from blockconv.kernels.pool.costs import MOST_VECTORS, cost, reference_cost, unrolled
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reference import reference_op
 from blockconv.kernels.pool.shuffles import pool_shuffles
@@ -138,7 +138,7 @@ def _why_not_windows(b: Blocking) -> Reason:
 
 
 def _windows(b: Blocking) -> Op:
-    p, v, lanes, vectors = b.problem, b.view, b.lanes, together(b)
+    p, v, lanes, vectors = b.problem, b.view, b.lanes, unrolled(b)
     split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
     # Vectors that are moved back would lie in two tasks.
     width = vectors * lanes

@@ -29,7 +29,7 @@ class Means(Arguments):
     dst = word("the first mean", "address")
     inner = word("contiguous elements whose means are results", "elements")
     partial = word("rows of a partial sum, which is then added to the total")
-    together = word("steps of the innermost summed axis that are a row of elements")
+    row_steps = word("steps of the innermost summed axis that are a row of elements")
     count = word("what a mean is made of", "elements")
     channels = word("that exist, in a layout with blocks of channels; means of others are written as zero")
     block = word("channels in a block")
@@ -83,14 +83,14 @@ def reduce_mean(element, lanes, vectors, period, ragged):
     def kernel(args, first, last, scratch):
         a = MeanArgs(args)
         inner, run, outer, middle, innermost = a.inner, a.run, a.reduced[0], a.reduced[1], a.reduced[2]
-        rows, stride = innermost.size // a.together, a.together * innermost.stride
+        rows, stride = innermost.size // a.row_steps, a.row_steps * innermost.stride
         segments, line = (inner + a.segment - 1) // a.segment, a.kept[2]
         runs, parts = (line.size + run - 1) // run, max(1, (rows + a.partial - 1) // a.partial)
         for task in range(first, last):
             at, above = task % segments * a.segment, task // segments
             start, lines = above % runs * run, above // runs
             count, end = min(a.segment, inner - at), min(start + run, line.size)
-            row, left = a.together * count, innermost.size % a.together * count
+            row, left = a.row_steps * count, innermost.size % a.row_steps * count
             origin = a.src + at * itemsize
             origin += lines % a.kept[1].size * a.kept[1].stride + lines // a.kept[1].size * a.kept[0].stride
             for step in range(start, end):
@@ -126,7 +126,7 @@ def reduce_folded(element, lanes, vectors, period, ragged):
     def kernel(args, first, last, scratch):
         a = FoldedMeanArgs(args)
         inner, line, totals = a.inner, a.line, scratch + a.totals
-        runs, row = (a.lines + a.run - 1) // a.run, a.together * inner
+        runs, row = (a.lines + a.run - 1) // a.run, a.row_steps * inner
         steps, left = line // row, line % row
         for task in range(first, last):
             start, outer = task % runs * a.run, task // runs

@@ -55,7 +55,7 @@ class Axes(NamedTuple):
         vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
         return Axes(merged, inner, period, vectors, math.prod(p.shape[axis] for axis in p.axes))
 
-    def together(self, lanes: int) -> int:
+    def row_steps(self, lanes: int) -> int:
         """Steps of the innermost summed axis that are a row of elements."""
         return lanes // self.period if self.period else 1
 
@@ -88,7 +88,7 @@ def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threa
 def _summed(
     at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
 ) -> Op:
-    itemsize, inner, vectors, together = element.itemsize, at.inner, at.vectors, at.together(lanes)
+    itemsize, inner, vectors, row_steps = element.itemsize, at.inner, at.vectors, at.row_steps(lanes)
     stride = inner * itemsize
     loops: list[tuple[bool, MeanLoop]] = []
     for reduced, size in reversed(at.outer):
@@ -99,7 +99,7 @@ def _summed(
     segments = max(-(-inner // LONGEST), -(-4 * threads // results) if threads > 1 else 1)
     segment = min(inner, -(-inner // (segments * width)) * width)
     segments = -(-inner // segment)
-    rows = summed[-1].size // together
+    rows = summed[-1].size // row_steps
     partial = SHORT if inner > width else LONG * rows_at_once(vectors)
     nbytes = at.summands * segment * itemsize
     run = max(1, min(kept[-1].size, TASK_BYTES // nbytes, results * segments // (4 * threads)))
@@ -111,7 +111,7 @@ def _summed(
         segment=segment,
         run=run,
         partial=max(partial, rows // MOST_PARTIALS),
-        together=together,
+        row_steps=row_steps,
         count=at.summands,
         **channels,
         kept=kept,
@@ -140,7 +140,7 @@ def _folded(
         line=line,
         run=run,
         inner=at.inner,
-        together=at.together(lanes),
+        row_steps=at.row_steps(lanes),
         count=at.summands,
         totals=totals,
         **channels,

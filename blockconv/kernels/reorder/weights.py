@@ -26,13 +26,13 @@ class UnpackArguments(Arguments):
     src = word("the weights, two a byte, the first in its lower bits", "address")
     dst = word("where they go; padding there is left as it is", "address")
     sums = word("for the sum of each output channel's weights, of 32 bits", "address")
-    places = word("a table of `Place`s: of output channels, of a group's input channels, of taps", "address")
+    offsets = word("a table of `Offset`s: of output channels, of a group's input channels, of taps", "address")
     oc = word("output channels", "channels")
     ic = word("input channels of a group", "channels")
     taps = word("taps of the window", "taps")
 
 
-class Place(Arguments):
+class Offset(Arguments):
     """What an index adds to where a weight lies."""
 
     src = word("in the source", "weights")
@@ -46,7 +46,7 @@ def unpack_weights(itemsize):
     def kernel(args, first, last, unused_scratch):
         a = UnpackArguments(args)
         src, dst, ic, taps = a.src, a.dst, a.ic, a.taps
-        of_oc = Place(a.places)
+        of_oc = Offset(a.offsets)
         of_ic = of_oc[a.oc]
         of_tap = of_ic[ic]
         for o in range(first, last):
@@ -70,22 +70,22 @@ def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, ite
     """
     grouped = (groups, shape[0] // groups, *shape[1:])
     oc, ic, *window = _offsets(src, shape)
-    g, oc_of_group, ic_of_group, *window_there = (itemsize * along for along in _offsets(dst, grouped))
-    places = (
+    g, oc_of_group, ic_of_group, *dst_window = (itemsize * along for along in _offsets(dst, grouped))
+    offsets = (
         (oc, _sums(g, oc_of_group)),
         (ic, ic_of_group),
-        (_sums(*window), _sums(*window_there)),
+        (_sums(*window), _sums(*dst_window)),
     )
     args = UnpackArguments(
         src=Buffer(0),
         dst=Buffer(1),
         sums=Buffer(2),
-        places=OWN_TABLE,
+        offsets=OWN_TABLE,
         oc=shape[0],
         ic=shape[1],
         taps=shape[2] * shape[3],
     )
-    table = np.concatenate([np.stack(pair, axis=1) for pair in places]).reshape(-1)
+    table = np.concatenate([np.stack(pair, axis=1) for pair in offsets]).reshape(-1)
     return Op(unpack_weights(itemsize), args, shape[0], table=table)
 
 

@@ -90,7 +90,7 @@ def in_blocks(region: Region, src: Side, dst: Side, itemsize: int) -> Iterator[t
     for (block, read), images in itertools.groupby(range(region.sizes[0]), blocks):
         first, *rest = images
         size = 1 + len(rest)
-        (here, before), (there, skipped) = dst.of_block(block, itemsize), src.of_block(read or 0, itemsize)
+        (to, before), (of, skipped) = dst.of_block(block, itemsize), src.of_block(read or 0, itemsize)
         yield (
             replace(
                 region,
@@ -100,8 +100,8 @@ def in_blocks(region: Region, src: Side, dst: Side, itemsize: int) -> Iterator[t
                 counts=(0 if read is None else size, *(region.counts or region.sizes)[1:]),
                 sources=(0 if read is None else copied(first) - skipped, *region.sources[1:]),
             ),
-            there,
-            here,
+            of,
+            to,
         )
 
 

@@ -58,7 +58,7 @@ def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
         f"<title>{title}: plan</title><style>{variables()}{style}</style></head><body>{_MARKERS}"
         f'<header><h1>{title}</h1><p class="muted">{escape(ends)}</p></header>'
         f"<main>{_facts(drawn, measured)}"
-        f"<h2>Beside other plans</h2>{_beside(drawn, measured)}"
+        f"<h2>Beside other plans</h2>{_comparison(drawn, measured)}"
         f"<h2>Every call</h2>{_legend(rows, drawn)}{drawing.drawing(rows, schedule, _why(drawn))}"
         f"</main><footer>blockconv {__version__}, {escape(target.target_cpu())}, {target.isa().name}</footer>"
         "</body></html>"
@@ -120,7 +120,7 @@ def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
 # ---------------------------------------------------------------- other plans
 
 
-class _Beside(NamedTuple):
+class _Compared(NamedTuple):
     """A plan beside the others. colour: of its bar."""
 
     name: str
@@ -130,26 +130,26 @@ class _Beside(NamedTuple):
     colour: str
 
 
-def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Beside]:
+def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
     """The chosen plan, and what the same costs say of greedy and of every fixed layout."""
     planned = drawn.planned
     problem = planned.problem
     known = {choice.dst for step in problem.steps for choice in step.choices}
 
-    def beside(name: str, solution: Solution, seconds: float | None, colour: str) -> _Beside:
-        return _Beside(name, solution, predict.plan_on(planned, solution, drawn.threads), seconds, colour)
+    def compared(name: str, solution: Solution, seconds: float | None, colour: str) -> _Compared:
+        return _Compared(name, solution, predict.plan_on(planned, solution, drawn.threads), seconds, colour)
 
     own = _own_time(drawn, measured)
-    found = [beside("this plan", planned.solution, own, "var(--wire)")]
-    found.append(beside("greedy", greedy(problem), measured.get("greedy"), "var(--wire)"))
+    found = [compared("this plan", planned.solution, own, "var(--wire)")]
+    found.append(compared("greedy", greedy(problem), measured.get("greedy"), "var(--wire)"))
     for layout in NATIVE:
         if layout in known:
             took = measured.get(layout.name)
-            found.append(beside(f"all {layout}", fixed(problem, layout), took, fill(layout)))
+            found.append(compared(f"all {layout}", fixed(problem, layout), took, fill(layout)))
     return found
 
 
-def _beside(drawn: Drawn, measured: Mapping[str, float]) -> str:
+def _comparison(drawn: Drawn, measured: Mapping[str, float]) -> str:
     planned, threads = drawn.planned, drawn.threads
     plans = _plans(drawn, measured)
     best, worst = min(plan.predicted for plan in plans), max(plan.predicted for plan in plans)
@@ -177,7 +177,7 @@ def _beside(drawn: Drawn, measured: Mapping[str, float]) -> str:
     columns = "".join(f'<th scope="col">{head}</th>' for head in (*heads, "reorders"))
     style = f"--step:{100 / count:.3f}%;--figures:{1 + len(heads)}"
     return (
-        f'<p>{_beside_text(drawn)}</p><table class="beside" style="{style}"><thead><tr>'
+        f'<p>{_comparison_text(drawn)}</p><table class="beside" style="{style}"><thead><tr>'
         f'<th scope="col">plan</th><th scope="col" class="axis">slower than the best of these'
         f'<div class="ticks">{ticks}</div></th>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     )
@@ -189,7 +189,7 @@ def _per_cent(share: float, step: float) -> str:
     return "0" if share == 0 else f"{100 * share:+.{min(digits, 2)}f} %"
 
 
-def _beside_text(drawn: Drawn) -> str:
+def _comparison_text(drawn: Drawn) -> str:
     threads, priced = drawn.threads, drawn.planned.threads
     said = f"Bars begin at the best of these plans, not at zero; they are what is predicted on {text.threads(threads)}."
     if threads != priced:
