@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .results import Case, Entry, seconds
 from .run import Plan, conditions
 from .workers import Crew
 
-__all__ = ["COLUMNS", "LAYOUTS", "arrays", "plans", "reference"]
+__all__ = ["COLUMNS", "LAYOUTS", "Way", "arrays", "plans", "reference"]
 
 LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")
 # What Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside, and so is float32 for float64. Of
@@ -43,36 +43,47 @@ COLUMNS = (
 )
 
 
+class Way(NamedTuple):
+    """How ours compute a layer: in which type, of `TOLERANCE`, and by which algorithm, as `bc.conv2d` is told."""
+
+    dtype: str = "float32"
+    algorithm: str = "auto"
+
+
 def plans(
     problems: Sequence[Conv2dProblem],
     threads: Sequence[int],
     layouts: Sequence[str],
     crew: Crew,
     timing: dict[str, Any],
-    dtypes: Sequence[str] = ("float32",),
+    ways: Sequence[Way] = (Way(),),
 ) -> list[Plan]:
-    """A case for each dtype, number of threads and problem. dtypes: of `TOLERANCE`."""
-    cases = itertools.product(dtypes, threads, problems)
-    return [_plan(problem, dtype, count, layouts, crew, timing) for dtype, count, problem in cases]
+    """A case for each way, number of threads and problem."""
+    cases = itertools.product(ways, threads, problems)
+    return [_plan(problem, way, count, layouts, crew, timing) for way, count, problem in cases]
 
 
 def _plan(
-    problem: Conv2dProblem, dtype: str, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
+    problem: Conv2dProblem, way: Way, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
 ) -> Plan:
+    dtype, ours = way.dtype, [layouts, way.algorithm]
+
     def measure_it() -> Case:
         if dtype == "int8":
             layer, expected = quantized(problem)
             src, wei = layer.src, layer.wei
-            variants = crew.contenders("quantized_conv2d", problem, layer, ours=[layouts], threads=threads)
+            variants = crew.contenders("quantized_conv2d", problem, layer, ours=ours, threads=threads)
         else:
             src, wei, bias = arrays(problem, dtype)
             expected = reference(problem, src, wei, bias)
-            variants = crew.contenders("conv2d", problem, src, wei, bias, ours=[layouts], threads=threads)
+            variants = crew.contenders("conv2d", problem, src, wei, bias, ours=ours, threads=threads)
         measured = measure(variants, expected, TOLERANCE[dtype], **timing)
         nbytes = src.itemsize * (src.size + wei.size + math.prod(problem.dst_shape))
         return {"flops": problem.flops, "bytes": nbytes, **roof.roof(nbytes, threads, src.itemsize), **measured}
 
     params, how = conditions(threads, timing, dtype)
+    if way.algorithm != "auto":
+        params["algorithm"], how = way.algorithm, f"{how}, {way.algorithm}"
     descriptor = problem.descriptor()
     title = f"{problem.name or descriptor}, {how}"
     return Plan("layers", title, {"problem": descriptor, **params}, measure_it, crew.wanted(layouts))

@@ -1,11 +1,13 @@
 """`python -m bench tables` without files: all kept results, by CPU, as README.md and results/README.md show them.
 
-README.md has, for each CPU model, its networks, how each file of results stands to the best peers, and every loss;
-results/README.md has the tables in full. A test compares both with what this makes of the files.
+README.md has, for each CPU model, its networks, how each file of results stands to the best peers, and every loss; and
+the times of layers by each algorithm in each type. results/README.md has the tables in full. A test compares both with
+what this makes of the files.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from .report import STANDINGS, best_speedup, short_title, standing
 from .results import Case, Entry, load, seconds
 from .standings import timed
 
-__all__ = ["RESULTS", "by_cpu", "details", "overview", "write"]
+__all__ = ["RESULTS", "algorithms", "by_cpu", "details", "overview", "write"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -42,7 +44,8 @@ def by_cpu(folder: Path = RESULTS) -> dict[str, list[Path]]:
 def write(root: Path = ROOT) -> None:
     """Write what README.md and results/README.md show of the files."""
     files = by_cpu(root / "bench" / "results")
-    tables.insert(root / "README.md", overview(files))
+    tables.insert(root / "README.md", "results", overview(files))
+    tables.insert(root / "README.md", "algorithms", algorithms(files))
     (root / "bench" / "results" / "README.md").write_text(details(files), encoding="utf-8")
 
 
@@ -59,6 +62,37 @@ def overview(files: Mapping[str, Sequence[Path]]) -> str:
     """Networks, means and losses, by CPU."""
     compared = {name: paths for name, paths in files.items() if any(map(_has_peers, paths))}
     return "\n\n".join(part for name, paths in compared.items() for part in _of_cpu(name, paths))
+
+
+def algorithms(files: Mapping[str, Sequence[Path]]) -> str:
+    """For each file of layers by several algorithms, the time of each layer in each type by each of them."""
+    return "\n\n".join(
+        f"**{name}{_by_matrices(path)}**, {text.threads(cases[0]['params']['threads'])}:\n\n"
+        + "\n".join(_by_algorithm(cases))
+        for name, paths in files.items()
+        for path in paths
+        if (cases := [case for case in load(path)[1].values() if "algorithm" in case["params"]])
+    )
+
+
+def _by_matrices(path: Path) -> str:
+    return ", by matrices" if "amx-int8" in _record(path)["numba_features"] else ""
+
+
+def _by_algorithm(cases: Sequence[Case]) -> Iterator[str]:
+    """A row for each layer, µs, the fastest bold; blank where the type has no kernel of the algorithm."""
+    rows: dict[str, dict[str, float]] = {}
+    for case in cases:
+        way = f"{case['params'].get('dtype', 'float32')}, {case['params']['algorithm']}"
+        found = [seconds(entry) * 1e6 for entry in timed(case, "ours")]
+        rows.setdefault(short_title(case).partition(", ")[0], {})[way] = min(found, default=math.inf)
+
+    def cell(row: Mapping[str, float], way: str) -> str:
+        told = "" if math.isinf(row[way]) else f"{row[way]:,.0f}"
+        return f"**{told}**" if row[way] == min(row.values()) else told
+
+    ways = list(dict.fromkeys(way for row in rows.values() for way in row))
+    return markdown(("µs", *ways), [(name, *(cell(row, way) for way in ways)) for name, row in rows.items()])
 
 
 def _has_peers(path: Path) -> bool:

@@ -13,10 +13,8 @@ from .report import DISTURBED, bandwidth, share_of_copy, short_title, summary
 from .results import Case, Entry, load, seconds
 from .standings import against, is_wide, layout_speeds, libraries, timed
 
-__all__ = ["BEGIN", "END", "PEERS", "insert", "markdown", "ratio_text"]
+__all__ = ["PEERS", "insert", "markdown", "marked", "ratio_text"]
 
-BEGIN = "<!-- results: written by `python -m bench tables`; nothing here is typed in by hand -->"
-END = "<!-- end of results -->"
 PEERS = ("torch", "onnxruntime", "openvino", "ncnn", "ai-edge-litert")  # as packages are called
 
 
@@ -25,13 +23,20 @@ def markdown(paths: Sequence[Path]) -> str:
     return "\n\n".join(_section(*load(path)) for path in paths)
 
 
-def insert(readme: Path, text: str) -> None:
-    """Replace what stands between the markers; ValueError if they are not there."""
-    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{readme} has no place for results: the lines {BEGIN!r} and {END!r}")
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+def marked(what: str, text: str) -> str:
+    """A text between the lines by which it is found again."""
+    begin = f"<!-- {what}: written by `python -m bench tables`; nothing here is typed in by hand -->"
+    return f"{begin}\n{text}\n<!-- end of {what} -->"
+
+
+def insert(readme: Path, what: str, text: str) -> None:
+    """Replace what stands between the lines of `marked`; ValueError if they are not there."""
+    begin, end = marked(what, "").splitlines()[0::2]
+    before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{readme} does not have the lines {begin!r} and {end!r}")
+    readme.write_text(before + marked(what, text) + after, encoding="utf-8")
 
 
 def _section(headers: list[dict[str, Any]], cases: dict[str, Case]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 
 from rich.console import Console
 
@@ -19,6 +20,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     common.add_common(command)
     common.add_problems(command, "(default: bench/shapes/peers.txt)")
     common.add_dtypes(command, layers.TOLERANCE)
+    text = "how ours are computed, as bc.conv2d is told; a file with other ways than auto is shown by README.md"
+    command.add_argument("--algorithms", nargs="+", default=["auto"], choices=("auto", "direct", "winograd"), help=text)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -29,5 +32,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     problems = common.with_batch(problems, options)
     layouts, timing = common.given_layouts(options), common.timing(options)
     with common.crew(options, console, ours=bool(options.layouts)) as crew:
-        plans = layers.plans(problems, options.threads, layouts, crew, timing, options.dtypes)
+        ways = [layers.Way(*way) for way in itertools.product(options.dtypes, options.algorithms)]
+        plans = layers.plans(problems, options.threads, layouts, crew, timing, ways)
         return common.measured(plans, layers.COLUMNS, options, console)

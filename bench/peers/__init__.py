@@ -16,7 +16,8 @@ and DTYPES, the types that it has for an operation, where float32 is not the onl
 Arrays are NumPy's, NCHW and OIHW (a reorder's source is the storage of its layout). What can be
 prepared is prepared before a variant is yielded: weights packed, models compiled, outputs allocated.
 There may be none, where the library cannot express the problem. Biases of bfloat16 layers are float32.
-Our own module takes the layouts (of a network: the choices) to do it in before `threads`.
+Our own module takes the layouts (of a network: the choices) to do it in before `threads`, and of a convolution the
+algorithm.
 """
 
 from __future__ import annotations

@@ -31,19 +31,21 @@ def conv2d(
     wei: np.ndarray,
     bias: np.ndarray | None,
     layouts: Sequence[str],
+    algorithm: str,
     threads: int,
 ) -> Iterator[Variant]:
     bc.set_num_threads(threads)
     for layout in layouts:
-        conv = bc.Conv2d(wei, bias, *_windows(problem), layout=layout)
+        conv = bc.Conv2d(wei, bias, *_windows(problem), layout=layout, algorithm=algorithm)
         yield _conv(conv, layout, src, *_arrays(src, problem.dst_shape, layout))
 
 
 def quantized_conv2d(
-    problem: Conv2dProblem, layer: QuantizedLayer, layouts: Sequence[str], threads: int
+    problem: Conv2dProblem, layer: QuantizedLayer, layouts: Sequence[str], algorithm: str, threads: int
 ) -> Iterator[Variant]:
     bc.set_num_threads(threads)
     given: dict[str, Any] = {
+        "algorithm": algorithm,
         "input_quantization": bc.Quantization(layer.src_scale, ZERO),
         "weight_quantization": bc.Quantization(layer.wei_scale),
         "out_quantization": bc.Quantization(layer.dst_scale, ZERO),

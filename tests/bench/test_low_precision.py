@@ -44,7 +44,7 @@ def test_integers_of_a_library_are_as_expected(name: str):
     if missing:
         pytest.skip(missing[name])
     layer, expected = layers.quantized(PROBLEM)
-    ours = [["NHWC"]] if name == peers.OURS else []
+    ours = [["NHWC"], "auto"] if name == peers.OURS else []
     variants = found[0].variants("quantized_conv2d", PROBLEM, layer, *ours, 1)
     assert variants
     for variant in variants:
@@ -56,7 +56,7 @@ def test_bfloat16_is_as_expected_and_for_those_that_have_it():
     given = layers.arrays(PROBLEM, "bfloat16")
     assert [a.dtype.name for a in given] == ["bfloat16", "bfloat16", "float32"]
     (ours, numpy_peer) = peers.load([peers.OURS, "numpy"])[0]
-    (variant,) = ours.variants("conv2d", PROBLEM, *given, ["NHWC"], 1)
+    (variant,) = ours.variants("conv2d", PROBLEM, *given, ["NHWC"], "auto", 1)
     assert relative_error(variant.fetch(), layers.reference(PROBLEM, *given)) <= layers.TOLERANCE["bfloat16"]
     assert not numpy_peer.variants("conv2d", PROBLEM, *given, 1)
 

@@ -48,7 +48,8 @@ def test_results_are_shown_for_each_cpu(tmp_path):
             results = ResultFile(kept / folder / f"{stem}.jsonl", {"machine": {**machine, **about}})
             for case in cases:
                 results.add(case)
-    (tmp_path / "README.md").write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter")
+    parts = (tables.marked(what, "old") for what in ("algorithms", "results"))
+    (tmp_path / "README.md").write_text("\n".join(["before", *parts, "after"]))
     publish.write(tmp_path)
     readme, full = (tmp_path / "README.md").read_text(), (kept / "README.md").read_text()
     first, second = readme.split("**M9 (neon)**")
@@ -62,10 +63,33 @@ def test_results_are_shown_for_each_cpu(tmp_path):
     assert full.count("| layer slow | 1 | 200 | 400 (torch x) | **0.50** |") == 2
 
 
+def test_layers_by_algorithm_are_shown_side_by_side(tmp_path):
+    """The fastest bold; blank where a type has no kernel of an algorithm."""
+    times = {
+        ("float32", "direct"): 4.0,
+        ("float32", "winograd"): 2.0,
+        ("int8", "direct"): 1.0,
+        ("int8", "winograd"): None,
+    }
+    results = ResultFile(tmp_path / "algorithms.jsonl", {"machine": ZEN4})
+    for (dtype, algorithm), ratio in times.items():
+        case = layer("3x3", 1.0)
+        case |= {"key": f"{dtype} {algorithm}", "title": f"3x3, 1 threads, {algorithm}"}
+        case["params"] |= {"algorithm": algorithm} | ({} if dtype == "float32" else {"dtype": dtype})
+        (ours, _) = case["entries"]
+        ours["timing"]["median"] = 1e3 * (ratio or 0)
+        results.add(case | {"entries": [ours] if ratio else []})
+    text = publish.algorithms({"a processor": [tmp_path / "algorithms.jsonl"]})
+    assert text.splitlines()[0] == "**a processor**, 1 thread:"
+    assert text.splitlines()[2] == "| µs | float32, direct | float32, winograd | int8, direct | int8, winograd |"
+    assert text.splitlines()[4] == "| 3x3 | 4 | 2 | **1** |  |"
+
+
 def test_the_figures_that_are_shown_are_generated():
     files = publish.by_cpu()
     readme = (publish.ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"{tables.BEGIN}\n{publish.overview(files)}\n{tables.END}" in readme
+    assert tables.marked("results", publish.overview(files)) in readme
+    assert tables.marked("algorithms", publish.algorithms(files)) in readme
     assert publish.details(files) == (publish.RESULTS / "README.md").read_text(encoding="utf-8")
 
 

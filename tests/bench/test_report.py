@@ -582,10 +582,10 @@ def test_plans_are_told_apart():
     crew = Crew([])
     plans = layers.plans([one, two], [1, 2], ["NCHW"], crew, {})
     plans += layers.plans([one], [1], ["NCHW"], crew, {"cold": True})
-    plans += layers.plans([one], [1], ["NCHW"], crew, {}, ["float64"])
+    plans += layers.plans([one], [1], ["NCHW"], crew, {}, [layers.Way("float64"), layers.Way("float64", "direct")])
     plans += reorders.plans([ReorderProblem((1, 4, 2, 2), "NCHW", "NHWC", 4)], [1, 2], crew, {})
     plans += reorders.plans([ReorderProblem((1, 4, 2, 2), "NCHW", "NHWC", 4)], [1], crew, {}, ["int8"])
-    assert len({plan.key for plan in plans}) == len(plans) == 9
+    assert len({plan.key for plan in plans}) == len(plans) == 10
 
 
 def test_a_peer_takes_no_part_in_a_type_that_it_does_not_have():
