@@ -71,6 +71,9 @@ class TileRecord(Arguments):
     activation = word("the activation's `ActivationArguments`", "address")
     scratch = word("memory for the accumulators of a tile", "address")
     scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
+    sums = word("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)", "address")
+    is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
+    is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
 
 
 class TileSpec(NamedTuple):
@@ -83,7 +86,9 @@ class TileSpec(NamedTuple):
     whether what stores write lies at uneven distances. dot: the number of the multiply-accumulate (`Dot`); what `step`
     counts are elements that it takes at once, of one channel or several. dst: the code of the destination's type where
     it is none of the accumulators'; of 8 bits it is uint8 for int8 too. rounding: as in `Tile`. shifted: as in
-    `Epilogue`. gap: as in `conv.blocking.TileShape`, of kernels that have it.
+    `Epilogue`. gap: as in `conv.blocking.TileShape`, of kernels that have it. k_blocked: whether a call reduces a block
+    of the steps, and keeps the accumulators for the next. burst: whether a turn of channels prefetches as many lines as
+    it reads, as few tiles have to, and not a single one.
     """
 
     element: int
@@ -108,6 +113,8 @@ class TileSpec(NamedTuple):
     rounding: int = 0
     shifted: int = 0
     gap: int = 0
+    k_blocked: int = 0
+    burst: int = 0
 
     @property
     def tile(self) -> Tile:
@@ -125,6 +132,28 @@ class TileSpec(NamedTuple):
     @property
     def shared(self) -> Shared:
         return Shared(*self[10:16])
+
+    @property
+    def unrolled(self) -> int:
+        """Channels of a turn: several where what LLVM loads ahead finds a register, which of 16 it seldom does."""
+        has_room = self.fma and self.dot == MULTIPLY_ADD.number and target.isa().registers == 32
+        return UNROLLED if has_room and self.step % UNROLLED == 0 else 1
+
+    @property
+    def streamed(self) -> bool:
+        """Whether all weights are used once, so that the tile is as fast as they come."""
+        return self.rows * self.pixels == 1
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The numbers that a kernel is compiled by: a tile is no other one for what it does not have and others do."""
+        required = len(self) - len(self._field_defaults)
+        return self[: max(k for k, value in enumerate(self) if value or k < required) + 1]
+
+    def prefetching(self, lines: int) -> TileSpec:
+        """This tile, each of whose full steps prefetches so many lines."""
+        shares = self.shared.dense and self.step >= PREFETCHING and not self.streamed
+        return self._replace(burst=int(shares and lines * self.unrolled > self.step))
 
 
 def lines_ahead(block: int, tiles: int, steps: int) -> int:
@@ -158,16 +187,44 @@ def _tile(spec: TileSpec) -> Any:
     def tile(builder, record):
         run = TileRecord.load(builder, record)
         out = Output(**{name: getattr(run, name) for name in Output._fields})
+        if spec.k_blocked:
+            _reduce_block(builder, spec, run, out)
+            return
         prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
         if spec.shared.dense:
-            accs = _reduce(builder, spec, run)
+            accs = _accumulators(builder, spec, run)
+            _reduce(builder, spec, run, accs)
         else:
             v = spec.tile.code(builder)
             accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
-        accs = real_accumulators(builder, spec, run.bia, run.scales, accs)
-        finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
+        _finish(builder, spec, run, out, accs)
 
     return tile
+
+
+def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output, accs: list[Any]) -> None:
+    """Store a tile that is reduced."""
+    accs = real_accumulators(builder, spec, run.bia, run.scales, accs)
+    finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
+
+
+def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
+    """A block of a tile's reduction. Accumulators are kept as they are: sums are those of a reduction in one."""
+    v = spec.tile.code(builder)
+    is_last = builder.icmp_signed("!=", run.is_last, const(0))
+    with builder.if_then(is_last):
+        prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
+    accs = _accumulators(builder, spec, run)
+    with builder.if_then(builder.icmp_signed("==", run.is_first, const(0))):
+        for k, slot in enumerate(accs):
+            builder.store(v.load(builder.add(run.sums, const(k * v.bytes))), slot)
+    _reduce(builder, spec, run, accs)
+    with builder.if_else(is_last) as (finished, kept):
+        with finished:
+            _finish(builder, spec, run, out, accs)
+        with kept:
+            for k, slot in enumerate(accs):
+                v.store(builder.load(slot), builder.add(run.sums, const(k * v.bytes)))
 
 
 def real_accumulators(builder: Any, spec: TileSpec, bia: Any, scales: Any, accs: list[Any]) -> list[Any]:
@@ -189,11 +246,16 @@ def real_accumulators(builder: Any, spec: TileSpec, bia: Any, scales: Any, accs:
 # ---------------------------------------------------------------- the reduction
 
 
-def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
-    """The accumulators, stack slots that LLVM keeps in registers, in the order [row][pixel][vector]."""
+def _accumulators(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
+    """The accumulators, as yet the bias: stack slots, which LLVM keeps in registers, by [row][pixel][vector]."""
     v = spec.tile.code(builder)
     bias = [v.load(builder.add(run.bia, const(k * v.bytes))) for k in range(spec.vectors)]
-    accs = [slot for _ in range(spec.rows * spec.pixels) for value in bias for slot in v.slots(1, value)]
+    return [slot for _ in range(spec.rows * spec.pixels) for value in bias for slot in v.slots(1, value)]
+
+
+def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
+    """Add the products of all of the record's steps to the accumulators."""
+    v = spec.tile.code(builder)
 
     def channel(x: Any, w: Any) -> None:
         """One channel at one tap: every pixel's scalar against every weight vector."""
@@ -207,15 +269,8 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
-    unrolled, streamed = UNROLLED if _has_room(spec) else 1, spec.rows * spec.pixels == 1
-    Reduction(builder, run, spec.step, v.itemsize, spec.vectors * v.bytes, channel, unrolled, streamed).all_steps()
-    return accs
-
-
-def _has_room(spec: TileSpec) -> bool:
-    """Whether what LLVM loads ahead from the next channel finds a register: of 16 it seldom does."""
-    at_once = spec.fma and spec.dot == MULTIPLY_ADD.number
-    return bool(at_once) and target.isa().registers == 32 and spec.step % UNROLLED == 0
+    how = spec.unrolled, spec.streamed, bool(spec.burst)
+    Reduction(builder, run, spec.step, v.itemsize, spec.vectors * v.bytes, channel, *how).all_steps()
 
 
 class Reduction(NamedTuple):
@@ -223,8 +278,7 @@ class Reduction(NamedTuple):
 
     run: a `TileRecord` of LLVM's values. step: channels of a full step. channel_bytes: of a channel's weights for all
     of the tile. channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these
-    addresses. unrolled: channels of a full step that are one turn of its loop. streamed: whether all weights are used
-    once, so that the tile is as fast as they come.
+    addresses. unrolled: channels of a full step that are one turn of its loop. streamed, burst: as in `TileSpec`.
     """
 
     b: Any
@@ -235,6 +289,7 @@ class Reduction(NamedTuple):
     channel: Callable[[Any, Any], None]
     unrolled: int = 1
     streamed: bool = False
+    burst: bool = False
 
     def all_steps(self) -> None:
         self.steps(const(0), self.run.full_steps, const(self.step), self.unrolled)
@@ -255,9 +310,12 @@ class Reduction(NamedTuple):
                 return
             with cgutils.for_range(b, b.udiv(channels, const(unrolled))) as turn:
                 first = b.mul(turn.index, const(unrolled))
-                if self.step >= PREFETCHING and not self.streamed:
-                    self.prefetch_share(step, first, unrolled)
+                # LLVM moves no load past a prefetch. One alone parts the channels, whose weights there are too few
+                # registers to load side by side; it places several among them.
+                before = 0 if self.burst else unrolled - 1
                 for k in range(unrolled):
+                    if k == before and self.step >= PREFETCHING and not self.streamed:
+                        self.prefetch_share(step, first, unrolled)
                     channel = b.add(first, const(k))
                     src = b.add(x, b.mul(channel, const(self.itemsize)))
                     at = b.add(w, b.mul(channel, const(channel_bytes)))
@@ -274,9 +332,11 @@ class Reduction(NamedTuple):
 
         All lines of a step at once would take every fill buffer of the first-level cache: the weights of the next
         channels would wait, in the second-level cache, for lines of memory. What is beyond a small share is in another.
+        Where many tiles share a block, a share is less than a line: more would be prefetched in vain, time and again,
+        and each takes a port and a fill buffer.
         """
         b = self.b
         share = b.mul(self.run.prefetch_lines, const(LINE // self.step))  # bytes
         at = b.add(self.run.prefetch, b.mul(b.add(b.mul(step, const(self.step)), channel), share))
-        for line in range(0, count * self.channel_bytes, LINE):
+        for line in range(0, count * self.channel_bytes if self.burst else LINE, LINE):
             emit_prefetch(b, b.add(at, const(line)))

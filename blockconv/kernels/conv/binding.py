@@ -5,9 +5,9 @@ channel blocks. Its source window is packed once into the worker's scratch, zero
 ends, in the order [channel block][row][column][channels]: as it lies in the source, only closer
 together, so that borders, strides between pixels and cache conflicts are gone, and what is copied
 is never more than a window. A 1x1 problem, whose pixels lie evenly in every layout, is read in place.
-Then each tile of pixels runs the microkernel for each block of output channels. Tasks at the
-image's end are moved back to be whole, as are tiles at a task's end: they recompute a few pixels,
-to the same bits, and no tail code exists.
+Then each tile of pixels runs the microkernel for each block of output channels, and, where reductions are long, for a
+block of their steps before the next, so that weights stay in the second-level cache. Tasks at the image's end are moved
+back to be whole, as are tiles at a task's end: they recompute a few pixels, to the same bits, and no tail code exists.
 
 Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
 destination, residual (or the destination), activation parameters. Where integer accumulators become real numbers, the
@@ -49,7 +49,6 @@ __all__ = ["bind_tiles"]
 
 Words = dict[str, Any]
 WORD = 8  # bytes of one in a table
-REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
 
 
 def bind_tiles(
@@ -58,6 +57,7 @@ def bind_tiles(
     """The op. The residual lies in memory as the destination does."""
     bound = _Binding(problem, src, dst, types, blocking)
     offsets, parts = bound.offsets(), bound.parts()
+    reduction = bound.reduction(len(offsets))
     args = TilesArguments(
         src=SRC,
         wei=WEI,
@@ -70,10 +70,10 @@ def bind_tiles(
         **bound.geometries(),
         parts=WORD * len(offsets),
         parts_step=WORD * (len(parts) // (bound.groups * blocking.ocbs)),
-        **bound.reduction(len(offsets)),
+        **reduction,
         **bound.window(),
         **bound.tasks(),
-        **bound.kernels(epilogue),
+        **bound.kernels(epilogue, reduction["prefetch_lines"]),
     )
     at = bound.at
     tasks = at.images * bound.groups * args.row_tasks * args.col_tasks * blocking.splits
@@ -192,7 +192,6 @@ class _Binding:
         wei_block = depth * width * (self.types.acc.itemsize if self.is_shared else self.itemsize)
         # Windows are not prefetched: what that saves when they are packed, the tiles lose. (Measured on 256 channels of
         # 56x56, where packing takes 8 %.)
-        tiles = -(-blocking.task_rows // blocking.rows) * -(-blocking.task_cols // blocking.pixels)
         return {
             "ic": -(-self.p.ic // self.src_each),
             "oc": self.p.oc,
@@ -200,10 +199,12 @@ class _Binding:
             "group_oc": self.oc,
             "full_steps": full,
             "tail_steps": steps - full,
+            "k_blocks": blocking.k_blocks,
+            "k_steps": full // blocking.k_blocks,
             "tail_channels": -(-tail // self.dot.channels),
             "wei_block": wei_block,
             "wei_blocks": -(-self.oc // blocking.width),
-            "prefetch_lines": lines_ahead(wei_block, tiles, steps),
+            "prefetch_lines": lines_ahead(wei_block, blocking.tiles, steps),
         }
 
     def window(self) -> Words:
@@ -239,6 +240,7 @@ class _Binding:
             "col_tasks": -(-self.at.ow // blocking.task_cols),
             "ocbs": blocking.ocbs,
             "splits": blocking.splits,
+            "sums_at": blocking.scratch - (3 + blocking.tiles) * tile_bytes,
             "tiles_at": blocking.scratch - 3 * tile_bytes,
             "tile_rows": blocking.rows,
             "tile_pixels": blocking.pixels,
@@ -251,14 +253,14 @@ class _Binding:
             "scales": self.groups * blocking.ocbs * blocking.width * acc_itemsize,
         }
 
-    def kernels(self, epilogue: Epilogue) -> Words:
-        """The kernels that compute a tile, pack a window, convert it and scatter a tile."""
+    def kernels(self, epilogue: Epilogue, lines: int) -> Words:
+        """The kernels that compute a tile, each step of which prefetches so many lines, pack a window, and so on."""
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
         by_unit = is_instruction(self.dot)
         return {
-            "tile": self.tile(epilogue).address,
+            "tile": self.tile(epilogue, lines).address,
             "enter": configure(*blocking.shape, self.step).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
             "pack": self.packer().address,
@@ -273,9 +275,9 @@ class _Binding:
         taps = self.blocking.shared.taps if self.dot.is_matrix else 1
         return taps * self.blocking.step // self.dot.channels
 
-    def tile(self, epilogue: Epilogue) -> jit.Kernel:
+    def tile(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
         """The kernel that computes a tile."""
-        return self.pixel_tile(epilogue.activation) if self.blocking.pixel_lanes else self.channel_tile(epilogue)
+        return self.pixel_tile(epilogue.activation) if self.blocking.pixel_lanes else self.channel_tile(epilogue, lines)
 
     def pixel_tile(self, act: int) -> jit.Kernel:
         """The kernel of a tile whose vectors run along pixels."""
@@ -292,13 +294,11 @@ class _Binding:
             )
         )
 
-    def channel_tile(self, epilogue: Epilogue) -> jit.Kernel:
+    def channel_tile(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
         """The kernel of a tile whose vectors run along output channels."""
         blocking, shared, dst = self.blocking, self.blocking.shared, self.types.dst
-        if dst.itemsize == 1:
-            dst = element(
-                "uint4" if dst.is_packed else "uint8"
-            )  # which of the two is a matter of bounds, which are arguments
+        if dst.itemsize == 1:  # signed or not is a matter of bounds, which are arguments
+            dst = element("uint4" if dst.is_packed else "uint8")
         spec = TileSpec(
             element=self.types.acc.code,
             fma=int(target.isa().fma and self.types.acc.is_float),
@@ -322,10 +322,11 @@ class _Binding:
             rounding=epilogue.rounding if dst.itemsize == 1 else 0,
             shifted=int(epilogue.shifted),
             gap=blocking.gap,
+            k_blocked=int(blocking.k_blocks > 1),
         )
-        # What a tile of floats does not have is left out: it is no other kernel for what others have.
-        given = max(k for k, value in enumerate(spec) if value or k < REQUIRED)
-        return (matrix_tile if self.dot.is_matrix else conv_tile)(*spec[: given + 1])
+        if self.dot.is_matrix:
+            return matrix_tile(*spec.given)
+        return conv_tile(*spec.prefetching(lines).given)
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""

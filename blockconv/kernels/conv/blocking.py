@@ -73,7 +73,8 @@ class Blocking:
     the multiply-accumulate. interleaved: channels that do not lie in fours in the source are brought together as they
     are packed. phases: of a row of a window whose columns are taken by their remainder to the stride, how many
     remainders; `window_cols` is of each. line: columns of a row of the destination where its rows are one and those
-    of the source are not (`space`, strided); else 0. gap: as in `TileShape`.
+    of the source are not (`space`, strided); else 0. gap: as in `TileShape`. k_blocks: blocks of the reduction's steps,
+    between which a task's accumulators are kept in the scratch.
     """
 
     rows: int
@@ -99,6 +100,7 @@ class Blocking:
     phases: int = 1
     line: int = 0
     gap: int = 0
+    k_blocks: int = 1
 
     @property
     def shape(self) -> TileShape:
@@ -108,6 +110,11 @@ class Blocking:
     def width(self) -> int:
         """Output channels of a tile."""
         return self.vectors * self.lanes
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a task's pixels, for each block of output channels."""
+        return -(-self.task_rows // self.rows) * -(-self.task_cols // self.pixels)
 
 
 def weight_layout(blocking: Blocking) -> Layout:
@@ -184,7 +191,10 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     panel = task_cols if inner.in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
     windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
-    scratch = -(-windows // 128) * 128 + 256 + 3 * inner.shape.lines * width * itemsize
+    tiles = -(-task_rows // rows) * -(-task_cols // pixels)
+    k_blocks = _k_blocks(weights * width, tiles, inner)
+    kept = 3 + (tiles if k_blocks > 1 else 0)
+    scratch = -(-windows // 128) * 128 + 256 + kept * inner.shape.lines * width * itemsize
     return Blocking(
         rows=rows,
         pixels=pixels,
@@ -206,7 +216,20 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
         dot=inner.dot,
         interleaved=inner.interleaved,
         gap=gap,
+        k_blocks=k_blocks,
     )
+
+
+def _k_blocks(weights: int, tiles: int, inner: Inner) -> int:
+    """How many blocks the steps of a reduction are taken in; `weights`: bytes that a tile reads, as `tiles` do.
+
+    What a tile reads is read again by the next one: by then longer reductions have pushed it out of the second-level
+    cache, where the next weights and the windows lie too.
+    """
+    most = target.second_level_cache() // 8
+    if weights <= most or tiles == 1 or not inner.shared.dense or inner.dot.is_matrix:
+        return 1
+    return -(-2 * weights // most)
 
 
 def lies_in_units(problem: Conv2dProblem, src: Geometry, unit: int) -> bool:

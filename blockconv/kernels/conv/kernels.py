@@ -85,7 +85,6 @@ def _write_common(a, run, scattered):
     tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
     residual = a.residual - a.dst
     run.src_row = a.window_sh * a.window_row
-    run.offsets = a.offsets
     run.tail_channels = a.tail_channels
     run.prefetch_lines = a.prefetch_lines
     run.activation = a.activation
@@ -156,7 +155,9 @@ def _gather_residual(a, run, scattered, dst, channel, valid):
 @inline
 def _compute_tile(a, run, scattered, dst, channel, valid, written):
     """Compute a tile of the first pixel `dst`, from output channel `channel` on, and see it stored."""
-    if scattered.all:
+    if not run.is_last:
+        call_kernel(a.tile, run.address, 0, 0, 0)
+    elif scattered.all:
         if scattered.residual:
             _gather_residual(a, run, scattered, dst, channel, valid)
         call_kernel(a.tile, run.address, 0, 0, 0)
@@ -182,17 +183,31 @@ def _written(a, group, ocb, valid):
 
 @inline
 def _write_block(a, run, group, ocb, valid):
-    """Write what the records of a block of output channels have in common; where the next one's weights begin."""
-    wei = (group * a.wei_blocks + ocb) * a.wei_block
-    run.wei = a.wei + wei
+    """Write what the records of a block of output channels have in common."""
     run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.acc_itemsize)
     run.scales = run.bia + a.scales
     if a.parts_step:
         run.dst_block = a.offsets + a.parts + (group * a.ocbs + ocb) * a.parts_step
+
+
+@inline
+def _write_steps(a, run, group, ocb, valid, k, sums):
+    """Write which steps tiles reduce: block number `k` of them. The weights that come after these."""
+    is_last = k == a.k_blocks - 1
+    before = k * a.k_steps
+    full = a.full_steps - before if is_last else a.k_steps
+    tail = a.tail_steps if is_last else 0
+    step_bytes = a.wei_block // (a.full_steps + a.tail_steps)
+    wei = a.wei + (group * a.wei_blocks + ocb) * a.wei_block + before * step_bytes
+    run.offsets = a.offsets + before * 8
+    run.wei = wei
     # Blocks of the destination's padding alone are zero: nothing is reduced for them.
-    run.full_steps = a.full_steps if valid > 0 else 0
-    run.tail_steps = a.tail_steps if valid > 0 else 0
-    return a.wei + wei + a.wei_block
+    run.full_steps = full if valid > 0 else 0
+    run.tail_steps = tail if valid > 0 else 0
+    run.sums = sums
+    run.is_first = k == 0
+    run.is_last = is_last
+    return wei + (full + tail) * step_bytes
 
 
 @jit.kernel
@@ -233,21 +248,24 @@ def conv_tiles():
                 oc = group * a.group_oc + ocb * width
                 valid = min(a.group_oc, a.oc - group * a.group_oc) - ocb * width
                 written = _written(a, group, ocb, valid)
-                ahead = _write_block(a, run, group, ocb, valid)
+                _write_block(a, run, group, ocb, valid)
                 run.valid = width if scattered.all else valid
                 run.written = width if scattered.all else written
-                for r_tile in range((task_rows + rows - 1) // rows):
-                    r = min(r_tile * rows, task_rows - rows)
-                    for c_tile in range((task_cols + pixels - 1) // pixels):
-                        c_at = c_tile * pixels
-                        c = min(c_at, task_cols - pixels)
-                        panel_start = min(c_at // panel * panel, task_cols - panel)
-                        src = window + r * row_bytes + c_at // panel * a.panel_bytes
-                        run.prefetch = ahead
-                        ahead += a.prefetch_lines * (a.full_steps * LINE)
-                        run.src = src + (c - panel_start) * col_bytes
-                        at = dst + (oh + r) * dst_row + (ow + c) * dst_col
-                        _compute_tile(a, run, scattered, at, oc, valid, written)
+                for k in range(a.k_blocks):
+                    ahead = _write_steps(a, run, group, ocb, valid, k, scratch + a.sums_at)
+                    for r_tile in range((task_rows + rows - 1) // rows):
+                        r = min(r_tile * rows, task_rows - rows)
+                        for c_tile in range((task_cols + pixels - 1) // pixels):
+                            c_at = c_tile * pixels
+                            c = min(c_at, task_cols - pixels)
+                            panel_start = min(c_at // panel * panel, task_cols - panel)
+                            src = window + r * row_bytes + c_at // panel * a.panel_bytes
+                            run.prefetch = ahead
+                            ahead += a.prefetch_lines * (run.full_steps * LINE)
+                            run.src = src + (c - panel_start) * col_bytes
+                            at = dst + (oh + r) * dst_row + (ow + c) * dst_col
+                            _compute_tile(a, run, scattered, at, oc, valid, written)
+                            run.sums += tile_bytes
         if a.enter:
             call_kernel(a.leave, 0, 0, 0, 0)
 

@@ -37,9 +37,10 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import INT8, LIGHT, Types, element
 from blockconv.kernels.common.activation import ActivationKind
+from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE
-from blockconv.kernels.common.microkernel import conv_tile, lines_ahead
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.table import Epilogue, Primitive, Row
 from blockconv.kernels.winograd import kernels
@@ -216,14 +217,16 @@ def _multiply_kernel(problem: Conv2dProblem, at: Blocking) -> jit.Kernel:
 
 
 def _tile_kernel(at: Blocking) -> jit.Kernel:
-    """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart."""
+    """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart.
+
+    Its reductions are short: the lines that the next one begins with are prefetched by every turn.
+    """
     fma, out_lanes = int(target.isa().fma and not at.form.exact), at.out_lanes
     shape, act = (1, at.tile_pixels, at.vectors, out_lanes), ActivationKind.NONE
     source = at.src_lanes * at.itemsize, at.elements(at.ic_block)
     tile = *shape, *source, out_lanes, act, *DENSE
-    if not at.form.exact:
-        return conv_tile(ELEMENT.code, fma, *tile)
-    return conv_tile(SUM.code, fma, *tile, 0, at.dot.number)
+    element, dot = (SUM, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
+    return conv_tile(*TileSpec(element.code, fma, *tile, dot=dot, burst=1))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
