@@ -264,6 +264,9 @@ def _most_tiles(tile_bytes: int, oc: int) -> int:
 _CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
 _BEGIN = 4000  # cycles until three stages have what they work with, whatever the problem
 _EDGE = 0.35  # more for a source over the image's edge
+# What is seen of weights' way from beyond the second-level cache, or of the products, whichever is shorter: both need
+# the fill buffers of the first-level cache, so one hides but a part of the other.
+_SEEN = 0.25
 
 
 def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, threads: int) -> float:
@@ -278,7 +281,8 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blo
     streamed = first + (0 if stays else at.tile_blocks - 1) * again
     rates = profile().by(name_of(at.dot))
     each = rates.each if at.form.exact else fma_seconds(at.lanes, ITEMSIZE)
-    multiply = max(multiply_adds(p, at) * each, streamed)
+    products = multiply_adds(p, at) * each
+    multiply = max(products, streamed) + (0.0 if stays else _SEEN * min(products, streamed))
     read, written = types.src.nbytes(src.size(p.src_shape)), types.dst.nbytes(dst.size(p.dst_shape))
     # Transforms are timed in the second-level cache, and hide nothing of what comes from beyond it.
     beyond = max(0.0, move_seconds(read, written) - (read + written) / profile().copies["L2"])

@@ -333,7 +333,7 @@ def test_auto_weighs_tile_sizes_against_direct(on_machine):
 
 @ON_AVX512
 def test_weights_that_are_packed_for_one_call_count_too(on_machine):
-    deep = problem(512, 7, 512)
+    deep = problem(384, 7, 384)
     assert chosen(deep).startswith("conv_winograd")
     assert chosen(deep, once=True) == "conv_direct"
     assert chosen(LARGE, once=True) == "conv_winograd_f4"
