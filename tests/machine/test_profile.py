@@ -105,7 +105,7 @@ def test_a_tile_can_be_asked_for() -> None:
     for vectors, pixels in tiles_of_registers(target.isa().fma):
         tile = TileShape(1, pixels, vectors)
         at = named("conv2d", "conv_direct").prepare(problem, NHWC, NHWC, Types.all("float32"), tile=tile).blocking
-        assert (at.rows, at.pixels, at.vectors) == tile
+        assert at.shape == tile
 
 
 # ---------------------------------------------------------------- measuring
