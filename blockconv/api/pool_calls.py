@@ -33,26 +33,20 @@ from blockconv.kernels.pool.blocking import ANY_TYPE
 from blockconv.kernels.pool.rows import MOST_SUMMED
 from blockconv.runtime import Program, address_of, get_num_threads
 
-__all__ = ["NOT_QUANTIZED", "PoolCall", "PoolIntegers", "pool"]
+__all__ = ["PoolCall", "pool"]
 
 
-class PoolIntegers(NamedTuple):
-    """The arguments of averages that are for integers, as they are given."""
-
-    input_quantization: Quantization | None = None
-    out_quantization: Quantization | None = None
-
-
-NOT_QUANTIZED = PoolIntegers()
+INTEGERS = "input_quantization", "out_quantization"  # the arguments of averages that are for integers
+NOT_QUANTIZED = None, None
 
 
 class PoolCall(NamedTuple):
-    """A pooling function, and its arguments beside the arrays."""
+    """A pooling function, and its arguments beside the arrays. quantizations: those of `INTEGERS`."""
 
     op: str
     parameters: tuple[Any, ...]
     indices: bool = False
-    integers: PoolIntegers = NOT_QUANTIZED
+    quantizations: tuple[Quantization | None, Quantization | None] = NOT_QUANTIZED
 
 
 class BoundPool(NamedTuple):
@@ -74,14 +68,14 @@ _MOST_MADE = 4096
 
 def _bind(call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int = 0) -> BoundPool:
     """zero_point: what a BlockedArray says that its padding holds."""
-    said = call.indices, call.integers, zero_point, get_num_threads()
-    key = (call.op, cache_key(call.parameters), shape, layout, dtype, *said)
+    op, parameters, indices, quantizations = call
+    key = op, cache_key(parameters), indices, quantizations, shape, layout, dtype, zero_point, get_num_threads()
     return _made.get(key) or _make(key, call, shape, layout, dtype, zero_point)
 
 
 def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantization, Quantization] | None:
     """What the integers of source and destination stand for; None: of floats, or of themselves."""
-    for name, given in call.integers._asdict().items():
+    for name, given in zip(INTEGERS, call.quantizations, strict=True):
         if given is None:
             continue
         if not isinstance(given, Quantization):
@@ -89,7 +83,7 @@ def _quantizations(call: PoolCall, dtype: Any, zero_point: int) -> tuple[Quantiz
         if not is_quantized(dtype):
             raise ArgumentError(call.op, name, given, f"is for integers of 8 or 4 bits, and the input is {dtype}")
         given.check(call.op, name, dtype)
-    src, dst = call.integers
+    src, dst = call.quantizations
     if src is not None:
         check_zero_point(call.op, "input", zero_point, src)
     elif dst is not None:

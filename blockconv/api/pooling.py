@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from blockconv.api.annotations import ActivationsT, PoolPadding, Sizes
-from blockconv.api.pool_calls import PoolCall, PoolIntegers, pool
+from blockconv.api.pool_calls import PoolCall, pool
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 
@@ -142,7 +142,7 @@ def avg_pool2d(
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     pooled: ActivationsT = pool(
-        PoolCall("avg_pool2d", parameters, False, PoolIntegers(input_quantization, out_quantization)),
+        PoolCall("avg_pool2d", parameters, False, (input_quantization, out_quantization)),
         input,
         out,
         out_layout,
@@ -185,7 +185,7 @@ def adaptive_avg_pool2d(
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
     pooled: ActivationsT = pool(
-        PoolCall("adaptive_avg_pool2d", (output_size,), False, PoolIntegers(input_quantization, out_quantization)),
+        PoolCall("adaptive_avg_pool2d", (output_size,), False, (input_quantization, out_quantization)),
         input,
         out,
         out_layout,
@@ -225,7 +225,7 @@ def global_avg_pool2d(
     array([2., 5.], dtype=float32)
     """
     pooled: ActivationsT = pool(
-        PoolCall("global_avg_pool2d", (), False, PoolIntegers(input_quantization, out_quantization)),
+        PoolCall("global_avg_pool2d", (), False, (input_quantization, out_quantization)),
         input,
         out,
         out_layout,
