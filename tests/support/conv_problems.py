@@ -95,6 +95,9 @@ GRID = WHOLE + SAMPLED + GROUPED + BATCHES
 # These few again as another machine (marker `isa`, see .ci/run).
 AS_OTHERS = (WHOLE[1], SAMPLED[0], SAMPLED[9], SAMPLED[21], GROUPED[2], GROUPED[-2], BATCHES[0])
 
+# A third of the rest where tests may take long, as each problem compiles kernels of its own.
+SLOW = tuple(d for k, d in enumerate(GRID) if k % 3 == 2 and d not in (*WHOLE, *AS_OTHERS))
+
 CLASSES = (("NCHW",), ("NCHW4", "CHWN4"), ("NCHW8",), ("NHWC", "NCHW16", "NCHW32", "NCHW64"))
 assert sorted(sum(CLASSES, ())) == sorted(NAMES)
 _CLASS = {name: k for k, names in enumerate(CLASSES) for name in names}

@@ -59,7 +59,7 @@ def test_emulated(emulated_matrices, number):
 
 
 @pytest.mark.skipif(not target.isa().amx, reason="needs a processor with AMX")
-@pytest.mark.parametrize(("number", "descriptor"), enumerate([*PROBLEMS, WHOLE[0], BATCHES[0], SAMPLED[3]]))
+@pytest.mark.parametrize(("number", "descriptor"), [*enumerate([*PROBLEMS, WHOLE[0], BATCHES[0], SAMPLED[3]])])
 def test_problems(number, descriptor):
     """Each problem on three of the five pairs, each of which has a kind of its own: a kernel is compiled for each."""
     for k in (number % 5, (number + 1) % 5, (number + 3) % 5):

@@ -19,9 +19,11 @@ from blockconv.kernels.conv import blocking as direct
 from blockconv.kernels.conv import grouped_blocking
 
 BY_DIRECT = [name for name in DOTS if name != "vpdpwssd" and has_dot(name)]  # that one is Winograd's
-# What is emulated is the same code on every machine.
+# What is emulated is the same code on every machine, and chosen on none of those that have an instruction.
 EACH_DOT = [
-    pytest.param(name, marks=[] if "emulated" in name else pytest.mark.isa) for name in BY_DIRECT if has_dot(name)
+    pytest.param(name, marks=pytest.mark.slow if "emulated" in name else pytest.mark.isa)
+    for name in BY_DIRECT
+    if has_dot(name)
 ]
 # Source, destination, and what comes between.
 KINDS = (
@@ -278,7 +280,9 @@ def test_random_problems(seed):
 INVENTED = ("aBcd24b", "aBcd2b", "aBcd12b", "aBcd6b", "Bcda8b", "cdba", "bcda", "acBd4b", "abdc", "adcb", "aBdc16b")
 
 
-@pytest.mark.parametrize("layout", INVENTED)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(INVENTED)]
+)
 def test_layouts_that_have_no_name(layout):
     """Blocks of no power of two, of less than four channels, batches inside pixels, rows inside columns."""
     shift = INVENTED.index(layout)
