@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from blockconv.api.annotations import ActivationsT, PoolPadding, Sizes
-from blockconv.api.pool_calls import PoolCall, pool
+from blockconv.api.pool_calls import NOT_QUANTIZED, pool
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 
@@ -93,7 +93,7 @@ def max_pool2d(
            [13, 15]])
     """
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
-    return pool(PoolCall("max_pool2d", parameters, bool(return_indices)), input, out, out_layout)
+    return pool(("max_pool2d", parameters, bool(return_indices), NOT_QUANTIZED), input, out, out_layout)
 
 
 def avg_pool2d(
@@ -142,7 +142,7 @@ def avg_pool2d(
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     pooled: ActivationsT = pool(
-        PoolCall("avg_pool2d", parameters, False, (input_quantization, out_quantization)),
+        ("avg_pool2d", parameters, False, (input_quantization, out_quantization)),
         input,
         out,
         out_layout,
@@ -185,7 +185,7 @@ def adaptive_avg_pool2d(
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
     pooled: ActivationsT = pool(
-        PoolCall("adaptive_avg_pool2d", (output_size,), False, (input_quantization, out_quantization)),
+        ("adaptive_avg_pool2d", (output_size,), False, (input_quantization, out_quantization)),
         input,
         out,
         out_layout,
@@ -225,7 +225,7 @@ def global_avg_pool2d(
     array([2., 5.], dtype=float32)
     """
     pooled: ActivationsT = pool(
-        PoolCall("global_avg_pool2d", (), False, (input_quantization, out_quantization)),
+        ("global_avg_pool2d", (), False, (input_quantization, out_quantization)),
         input,
         out,
         out_layout,
@@ -255,5 +255,5 @@ def global_max_pool2d(
     >>> bc.global_max_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([3., 6.], dtype=float32)
     """
-    pooled: ActivationsT = pool(PoolCall("global_max_pool2d", ()), input, out, out_layout)
+    pooled: ActivationsT = pool(("global_max_pool2d", (), False, NOT_QUANTIZED), input, out, out_layout)
     return pooled
