@@ -35,7 +35,12 @@ from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileT
 __all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
 
 DEPTHS = 32, 128  # channels of the two reductions
-BLOCKS = 1, 8  # of output channels
+FAR_DEPTHS = (
+    272,
+    1040,
+)  # of those whose weights are streamed; no power of two, at which a tile's pixels share cache sets
+BLOCKS, FAR_BLOCKS = (1, 8), (1, 3)  # of output channels
+TILES, FAR_TILES = 8, 2  # of each
 NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
 ITEMSIZE = 4
 DEPTHS_OF_MATRICES = (4, 16), (1, 2)  # steps of 64 bytes: of two reductions, and of two short ones
@@ -44,11 +49,16 @@ _BRAIN = Types.converted("bfloat16", "bfloat16")
 
 
 class Reduced(NamedTuple):
-    """Two reductions that are compared. depths: steps of each. channels: that a step takes. row: of the table."""
+    """Two reductions that are compared. depths: steps of each. channels: that a step takes. row: of the table.
+
+    blocks: of output channels, of which the fewer are taken from the more. tiles: of each block.
+    """
 
     depths: tuple[int, int] = DEPTHS
     channels: int = 1
     row: str = "conv_direct"
+    blocks: tuple[int, int] = BLOCKS
+    tiles: int = TILES
 
 
 _BY_ONE = Reduced()
@@ -123,24 +133,28 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
 
 def _whole_tile_times(shape: TileShape, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
     """Of a tile whose channels are stored whole; of one whose accumulators wait, its end may come out as nothing."""
-    return positive(
-        f"a tile of {shape.pixels}x{shape.vectors} vectors",
-        lambda: _tile_times(shape, f"nCHW{_lanes()}", types, reduced),
+    name, layout = f"a tile of {shape.pixels}x{shape.vectors} vectors", f"nCHW{_lanes()}"
+    far = reduced._replace(depths=FAR_DEPTHS, blocks=FAR_BLOCKS, tiles=FAR_TILES)
+    near = positive(
+        name,
+        lambda: _tile_times(shape, layout, types, reduced),
         lambda at: (at.step, at.step if shape == NARROW else at.tile),
     )
+    streamed = positive(name, lambda: _tile_times(shape, layout, types, far), lambda at: (at.step,))
+    return near._replace(far=max(near.step, streamed.step))
 
 
 def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
     """Of a tile whose destination has this layout."""
-    lanes, count, runs = _lanes(), 8, {}
+    lanes, runs = _lanes(), {}
     for depth in reduced.depths:
-        for blocks in BLOCKS:
+        for blocks in reduced.blocks:
             oc = blocks * shape.vectors * lanes
-            problem = Conv2dProblem(1, depth * reduced.channels, 1, count * shape.pixels, oc, 1, 1)
+            problem = Conv2dProblem(1, depth * reduced.channels, 1, reduced.tiles * shape.pixels, oc, 1, 1)
             runs[depth, blocks] = _convolution(problem, Layout("NHWC"), _layout(dst), shape, reduced.row, types)
     found = in_turns(runs)
-    few, many = BLOCKS
-    more = count * (many - few)
+    few, many = reduced.blocks
+    more = reduced.tiles * (many - few)
     shallow, deep = ((found[depth, many] - found[depth, few]) / more for depth in reduced.depths)
     step = (deep - shallow) / (reduced.depths[1] - reduced.depths[0])
     return TileTimes(shape.pixels, shape.vectors, step, max(0.0, shallow - reduced.depths[0] * step))

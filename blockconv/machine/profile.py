@@ -34,15 +34,18 @@ LAST = 16 << 20  # bytes of a machine's last cache that a core has for itself, a
 
 
 class TileTimes(NamedTuple):
-    """The direct microkernel on a tile of one row, in the first-level cache, weights from the second.
+    """The direct microkernel on a tile of one row.
 
-    step: seconds of a step of the reduction. tile: seconds of a tile beside its steps; its channels are stored whole.
+    step: seconds of a step of the reduction, of weights that the next tile finds in the first-level cache. tile:
+    seconds of a tile beside its steps; its channels are stored whole. far: seconds of a step whose weights and source
+    are streamed from the second-level cache; 0 where this was not measured.
     """
 
     pixels: int
     vectors: int
     step: float
     tile: float
+    far: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,19 @@ class Rates:
         narrow = min(self.tiles, key=lambda at: at.step)
         return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile) + vectors * self.tile
 
-    def step(self, pixels: int, vectors: int, part: float = 1.0) -> float:
+    def step(self, pixels: int, vectors: int, part: float = 1.0, is_far: bool = False) -> float:
         """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond its products.
 
-        part: of the time of a multiply-accumulate that one of these vectors takes; one half of halves.
+        part: of the time of a multiply-accumulate that one of these vectors takes; one half of halves. is_far: whether
+        weights are streamed, as in `TileTimes`.
         """
 
         def distance(at: TileTimes) -> tuple[Any, ...]:  # a profile of another machine may know no tile of so many
             return abs(at.vectors - vectors), at.pixels <= LEAST, at.pixels < pixels, abs(at.pixels - pixels)
 
         known = min(self.tiles, key=distance)
-        beyond = known.step - known.pixels * known.vectors * self.each
+        taken = known.far if is_far and known.far else known.step
+        beyond = taken - known.pixels * known.vectors * self.each
         return max(part * pixels * vectors * self.each, self.latency) + beyond
 
 

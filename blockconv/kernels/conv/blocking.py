@@ -24,6 +24,7 @@ __all__ = [
     "Geometry",
     "Space",
     "TileShape",
+    "are_far",
     "blocking",
     "geometry",
     "has_parts",
@@ -368,6 +369,14 @@ def why_not_window(blocking: Blocking) -> str | None:
     return None if fits else f"a tile's window, with what is between its taps, would take {blocking.scratch:.1e} bytes"
 
 
+def are_far(steps: int, vectors: int) -> bool:
+    """Whether a tile's weights do not stay in the first-level cache for the next one, beside the source.
+
+    vectors: that each step of the reduction reads.
+    """
+    return steps * vectors * target.isa().vector_bytes > profile().caches["L1"] // 2
+
+
 def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot) -> TileShape:
     """The tile of least predicted time, by the machine's profile."""
     rates, groups, oc = profile().by(name_of(dot)), problem.g, problem.oc // problem.g
@@ -381,7 +390,8 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
                 count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                seconds = steps * rates.step(r * pixels, vectors) + rates.end(r * pixels * vectors)
+                step = rates.step(r * pixels, vectors, is_far=are_far(steps, vectors))
+                seconds = steps * step + rates.end(r * pixels * vectors)
                 level = float(f"{count_of_tiles * seconds:.6e}")  # of sums that are equal but for their rounding
                 score = level, abs(vectors - 2), -r * pixels, TileShape(r, pixels, vectors)
                 if best is None or score < best:

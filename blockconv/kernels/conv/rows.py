@@ -31,6 +31,7 @@ from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import (
     Blocking,
     TileShape,
+    are_far,
     blocking,
     lies_in_units,
     weight_layout,
@@ -95,7 +96,8 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, fma_seconds(found.lanes, itemsize)
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     pixels = found.rows * found.pixels
-    reduced = ic * p.kh * p.kw * rates.step(pixels, found.vectors, fma / known.fma)
+    taps = ic * p.kh * p.kw
+    reduced = taps * rates.step(pixels, found.vectors, fma / known.fma, are_far(taps, found.vectors))
     each = _STEP * fma + _plane_reads(src, p, found, itemsize) * cycle_seconds()
     steps = -(-p.ic // p.g // found.step) * p.kh * p.kw * each
     vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
