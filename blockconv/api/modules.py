@@ -318,7 +318,8 @@ class Conv2d:
     def _weight_of(self, bound: Bound) -> Array:
         """The weights in the type that they are multiplied in: float32 ones are rounded for an input of 16 bits."""
         assert not isinstance(self.weight, BlockedArray)
-        return self.weight.astype(bound.types.wei.dtype, copy=False)
+        dtype = bound.types.wei.dtype
+        return self.weight if self.weight.dtype == dtype else self.weight.astype(dtype)
 
     def _parameters(self, bound: Bound, residual: BlockedArray | None, weight: Array) -> tuple[Array, Array]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""

@@ -84,12 +84,12 @@ class ElementType:
         """That of an element by itself: of packed integers the one of 8 bits, which holds them all."""
         return element(f"{_NAMES[self.kind]}8") if self.is_packed else self
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype[Any]:
         """NumPy's; of packed integers, what they are by themselves."""
         return numpy_dtype(self.unpacked.name)
 
-    @property
+    @functools.cached_property
     def array_dtype(self) -> np.dtype[Any] | str:
         """As a `BlockedArray` of such elements has it: NumPy's, or the name of packed integers."""
         return self.name if self.is_packed else self.dtype
