@@ -10,10 +10,9 @@ from typing import ClassVar, Literal
 
 from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
-from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, element
 from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, Solved, check_type
-from blockconv.network.ops.windows import Convolution
+from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
 
@@ -56,27 +55,21 @@ class DynamicQuantize(Solved):
 
 
 @dataclass(frozen=True)
-class DynamicConv2d(Convolution):
+class DynamicConv2d(IntegerConvolution):
     """`QuantizedConv2d` of a src whose quantization is found, its products less the zero point summed as int32.
 
     inputs: src, uint8; what was found; and perhaps a residual, float32, of dst's shape. parameters: wei, int8
-    (O, I/groups, KH, KW), and perhaps bia, float32 (O,). wei: what its integers stand for, of the zero point 0.
+    (O, I/groups, KH, KW), and perhaps bia, float32 (O,).
     dtype: of dst: int32 are the sums as they are; float32 is activation(sums * (scale of src * scale of wei) + bia +
-    residual), each step rounded by itself. narrow, light: as of `QuantizedConv2d`.
+    residual), each step rounded by itself.
     """
 
     inputs: ClassVar[range] = range(2, 4)
-    wei: Quantization = Quantization(1.0)  # noqa: RUF009
     dtype: Literal["int32", "float32"] = "int32"
-    narrow: bool = False
-    light: bool = False
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         _check_found(self, inputs[1])
         shape = super().infer((inputs[0], *inputs[2:]), parameters)
-        self.wei.check(self.op, "wei", "int8", shape[1])
-        if self.wei.zero_point:
-            raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
         added = len(inputs) > 2 or len(parameters) > 1
         if self.dtype == "int32" and (added or not self.activation.is_identity):
             rule = "takes neither bias, residual nor activation: its sums are given as they are"
@@ -84,11 +77,9 @@ class DynamicConv2d(Convolution):
         return shape
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], "uint8")
-        check_type(self, "weight", parameters[0], "int8")
-        for argument, types in (("input", inputs[1:]), ("bias", parameters[1:])):
-            for type in types:
-                check_type(self, argument, type, "float32")
+        self.check_types(inputs, parameters, ("uint8",), bias="float32")
+        for type in inputs[1:]:
+            check_type(self, "input", type, "float32")
         return element(self.dtype)
 
 

@@ -14,7 +14,7 @@ from blockconv.core.types import INTEGERS, ElementType, IntegerType, element
 from blockconv.network.ops.axes import Lrn, Resize, Softmax
 from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, check_axis, check_type
 from blockconv.network.ops.elementwise import Activate, Binary
-from blockconv.network.ops.windows import AdaptivePool2d, Convolution, Pool2d
+from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
 
@@ -87,25 +87,20 @@ class Requantize(_GivesIntegers):
 
 
 @dataclass(frozen=True)
-class QuantizedConv2d(Convolution):
+class QuantizedConv2d(IntegerConvolution):
     """`Conv2d` of integers of 8 or 4 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
 
     inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is; parameters: wei, int8
     (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
-    src, wei, dst, residual: what they stand for; wei may have a scale for each output channel. sum: what the result is
-    rounded to by itself, in dst's type, before the residual is added; None: nothing. dtype: of dst: of int32
-    the sums are given as they are. narrow, light: whether wei is known to be so (`dispatch.quantizing.is_narrow`,
-    `is_light`), which changes no result.
+    src, dst, residual: what they stand for. sum: what the result is rounded to by itself, in dst's type, before the
+    residual is added; None: nothing. dtype: of dst: of int32 the sums are given as they are.
     """
 
     src: Quantization = _PLAIN
-    wei: Quantization = _PLAIN
     dtype: Literal["uint8", "int8", "int4", "uint4", "int32", "float32"] = "int32"
     dst: Quantization | None = None
     residual: Quantization | None = None
     sum: Quantization | None = None
-    narrow: bool = False
-    light: bool = False
 
     @property
     def is_requantized(self) -> bool:
@@ -114,9 +109,6 @@ class QuantizedConv2d(Convolution):
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         shape = super().infer(inputs, parameters)
-        self.wei.check(self.op, "wei", "int8", shape[1])
-        if self.wei.zero_point:
-            raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
         if (self.dst is not None) != self.is_requantized:
             raise ArgumentError(
                 self.op, "dst", self.dst, f"is given for 8 or 4 bits and nothing else, not for {self.dtype}"
@@ -136,11 +128,8 @@ class QuantizedConv2d(Convolution):
         return shape
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], *INTEGERS)
+        self.check_types(inputs, parameters, INTEGERS, bias="int32")
         _check_integers(self, "src", self.src, inputs[0])
-        check_type(self, "weight", parameters[0], "int8")
-        for type in parameters[1:]:
-            check_type(self, "bias", type, "int32")
         for type in inputs[1:]:
             check_type(self, "residual", type, *(INTEGERS if self.is_requantized else ("float32",)))
             if self.residual is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, element
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network.ops.base import (
@@ -21,7 +23,7 @@ from blockconv.network.ops.base import (
     check_type,
 )
 
-__all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "Pool2d"]
+__all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "IntegerConvolution", "Pool2d"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,33 @@ class Convolution(Attributes):
         if len(inputs) > 1 and inputs[1] != problem.dst_shape:
             raise ArgumentError(self.op, "residual", inputs[1], f"has to be of the output's shape, {problem.dst_shape}")
         return problem.dst_shape
+
+
+@dataclass(frozen=True)
+class IntegerConvolution(Convolution):
+    """What convolutions with int8 weights share, whose products are summed as int32.
+
+    wei: what the weights stand for, of the zero point 0; they may have a scale for each output channel. narrow, light:
+    whether they are known to be so (`dispatch.quantizing.is_narrow`, `is_light`), which changes no result.
+    """
+
+    wei: Quantization = Quantization(1.0)  # noqa: RUF009
+    narrow: bool = False
+    light: bool = False
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        shape = super().infer(inputs, parameters)
+        self.wei.check(self.op, "wei", "int8", shape[1])
+        if self.wei.zero_point:
+            raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
+        return shape
+
+    def check_types(self, inputs: ElementTypes, parameters: ElementTypes, taken: Sequence[str], bias: str) -> None:
+        """taken: types that an input may have. bias: that of a bias."""
+        check_type(self, "input", inputs[0], *taken)
+        check_type(self, "weight", parameters[0], "int8")
+        for type in parameters[1:]:
+            check_type(self, "bias", type, bias)
 
 
 @dataclass(frozen=True)
