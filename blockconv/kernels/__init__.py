@@ -27,6 +27,7 @@ TABLE: tuple[Row, ...] = (
     conv.GROUPED,
     conv.DIRECT,
     conv.MATRIX,
+    conv.MATRIX_PIXELS,
     conv.PIXELS,
     *winograd.ROWS,
     conv.REFERENCE,

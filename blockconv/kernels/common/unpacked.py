@@ -29,6 +29,7 @@ __all__ = [
     "packed",
     "permutes_bytes",
     "split",
+    "unpacked",
     "unpacked_order",
 ]
 
@@ -55,16 +56,16 @@ def interleaved(builder: Any, rows: Sequence[Any], itemsize: int) -> list[Any]:
     rows: vectors of bytes. itemsize: of what a lane holds; 2, bytes of two rows that are widened without a sign.
     """
     zero = ir.Constant(rows[0].type, None)
-    pairs = [_unpacked(builder, rows[0], rows[1], 1)]
-    pairs.append(_unpacked(builder, rows[2], rows[3], 1) if itemsize == 1 else [zero, zero])
+    pairs = [unpacked(builder, rows[0], rows[1], 1)]
+    pairs.append(unpacked(builder, rows[2], rows[3], 1) if itemsize == 1 else [zero, zero])
     found = []
     for half, other in zip(*pairs, strict=True):
-        found += _unpacked(builder, half, other, 3 - itemsize)
+        found += unpacked(builder, half, other, 3 - itemsize)
     wide = ir.VectorType(I32, rows[0].type.count // PARTS)
     return [builder.bitcast(part, wide) for part in found]
 
 
-def _unpacked(builder: Any, a: Any, b: Any, itemsize: int) -> list[Any]:
+def unpacked(builder: Any, a: Any, b: Any, itemsize: int) -> list[Any]:
     """The low and the high elements of each 16 bytes of `a`, each followed by its neighbour of `b`."""
     lanes, each = a.type.count // itemsize, UNIT // itemsize
     kind = ir.VectorType(ir.IntType(8 * itemsize), lanes)

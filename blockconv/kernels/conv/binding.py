@@ -30,18 +30,18 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import SIGNED, Types, element
+from blockconv.core.types import SIGNED, Types
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
+from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import Blocking, has_parts, is_converted
 from blockconv.kernels.conv.matrix_blocking import extent
-from blockconv.kernels.conv.matrix_tile import configure, is_instruction, matrix_tile, release
-from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.conv.matrix_tile import configure, is_instruction, release
 from blockconv.kernels.conv.space import is_pointwise, space
+from blockconv.kernels.conv.tile_kernels import Tiles
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Op
 
@@ -116,7 +116,8 @@ class _Binding:
         groups_of = self.oc if self.groups > 1 else 0
         self.has_parts = has_parts(self.dst, blocking.store_width, blocking.width, groups_of)
         # Of a window: planes of channel blocks, or one where the blocks of a pixel are contiguous.
-        self.ic_blocks = 1 if self.is_shared else -(-self.ic // blocking.cb)
+        step = max(blocking.cb, blocking.step)
+        self.ic_blocks = 1 if self.is_shared else -(-self.ic // step) * (step // blocking.cb)
         self.pitch = shared.pitch if self.is_shared else blocking.cb
         self.pixel = self.pitch * (types.acc.itemsize if self.is_shared else self.itemsize)
         self.phase = blocking.window_cols * self.pixel
@@ -204,8 +205,14 @@ class _Binding:
             "tail_channels": -(-tail // self.dot.channels),
             "wei_block": wei_block,
             "wei_blocks": -(-self.oc // blocking.width),
-            "prefetch_lines": lines_ahead(wei_block, blocking.tiles, steps),
+            "prefetch_lines": lines_ahead(wei_block, self.passes, steps),
         }
+
+    @property
+    def passes(self) -> int:
+        """How often a task reads a block of weights: once a tile; for each so many blocks of pixels of one."""
+        blocking = self.blocking
+        return blocking.tiles * (-(-blocking.pixels // blocking.lines) if blocking.blocks else 1)
 
     def window(self) -> Words:
         blocking, panel_bytes = self.blocking, self.ic_blocks * self.at.depth * self.plane
@@ -231,7 +238,7 @@ class _Binding:
 
     def tasks(self) -> Words:
         blocking, acc_itemsize = self.blocking, self.types.acc.itemsize
-        tile_bytes = blocking.shape.lines * blocking.width * acc_itemsize
+        tile_bytes = blocking.lines * blocking.width * acc_itemsize
         return {
             "groups": self.groups,
             "task_rows": blocking.task_rows,
@@ -244,7 +251,7 @@ class _Binding:
             "tiles_at": blocking.scratch - 3 * tile_bytes,
             "tile_rows": blocking.rows,
             "tile_pixels": blocking.pixels,
-            "tile_lines": blocking.shape.lines,
+            "tile_lines": blocking.lines,
             "tile_width": blocking.width,
             "lanes": blocking.lanes,
             "itemsize": self.dst_itemsize,
@@ -260,8 +267,8 @@ class _Binding:
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
         by_unit = is_instruction(self.dot)
         return {
-            "tile": self.tile(epilogue, lines).address,
-            "enter": configure(*blocking.shape, self.step).address if by_unit else 0,
+            "tile": self.tiles.kernel(epilogue, lines).address,
+            "enter": configure(*self.tiles.register_sizes()).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
             "pack": self.packer().address,
             "convert": self.converter(),
@@ -270,69 +277,26 @@ class _Binding:
         }
 
     @property
-    def step(self) -> int:
-        """Elements of a pixel that a step multiplies: of a block of channels; by matrices, of all its taps."""
-        taps = self.blocking.shared.taps if self.dot.is_matrix else 1
-        return taps * self.blocking.step // self.dot.channels
-
-    def tile(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
-        """The kernel that computes a tile."""
-        return self.pixel_tile(epilogue.activation) if self.blocking.pixel_lanes else self.channel_tile(epilogue, lines)
-
-    def pixel_tile(self, act: int) -> jit.Kernel:
-        """The kernel of a tile whose vectors run along pixels."""
-        blocking, lanes = self.blocking, self.blocking.pixel_lanes
-        return pixel_tile(
-            *PixelTileSpec(
-                element=self.types.acc.code,
-                fma=int(target.isa().fma),
-                rows=blocking.rows,
-                vectors=blocking.pixels // lanes,
-                channels=blocking.width,
-                lanes=lanes,
-                act=act,
-            )
-        )
-
-    def channel_tile(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
-        """The kernel of a tile whose vectors run along output channels."""
-        blocking, shared, dst = self.blocking, self.blocking.shared, self.types.dst
-        if dst.itemsize == 1:  # signed or not is a matter of bounds, which are arguments
-            dst = element("uint4" if dst.is_packed else "uint8")
-        spec = TileSpec(
-            element=self.types.acc.code,
-            fma=int(target.isa().fma and self.types.acc.is_float),
-            rows=blocking.rows,
-            pixels=blocking.pixels,
-            vectors=blocking.vectors,
-            lanes=blocking.lanes,
+    def tiles(self) -> Tiles:
+        """The kernels of tiles."""
+        return Tiles(
+            types=self.types,
+            blocking=self.blocking,
             src_pixel=self.window_sw * self.pixel,
-            step=self.step,
-            store_width=blocking.store_width or blocking.lanes,
-            act=epilogue.kind(self.types),
-            groups=shared.groups,
-            group_ic=shared.ic,
-            group_oc=shared.oc,
+            src_unit=self.at.depth * self.plane,
             pitch=self.pitch,
-            taps=shared.taps,
-            tap_step=shared.tap_step,
-            has_parts=int(self.has_parts),
-            dot=self.dot.number,
-            dst=dst.code if dst != self.types.acc else 0,
-            rounding=epilogue.rounding if dst.itemsize == 1 else 0,
-            shifted=int(epilogue.shifted),
-            gap=blocking.gap,
-            k_blocked=int(blocking.k_blocks > 1),
+            has_parts=self.has_parts,
         )
-        if self.dot.is_matrix:
-            return matrix_tile(*spec.given)
-        return conv_tile(*spec.prefetching(lines).given)
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""
-        cb, itemsize = self.blocking.cb // self.src_each, self.src_itemsize
+        blocking = self.blocking
+        cb, itemsize = blocking.cb // self.src_each, self.src_itemsize
         if self.unpacks_pixels:
             return packing.unpack_pixels(cb, *self.unpacking)
+        if self.dot.is_matrix and blocking.pixel_lanes:
+            unit, is_float = packed_as_one(self.types, self.dot), int(self.types.acc.is_float)
+            return packing_units.pack_plane_units(unit, is_float, target.isa().vector_bytes)
         if self.dot.is_matrix and self.packs_units:
             return self.unit_packer()
         if self.blocking.interleaved:

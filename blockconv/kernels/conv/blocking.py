@@ -75,7 +75,8 @@ class Blocking:
     are packed. phases: of a row of a window whose columns are taken by their remainder to the stride, how many
     remainders; `window_cols` is of each. line: columns of a row of the destination where its rows are one and those
     of the source are not (`space`, strided); else 0. gap: as in `TileShape`. k_blocks: blocks of the reduction's steps,
-    between which a task's accumulators are kept in the scratch.
+    between which a task's accumulators are kept in the scratch. blocks: of `pixel_lanes` pixels, so many of which are
+    reduced together by matrices whose columns are pixels; else 0.
     """
 
     rows: int
@@ -102,10 +103,16 @@ class Blocking:
     line: int = 0
     gap: int = 0
     k_blocks: int = 1
+    blocks: int = 0
 
     @property
     def shape(self) -> TileShape:
         return TileShape(self.rows, self.pixels, self.vectors, self.gap)
+
+    @property
+    def lines(self) -> int:
+        """Pixels of a tile whose accumulators the scratch has room for."""
+        return self.blocks * self.pixel_lanes or self.shape.lines
 
     @property
     def width(self) -> int:
@@ -120,7 +127,8 @@ class Blocking:
 
 def weight_layout(blocking: Blocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
-    each = blocking.dot.channels
+    # Where matrices have output channels as lines, a step's channels of one lie together.
+    each = blocking.step if blocking.dot.is_matrix and blocking.pixel_lanes else blocking.dot.channels
     width = f"{blocking.width}b" if blocking.width > 1 else ""
     blocks = f"{blocking.step // each}c" * (blocking.step > each) + width + f"{each}c" * (each > 1)
     return Layout(f"a{'B' if width else 'b'}{'C' if blocking.step > 1 else 'c'}de{blocks}")

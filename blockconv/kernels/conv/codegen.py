@@ -17,11 +17,13 @@ from blockconv.jit.ir import (
     pointer,
     shuffle,
     store_bits,
+    store_vector,
     transpose,
 )
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.nibbles import unpacked_pairs
+from blockconv.kernels.common.unpacked import interleaved, unpacked
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "line_packer",
     "nibble_unpacker",
     "pixel_filler",
+    "plane_interleaver",
     "strided_mover",
 ]
 
@@ -252,6 +255,46 @@ def interleave_two(planes, dst, count, step):
         for p in range(count):
             second = load_bits(planes.second + p * step, 2) if planes.others > 0 else 0
             store_bits(dst + 4 * p, load_bits(planes.first + p * step, 2) | second << 16, 4)
+
+
+@functools.cache
+def plane_interleaver(unit: int, vector_bytes: int) -> Any:
+    """interleave(planes, dst, count, step): `interleave_four` or, of units of two, `interleave_two`, by whole vectors.
+
+    Vectors of planes are unpacked within 16 bytes of them, each of which then hold what comes together in the result.
+    """
+    itemsize = 4 // unit
+    pixels, parts = vector_bytes // itemsize, vector_bytes // 16
+
+    order = [parts * j + k for k in range(parts) for j in range(4 // itemsize)]
+
+    @emitted
+    def interleave_vectors(builder, planes, dst):
+        v = Vectors(builder, element("int8"), vector_bytes)
+        rows = [v.load(plane) for plane in planes[:unit]]
+        if unit == 2:
+            rows[1] = builder.select(builder.icmp_signed(">", planes.others, const(0)), rows[1], v.zero)
+        fours = ir.VectorType(ir.IntType(32 * itemsize), len(order))
+        rows = [builder.bitcast(row, fours) for row in rows]
+        rows = [builder.bitcast(shuffle(builder, row, row, order), v.kind) for row in rows]
+        units = interleaved(builder, rows, 1) if unit == 4 else unpacked(builder, rows[0], rows[1], 2)
+        for k, vector in enumerate(units):
+            store_vector(builder, vector, builder.add(dst, const(k * vector_bytes)))
+
+    few = interleave_four if unit == 4 else interleave_two
+
+    @inline
+    def interleave(planes, dst, count, step):
+        done = 0
+        if step == itemsize and count >= pixels:
+            while done < count:  # the last ones end with the last pixel, and do some once more
+                done = min(done, count - pixels)
+                interleave_vectors(_moved(planes, itemsize * done), dst + 4 * done)
+                done += pixels
+        else:
+            few(planes, dst, count, step)
+
+    return interleave
 
 
 @functools.cache

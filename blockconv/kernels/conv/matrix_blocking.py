@@ -33,11 +33,11 @@ from blockconv.kernels.conv.packing_units import spare_bytes
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.profile import profile
 
-__all__ = ["blocking", "extent", "tile_seconds", "why_not"]
+__all__ = ["SHAPES", "UNITS", "blocking", "extent", "shape_seconds", "tile_seconds", "why_not"]
 
 UNITS = LINE_BYTES // WORD  # units of four bytes that a step takes at the most
 # (vectors of output channels, blocks of pixels) whose accumulators, sources and weights fit into eight registers.
-_SHAPES = (2, 2), (1, 4), (1, 3), (1, 2), (2, 1), (1, 1)
+SHAPES = (2, 2), (1, 4), (1, 3), (1, 2), (2, 1), (1, 1)
 
 
 def _channels(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
@@ -125,13 +125,13 @@ def _tile(
 ) -> TileShape:
     """The tile of least predicted time, by the machine's profile. gap: where rows may be one, as in `TileShape`."""
     oc, found = problem.oc // problem.g, []
-    for vectors, blocks in _SHAPES:
+    for vectors, blocks in SHAPES:
         width = vectors * COLUMNS
         if straddles_blocks(problem, dst, stored, COLUMNS, width):
             continue
         for shape in _shapes(at, blocks, vectors, gap):
             tiles = -(-at.oh // shape.rows) * -(-at.ow // shape.pixels) * -(-oc // width)
-            seconds = tiles * _seconds(problem, shape, cb, taps, dot)
+            seconds = tiles * shape_seconds(problem, shape, cb, taps, dot)
             found.append((float(f"{seconds:.6e}"), shape.gap, abs(vectors - 2), -shape.rows * shape.pixels, shape))
     return min(found)[-1]
 
@@ -158,10 +158,10 @@ def _pixels(ow: int, blocks: int) -> list[int]:
 
 def tile_seconds(problem: Conv2dProblem, blocking: Blocking) -> float:
     """Predicted, of a tile whose channels are stored whole."""
-    return _seconds(problem, blocking.shape, blocking.cb, blocking.shared.taps, blocking.dot)
+    return shape_seconds(problem, blocking.shape, blocking.cb, blocking.shared.taps, blocking.dot)
 
 
-def _seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
+def shape_seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
     """A block of few pixels, or of few channels, takes as long as one of sixteen, and of 64 bytes.
 
     A step waits for its weights, which come from the second-level cache, and have to come there first if they do not

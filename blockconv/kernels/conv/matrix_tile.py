@@ -26,14 +26,21 @@ from blockconv.kernels.common.microkernel import LINE, TileRecord, TileSpec, rea
 
 __all__ = [
     "COLUMNS",
+    "INSTRUCTIONS",
     "LINES",
     "LINE_BYTES",
     "WORD",
+    "Registers",
+    "call_unit",
     "configure",
     "is_instruction",
+    "load_register",
     "matrix_tile",
+    "prefetch_next",
+    "register_sizes",
     "release",
     "row_blocks",
+    "store_register",
 ]
 
 REGISTERS = 8
@@ -41,12 +48,12 @@ LINES, LINE_BYTES = 16, 64  # of a register, at the most
 COLUMNS = 16  # output channels of a block of accumulators
 WORD = 4  # bytes of an accumulator, and of channels that are multiplied at once
 MOST = 14  # vectors of accumulators that are finished together, in the vector registers
-_INSTRUCTIONS = {dot.number: f"llvm.x86.{name}" for name, dot in MATRIX_DOTS.items() if "emulated" not in name}
+INSTRUCTIONS = {dot.number: f"llvm.x86.{name}" for name, dot in MATRIX_DOTS.items() if "emulated" not in name}
 
 
 def is_instruction(dot: Dot) -> bool:
     """Whether a multiply-accumulate is one of the unit's."""
-    return dot.number in _INSTRUCTIONS
+    return dot.number in INSTRUCTIONS
 
 
 class Block(NamedTuple):
@@ -70,55 +77,54 @@ def row_blocks(rows: int, pixels: int, gap: int = 0) -> list[Block]:
     return [Block(r, min(k * each, pixels - each), each) for r in range(rows) for k in range(count)]
 
 
-class _Registers(NamedTuple):
-    """Numbers of the matrix registers: accumulators by [block of pixels][vector], weights, sources.
+class Registers(NamedTuple):
+    """Numbers of the matrix registers: accumulators by [block of pixels][block of output channels], weights, sources.
 
     Each block's source has one of its own, or, where there are too few, takes the place of the one before it.
     """
 
-    blocks: list[Block]
+    blocks: int
     vectors: int
 
     def acc(self, block: int, vector: int) -> int:
         return block * self.vectors + vector
 
     def wei(self, vector: int) -> int:
-        return len(self.blocks) * self.vectors + vector
+        return self.blocks * self.vectors + vector
 
     def src(self, block: int) -> int:
-        return min(REGISTERS - 1, (len(self.blocks) + 1) * self.vectors + block)
+        return min(REGISTERS - 1, (self.blocks + 1) * self.vectors + block)
 
-    @staticmethod
-    def of(spec: TileSpec) -> _Registers:
-        return _Registers(row_blocks(spec.rows, spec.pixels, spec.gap), spec.vectors)
 
-    def sizes(self, step: int) -> Iterator[tuple[int, int, int]]:
-        """(register, lines, bytes of a line) of each; `step` elements of four bytes are multiplied at once."""
-        for i, block in enumerate(self.blocks):
-            yield self.src(i), block.pixels, step * WORD
-            for k in range(self.vectors):
-                yield self.acc(i, k), block.pixels, COLUMNS * WORD
-        for k in range(self.vectors):
-            yield self.wei(k), step, COLUMNS * WORD
+def register_sizes(rows: int, pixels: int, vectors: int, gap: int, step: int) -> Iterator[tuple[int, int, int]]:
+    """(register, lines, bytes of a line) of each register of a tile; `step` elements of four bytes are multiplied."""
+    blocks = row_blocks(rows, pixels, gap)
+    registers = Registers(len(blocks), vectors)
+    for i, block in enumerate(blocks):
+        yield registers.src(i), block.pixels, step * WORD
+        for k in range(vectors):
+            yield registers.acc(i, k), block.pixels, COLUMNS * WORD
+    for k in range(vectors):
+        yield registers.wei(k), step, COLUMNS * WORD
 
 
 # ---------------------------------------------------------------- before tiles, and after them
 
 
-def _configuration(rows: int, pixels: int, vectors: int, gap: int, step: int) -> list[int]:
+def _configuration(sizes: tuple[int, ...]) -> list[int]:
     """The words that say how large the registers are: palette 1, bytes of lines from byte 16 on, lines from 48 on."""
     said = bytearray(64)
     said[0] = 1
-    for register, lines, line in _Registers(row_blocks(rows, pixels, gap), vectors).sizes(step):
+    for register, lines, line in zip(*(sizes[k::3] for k in range(3)), strict=True):
         said[16 + 2 * register] = line
         said[48 + register] = lines
     return [int.from_bytes(said[k : k + 8], "little", signed=True) for k in range(0, 64, 8)]
 
 
 @jit.kernel
-def configure(rows, pixels, vectors, gap, step):
-    """Say how large the registers of this tile's matrices are; the argument is the address of 64 bytes to say it in."""
-    words = _configuration(rows, pixels, vectors, gap, step)
+def configure(*sizes):
+    """Say how large the registers are, `register_sizes` one after another; the argument is the address of 64 bytes."""
+    words = _configuration(sizes)
 
     @emitted
     def load_configuration(builder, at):
@@ -172,7 +178,7 @@ def _tile(spec: TileSpec) -> Any:
         run = TileRecord.load(builder, record)
         out = Output(**{name: getattr(run, name) for name in Output._fields})
         prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
-        if spec.dot in _INSTRUCTIONS:
+        if spec.dot in INSTRUCTIONS:
             _Reduction(builder, spec, run).reduce()
         else:
             _emulate(builder, spec, run)
@@ -185,40 +191,50 @@ class _Reduction:
     """The reduction of a tile, which leaves the accumulators in the scratch, [row][pixel][output channel]."""
 
     def __init__(self, builder: Any, spec: TileSpec, run: TileRecord) -> None:
-        self.b, self.spec, self.run, self.registers = builder, spec, run, _Registers.of(spec)
+        self.b, self.spec, self.run = builder, spec, run
+        self.blocks = row_blocks(spec.rows, spec.pixels, spec.gap)
+        self.registers = Registers(len(self.blocks), spec.vectors)
         self.width_bytes = spec.vectors * COLUMNS * WORD
 
     def reduce(self) -> None:
         b, run, registers, vectors = self.b, self.run, self.registers, range(self.spec.vectors)
-        for i, _ in enumerate(registers.blocks):
+        for i, _ in enumerate(self.blocks):
             for k in vectors:  # each line is the bias
-                self.load(registers.acc(i, k), b.add(run.bia, const(k * COLUMNS * WORD)), const(0))
+                load_register(b, registers.acc(i, k), b.add(run.bia, const(k * COLUMNS * WORD)), const(0))
         with cgutils.for_range(b, run.full_steps) as loop:
             x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [loop.index])))
             w = b.add(run.wei, b.mul(loop.index, const(self.spec.step * self.width_bytes)))
-            _prefetch_next(b, run, loop.index)
-            for i, block in enumerate(registers.blocks):
+            prefetch_next(b, run, loop.index)
+            for i, block in enumerate(self.blocks):
                 at = b.add(x, const(block.first * self.spec.src_pixel))
                 at = b.add(at, b.mul(const(block.row), run.src_row)) if block.row else at
-                self.load(registers.src(i), at, const(self.spec.src_pixel))
+                load_register(b, registers.src(i), at, const(self.spec.src_pixel))
                 for k in vectors:
                     if i == 0:
-                        self.load(registers.wei(k), b.add(w, const(k * COLUMNS * WORD)), const(self.width_bytes))
-                    self.call(_INSTRUCTIONS[self.spec.dot], registers.acc(i, k), registers.src(i), registers.wei(k))
-        for i, block in enumerate(registers.blocks):
+                        load_register(b, registers.wei(k), b.add(w, const(k * COLUMNS * WORD)), const(self.width_bytes))
+                    call_unit(b, INSTRUCTIONS[self.spec.dot], registers.acc(i, k), registers.src(i), registers.wei(k))
+        for i, block in enumerate(self.blocks):
             pixel = block.row * self.spec.pixels + block.first
             for k in vectors:
                 at = b.add(run.scratch, const(pixel * self.width_bytes + k * COLUMNS * WORD))
-                self.call("llvm.x86.tilestored64", registers.acc(i, k), pointer(b, at, I8), const(self.width_bytes))
-
-    def load(self, register: int, at: Any, line: Any) -> None:
-        self.call("llvm.x86.tileloadd64", register, pointer(self.b, at, I8), line)
-
-    def call(self, name: str, *args: Any) -> None:
-        call_llvm(self.b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
+                store_register(b, registers.acc(i, k), at, const(self.width_bytes))
 
 
-def _prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
+def call_unit(b: Any, name: str, *args: Any) -> None:
+    """An instruction of the unit; registers are told by their numbers."""
+    call_llvm(b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
+
+
+def load_register(b: Any, register: int, at: Any, line: Any) -> None:
+    """Load lines that are so many bytes apart."""
+    call_unit(b, "llvm.x86.tileloadd64", register, pointer(b, at, I8), line)
+
+
+def store_register(b: Any, register: int, at: Any, line: Any) -> None:
+    call_unit(b, "llvm.x86.tilestored64", register, pointer(b, at, I8), line)
+
+
+def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
     """Prefetch what a step of the reduction is to prefetch of the memory that is read after the tile."""
     at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
     with cgutils.for_range(b, run.prefetch_lines) as line:

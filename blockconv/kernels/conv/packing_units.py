@@ -1,4 +1,4 @@
-"""The kernel that packs windows for matrices: a pixel's channels together, of whatever blocks the source has."""
+"""The kernels that pack windows for matrices: a pixel's channels together, or units of planes as they lie."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from blockconv.jit.ir import copy_memory
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import Planes, interleave_four, interleave_two, line_packer
+from blockconv.kernels.conv.codegen import Planes, interleave_four, interleave_two, line_packer, plane_interleaver
 from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
 
-__all__ = ["UNIT", "pack_units", "spare_bytes"]
+__all__ = ["UNIT", "pack_plane_units", "pack_units", "spare_bytes"]
 
 UNIT = 4  # bytes
 
@@ -95,5 +95,41 @@ def pack_units(units, extent, unit, is_float):
                     fill_bytes(dst + p * pixel + exist * itemsize, pixel - exist * itemsize, 0)
                 fill_bytes(out, left * pixel, fill)
                 fill_bytes(out + right * pixel, (cols - right) * pixel, fill)  # over what was transposed too much
+
+    return kernel
+
+
+@jit.kernel
+def pack_plane_units(unit, is_float, vector_bytes):
+    """Pack a window of planes as [unit][level][row][column][channel], units of four bytes, of `unit` channels each.
+
+    is_float: zeros are packed in place of channels that do not exist, as in `pack_units`.
+    """
+    interleave = plane_interleaver(unit, vector_bytes)
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        fill = 0 if is_float else EpilogueArguments(a.activation).src_fill
+        cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
+        left, right = columns_in_bounds(a, wanted.iw)
+        start = wanted.image + (wanted.iw + left * a.col_step) * a.source.col
+        last = wanted.channel + a.group_ic - 1
+        for block in range(a.ic_blocks):
+            c = wanted.channel + unit * block
+            exists = not is_float or c <= last
+            c0, c1 = start + source_offset(a, min(c, last)), start + source_offset(a, min(c + 1, last))
+            c2, c3 = start + source_offset(a, min(c + 2, last)), start + source_offset(a, min(c + 3, last))
+            for line in range(a.depth * a.window_rows):
+                level, r = line // a.window_rows, line % a.window_rows
+                z, h = wanted.depth + level * a.depth_step, wanted.ih + r * a.row_step
+                out = wanted.window + (block * a.depth + level) * a.packed_block + r * row_bytes
+                if is_padding(a, h, z) or not exists:
+                    fill_bytes(out, row_bytes, fill)
+                    continue
+                fill_bytes(out, left * UNIT, fill)
+                fill_bytes(out + right * UNIT, (cols - right) * UNIT, fill)
+                at = z * a.depth_bytes + h * a.source.row
+                planes = Planes(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
+                interleave(planes, out + left * UNIT, right - left, step)
 
     return kernel

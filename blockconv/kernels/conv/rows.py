@@ -5,7 +5,8 @@ output channels fill half a vector or less, dense tiles would leave most lanes i
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem of floats; slow, and simple enough to trust.
 
-Matrices: direct convolution on a unit that multiplies these (`matrix_tile`), where a processor has one.
+Matrices: direct convolution on a unit that multiplies these (`matrix_tile`), where a processor has one; and from and to
+planes with the roles of source and weights exchanged (`matrix_pixel_tile`).
 
 Along pixels: from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
 
@@ -26,7 +27,7 @@ from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import grouped_blocking, matrix_blocking, pixel_blocking
+from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import (
     Blocking,
@@ -52,7 +53,7 @@ from blockconv.machine.costs import (
 from blockconv.machine.profile import SCATTERED, profile
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "MATRIX", "PIXELS", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "MATRIX", "MATRIX_PIXELS", "PIXELS", "REFERENCE"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -217,6 +218,45 @@ MATRIX = Row(
     dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
     why_not=_why_not_matrix,
     make=_dense(matrix_blocking.blocking, _cost_matrix),
+)
+
+
+# ---------------------------------------------------------------- matrices whose columns are pixels
+
+
+def _why_not_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+    if not target.isa().amx:
+        return "is for processors with a unit that multiplies matrices (AMX)"
+    reason = matrix_pixel_blocking.why_not(problem, src, dst, types)
+    return reason or why_not_window(matrix_pixel_blocking.blocking(problem, src, dst, types, 1))
+
+
+def _make_matrix_pixels(
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
+) -> Primitive:
+    found = matrix_pixel_blocking.blocking(problem, src, dst, types, threads)
+    return Primitive(
+        cost=lambda: _cost_matrix_pixels(problem, src, dst, types, found) / threads + launch_seconds(),
+        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
+        weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
+        blocking=found,
+    )
+
+
+def _cost_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+    """Seconds on one thread: tiles, whose vectors are stored whole, and packing of windows; or bytes moved."""
+    p, at = problem, space(problem, src, dst)
+    count = at.images * p.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
+    computed = count * matrix_pixel_blocking.tile_seconds(p, found) + _packing(p, src, dst, types, found)
+    return max(computed, _moved(p, src, dst, types, found.dot))
+
+
+MATRIX_PIXELS = Row(
+    name="conv_matrix_pixels",
+    op="conv2d",
+    dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
+    why_not=_why_not_matrix_pixels,
+    make=_make_matrix_pixels,
 )
 
 

@@ -169,6 +169,17 @@ def test_emulated_matrices(emulated_matrices, number):
     check(descriptor, ROUND[3 * number], 2 * number % 4, "integers", specials=True, name="conv_matrix")
 
 
+PIXELS_OF_MATRICES = ("mb1ic71ih5oc19kh1", "mb2ic7ih3iw19oc33kh3kw3ph1pw1")
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("number", range(2))
+def test_emulated_pixels_of_matrices(emulated_matrices, number):
+    """Channels that do not exist beside what is no number: of a pair, and of whole ones."""
+    planes = "NCHW", "NCHW"
+    check(PIXELS_OF_MATRICES[number], planes, 2 * number, "integers", specials=True, name="conv_matrix_pixels")
+
+
 # ---------------------------------------------------------------- what is no number, and what lies beside arrays
 
 
@@ -201,6 +212,8 @@ def test_nothing_is_touched_beyond_the_arrays(where):
     check(GROUPED[0], CLASSES[SOME.index(GROUPED[0]) % len(CLASSES)], SOME.index(GROUPED[0]), memory=Paged(where))
     for number, (descriptor, pair) in enumerate(DEPTHWISE):
         check(descriptor, pair, number, memory=Paged(where), name="conv_depthwise")
+    for number, descriptor in enumerate(PIXELS_OF_MATRICES):
+        check(descriptor, ("NCHW", "NCHW"), number + 2, memory=Paged(where))
 
 
 def test_sums_that_float16_does_not_hold_are_infinite():

@@ -1,0 +1,133 @@
+"""Which kernel computes the tiles of a convolution, and what it is compiled for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blockconv import jit
+from blockconv.core import target
+from blockconv.core.types import ElementType, Types, element
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
+from blockconv.kernels.conv.blocking import Blocking
+from blockconv.kernels.conv.matrix_pixel_tile import MatrixPixelSpec
+from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.table import Epilogue
+
+__all__ = ["Tiles"]
+
+
+class Tiles(NamedTuple):
+    """The tiles of a convolution.
+
+    src_pixel: bytes from the source of a pixel to that of the next in its row. src_unit: from a unit of channels in a
+    window to the next. pitch: as in `Shared`. has_parts: whether what stores write lies at uneven distances.
+    """
+
+    types: Types
+    blocking: Blocking
+    src_pixel: int
+    src_unit: int
+    pitch: int
+    has_parts: bool
+
+    def kernel(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
+        """The kernel that computes a tile, each full step of which prefetches so many lines."""
+        if not self.blocking.pixel_lanes:
+            return self.of_channels(epilogue, lines)
+        return self.of_matrix_pixels(epilogue) if self.blocking.dot.is_matrix else self.of_pixels(epilogue)
+
+    def register_sizes(self) -> list[int]:
+        """What `configure` is told, of a unit that multiplies matrices."""
+        blocking = self.blocking
+        if blocking.pixel_lanes:
+            sizes = matrix_pixel_tile.register_sizes(blocking.width, blocking.blocks, self.step)
+        else:
+            sizes = matrix_tile.register_sizes(*blocking.shape, self.step)
+        return [number for register in sizes for number in register]
+
+    @property
+    def step(self) -> int:
+        """Elements of a pixel that a step multiplies: of a block of channels; by matrices, of all its taps."""
+        taps = self.blocking.shared.taps if self.blocking.dot.is_matrix else 1
+        return taps * self.blocking.step // self.blocking.dot.channels
+
+    @property
+    def stored(self) -> ElementType:
+        """The type that is stored. Whether bytes are signed is a matter of bounds, which are arguments."""
+        dst = self.types.dst
+        return dst if dst.itemsize > 1 else element("uint4" if dst.is_packed else "uint8")
+
+    @property
+    def converted(self) -> int:
+        """The code of that type, where it is none of the accumulators'."""
+        return self.stored.code if self.stored != self.types.acc else 0
+
+    def rounding(self, epilogue: Epilogue) -> int:
+        return epilogue.rounding if self.stored.itemsize == 1 else 0
+
+    def of_pixels(self, epilogue: Epilogue) -> jit.Kernel:
+        """Of a tile whose vectors run along pixels."""
+        blocking, lanes = self.blocking, self.blocking.pixel_lanes
+        return pixel_tile(
+            *PixelTileSpec(
+                element=self.types.acc.code,
+                fma=int(target.isa().fma),
+                rows=blocking.rows,
+                vectors=blocking.pixels // lanes,
+                channels=blocking.width,
+                lanes=lanes,
+                act=epilogue.activation,
+            )
+        )
+
+    def of_matrix_pixels(self, epilogue: Epilogue) -> jit.Kernel:
+        """Of a tile of matrices whose columns are pixels."""
+        blocking = self.blocking
+        return matrix_pixel_tile.matrix_pixel_tile(
+            *MatrixPixelSpec(
+                element=self.types.acc.code,
+                channels=blocking.width,
+                pixels=blocking.pixels,
+                blocks=blocking.blocks,
+                src_unit=self.src_unit,
+                step=self.step,
+                act=epilogue.kind(self.types),
+                dot=blocking.dot.number,
+                dst=self.converted,
+                rounding=self.rounding(epilogue),
+                shifted=int(epilogue.shifted),
+            )
+        )
+
+    def of_channels(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
+        """Of a tile whose vectors run along output channels."""
+        blocking, shared = self.blocking, self.blocking.shared
+        spec = TileSpec(
+            element=self.types.acc.code,
+            fma=int(target.isa().fma and self.types.acc.is_float),
+            rows=blocking.rows,
+            pixels=blocking.pixels,
+            vectors=blocking.vectors,
+            lanes=blocking.lanes,
+            src_pixel=self.src_pixel,
+            step=self.step,
+            store_width=blocking.store_width or blocking.lanes,
+            act=epilogue.kind(self.types),
+            groups=shared.groups,
+            group_ic=shared.ic,
+            group_oc=shared.oc,
+            pitch=self.pitch,
+            taps=shared.taps,
+            tap_step=shared.tap_step,
+            has_parts=int(self.has_parts),
+            dot=blocking.dot.number,
+            dst=self.converted,
+            rounding=self.rounding(epilogue),
+            shifted=int(epilogue.shifted),
+            gap=blocking.gap,
+            k_blocked=int(blocking.k_blocks > 1),
+        )
+        if blocking.dot.is_matrix:
+            return matrix_tile.matrix_tile(*spec.given)
+        return conv_tile(*spec.prefetching(lines).given)
