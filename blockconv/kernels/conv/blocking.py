@@ -15,6 +15,7 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, pa
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, tasks_wanted
+from blockconv.kernels.conv.register_tiles import tiles_of
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.profile import profile
 
@@ -34,8 +35,6 @@ __all__ = [
     "space",
     "store_width",
     "straddles_blocks",
-    "tiles_of",
-    "tiles_of_registers",
     "weight_layout",
     "why_not_window",
 ]
@@ -326,31 +325,6 @@ def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
     if stored <= 1 or dst.length in (stored, NO_BLOCK):
         return False
     return bool(dst.length % width or groups_of % width)
-
-
-# (vectors of output channels, the most pixels) of a tile that is held in so many registers.
-_TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
-_TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
-
-# By vpmaddubsw, for which a register holds ones. With AVX2's three operands, two accumulators more cost less than a
-# narrower tile, though they are kept in memory. Three vectors read more weights from the second-level cache than hides.
-_TILES_OF_BYTES = {"sse": ((1, 12), (2, 5)), "avx2": ((1, 12), (2, 7), (2, 6))}
-
-
-def tiles_of_registers(fused: bool) -> tuple[tuple[int, int], ...]:
-    """(vectors, the most scalars that are broadcast against them) of the tiles that this machine's registers hold.
-
-    fused: whether one instruction multiplies and adds; else each product takes a register before it is added.
-    """
-    registers = 32 if target.isa().registers == 32 else 16
-    return _TILES[registers] if fused or registers == 32 else _TILES_WITHOUT_FMA
-
-
-def tiles_of(dot: Dot) -> tuple[tuple[int, int], ...]:
-    """`tiles_of_registers` for a multiply-accumulate."""
-    if dot.instructions == 3 and target.isa().name in _TILES_OF_BYTES:
-        return _TILES_OF_BYTES[target.isa().name]
-    return tiles_of_registers(target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1)
 
 
 def is_power_of_two(size: int) -> bool:

@@ -18,8 +18,9 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.conv.blocking import Blocking, tiles_of_registers
+from blockconv.kernels.conv.blocking import Blocking
 from blockconv.kernels.conv.dividing import pixels_of_task, tasks_wanted
+from blockconv.kernels.conv.register_tiles import tiles_of_registers
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.costs import cycle_seconds
 from blockconv.machine.profile import profile
