@@ -23,7 +23,7 @@ from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import runner
-from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, in_turns, positive, rates
+from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, against, in_turns, positive, rates
 from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of
 from blockconv.kernels.conv.blocking import TileShape
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES
@@ -71,8 +71,14 @@ def measure() -> Profile:
     Takes some seconds besides what kernels take to compile. Raises UnsteadyError if times differ by more than
     `MOST_SPREAD`.
     """
+    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa().fma)]
+    with against(_multiply_adds(shapes[1])):
+        return _profile(shapes)
+
+
+def _profile(shapes: list[TileShape]) -> Profile:
+    """shapes: the tiles that are timed."""
     isa = target.isa()
-    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(isa.fma)]
     times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
     dots = {types: dot_for(types) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
@@ -107,6 +113,12 @@ def measure() -> Profile:
 
 
 # ---------------------------------------------------------------- tiles
+
+
+def _multiply_adds(shape: TileShape) -> Callable[[], None]:
+    """Work that a core's clock alone decides the time of: source, weights and destination fit its first-level cache."""
+    problem = Conv2dProblem(1, DEPTHS[1] // 2, 1, TILES * shape.pixels, shape.vectors * _lanes(), 1, 1)
+    return _convolution(problem, Layout("NHWC"), Layout("NHWC"), shape)
 
 
 def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from blockconv.core.errors import BlockconvError
 
-__all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "in_turns", "positive", "rates"]
+__all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "against", "in_turns", "positive", "rates"]
 
 ROUNDS = 15
 LEAST = 300e-6  # seconds of a sample
@@ -21,14 +22,48 @@ MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a
 
 Runs = dict[Any, Callable[[], None]]
 T = TypeVar("T")
+_clocks: list[Clock] = []
+_CLOCK = "the clock"  # its name among runs
 
 
 class UnsteadyError(BlockconvError):
     """Times that differ too much from round to round to be kept."""
 
 
+class Clock:
+    """Work that takes the same number of cycles each time, and the seconds that it took when it was first timed.
+
+    A processor's clock rises and falls by a tenth from one minute to the next with what its other cores do.
+    """
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run, self.first = run, 0.0
+
+    def steadied(self, found: dict[Any, float]) -> dict[Any, float]:
+        """The times as they would have been then; `found` has this clock's own too."""
+        now = found.pop(_CLOCK)
+        self.first = self.first or now
+        return {name: seconds * self.first / now for name, seconds in found.items()}
+
+
+@contextlib.contextmanager
+def against(run: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile all that is timed is compared with this run, whose every call is the same work: see `Clock`."""
+    _clocks.append(Clock(run))
+    try:
+        yield
+    finally:
+        _clocks.pop()
+
+
 def in_turns(runs: Runs) -> dict[Any, float]:
     """Seconds of a call of each: the least of samples taken in turns, again where a machine's neighbours disturbed."""
+    if not _clocks:
+        return _in_turns(runs)
+    return _clocks[-1].steadied(_in_turns({**runs, _CLOCK: _clocks[-1].run}))
+
+
+def _in_turns(runs: Runs) -> dict[Any, float]:
     repeats = {name: _repeats(run) for name, run in runs.items()}
     for _ in range(ATTEMPTS):
         samples: dict[Any, list[float]] = {name: [] for name in runs}

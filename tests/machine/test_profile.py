@@ -152,6 +152,18 @@ def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
         turns.in_turns(runs)
 
 
+def test_times_are_those_of_the_clock_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that has become half as fast takes twice as long, for its clock's work too."""
+    slow = 1.0
+    monkeypatch.setattr(turns, "_in_turns", lambda runs: {name: slow * run() for name, run in runs.items()})
+    runs: dict[Any, Any] = {"a": lambda: 3.0}
+    with turns.against(lambda: 5.0):  # type: ignore[arg-type]
+        assert turns.in_turns(runs) == {"a": 3.0}
+        slow = 2.0
+        assert turns.in_turns(runs) == {"a": 3.0}
+    assert turns.in_turns(runs) == {"a": 6.0}
+
+
 def test_a_time_that_came_out_as_nothing_is_measured_again() -> None:
     found = iter([[1.0, 0.0], [0.0, 2.0], [1.0, 2.0], [3.0, 3.0]])
     assert turns.positive("two times", lambda: next(found), iter) == [1.0, 2.0]
