@@ -33,17 +33,20 @@ class UnsteadyError(BlockconvError):
 class Clock:
     """Work that takes the same number of cycles each time, and the seconds that it took when it was first timed.
 
-    A processor's clock rises and falls by a tenth from one minute to the next with what its other cores do.
+    A processor's clock rises and falls by a tenth from one moment to the next with what its other cores do.
     """
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run, self.first = run, 0.0
 
-    def steadied(self, found: dict[Any, float]) -> dict[Any, float]:
-        """The times as they would have been then; `found` has this clock's own too."""
-        now = found.pop(_CLOCK)
-        self.first = self.first or now
-        return {name: seconds * self.first / now for name, seconds in found.items()}
+    def steadied(self, samples: dict[Any, list[float]]) -> dict[Any, list[float]]:
+        """Samples as they would have been then; those of a round go by the clock's own, which `samples` has too."""
+        now = samples.pop(_CLOCK)
+        self.first = self.first or statistics.median(now)
+        return {
+            name: [each * self.first / at for each, at in zip(taken, now, strict=True)]
+            for name, taken in samples.items()
+        }
 
 
 @contextlib.contextmanager
@@ -57,27 +60,30 @@ def against(run: Callable[[], None]) -> Iterator[None]:
 
 
 def in_turns(runs: Runs) -> dict[Any, float]:
-    """Seconds of a call of each: the least of samples taken in turns, again where a machine's neighbours disturbed."""
-    if not _clocks:
-        return _in_turns(runs)
-    return _clocks[-1].steadied(_in_turns({**runs, _CLOCK: _clocks[-1].run}))
-
-
-def _in_turns(runs: Runs) -> dict[Any, float]:
-    repeats = {name: _repeats(run) for name, run in runs.items()}
+    """Seconds of a call of each: of samples taken in turns, again where a machine's neighbours disturbed."""
+    clock = _clocks[-1] if _clocks else None
+    all_runs = runs if clock is None else {**runs, _CLOCK: clock.run}
+    repeats = {name: _repeats(run) for name, run in all_runs.items()}
     for _ in range(ATTEMPTS):
-        samples: dict[Any, list[float]] = {name: [] for name in runs}
-        for _ in range(ROUNDS):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                for _ in range(repeats[name]):
-                    run()
-                samples[name].append((time.perf_counter() - start) / repeats[name])
-        quartiles = {name: statistics.quantiles(taken, n=4) for name, taken in samples.items()}
+        samples = _samples(all_runs, repeats)
+        steadied = samples if clock is None else clock.steadied(samples)
+        quartiles = {name: statistics.quantiles(taken, n=4) for name, taken in steadied.items()}
         name, spread = max(((name, at[1] / at[0] - 1) for name, at in quartiles.items()), key=lambda item: item[1])
         if spread <= MOST_SPREAD:
-            return {name: min(taken) for name, taken in samples.items()}
+            return {name: at[0] for name, at in quartiles.items()}
     raise UnsteadyError(f"tune: samples of {name!r} differed by {spread:.0%} in each of {ATTEMPTS} attempts; try again")
+
+
+def _samples(runs: Runs, repeats: dict[Any, int]) -> dict[Any, list[float]]:
+    """Seconds of a call of each, round by round."""
+    samples: dict[Any, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                run()
+            samples[name].append((time.perf_counter() - start) / repeats[name])
+    return samples
 
 
 def positive(name: str, measured: Callable[[], T], times: Callable[[T], Iterable[float]]) -> T:

@@ -155,7 +155,8 @@ def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
 def test_times_are_those_of_the_clock_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that has become half as fast takes twice as long, for its clock's work too."""
     slow = 1.0
-    monkeypatch.setattr(turns, "_in_turns", lambda runs: {name: slow * run() for name, run in runs.items()})
+    monkeypatch.setattr(turns, "_repeats", lambda run: 1)
+    monkeypatch.setattr(turns, "_samples", lambda runs, _: {name: [slow * run()] * 5 for name, run in runs.items()})
     runs: dict[Any, Any] = {"a": lambda: 3.0}
     with turns.against(lambda: 5.0):  # type: ignore[arg-type]
         assert turns.in_turns(runs) == {"a": 3.0}
