@@ -163,22 +163,16 @@ def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int
     if is_pointwise(p):
         packed = rows * columns * (PACK_CYCLES + tile.vectors)
     elif at.axes[2] == "hw":  # panels of parts of rows with strides
-        lines = columns * (1 + tile.pixels / p.ow)
-        packed = _pack_cycles(lines, 1, columns * tile.pixels * p.sw)
+        packed = columns * tile.pixels * p.sw * _element_cycles()
     else:
         phases, each = _phases(at, cols)
-        lines = at.depth * at.window(rows, cols)[0] * phases
-        packed = _pack_cycles(lines, 2, lines * each * at.sw)
+        packed = at.depth * at.window(rows, cols)[0] * phases * each * at.sw * _element_cycles()
     return tasks * (reduced + ic * packed)
 
 
-def _pack_cycles(lines: float, ends: int, elements: float) -> float:
-    """Of so many parts of rows of planes, with as many elements as are loaded.
-
-    ends: of each that are moved under a mask, which takes as long as to begin a row.
-    """
-    known = profile()
-    return (lines * (1 + ends) * known.packs["row"] + elements * known.pack(1, "")) / cycle_seconds()
+def _element_cycles() -> float:
+    """To pack an element of a plane. Rows of them, whose ends are moved under masks, take no longer."""
+    return profile().pack(1, "") / cycle_seconds()
 
 
 def _step_cycles(tile: _Tile, itemsize: int, overlap: bool) -> float:
