@@ -9,6 +9,7 @@ from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, profile
 
 __all__ = [
     "QUANTIZED_CYCLES",
+    "beyond_seconds",
     "cycle_seconds",
     "depthwise_seconds",
     "fma_seconds",
@@ -54,6 +55,13 @@ def depthwise_seconds(kind: str, lanes: int, itemsize: int) -> tuple[float, floa
 def move_seconds(read: float, written: float) -> float:
     """To read and write so many bytes, on one core, in the caches that hold them all."""
     return profile().move(read, written)
+
+
+def beyond_seconds(nbytes: float, total: float) -> float:
+    """To read so many bytes as far as they do not stay in the second-level cache, where `total` bytes are used."""
+    known = profile()
+    beyond = max(0.0, 1 - known.caches["L2"] / total) if total else 0.0
+    return nbytes * beyond / known.reads["L3"]
 
 
 def pool_rates(row: str, kind: str, width: int) -> Sequence[float]:

@@ -27,6 +27,7 @@ from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import (
@@ -107,7 +108,7 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
         stored += pixels * known.stores["partial"] / -(-oc // found.width)
     packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
     computed = tiles * (reduced + steps + stored) + packed
-    return max(computed, _moved(p, src, dst, types, found.dot))
+    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
 
 
 def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: Blocking) -> bool:
@@ -209,7 +210,7 @@ def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
         unit = packed_as_one(types, found.dot)
         packed = _packing(p, src, dst, types, replace(found, cb=unit if found.interleaved else together))
     computed = count * tiles * (matrix_blocking.tile_seconds(p, found) + stored) + packed
-    return max(computed, _moved(p, src, dst, types, found.dot))
+    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
 
 
 MATRIX = Row(
@@ -248,7 +249,7 @@ def _cost_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types:
     p, at = problem, space(problem, src, dst)
     count = at.images * p.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
     computed = count * matrix_pixel_blocking.tile_seconds(p, found) + _packing(p, src, dst, types, found)
-    return max(computed, _moved(p, src, dst, types, found.dot))
+    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
 
 
 MATRIX_PIXELS = Row(
@@ -342,7 +343,7 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
     multiply_adds = found.shared.ic * p.kh * p.kw * step
     stored = vectors * _storing(dst, found, channels) + profile().rates.end(vectors)
     computed = tiles * (multiply_adds + stored) + _packing(p, src, dst, types, found)
-    return max(computed, _moved(p, src, dst, types, found.dot))
+    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
 
 
 GROUPED = Row(

@@ -22,6 +22,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.columns import Columns
@@ -223,7 +224,7 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
         # A loop over taps that is not unrolled waits for each product.
         computed = products * (product if at.taps else 3 * product) + products / (p.kh * p.kw) * output
         computed *= _WIDENED if types.src.is_half else 1
-    return launch_seconds() + (max(computed, moved) + stored) / threads
+    return launch_seconds() + (max(computed, moved) + stored + waiting_seconds(p, src, dst, types)) / threads
 
 
 def _why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:

@@ -14,6 +14,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words, name_of
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.winograd.arguments import HEADER_BYTES, PLANE_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.transforms import Form
@@ -293,7 +294,8 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blo
     if types.is_requantized:
         stored += at.form.m**2 * rates.tile
     destination *= stored
-    return launch_seconds() + _BEGIN * cycle_seconds() + (multiply + source + destination + beyond) / threads
+    begin, waiting = launch_seconds() + _BEGIN * cycle_seconds(), waiting_seconds(p, src, dst, types)
+    return begin + (multiply + source + destination + beyond + waiting) / threads
 
 
 def weight_seconds(m: int, exact: bool, problem: Conv2dProblem) -> float:
