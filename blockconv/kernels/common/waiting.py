@@ -30,6 +30,6 @@ def _nbytes(layout: Layout, shape: tuple[int, ...], element: ElementType) -> int
 
 
 def _is_wide(layout: Layout, shape: tuple[int, ...], element: ElementType) -> bool:
-    """Whether neighbouring pixels are farther apart than a cache line, for there are more channels that lie together."""
+    """Whether neighbouring pixels are farther apart than a cache line, for more channels lie together."""
     lies, line = geometry(layout, shape, element.itemsize), profile().line
     return lies.channel == element.itemsize and min(lies.length * element.itemsize, lies.col) > line
