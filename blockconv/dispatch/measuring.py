@@ -28,7 +28,7 @@ from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of
 from blockconv.kernels.conv.blocking import TileShape
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES
 from blockconv.kernels.conv.register_tiles import tiles_of, tiles_of_registers
-from blockconv.kernels.winograd.blocking import multiply_adds, transforms
+from blockconv.kernels.winograd.costs import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
 from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileTimes

@@ -35,6 +35,7 @@ __all__ = [
     "conv_tile",
     "lines_ahead",
     "real_accumulators",
+    "unrolled_channels",
 ]
 
 
@@ -135,9 +136,8 @@ class TileSpec(NamedTuple):
 
     @property
     def unrolled(self) -> int:
-        """Channels of a turn: several where what LLVM loads ahead finds a register, which of 16 it seldom does."""
-        has_room = self.fma and self.dot == MULTIPLY_ADD.number and target.isa().registers == 32
-        return UNROLLED if has_room and self.step % UNROLLED == 0 else 1
+        """Channels of a turn."""
+        return unrolled_channels(self.step, self.fma and self.dot == MULTIPLY_ADD.number)
 
     @property
     def streamed(self) -> bool:
@@ -154,6 +154,14 @@ class TileSpec(NamedTuple):
         """This tile, each of whose full steps prefetches so many lines."""
         shares = self.shared.dense and self.step >= PREFETCHING and not self.streamed
         return self._replace(burst=int(shares and lines * self.unrolled > self.step))
+
+
+def unrolled_channels(step: int, fma: int) -> int:
+    """Channels of a turn of a step of so many: several where what LLVM loads ahead finds a register.
+
+    Of 16 it seldom does. fma: whether multiply-adds are one instruction.
+    """
+    return UNROLLED if fma and target.isa().registers == 32 and step % UNROLLED == 0 else 1
 
 
 def lines_ahead(block: int, tiles: int, steps: int) -> int:

@@ -8,10 +8,10 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType, Types, element
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
 from blockconv.kernels.conv.blocking import Blocking
 from blockconv.kernels.conv.matrix_pixel_tile import MatrixPixelSpec
-from blockconv.kernels.conv.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.table import Epilogue
 
 __all__ = ["Tiles"]

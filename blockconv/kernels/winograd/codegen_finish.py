@@ -30,6 +30,7 @@ class Finish(NamedTuple):
     store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
     them. dst: the code of a destination's type that integers become, of 8 bits uint8 for int8 too; 0: products are
     stored as they are. rounding: as in `Tile`. shifted: as in `Epilogue`.
+    period: 1 where a vector is of images of one channel, else 0.
     """
 
     form: Form
@@ -41,12 +42,19 @@ class Finish(NamedTuple):
     dst: int = 0
     rounding: int = 0
     shifted: int = 0
+    period: int = 0
+
+    @property
+    def channels(self) -> int:
+        """Of a vector."""
+        return self.period or self.lanes
 
     def tile(self, rows: int, pixels: int) -> Tile:
         """So many pixels of a vector each."""
         finished = FLOAT32 if self.dst else self.products
         dst = self.dst if self.dst != FLOAT32.code else 0
-        return Tile(finished.code, self.fma, rows, pixels, 1, self.lanes, dst=dst, rounding=self.rounding)
+        shape = rows, pixels, 1, self.lanes
+        return Tile(finished.code, self.fma, *shape, self.period, dst=dst, rounding=self.rounding)
 
     @property
     def products(self) -> ElementType:
@@ -74,7 +82,7 @@ def destination_transform(how: Finish) -> Any:
     @emitted
     def transform(builder: Any, products: Any, rows: Any, cols: Any, out: Any) -> None:
         v, pixels = whole_tile.code(builder), _pixels(builder, how, products)
-        whole = builder.icmp_signed(">=", out.valid, const(lanes))  # else, too, pixel by pixel: less code
+        whole = builder.icmp_signed(">=", out.valid, const(how.channels))  # else, too, pixel by pixel: less code
         for size in (rows, cols):
             whole = builder.and_(whole, builder.icmp_signed(">=", size, const(m)))
         with builder.if_else(whole, likely=True) as (all_of_it, part):
@@ -127,7 +135,7 @@ def finish_pixels(pixels: int, how: Finish) -> Any:
 def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
     """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
     v = Vectors(builder, how.products, how.lanes, bool(how.fma))
-    pixels = _in_slots(v, _biased(v, how.form, products))
+    pixels = _in_slots(v, _biased(v, how, products))
     if not how.dst:
         return pixels
     f = float_of(builder, how.lanes)
@@ -135,9 +143,10 @@ def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
     return dequantized(v, pixels, [f.load(products.scales)], shifts)
 
 
-def _biased(v: Vectors, form: Form, products: Any) -> Iterator[Any]:
+def _biased(v: Vectors, how: Finish, products: Any) -> Iterator[Any]:
     """A tile's pixels with their bias, row by row."""
-    side, bias = form.side, v.load(products.bia)
+    form, bias = how.form, v.broadcast(products.bia) if how.period else v.load(products.bia)
+    side = form.side
     positions = multiples(v.b, products.src, products.src_position, form.positions)
 
     def column(k: int) -> list[Any]:

@@ -74,7 +74,8 @@ def winograd_multiply():
         a, header = WinogradArgs(args), Header(scratch)
         before, start = header.set_index * a.set_oc, _first_channel(a, first)
         tiles, products_tile, pixels = a.block_tiles, a.products_tile, a.tile_pixels
-        width, vector = a.width, a.vector
+        width, vector, channels = a.width, a.vector, a.tile_channels
+        exist = min(a.set_oc, a.oc - before)
         run = header.record
         run.src_row = 0
         run.full_steps = a.full_steps
@@ -85,31 +86,33 @@ def winograd_multiply():
         run.prefetch_lines = lines
         run.dst_row = 0
         run.dst_pixel = products_tile
-        run.dst_block = a.out_vector
+        run.dst_block = a.tile_block
         run.residual = 0
-        run.valid = width
-        run.written = width
+        run.valid = channels
+        run.written = channels
         for position in range(a.positions):
             v = scratch + a.v + position * a.v_position
             products = scratch + a.products + position * a.products_position
             weights = _weights_at(a, header, position)
             for ocb in range(first, last):
                 oc = _first_channel(a, ocb)
-                if before + oc >= a.oc:
-                    continue  # nothing but the destination's padding
                 group = ocb // a.group_ocbs
                 run.offsets = a.offsets + 8 * group * a.group_steps
-                run.wei = weights + ocb * a.wei_ocb
                 ahead = weights + (ocb + 1) * a.wei_ocb
                 if ocb + 1 == last:
                     ahead = _weights_at(a, header, position + 1) + first * a.wei_ocb
-                for k in range((tiles + pixels - 1) // pixels):
-                    tile = min(k * pixels, tiles - pixels)
-                    run.prefetch = ahead
-                    ahead += lines * (a.full_steps * LINE)
-                    run.src = v + tile * vector
-                    run.dst = products + tile * products_tile + (oc - start) * ITEMSIZE
-                    call_kernel(a.tile_kernel, run.address, 0, 0, 0)
+                # The rest is nothing but the destination's padding.
+                for part in range((min(width, exist - oc) + channels - 1) // channels):
+                    c = part * channels
+                    run.wei = weights + ocb * a.wei_ocb + c * ITEMSIZE
+                    to = products + (oc + c - start) * a.products_channel
+                    for k in range((tiles + pixels - 1) // pixels):
+                        tile = min(k * pixels, tiles - pixels)
+                        run.prefetch = ahead
+                        ahead += lines * (a.full_steps * LINE)
+                        run.src = v + tile * vector
+                        run.dst = to + tile * products_tile
+                        call_kernel(a.tile_kernel, run.address, 0, 0, 0)
 
     return kernel
 
@@ -154,8 +157,9 @@ def _in_table(lanes, store_width):
 
 
 @functools.cache
-def _output(dst_block):
-    """output: where pixels of a vector of channels go."""
+def _output(dst_block, how):
+    """output: where pixels of a vector go."""
+    images = how.lanes if how.period else 0
 
     @inline
     def output(a, scratch, oc, dst):
@@ -167,7 +171,7 @@ def _output(dst_block):
             dst_block=dst_block(a, oc),
             residual=a.res - a.dst,
             valid=a.oc - oc,
-            written=a.oc_padded - oc,
+            written=images or a.oc_padded - oc,
             activation=a.act,
             scratch=scratch + HEADER_BYTES,
         )
@@ -179,7 +183,7 @@ def _output(dst_block):
 def _finish_tile(how):
     """finish for a destination with contiguous channels: a tile at a time."""
     transform = destination_transform(how)
-    output = _output(_in_table(how.lanes, how.store_width) if how.has_parts else _even)
+    output = _output(_in_table(how.lanes, how.store_width) if how.has_parts else _even, how)
 
     @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
@@ -199,7 +203,7 @@ def _finish_planes(how):
     """
     m, pixel = how.form.m, how.lanes * ITEMSIZE
     wide = max(1, how.lanes // m) * m
-    transform, output = destination_to_patch(how), _output(_even)
+    transform, output = destination_to_patch(how), _output(_even, how)
     finish_vector, finish_tile, finish_one = (finish_pixels(pixels, how) for pixels in (wide, m, 1))
 
     @inline
@@ -233,7 +237,7 @@ def winograd_finish(m, stride, exact, *given):
     given: of a `Finish`, what comes after the form.
     """
     how = Finish(Form(m, stride, bool(exact)), *given)
-    lanes, finish, most = how.lanes, _finish_tile(how), 1
+    lanes, channels, finish, most = how.lanes, how.channels, _finish_tile(how), 1
     if how.store_width == 1:
         finish, most = _finish_planes(how), max(1, lanes // m)
 
@@ -245,10 +249,10 @@ def winograd_finish(m, stride, exact, *given):
         start, end = _first_channel(a, header.first_ocb), _first_channel(a, last_ocb)
         if number + 1 == a.sets and last_ocb == a.set_ocbs:
             end = a.oc_padded - before
-        for channel in range(start, end, lanes):
+        for channel in range(start, end, channels):
             oc = before + channel
             plane = a.dst + (oc // length) * a.dst_strides.block + (oc % length) * a.dst_strides.channel
-            products = scratch + a.products + (channel - start) * ITEMSIZE
+            products = scratch + a.products + (channel - start) * a.products_channel
             tile = first
             while tile < last:
                 row, col, n = tile_at(a, tile)

@@ -42,12 +42,14 @@ from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.table import Epilogue, Primitive, Row
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import PLANE_BYTES, WinogradArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, SCRATCH, Blocking, blocking, contiguous, cost
+from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, SCRATCH, Blocking, blocking, vector_images
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM
 from blockconv.kernels.winograd.codegen_finish import Finish
+from blockconv.kernels.winograd.costs import cost
 from blockconv.kernels.winograd.source import winograd_source
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
 from blockconv.kernels.winograd.weights import weight_form
@@ -64,8 +66,8 @@ def _op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bloc
     p = problem
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     padded = dst.padded_shape(p.dst_shape)[1]
-    parts = _parts(s, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
-    tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, padded, at.lanes))]
+    parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
+    tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, at, padded, at.lanes))]
     src_bytes = types.src.nbytes(src.size(p.src_shape))
     args = _arguments(
         p,
@@ -100,9 +102,12 @@ def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **other
         tiles=at.tiles,
         tile_rows=at.tile_rows,
         tile_cols=at.tile_cols,
+        tile_images=at.images or 1,
+        last_image=p.n - (at.images or 1),
         block_tiles=at.block_tiles,
         tile_blocks=at.tile_blocks,
         tile_pixels=at.tile_pixels,
+        tile_channels=at.tile_channels,
         splits=at.splits,
         chunk=at.chunk,
         positions=form.positions,
@@ -116,13 +121,14 @@ def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **other
         ph=p.ph,
         pw=p.pw,
         vector=at.src_lanes * at.itemsize,
-        out_vector=at.out_lanes * ITEMSIZE,
+        tile_block=scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
         patch=scratch.patch,
         v=scratch.v,
         v_position=scratch.v_position,
         products=scratch.products,
         products_position=scratch.products_position,
         products_tile=scratch.products_tile,
+        products_channel=scratch.products_channel,
         prefetch_lines=_prefetch_lines(p, at),
     )
 
@@ -140,7 +146,8 @@ def _channels(problem: Conv2dProblem, at: Blocking, oc_padded: int) -> dict[str,
         "sets": at.sets,
         "set_ic": at.set_groups * ic,
         "set_oc": at.set_groups * oc,
-        "set_vectors": -(-at.set_groups * ic // at.src_lanes),
+        "vector_channels": at.src_channels,
+        "set_vectors": -(-at.set_groups * ic // at.src_channels),
         "set_ocbs": at.set_ocbs,
         "group_ocbs": at.ocbs,
         "group_oc": oc_padded if p.g == 1 else oc,
@@ -160,8 +167,8 @@ def _kernels(
     """The addresses of the kernels that are called. lies: source and destination."""
     (m, stride, exact), dst = at.form, types.dst
     fma = int(target.isa().fma and not exact)
-    load_width, src_parts = contiguous(lies[0], at.src_lanes)
-    store_width, dst_parts = contiguous(lies[1], at.lanes)
+    load_width, src_parts = at.contiguous(lies[0], at.src_lanes)
+    store_width, dst_parts = at.contiguous(lies[1], at.lanes)
     part = at.src_lanes if src_parts else at.transform_lanes
     source = winograd_source(m, stride, at.src_lanes, part, fma, load_width, int(src_parts), types.src.code)
     # Which of the types of bytes it is, is a matter of bounds, which are arguments.
@@ -176,6 +183,7 @@ def _kernels(
         stored.code if types.is_requantized else 0,
         epilogue.rounding if dst.itemsize == 1 else 0,
         int(epilogue.shifted),
+        int(at.images > 0),
     )
     return {
         "source_kernel": source.address,
@@ -189,20 +197,20 @@ def _offsets(problem: Conv2dProblem, at: Blocking) -> list[int]:
     """Bytes from a tile's transformed source to what each reduction step reads, for each group of a set."""
     ic = problem.ic // problem.g
     channels = [group * ic + c for group in range(at.set_groups) for c in range(0, ic, at.ic_block)]
-    lanes = at.src_lanes
-    return [(c // lanes * at.block_tiles * lanes + c % lanes) * at.itemsize for c in channels]
+    vector, together = at.src_lanes * at.itemsize, at.src_channels
+    return [c // together * at.block_tiles * vector + c % together * at.itemsize for c in channels]
 
 
-def _parts(of: Geometry, channels: int, lanes: int) -> list[int]:
+def _parts(of: Geometry, at: Blocking, channels: int, lanes: int) -> list[int]:
     """Bytes from the first channel of each vector to its parts; nothing where these are evenly far apart."""
-    width, has_parts = contiguous(of, lanes)
+    width, has_parts = at.contiguous(of, lanes)
     vectors = range(0, channels if has_parts else 0, lanes)
     return [of.offset(c + k) - of.offset(c) for c in vectors for k in range(0, lanes, width)]
 
 
 def _patch_parts(source: Geometry, at: Blocking, itemsize: int) -> list[int]:
     """The same in a patch, where a tile's pixels lie part by part."""
-    width, has_parts = contiguous(source, at.src_lanes)
+    width, has_parts = at.contiguous(source, at.src_lanes)
     return [k * at.form.positions * itemsize for k in range(0, at.src_lanes if has_parts else 0, width)]
 
 
@@ -222,6 +230,10 @@ def _tile_kernel(at: Blocking) -> jit.Kernel:
     Its reductions are short: the lines that the next one begins with are prefetched by every turn.
     """
     fma, out_lanes = int(target.isa().fma and not at.form.exact), at.out_lanes
+    if at.images:
+        held = at.tile_pixels, at.tile_channels, at.lanes
+        given = ActivationKind.NONE, at.ic_block, at.block_tiles * at.lanes * ITEMSIZE, at.width
+        return pixel_tile(*PixelTileSpec(ELEMENT.code, fma, 1, *held, *given))
     shape, act = (1, at.tile_pixels, at.vectors, out_lanes), ActivationKind.NONE
     source = at.src_lanes * at.itemsize, at.elements(at.ic_block)
     tile = *shape, *source, out_lanes, act, *DENSE
@@ -234,11 +246,12 @@ def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
 
     (In a network weights come from memory: a tenth of the time of 128 channels of 28x28.)
     """
-    if at.block_tiles < 8:
+    if at.block_tiles * max(1, at.images) < 8:
         return 0
     ic = problem.ic // problem.g
     block = at.elements(ic) * at.width * ITEMSIZE
-    return lines_ahead(block, -(-at.block_tiles // at.tile_pixels), -(-ic // at.ic_block))
+    calls = at.width // at.tile_channels * -(-at.block_tiles // at.tile_pixels)
+    return lines_ahead(block, calls, -(-ic // at.ic_block))
 
 
 # ---------------------------------------------------------------- the rows of the table
@@ -254,16 +267,18 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Ty
     strides = [form.stride for form in FORMS if form.m == m]
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
-    for layout, shape in ((src, p.src_shape), (dst, p.dst_shape)):
+    images = vector_images(p, src, dst) if types.acc.is_float else 0
+    for layout, shape in () if images else ((src, p.src_shape), (dst, p.dst_shape)):
         at = geometry(layout, shape, 1)
         if at.length > 1 and at.length % 2:
             return f"is for blocks of an even number of channels, not {layout}"
-        if at.length == 1 and shape[3] > 1 and at.col != 1:
-            return f"is for channels, or pixels of a row, that lie together, not {layout}"
+        if at.length == 1 and at.col != 1:
+            alike = f", or at least {LEAST_IMAGES} images of source and destination" if types.acc.is_float else ""
+            return f"is for channels, or pixels of a row{alike}, that lie together, not {layout}"
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g > 1 and (ic % UNIT or oc % UNIT):
         return f"is for groups of a multiple of {UNIT} channels"
-    if ic * Form(m, p.sh).positions * ITEMSIZE > SCRATCH:
+    if ic * Form(m, p.sh).positions * max(1, images) * ITEMSIZE > SCRATCH:
         return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {ic} channels"
     return None
 
@@ -280,7 +295,8 @@ def _make(
     threads: int,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Primitive:
-    at = blocking(problem, dst, m, threads, exact=not types.acc.is_float)
+    images = vector_images(problem, src, dst) if types.acc.is_float else 0
+    at = blocking(problem, dst, m, threads, exact=not types.acc.is_float, images=images)
     return Primitive(
         cost=lambda: cost(problem, src, dst, types, at, threads),
         make=lambda: [_op(problem, src, dst, types, at, epilogue)],

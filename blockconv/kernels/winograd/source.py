@@ -124,9 +124,9 @@ def _is_whole(lanes, load_width, nbytes):
 
 @inline
 def tile_at(a, tile):
-    """(row, column, image) of a tile."""
+    """(row, column, first image) of a tile."""
     above, cols, rows = tile // a.tile_cols, a.tile_cols, a.tile_rows
-    return above % rows, tile % cols, above // rows
+    return above % rows, tile % cols, min(above // rows * a.tile_images, a.last_image)
 
 
 @inline
@@ -151,10 +151,10 @@ def _prefetch_planes(a, src, valid, ahead):
 def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type):
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
 
-    lanes: of a vector. part: channels of it that are transformed together. load_width: contiguous channels that a load
-    takes; 1 is NCHW, whose planes are gathered for as many tiles of a row as a vector of their pixels covers.
-    src_type: the code of the source's type.
-    has_parts: blocks end within vectors, so a table has where the parts of one lie; `part` is `lanes`.
+    lanes: of a vector, channels or images of one. part: lanes that are transformed together. load_width: contiguous
+    lanes that a load takes; 1 is NCHW, whose planes are gathered for as many tiles of a row as a vector of their pixels
+    covers. src_type: the code of the source's type. has_parts: blocks end within vectors, so a table has where
+    the parts of one lie; `part` is `lanes`.
     """
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1
@@ -168,8 +168,8 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
-        patch, v_position = scratch + a.patch, a.v_position
-        src_row, src_col, length = a.src_strides.row, a.src_strides.col, a.src_strides.length
+        patch, v_position, length = scratch + a.patch, a.v_position, a.src_strides.length
+        src_row, src_col, channels = a.src_strides.row, a.src_strides.col, a.vector_channels
         side, step = a.side, a.step  # not the form's, which are known: no loop over pixels is unrolled
         tile = first
         while tile < last:
@@ -181,13 +181,13 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
             out = scratch + a.v + (tile - first) * vector
             room = a.src_end - image - (ih + side - 1) * src_row - (iw + side - 1) * src_col
             for block in range(a.set_vectors):
-                c = header.set_index * a.set_ic + block * lanes
-                valid = min(lanes, a.ic - c)
+                c = header.set_index * a.set_ic + block * channels
+                valid = min(channels, a.ic - c) * (lanes // channels)
                 if valid <= 0:
                     break  # the last set has fewer groups
                 plane = image + (c // length) * a.src_strides.block + (c % length) * a.src_strides.channel
-                src, by_row = plane + ih * src_row + iw * src_col, src_row
-                by_col, by_part = src_col, a.src_strides.block
+                src, by_part = plane + ih * src_row + iw * src_col, a.src_strides.block
+                by_row, by_col = src_row, src_col
                 if has_parts:
                     by_part = _src_parts(a, c, lanes, load_width)
                 if by_planes or not inside or not is_whole(a, valid, room - c * src_itemsize):

@@ -9,7 +9,8 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, blocking, weight_seconds
+from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, blocking
+from blockconv.kernels.winograd.costs import weight_seconds
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
 from blockconv.runtime import Buffer, Op
 

@@ -19,7 +19,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.kernels.common.microkernel import conv_tile
-from blockconv.kernels.conv.pixel_tile import pixel_tile
+from blockconv.kernels.common.pixel_tile import pixel_tile
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd.source import winograd_source
 

@@ -16,13 +16,17 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.epilogue import Output, Tile, finish
-from blockconv.kernels.common.microkernel import Reduction, TileRecord
+from blockconv.kernels.common.microkernel import Reduction, TileRecord, unrolled_channels
 
 __all__ = ["PixelTileSpec", "pixel_tile"]
 
 
 class PixelTileSpec(NamedTuple):
-    """What a microkernel is compiled for: element, fma, lanes: as `Tile`'s. act: an `ActivationKind`."""
+    """What a microkernel is compiled for: element, fma, lanes: as `Tile`'s. act: an `ActivationKind`.
+
+    step: channels that a step of the reduction takes, `src_channel` bytes apart. wei_width: output channels of a block
+    of packed weights, of which the tile takes `channels`; 0: it takes all.
+    """
 
     element: int
     fma: int
@@ -31,6 +35,9 @@ class PixelTileSpec(NamedTuple):
     channels: int
     lanes: int
     act: int
+    step: int = 1
+    src_channel: int = 0
+    wei_width: int = 0
 
     def tile(self, channels: int) -> Tile:
         """The accumulators of so many channels, which take the place of the pixels: a vector has one channel."""
@@ -87,7 +94,8 @@ def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
                     slot = accs[(row * spec.channels + c) * spec.vectors + k]
                     builder.store(v.multiply_add(pixels[row][k], weight, builder.load(slot)), slot)
 
-    Reduction(builder, run, 1, v.itemsize, spec.channels * v.itemsize, channel).all_steps()
+    wei_channel, unrolled = (spec.wei_width or spec.channels) * v.itemsize, unrolled_channels(spec.step, spec.fma)
+    Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled).all_steps()
     return accs
 
 

@@ -1,0 +1,99 @@
+"""What a Winograd convolution is predicted to take."""
+
+from __future__ import annotations
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.kernels.common.dot import name_of
+from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.waiting import waiting_seconds
+from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, blocking
+from blockconv.machine.costs import (
+    cycle_seconds,
+    fma_seconds,
+    launch_seconds,
+    move_seconds,
+    spread_seconds,
+    transform_seconds,
+)
+from blockconv.machine.profile import profile
+
+__all__ = ["cost", "multiply_adds", "transforms", "weight_seconds"]
+
+_CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
+_BEGIN = 4000  # cycles until three stages have what they work with, whatever the problem
+_EDGE = 0.35  # more for a source over the image's edge
+# What is seen of weights' way from beyond the second-level cache, or of the products, whichever is shorter: both need
+# the fill buffers of the first-level cache, so one hides but a part of the other.
+_SEEN = 0.25
+
+
+def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, threads: int) -> float:
+    """Seconds: of the products or their weights' way to the core, and of transforms or pixels in and out."""
+    p = problem
+    wei_bytes = at.wei_bytes(p)
+    stays = wei_bytes // at.sets <= target.second_level_cache() // 2
+    again = move_seconds(wei_bytes, 0)
+    # In a network of integers others' weights fit the last cache, and these do not stay there: 740 µs for the 19 MB of
+    # 512 channels of 7x7, whose products take 200.
+    first = wei_bytes / profile().reads["memory"] if at.form.exact else again
+    streamed = first + (0 if stays else at.tile_blocks - 1) * again
+    rates = profile().by(name_of(at.dot))
+    each = rates.each if at.form.exact else fma_seconds(at.lanes, ITEMSIZE)
+    products = multiply_adds(p, at) * each
+    multiply = max(products, streamed) + (0.0 if stays else _SEEN * min(products, streamed))
+    read, written = types.src.nbytes(src.size(p.src_shape)), types.dst.nbytes(dst.size(p.dst_shape))
+    # Transforms are timed in the second-level cache, and hide nothing of what comes from beyond it.
+    beyond = max(0.0, move_seconds(read, written) - (read + written) / profile().copies["L2"])
+    form, (source, destination) = (at.form.m, at.form.stride), transforms(p, dst, at)
+    lies = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    source *= transform_seconds(form, *_lies(lies[0], at.src_lanes, at))[0]
+    stored = transform_seconds(form, *_lies(lies[1], at.lanes, at))[1]
+    if types.is_requantized:
+        stored += at.form.m**2 * rates.tile
+    destination *= stored
+    begin, waiting = launch_seconds() + _BEGIN * cycle_seconds(), waiting_seconds(p, src, dst, types)
+    return begin + (multiply + source + destination + beyond + waiting) / threads
+
+
+def weight_seconds(m: int, exact: bool, problem: Conv2dProblem) -> float:
+    """To transform the weights, whose vectors of output channels take what those of a source's tile do."""
+    p, at = problem, blocking(problem, Layout("NHWC"), m, 1, exact)
+    return at.elements(p.ic) * at.ocbs * at.width / at.lanes * transform_seconds((m, p.sh), 0, False)[0]
+
+
+def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
+    """What the products take, in multiply-adds of vectors."""
+    p, positions = problem, at.form.positions
+    tiles = at.tile_blocks * at.block_tiles
+    if at.shared:
+        spread = spread_seconds("winograd", at.lanes, ITEMSIZE) / fma_seconds(at.lanes, ITEMSIZE)
+        return positions * tiles * -(-p.ic // at.lanes) * (p.ic // p.g) * spread
+    # Fewer than eight accumulators wait for each other.
+    held, vectors = at.tile_pixels * (at.tile_channels if at.images else at.vectors), at.block_vectors
+    parts = at.width // at.tile_channels
+    calls = positions * p.g * at.ocbs * at.tile_blocks * -(-at.block_tiles // at.tile_pixels) * parts
+    products = positions * tiles * at.elements(p.ic) * at.ocbs * vectors * max(1.0, 8 / held)
+    return products + calls * (_CALL + 2 * at.tile_pixels * vectors / parts)
+
+
+def transforms(problem: Conv2dProblem, dst: Layout, at: Blocking) -> tuple[float, float]:
+    """Vectors of a tile's channels that are transformed, of source and destination."""
+    p, lanes = problem, 1 if at.images else at.lanes
+    inner = max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
+    source = -(-p.ic // at.src_channels) * (1 + _EDGE * (1 - inner / (at.tile_rows * at.tile_cols)))
+    destination = -(-dst.padded_shape(p.dst_shape)[1] // lanes)
+    tiles = at.tile_blocks * at.block_tiles
+    return tiles * source, tiles * destination
+
+
+def _lies(lies: Geometry, lanes: int, at: Blocking) -> tuple[int, bool]:
+    """(elements of a vector that lie together, 0 for all; whether others lie between a pixel's and the next one's).
+
+    lanes: of the vector; channels that lie together are counted as those of a vector of floats, which are fewer.
+    """
+    width, _ = at.contiguous(lies, lanes)
+    together = width if width in (1, lanes) else max(2, width * at.lanes // lanes)
+    return (together if width < lanes else 0), lies.col > (lies.n if at.images else lies.channel) * lanes
