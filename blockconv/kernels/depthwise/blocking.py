@@ -214,7 +214,10 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
         tiling, loops = _tiles_of_pixels(p, types)
         masked = int(pixel < lanes)
-        return Blocking(lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=1)
+        span = len(runs) if s.block < s.col else 1  # what lies together is read together
+        return Blocking(
+            lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=span
+        )
     return _over_pixels(p, lanes, s.length, batched, runs, types)
 
 
