@@ -36,10 +36,8 @@ from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileT
 __all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
 
 DEPTHS = 32, 128  # channels of the two reductions
-FAR_DEPTHS = (
-    272,
-    1040,
-)  # of those whose weights are streamed; no power of two, at which a tile's pixels share cache sets
+# Of those whose weights are streamed; no powers of two, at which a tile's pixels share sets of the cache.
+FAR_DEPTHS = 272, 1040
 BLOCKS, FAR_BLOCKS = (1, 8), (1, 3)  # of output channels
 TILES, FAR_TILES = 8, 2  # of each
 NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
