@@ -9,6 +9,10 @@ cache (see `blockconv.kernels.winograd.blocking`). Groups that end within a vect
 two with 24 or 40 channels. What a group's last vector of products has too much, the next group's overwrite. Groups of
 4, 8 and 16 channels have so few weights that they stay in registers while all tiles of a block are multiplied.
 
+Where a channel's images lie together (CHWN), vectors are of images and not of channels: a tile is that of a vector of
+them, and products are those of the microkernel that broadcasts weights, which are packed as ever. The last vector of
+images is moved back to be whole.
+
 Tiles over the image's edge are read through a patch of scratch with zeros around, and written pixel by pixel. The last
 block is moved back to be whole and recomputes some tiles, to the same bits.
 
