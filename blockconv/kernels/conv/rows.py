@@ -22,7 +22,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, Types, element
-from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, name_of, packed_as_one
+from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.nibbles import why_not_packed
@@ -62,7 +62,10 @@ _FLOAT32 = element("float32")
 
 
 def _dense(cut: Callable[..., Blocking], seconds: Callable[..., float]) -> Callable[..., Primitive]:
-    """`Row.make` of tiles of one group, which `cut` blocks and which take so many `seconds` on one thread."""
+    """`Row.make` of tiles of one group, which `cut` blocks and which take so many `seconds` on one thread.
+
+    tile: one that is asked for, where `cut` can be.
+    """
 
     def make(
         problem: Conv2dProblem,
@@ -71,9 +74,9 @@ def _dense(cut: Callable[..., Blocking], seconds: Callable[..., float]) -> Calla
         types: Types,
         threads: int,
         epilogue: Epilogue = _NO_EPILOGUE,
-        tile: TileShape | None = None,
+        **tile: TileShape,
     ) -> Primitive:
-        found = cut(problem, src, dst, types, threads, tile)
+        found = cut(problem, src, dst, types, threads, **tile)
         return Primitive(
             cost=lambda: seconds(problem, src, dst, types, found) / threads + launch_seconds(),
             make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
@@ -108,7 +111,7 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
         stored += pixels * known.stores["partial"] / -(-oc // found.width)
     packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
     computed = tiles * (reduced + steps + stored) + packed
-    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
+    return _with_memory(computed, p, src, dst, types, found.dot)
 
 
 def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: Blocking) -> bool:
@@ -156,11 +159,15 @@ def _plane_reads(src: Layout, problem: Conv2dProblem, found: Blocking, itemsize:
     return 1.2 if lies.block % 16 else 0.3
 
 
-def _moved(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, dot: Dot = MULTIPLY_ADD) -> float:
-    """Seconds that source, weights, which may be packed wider than they are, and destination take on their way."""
+def _with_memory(computed: float, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, dot: Dot) -> float:
+    """Seconds of what is computed, or of source, weights and destination on their way if more, and of what waits.
+
+    Weights may be packed wider than they are.
+    """
     p, wide = problem, dot.itemsize or types.wei.itemsize
     read = types.src.nbytes(src.size(p.src_shape)) + wide * p.oc * (p.ic // p.g) * p.kh * p.kw
-    return move_seconds(read, types.dst.nbytes(dst.size(p.dst_shape)))
+    moved = move_seconds(read, types.dst.nbytes(dst.size(p.dst_shape)))
+    return max(computed, moved) + waiting_seconds(p, src, dst, types)
 
 
 def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
@@ -210,7 +217,7 @@ def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
         unit = packed_as_one(types, found.dot)
         packed = _packing(p, src, dst, types, replace(found, cb=unit if found.interleaved else together))
     computed = count * tiles * (matrix_blocking.tile_seconds(p, found) + stored) + packed
-    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
+    return _with_memory(computed, p, src, dst, types, found.dot)
 
 
 MATRIX = Row(
@@ -232,24 +239,12 @@ def _why_not_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, typ
     return reason or why_not_window(matrix_pixel_blocking.blocking(problem, src, dst, types, 1))
 
 
-def _make_matrix_pixels(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
-) -> Primitive:
-    found = matrix_pixel_blocking.blocking(problem, src, dst, types, threads)
-    return Primitive(
-        cost=lambda: _cost_matrix_pixels(problem, src, dst, types, found) / threads + launch_seconds(),
-        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
-        weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
-        blocking=found,
-    )
-
-
 def _cost_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: tiles, whose vectors are stored whole, and packing of windows; or bytes moved."""
     p, at = problem, space(problem, src, dst)
     count = at.images * p.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
     computed = count * matrix_pixel_blocking.tile_seconds(p, found) + _packing(p, src, dst, types, found)
-    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
+    return _with_memory(computed, p, src, dst, types, found.dot)
 
 
 MATRIX_PIXELS = Row(
@@ -257,7 +252,7 @@ MATRIX_PIXELS = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
     why_not=_why_not_matrix_pixels,
-    make=_make_matrix_pixels,
+    make=_dense(matrix_pixel_blocking.blocking, _cost_matrix_pixels),
 )
 
 
@@ -269,26 +264,24 @@ def _why_not_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Typ
     return reason or why_not_window(pixel_blocking.blocking(problem, src, dst, types.src, 1))
 
 
-def _make_pixels(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
-) -> Primitive:
-    found = pixel_blocking.blocking(problem, src, dst, types.src, threads)
-    return Primitive(
-        cost=lambda: _cost_pixels(problem, src, dst, types, found) / threads + launch_seconds(),
-        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
-        weights=WeightForm(weight_layout(found), found.ocbs * found.width),
-        blocking=found,
-    )
+def _cut_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
+    return pixel_blocking.blocking(problem, src, dst, types.src, threads)
 
 
 def _cost_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
     itemsize = types.src.itemsize
     cycles = pixel_blocking.cycles(problem, space(problem, src, dst, found.line > 0), found, itemsize)
-    return max(cycles * cycle_seconds(), _moved(problem, src, dst, types))
+    return _with_memory(cycles * cycle_seconds(), problem, src, dst, types, found.dot)
 
 
-PIXELS = Row(name="conv_pixels", op="conv2d", dtypes=_DTYPES, why_not=_why_not_pixels, make=_make_pixels)
+PIXELS = Row(
+    name="conv_pixels",
+    op="conv2d",
+    dtypes=_DTYPES,
+    why_not=_why_not_pixels,
+    make=_dense(_cut_pixels, _cost_pixels),
+)
 
 
 # ---------------------------------------------------------------- grouped
@@ -343,7 +336,7 @@ def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types
     multiply_adds = found.shared.ic * p.kh * p.kw * step
     stored = vectors * _storing(dst, found, channels) + profile().rates.end(vectors)
     computed = tiles * (multiply_adds + stored) + _packing(p, src, dst, types, found)
-    return max(computed, _moved(p, src, dst, types, found.dot)) + waiting_seconds(p, src, dst, types)
+    return _with_memory(computed, p, src, dst, types, found.dot)
 
 
 GROUPED = Row(
