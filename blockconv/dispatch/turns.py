@@ -17,7 +17,8 @@ __all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "against", "in_turns", "posit
 ROUNDS = 15
 LEAST = 300e-6  # seconds of a sample
 WARM = 0.05  # seconds of work before the first sample, in which a processor's clock rises
-ATTEMPTS = 5
+ATTEMPTS = 8
+PAUSE = 0.05  # seconds before the second attempt, twice as many before each further one: neighbours work in bursts
 MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
 
 Runs = dict[Any, Callable[[], None]]
@@ -41,7 +42,7 @@ class Clock:
 
     def steadied(self, samples: dict[Any, list[float]]) -> dict[Any, list[float]]:
         """Samples as they would have been then; those of a round go by the clock's own, which `samples` has too."""
-        now = samples.pop(_CLOCK)
+        now = _smoothed(samples.pop(_CLOCK))
         self.first = self.first or statistics.median(now)
         return {
             name: [each * self.first / at for each, at in zip(taken, now, strict=True)]
@@ -60,18 +61,27 @@ def against(run: Callable[[], None]) -> Iterator[None]:
 
 
 def in_turns(runs: Runs) -> dict[Any, float]:
-    """Seconds of a call of each: of samples taken in turns, again where a machine's neighbours disturbed."""
+    """Seconds of a call of each: of samples taken in turns, again of those that a machine's neighbours disturbed."""
     clock = _clocks[-1] if _clocks else None
     all_runs = runs if clock is None else {**runs, _CLOCK: clock.run}
     repeats = {name: _repeats(run) for name, run in all_runs.items()}
-    for _ in range(ATTEMPTS):
-        samples = _samples(all_runs, repeats)
+    found: dict[Any, float] = {}
+    for attempt in range(ATTEMPTS):
+        time.sleep(attempt and PAUSE * 2 ** (attempt - 1))
+        samples = _samples({name: run for name, run in all_runs.items() if name not in found}, repeats)
         steadied = samples if clock is None else clock.steadied(samples)
         quartiles = {name: statistics.quantiles(taken, n=4) for name, taken in steadied.items()}
-        name, spread = max(((name, at[1] / at[0] - 1) for name, at in quartiles.items()), key=lambda item: item[1])
-        if spread <= MOST_SPREAD:
-            return {name: at[0] for name, at in quartiles.items()}
-    raise UnsteadyError(f"tune: samples of {name!r} differed by {spread:.0%} in each of {ATTEMPTS} attempts; try again")
+        spread = {name: at[1] / at[0] - 1 for name, at in quartiles.items()}
+        found |= {name: at[0] for name, at in quartiles.items() if spread[name] <= MOST_SPREAD}
+        if len(found) == len(runs):
+            return {name: found[name] for name in runs}
+    name, most = max(spread.items(), key=lambda item: item[1])
+    raise UnsteadyError(f"tune: samples of {name!r} differed by {most:.0%} in each of {ATTEMPTS} attempts; try again")
+
+
+def _smoothed(samples: Sequence[float]) -> list[float]:
+    """Each sample's median with those before and after it: a clock changes for longer than what disturbs one sample."""
+    return [statistics.median(samples[max(0, i - 1) : i + 2]) for i in range(len(samples))]
 
 
 def _samples(runs: Runs, repeats: dict[Any, int]) -> dict[Any, list[float]]:
