@@ -242,7 +242,6 @@ class _Binding:
         return {
             "groups": self.groups,
             "task_rows": blocking.task_rows,
-            "task_cols": blocking.task_cols,
             "row_tasks": -(-self.at.oh // blocking.task_rows),
             "col_tasks": -(-self.at.ow // blocking.task_cols),
             "ocbs": blocking.ocbs,

@@ -14,7 +14,7 @@ from blockconv.core.types import SIGNED, Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
-from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, tasks_wanted
+from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
 from blockconv.kernels.conv.register_tiles import tiles_of
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.profile import profile
@@ -195,7 +195,7 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     sharing = threads if by_pixels else -(-threads // ocbs)
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
-    splits = min(ocbs, -(-tasks_wanted(threads) // tasks))
+    splits = splits_of_tasks(tasks, ocbs, threads)
     panel = task_cols if inner.in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
     windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from blockconv.core import target
+from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.conv.space import Space
 
-__all__ = ["pixels_of_task", "room_for_window", "tasks_wanted"]
+__all__ = ["pixels_of_task", "room_for_window", "splits_of_tasks", "tasks_wanted"]
 
 
 def room_for_window(block: int, whole: int) -> int:
@@ -22,6 +21,11 @@ def room_for_window(block: int, whole: int) -> int:
 def tasks_wanted(threads: int) -> int:
     """Tasks that an op has at the least, so that threads which are interrupted hold nobody up for long."""
     return 3 * threads if threads > 1 else 1
+
+
+def splits_of_tasks(tasks: int, ocbs: int, threads: int) -> int:
+    """Tasks that share the blocks of output channels of each of so many."""
+    return splits_of(tasks, ocbs, threads, min(ocbs, -(-tasks_wanted(threads) // tasks)))
 
 
 def pixels_of_task(
@@ -57,14 +61,17 @@ def _smaller(extent: int, unit: int, least: int, size: int, parts: int) -> int:
 
 
 def _even(size: int, extent: int, unit: int, others: int, threads: int) -> int:
-    """The extent of a task, in whole units and at most `extent`, that leaves the least to do to the busiest thread.
+    """The extent of the largest task, in whole units and at most `extent`, that leaves the busiest thread least to do.
 
-    The last task is moved back to be whole, and does some work again; for each there are `others`.
+    Tasks share the units evenly; for each there are `others`.
     """
     units, least = -(-size // unit), -(-size // extent)
     most = max(least, min(units, 2 * least))
-    counts: Iterable[int] = range(least, most + 1)
-    if most - least > units // least:  # more counts than there are sizes: of each size, the least count
-        counts = {max(least, -(-units // count)) for count in range(-(-units // most), -(-units // least) + 1)}
-    best = min(counts, key=lambda count: (-(-count * others // threads) * -(-units // count), count))
-    return min(size, -(-units // best) * unit)
+    # Of each size that the largest task may have, the least count that it takes.
+    counts = {-(-units // size) for size in range(-(-units // most), -(-units // least) + 1)}
+
+    def busiest(count: int) -> tuple[int, int]:
+        tasks = -(-count * others // threads)
+        return -(-tasks * units // count), count
+
+    return min(size, -(-units // min(counts, key=busiest)) * unit)

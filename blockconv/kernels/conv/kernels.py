@@ -102,16 +102,39 @@ def _write_common(a, run, scattered):
         run.residual = residual
 
 
+class _Extent(NamedTuple):
+    """Pixels of a task along an axis of the destination: the first, how many they are, and where its window begins.
+
+    A window has room for the largest task, and does not reach past the axis: it may begin before the first pixel.
+    """
+
+    first: int
+    size: int
+    window: int
+
+
 @inline
-def _pack_panels(a, run, window, image, n, group, oh, ow):
-    """Pack the window of the task that begins with pixel (oh, ow), panel by panel."""
-    ih = oh * a.sh - a.ph
-    iw = ow * a.sw - a.pw
+def _extent(length, tile, tasks, task, window):
+    """Of task number `task` of so many, which share the tiles of an axis evenly; only the last tile may be moved back.
+
+    window: pixels that a window is of.
+    """
+    tiles = (length + tile - 1) // tile
+    first = min(tiles * task // tasks * tile, length - tile)
+    end = min(tiles * (task + 1) // tasks * tile, length)
+    return _Extent(first, end - first, min(first, length - window))
+
+
+@inline
+def _pack_panels(a, run, window, image, n, group, rows, cols):
+    """Pack the window of the task of these rows and columns, panel by panel."""
+    ih = rows.window * a.sh - a.ph
+    iw = cols.window * a.sw - a.pw
     depth = n * a.image_step + a.image_start
-    cols, panel = a.task_cols, a.panel
-    for k in range((cols + panel - 1) // panel):
+    panel = a.panel
+    for k in range((cols.size + panel - 1) // panel):
         wanted = WindowRecord(run.address + TileRecord.nbytes)
-        col = iw + min(k * panel, cols - panel) * a.sw
+        col = iw + min(k * panel, max(0, cols.size - panel)) * a.sw
         at = window + k * a.panel_bytes
         channel = group * a.group_ic
         pack = a.pack
@@ -231,16 +254,17 @@ def conv_tiles():
             col_task, above = rest % a.col_tasks, rest // a.col_tasks
             row_task, above = above % a.row_tasks, above // a.row_tasks
             group, n = above % a.groups, above // a.groups
-            task_rows, task_cols, panel = a.task_rows, a.task_cols, a.panel
-            oh = min(row_task * task_rows, a.oh - task_rows)
-            ow = min(col_task * task_cols, a.ow - task_cols)
+            panel = a.panel
+            task_rows = _extent(a.oh, rows, a.row_tasks, row_task, a.task_rows)
+            task_cols = _extent(a.ow, pixels, a.col_tasks, col_task, panel)
             image = a.src + n * a.source.n
             if a.in_place:
                 window = image + source_offset(a, group * a.group_ic)
-                window += oh * a.source.row + ow * a.source.col
+                window += task_rows.window * a.source.row + task_cols.window * a.source.col
             elif rest != packed:
-                _pack_panels(a, run, window, image, n, group, oh, ow)
+                _pack_panels(a, run, window, image, n, group, task_rows, task_cols)
                 packed = rest
+            top, left = task_rows.first - task_rows.window, task_cols.first - task_cols.window
             row_bytes, col_bytes, ocbs = a.window_sh * a.window_row, a.src_pixel, a.ocbs
             dst_row, dst_col = a.destination.row, a.destination.col
             dst = a.dst + n * a.destination.n
@@ -253,17 +277,17 @@ def conv_tiles():
                 run.written = width if scattered.all else written
                 for k in range(a.k_blocks):
                     ahead = _write_steps(a, run, group, ocb, valid, k, scratch + a.sums_at)
-                    for r_tile in range((task_rows + rows - 1) // rows):
-                        r = min(r_tile * rows, task_rows - rows)
-                        for c_tile in range((task_cols + pixels - 1) // pixels):
+                    for r_tile in range((task_rows.size + rows - 1) // rows):
+                        r = min(r_tile * rows, task_rows.size - rows)
+                        for c_tile in range((task_cols.size + pixels - 1) // pixels):
                             c_at = c_tile * pixels
-                            c = min(c_at, task_cols - pixels)
-                            panel_start = min(c_at // panel * panel, task_cols - panel)
-                            src = window + r * row_bytes + c_at // panel * a.panel_bytes
+                            c = min(c_at, task_cols.size - pixels)
+                            panel_start = min(c_at // panel * panel, max(0, task_cols.size - panel))
+                            src = window + (top + r) * row_bytes + c_at // panel * a.panel_bytes
                             run.prefetch = ahead
                             ahead += a.prefetch_lines * (run.full_steps * LINE)
-                            run.src = src + (c - panel_start) * col_bytes
-                            at = dst + (oh + r) * dst_row + (ow + c) * dst_col
+                            run.src = src + (left + c - panel_start) * col_bytes
+                            at = dst + (task_rows.first + r) * dst_row + (task_cols.first + c) * dst_col
                             _compute_tile(a, run, scattered, at, oc, valid, written)
                             run.sums += tile_bytes
         if a.enter:

@@ -19,7 +19,7 @@ from blockconv.core.types import ElementType
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.conv.blocking import Blocking
-from blockconv.kernels.conv.dividing import pixels_of_task, tasks_wanted
+from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
 from blockconv.kernels.conv.register_tiles import tiles_of_registers
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.costs import cycle_seconds
@@ -98,7 +98,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
         store_width=1,
         task_rows=task_rows,
         task_cols=task_cols,
-        splits=min(ocbs, -(-tasks_wanted(threads) // tasks)),
+        splits=splits_of_tasks(tasks, ocbs, threads),
         ocbs=ocbs,
         in_place=False,
         panel=panel,
@@ -119,10 +119,7 @@ def _phases(at: Space, panel: int) -> tuple[int, int]:
 
 
 def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, threads: int, itemsize: int) -> int:
-    """Columns, at most so many, of a task of one row, that leave the least to do to the busiest thread.
-
-    The last task is moved back to be whole, and does some work again.
-    """
+    """Columns, at most so many, of the largest task of one row, that leave the least to do to the busiest thread."""
     units, images = -(-at.ow // tile.pixels), at.images * problem.g
     largest = min(max(1, most // tile.pixels), -(-units // -(-tasks_wanted(threads) // images)))
     # Of the sizes that make the same number of tasks, the least.
@@ -151,11 +148,11 @@ def cycles(problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) ->
 
 
 def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int, itemsize: int) -> float:
-    """`cycles`, of tasks of so many rows and columns."""
-    p = problem
-    ic, tasks = p.ic // p.g, at.images * p.g * -(-at.oh // rows) * -(-at.ow // cols)
-    oc, columns = p.oc // p.g, -(-cols // tile.pixels)
-    ocbs, tiles, steps = -(-oc // tile.channels), -(-rows // tile.rows) * columns, ic * p.kh * p.kw
+    """`cycles`, of tasks of so many rows and columns at the most."""
+    p, ic, oc = problem, problem.ic // problem.g, problem.oc // problem.g
+    down, along = -(-at.oh // rows), -(-at.ow // cols)
+    tasks, columns = at.images * p.g * down * along, -(-at.ow // tile.pixels) / along
+    ocbs, tiles, steps = -(-oc // tile.channels), -(-at.oh // tile.rows) / down * columns, ic * p.kh * p.kw
     end = profile().rates.end(tile.rows * tile.vectors * tile.channels) / cycle_seconds()
     step = _step_cycles(tile, itemsize, overlap=steps > ic)
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words
 from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.winograd.arguments import HEADER_BYTES, PLANE_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.transforms import Form
@@ -190,7 +190,8 @@ def blocking(
     # More threads than there are blocks of output channels share the tiles too.
     tile_pixels, block_tiles = _tile_block(tiles, at_most, held, -(-threads // (sets * ocbs)))
     if set_groups == 1:
-        splits = _splits(sets * -(-tiles // block_tiles), ocbs, threads)
+        blocks = sets * -(-tiles // block_tiles)
+        splits = splits_of(blocks, ocbs, threads, min(ocbs, -(-threads // blocks)))
         # With images in vectors, of which there are many for each channel, products take half of what sources do.
         chunk = min(-(-ocbs // splits), max(1, ic // 2 // width) if images else CHUNK // vectors)
     else:
@@ -282,26 +283,6 @@ def _scratch(form: Form, lanes: int, tiles: int, sources: int, products: int, im
 def odd_lines(nbytes: int) -> int:
     """At least as many bytes, an odd number of cache lines: what lies so far apart does not share sets."""
     return (-(-nbytes // LINE) | 1) * LINE
-
-
-# What the transform of a block's source takes, in products of a block of output channels: 0.3 to 0.5, measured on
-# ResNet-50's layers; less, so that a tie goes to more tasks.
-SPLITTING = 0.25
-
-
-@functools.lru_cache(maxsize=4096)
-def _splits(blocks: int, ocbs: int, threads: int) -> int:
-    """Tasks that share a block's output channels, each with its transform: the least to do for the busiest thread."""
-
-    def busiest(splits: int) -> float:
-        tasks, most = blocks * splits, 0.0
-        for worker in range(threads):
-            first, last = tasks * worker // threads, tasks * (worker + 1) // threads
-            channels = [ocbs * (task // splits) + ocbs * (task % splits) // splits for task in (first, last)]
-            most = max(most, channels[1] - channels[0] + (last - first) * SPLITTING)
-        return most
-
-    return min(range(min(ocbs, -(-threads // blocks)), min(ocbs, 4 * threads) + 1), key=busiest)
 
 
 def _most_tiles(tile_bytes: int, oc: int) -> int:
