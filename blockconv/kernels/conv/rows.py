@@ -197,10 +197,14 @@ DIRECT = Row(
 # ---------------------------------------------------------------- matrices
 
 
+_NO_MATRICES = "is for processors with a unit that multiplies matrices (AMX)"
+
+
 def _why_not_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    if not target.isa().amx:
-        return "is for processors with a unit that multiplies matrices (AMX)"
-    reason = _why_not_pairs(problem, src, dst, types) or matrix_blocking.why_not(problem, src, dst, types)
+    reason = _why_not_pairs(problem, src, dst, types)
+    if reason or not target.isa().amx:
+        return reason or _NO_MATRICES
+    reason = matrix_blocking.why_not(problem, src, dst, types)
     return reason or why_not_window(matrix_blocking.blocking(problem, src, dst, types, 1))
 
 
@@ -234,7 +238,7 @@ MATRIX = Row(
 
 def _why_not_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
     if not target.isa().amx:
-        return "is for processors with a unit that multiplies matrices (AMX)"
+        return _NO_MATRICES
     reason = matrix_pixel_blocking.why_not(problem, src, dst, types)
     return reason or why_not_window(matrix_pixel_blocking.blocking(problem, src, dst, types, 1))
 
