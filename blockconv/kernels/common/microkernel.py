@@ -12,6 +12,7 @@ Where the destination lies, and what is done on the way there, is the epilogue's
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ __all__ = [
     "TileRecord",
     "TileSpec",
     "conv_tile",
+    "kernel_of_tiles",
     "lines_ahead",
     "real_accumulators",
     "unrolled_channels",
@@ -47,11 +49,18 @@ UNROLLED = 2
 
 
 class TileRecord(Arguments):
-    """What `conv_tile` is called with: one tile's source, weights and destination.
+    """What `conv_tile` is called with: the source, weights and destination of a tile, or of several in a row.
 
-    A step of the reduction is one tap of one block of channels. The words from `dst` on are those of `Output`.
+    A step of the reduction is one tap of one block of channels. The words from `dst` to `scratch` are those of
+    `Output`. Of several tiles, what one alone has is the first one's; the last one may lie less far from the one before
+    it than the others do, and so compute some pixels again.
     """
 
+    tiles = word("how many are computed, one after the other", "tiles")
+    src_next = word("from the source of a tile to that of the next", "bytes")
+    src_last = word("from the first one's to the last one's", "bytes")
+    dst_next = word("from the destination of a tile to that of the next", "bytes")
+    dst_last = word("from the first one's to the last one's", "bytes")
     src = word("the source of the tile's first pixel", "address")
     src_row = word("from the source of a row of pixels to that of the next", "bytes")
     offsets = word("a table: from `src` to what each step reads, in the order of the weights, in bytes", "address")
@@ -173,41 +182,64 @@ def lines_ahead(block: int, tiles: int, steps: int) -> int:
     return -(-block // (LINE * tiles * steps))
 
 
-@jit.kernel
-def conv_tile(*spec):
-    """Reduce one tile and store it; the first argument is its `TileRecord`, the others are not looked at.
+def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:
+    """A kernel whose first argument is a `TileRecord`, each tile of which compute(builder, run) reduces and stores.
 
-    spec: a `TileSpec`. A kernel of its own and not a part of the one that walks over tiles, which is the same for all
-    of these: what differs between problems is compiled alone.
+    The kernel's other arguments are not looked at. A call takes all tiles of a row: what it takes to call, and to load
+    a record, is worth some 30 multiply-adds. kept: bytes of a tile's accumulators in `sums`.
     """
-    tile = _tile(TileSpec(*spec))
+
+    @emitted
+    def compute_tiles(builder, record):
+        run = TileRecord.load(builder, record)
+        lines = builder.mul(run.prefetch_lines, builder.mul(run.full_steps, const(LINE)))
+
+        def further(number: Any, each: Any, last: Any) -> Any:
+            distance = builder.mul(number, each)
+            return builder.select(builder.icmp_signed("<", distance, last), distance, last)
+
+        with cgutils.for_range(builder, run.tiles) as loop:
+            number = loop.index
+            of_tile = run._replace(
+                src=builder.add(run.src, further(number, run.src_next, run.src_last)),
+                dst=builder.add(run.dst, further(number, run.dst_next, run.dst_last)),
+                prefetch=builder.add(run.prefetch, builder.mul(number, lines)),
+                sums=builder.add(run.sums, builder.mul(number, const(kept))),
+            )
+            compute(builder, of_tile)
 
     def kernel(record, unused_first, unused_last, unused_scratch):
-        tile(record)
+        compute_tiles(record)
 
     return kernel
 
 
-def _tile(spec: TileSpec) -> Any:
-    """tile(record): the code of a tile."""
+@jit.kernel
+def conv_tile(*spec):
+    """Reduce tiles and store them: see `kernel_of_tiles`.
 
-    @emitted
-    def tile(builder, record):
-        run = TileRecord.load(builder, record)
-        out = Output(**{name: getattr(run, name) for name in Output._fields})
-        if spec.k_blocked:
-            _reduce_block(builder, spec, run, out)
-            return
-        prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
-        if spec.shared.dense:
-            accs = _accumulators(builder, spec, run)
-            _reduce(builder, spec, run, accs)
-        else:
-            v = spec.tile.code(builder)
-            accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
-        _finish(builder, spec, run, out, accs)
+    spec: a `TileSpec`. A kernel of its own and not a part of the one that walks over tasks, which is the same for all
+    of these: what differs between problems is compiled alone.
+    """
+    given = TileSpec(*spec)
+    kept = given.rows * given.pixels * given.vectors * given.lanes * ElementType.of(given.element).itemsize
+    return kernel_of_tiles(functools.partial(_compute, spec=given), kept)
 
-    return tile
+
+def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
+    """Reduce and store a tile, or a block of its reduction."""
+    out = Output(**{name: getattr(run, name) for name in Output._fields})
+    if spec.k_blocked:
+        _reduce_block(builder, spec, run, out)
+        return
+    prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
+    if spec.shared.dense:
+        accs = _accumulators(builder, spec, run)
+        _reduce(builder, spec, run, accs)
+    else:
+        v = spec.tile.code(builder)
+        accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
+    _finish(builder, spec, run, out, accs)
 
 
 def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output, accs: list[Any]) -> None:

@@ -9,14 +9,15 @@ vectors.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import const
 from blockconv.kernels.common.epilogue import Output, Tile, finish
-from blockconv.kernels.common.microkernel import Reduction, TileRecord, unrolled_channels
+from blockconv.kernels.common.microkernel import Reduction, TileRecord, kernel_of_tiles, unrolled_channels
 
 __all__ = ["PixelTileSpec", "pixel_tile"]
 
@@ -46,33 +47,19 @@ class PixelTileSpec(NamedTuple):
 
 @jit.kernel
 def pixel_tile(*spec):
-    """Reduce one tile and store it; the first argument is its `TileRecord`, the others are not looked at.
-
-    spec: a `PixelTileSpec`.
-    """
-    tile = _tile(PixelTileSpec(*spec))
-
-    def kernel(record, unused_first, unused_last, unused_scratch):
-        tile(record)
-
-    return kernel
+    """Reduce tiles and store them: see `kernel_of_tiles`. spec: a `PixelTileSpec`."""
+    return kernel_of_tiles(functools.partial(_compute, spec=PixelTileSpec(*spec)))
 
 
-def _tile(spec: PixelTileSpec) -> Any:
-    """tile(record): the code of a tile."""
-
-    @emitted
-    def tile(builder, record):
-        run = TileRecord.load(builder, record)
-        accs = _reduce(builder, spec, run)
-        whole = builder.icmp_signed(">=", run.valid, const(spec.channels))
-        with builder.if_else(whole, likely=True) as (full, part):
-            with full:
-                _finish(builder, spec, run, accs, spec.channels, const(0))
-            with part:
-                _finish_one_by_one(builder, spec, run, accs)
-
-    return tile
+def _compute(builder: Any, run: TileRecord, spec: PixelTileSpec) -> None:
+    """Reduce and store a tile."""
+    accs = _reduce(builder, spec, run)
+    whole = builder.icmp_signed(">=", run.valid, const(spec.channels))
+    with builder.if_else(whole, likely=True) as (full, part):
+        with full:
+            _finish(builder, spec, run, accs, spec.channels, const(0))
+        with part:
+            _finish_one_by_one(builder, spec, run, accs)
 
 
 def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:

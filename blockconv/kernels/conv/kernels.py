@@ -176,8 +176,11 @@ def _gather_residual(a, run, scattered, dst, channel, valid):
 
 
 @inline
-def _compute_tile(a, run, scattered, dst, channel, valid, written):
-    """Compute a tile of the first pixel `dst`, from output channel `channel` on, and see it stored."""
+def _compute_tiles(a, run, scattered, dst, channel, valid, written):
+    """Compute tiles of the first pixel `dst`, from output channel `channel` on, and see them stored.
+
+    Of those that are scattered, or followed by padding, there is one.
+    """
     if not run.is_last:
         call_kernel(a.tile, run.address, 0, 0, 0)
     elif scattered.all:
@@ -268,6 +271,16 @@ def conv_tiles():
             row_bytes, col_bytes, ocbs = a.window_sh * a.window_row, a.src_pixel, a.ocbs
             dst_row, dst_col = a.destination.row, a.destination.col
             dst = a.dst + n * a.destination.n
+            # Where each tile of a row has a panel, it begins with it.
+            src_next = a.panel_bytes if panel == pixels else pixels * col_bytes
+            tiles_of_row, last = (task_cols.size + pixels - 1) // pixels, task_cols.size - pixels
+            src_last = (tiles_of_row - 1) * src_next if panel == pixels else last * col_bytes
+            first_src = window + top * row_bytes + left * col_bytes
+            first_dst = dst + task_rows.first * dst_row + task_cols.first * dst_col
+            run.src_next = src_next
+            run.src_last = src_last
+            run.dst_next = pixels * dst_col
+            run.dst_last = last * dst_col
             for ocb in range(ocbs * split // a.splits, ocbs * (split + 1) // a.splits):
                 oc = group * a.group_oc + ocb * width
                 valid = min(a.group_oc, a.oc - group * a.group_oc) - ocb * width
@@ -275,21 +288,21 @@ def conv_tiles():
                 _write_block(a, run, group, ocb, valid)
                 run.valid = width if scattered.all else valid
                 run.written = width if scattered.all else written
+                together = 1 if scattered.all or written > width else tiles_of_row
+                run.tiles = together
                 for k in range(a.k_blocks):
                     ahead = _write_steps(a, run, group, ocb, valid, k, scratch + a.sums_at)
                     for r_tile in range((task_rows.size + rows - 1) // rows):
                         r = min(r_tile * rows, task_rows.size - rows)
-                        for c_tile in range((task_cols.size + pixels - 1) // pixels):
-                            c_at = c_tile * pixels
-                            c = min(c_at, task_cols.size - pixels)
-                            panel_start = min(c_at // panel * panel, max(0, task_cols.size - panel))
-                            src = window + (top + r) * row_bytes + c_at // panel * a.panel_bytes
+                        tile = 0
+                        while tile < tiles_of_row:
                             run.prefetch = ahead
-                            ahead += a.prefetch_lines * (run.full_steps * LINE)
-                            run.src = src + (left + c - panel_start) * col_bytes
-                            at = dst + (task_rows.first + r) * dst_row + (task_cols.first + c) * dst_col
-                            _compute_tile(a, run, scattered, at, oc, valid, written)
-                            run.sums += tile_bytes
+                            ahead += together * a.prefetch_lines * (run.full_steps * LINE)
+                            run.src = first_src + r * row_bytes + min(tile * src_next, src_last)
+                            at = first_dst + r * dst_row + min(tile * pixels, last) * dst_col
+                            _compute_tiles(a, run, scattered, at, oc, valid, written)
+                            run.sums += together * tile_bytes
+                            tile += together
         if a.enter:
             call_kernel(a.leave, 0, 0, 0, 0)
 

@@ -11,6 +11,7 @@ registers hold are reduced and stored before the next; where too few are left, s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,10 +19,10 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, emitted, pointer
+from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish
-from blockconv.kernels.common.microkernel import TileRecord
+from blockconv.kernels.common.microkernel import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import (
@@ -98,35 +99,21 @@ def register_sizes(channels: int, blocks: int, step: int) -> Iterator[tuple[int,
 
 @jit.kernel
 def matrix_pixel_tile(*spec):
-    """Reduce one tile and store it; the first argument is its `TileRecord`, the others are not looked at.
-
-    spec: a `MatrixPixelSpec`.
-    """
-    tile = _tile(MatrixPixelSpec(*spec))
-
-    def kernel(record, unused_first, unused_last, unused_scratch):
-        tile(record)
-
-    return kernel
+    """Reduce tiles and store them: see `kernel_of_tiles`. spec: a `MatrixPixelSpec`."""
+    return kernel_of_tiles(functools.partial(_compute, spec=MatrixPixelSpec(*spec)))
 
 
-def _tile(spec: MatrixPixelSpec) -> Any:
-    """tile(record): the code of a tile. Accumulators come by way of the scratch, [output channel][block][pixel]."""
+def _compute(b: Any, run: TileRecord, spec: MatrixPixelSpec) -> None:
+    """Reduce and store a tile. Accumulators come by way of the scratch, [output channel][block][pixel]."""
     reduce = _reduce if spec.dot in INSTRUCTIONS else _emulate
-
-    @emitted
-    def tile(builder, record):
-        b, run = builder, TileRecord.load(builder, record)
-        last = const(spec.all_blocks - spec.blocks)
-        with cgutils.for_range(b, const(-(-spec.all_blocks // spec.blocks))) as loop:
-            first = b.mul(loop.index, const(spec.blocks))
-            first = b.select(b.icmp_signed("<", first, last), first, last)
-            ahead = b.mul(b.mul(loop.index, run.full_steps), b.mul(run.prefetch_lines, const(LINE)))
-            now = run._replace(src=b.add(run.src, b.mul(first, const(LINE_BYTES))), prefetch=b.add(run.prefetch, ahead))
-            reduce(b, spec, now)
-            _Finish(b, spec, run, first).all_channels()
-
-    return tile
+    last = const(spec.all_blocks - spec.blocks)
+    with cgutils.for_range(b, const(-(-spec.all_blocks // spec.blocks))) as loop:
+        first = b.mul(loop.index, const(spec.blocks))
+        first = b.select(b.icmp_signed("<", first, last), first, last)
+        ahead = b.mul(b.mul(loop.index, run.full_steps), b.mul(run.prefetch_lines, const(LINE)))
+        now = run._replace(src=b.add(run.src, b.mul(first, const(LINE_BYTES))), prefetch=b.add(run.prefetch, ahead))
+        reduce(b, spec, now)
+        _Finish(b, spec, run, first).all_channels()
 
 
 def _step(b: Any, spec: MatrixPixelSpec, run: TileRecord, step: Any) -> tuple[Any, Any]:

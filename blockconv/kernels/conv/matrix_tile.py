@@ -12,6 +12,7 @@ emulated by dot products of vectors, for tests.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from blockconv import jit
 from blockconv.jit.ir import I8, I64, call_llvm, const, emit_prefetch, emitted, pointer
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import Output, finish, prefetch_residual
-from blockconv.kernels.common.microkernel import LINE, TileRecord, TileSpec, real_accumulators
+from blockconv.kernels.common.microkernel import LINE, TileRecord, TileSpec, kernel_of_tiles, real_accumulators
 
 __all__ = [
     "COLUMNS",
@@ -158,33 +159,22 @@ def release():
 
 @jit.kernel
 def matrix_tile(*spec):
-    """Reduce one tile and store it; the first argument is its `TileRecord`, the others are not looked at.
+    """Reduce tiles and store them: see `kernel_of_tiles`.
 
     spec: a `TileSpec`, of vectors of 16 lanes, whose `step` counts what all taps of a step have.
     """
-    tile = _tile(TileSpec(*spec))
-
-    def kernel(record, unused_first, unused_last, unused_scratch):
-        tile(record)
-
-    return kernel
+    return kernel_of_tiles(functools.partial(_compute, spec=TileSpec(*spec)))
 
 
-def _tile(spec: TileSpec) -> Any:
-    """tile(record): the code of a tile."""
-
-    @emitted
-    def tile(builder, record):
-        run = TileRecord.load(builder, record)
-        out = Output(**{name: getattr(run, name) for name in Output._fields})
-        prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
-        if spec.dot in INSTRUCTIONS:
-            _Reduction(builder, spec, run).reduce()
-        else:
-            _emulate(builder, spec, run)
-        _finish(builder, spec, run, out)
-
-    return tile
+def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
+    """Reduce and store a tile."""
+    out = Output(**{name: getattr(run, name) for name in Output._fields})
+    prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
+    if spec.dot in INSTRUCTIONS:
+        _Reduction(builder, spec, run).reduce()
+    else:
+        _emulate(builder, spec, run)
+    _finish(builder, spec, run, out)
 
 
 class _Reduction:

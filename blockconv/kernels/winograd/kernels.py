@@ -67,7 +67,7 @@ def _first_channel(a, ocb):
 def winograd_multiply():
     """Multiply the scratch's transformed tiles with the weights of the set's output channel blocks first to last - 1.
 
-    The products go to the scratch. For each position a call of `tile_kernel` takes some tiles and one block.
+    The products go to the scratch. For each position a call of `tile_kernel` takes all tiles and one block.
     """
 
     def kernel(args, first, last, scratch):
@@ -90,6 +90,11 @@ def winograd_multiply():
         run.residual = 0
         run.valid = channels
         run.written = channels
+        run.tiles = (tiles + pixels - 1) // pixels
+        run.src_next = pixels * vector
+        run.src_last = (tiles - pixels) * vector
+        run.dst_next = pixels * products_tile
+        run.dst_last = (tiles - pixels) * products_tile
         for position in range(a.positions):
             v = scratch + a.v + position * a.v_position
             products = scratch + a.products + position * a.products_position
@@ -105,14 +110,11 @@ def winograd_multiply():
                 for part in range((min(width, exist - oc) + channels - 1) // channels):
                     c = part * channels
                     run.wei = weights + ocb * a.wei_ocb + c * ITEMSIZE
-                    to = products + (oc + c - start) * a.products_channel
-                    for k in range((tiles + pixels - 1) // pixels):
-                        tile = min(k * pixels, tiles - pixels)
-                        run.prefetch = ahead
-                        ahead += lines * (a.full_steps * LINE)
-                        run.src = v + tile * vector
-                        run.dst = to + tile * products_tile
-                        call_kernel(a.tile_kernel, run.address, 0, 0, 0)
+                    run.prefetch = ahead
+                    ahead += run.tiles * lines * (a.full_steps * LINE)
+                    run.src = v
+                    run.dst = products + (oc + c - start) * a.products_channel
+                    call_kernel(a.tile_kernel, run.address, 0, 0, 0)
 
     return kernel
 
