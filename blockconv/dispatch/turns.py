@@ -19,6 +19,8 @@ LEAST = 300e-6  # seconds of a sample
 WARM = 0.05  # seconds of work before the first sample, in which a processor's clock rises
 ATTEMPTS = 8
 PAUSE = 0.05  # seconds before the second attempt, twice as many before each further one: neighbours work in bursts
+WINDOWS = 20  # in which the clock is timed first
+MOST_SLOWED = 0.2  # by which the clock may be slower than alone: more is a neighbour on the same core
 MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
 
 Runs = dict[Any, Callable[[], None]]
@@ -32,20 +34,32 @@ class UnsteadyError(BlockconvError):
 
 
 class Clock:
-    """Work that takes the same number of cycles each time, and the seconds that it took when it was first timed.
+    """Work that takes the same number of cycles each time, and the seconds of a call of it on a core of its own.
 
-    A processor's clock rises and falls by a tenth from one moment to the next with what its other cores do.
+    A processor's clock rises and falls by a tenth from one moment to the next with what its other cores do. Where a
+    neighbour works on the same core, all takes up to twice as long, and not all alike.
     """
 
     def __init__(self, run: Callable[[], None]) -> None:
-        self.run, self.first = run, 0.0
+        self.run = run
+        repeats = {_CLOCK: _repeats(run)}
+        self.alone = min(self._seconds_after_pause(repeats) for _ in range(WINDOWS))
+
+    def _seconds_after_pause(self, repeats: dict[Any, int]) -> float:
+        time.sleep(PAUSE)
+        return statistics.median(_samples({_CLOCK: self.run}, repeats)[_CLOCK])
 
     def steadied(self, samples: dict[Any, list[float]]) -> dict[Any, list[float]]:
-        """Samples as they would have been then; those of a round go by the clock's own, which `samples` has too."""
-        now = _smoothed(samples.pop(_CLOCK))
-        self.first = self.first or statistics.median(now)
+        """Samples as they would have been with the core's clock alone; those of a round go by what `samples` has of it.
+
+        None where others disturbed it.
+        """
+        now = samples.pop(_CLOCK)
+        if _spread(now) > MOST_SPREAD or statistics.median(now) > (1 + MOST_SLOWED) * self.alone:
+            return {}
+        now = _smoothed(now)
         return {
-            name: [each * self.first / at for each, at in zip(taken, now, strict=True)]
+            name: [each * self.alone / at for each, at in zip(taken, now, strict=True)]
             for name, taken in samples.items()
         }
 
@@ -66,17 +80,25 @@ def in_turns(runs: Runs) -> dict[Any, float]:
     all_runs = runs if clock is None else {**runs, _CLOCK: clock.run}
     repeats = {name: _repeats(run) for name, run in all_runs.items()}
     found: dict[Any, float] = {}
+    spread: dict[Any, float] = {}
     for attempt in range(ATTEMPTS):
         time.sleep(attempt and PAUSE * 2 ** (attempt - 1))
         samples = _samples({name: run for name, run in all_runs.items() if name not in found}, repeats)
-        steadied = samples if clock is None else clock.steadied(samples)
-        quartiles = {name: statistics.quantiles(taken, n=4) for name, taken in steadied.items()}
-        spread = {name: at[1] / at[0] - 1 for name, at in quartiles.items()}
-        found |= {name: at[0] for name, at in quartiles.items() if spread[name] <= MOST_SPREAD}
+        samples = clock.steadied(samples) if clock else samples
+        spread |= {name: _spread(taken) for name, taken in samples.items()}
+        steady = [name for name in samples if spread[name] <= MOST_SPREAD]
+        found |= {name: statistics.quantiles(samples[name], n=4)[0] for name in steady}
         if len(found) == len(runs):
             return {name: found[name] for name in runs}
-    name, most = max(spread.items(), key=lambda item: item[1])
-    raise UnsteadyError(f"tune: samples of {name!r} differed by {most:.0%} in each of {ATTEMPTS} attempts; try again")
+    left = [name for name in runs if name not in found]
+    most = max((spread[name] for name in left if name in spread), default=MOST_SLOWED)
+    raise UnsteadyError(f"tune: samples of {left} differed by {most:.0%} in each of {ATTEMPTS} attempts; try again")
+
+
+def _spread(samples: Sequence[float]) -> float:
+    """From the lower quartile to the median, as a share."""
+    lower, median, _ = statistics.quantiles(samples, n=4)
+    return median / lower - 1
 
 
 def _smoothed(samples: Sequence[float]) -> list[float]:

@@ -165,14 +165,20 @@ def load_acquire(builder: Any, address: Any) -> Any:
     return builder.load_atomic(pointer(builder, address, I64), "acquire", 8)
 
 
-def emit_prefetch(builder: Any, address: Any) -> None:
-    """Prefetch a line that will be read into the second-level cache."""
+NEXT, NEAREST = 2, 3  # the second-level cache and the first-level one, as LLVM's `prefetch` has them
+
+
+def emit_prefetch(builder: Any, address: Any, cache: int = NEXT) -> None:
+    """Prefetch a line that will be read."""
     at = pointer(builder, address, I8)
-    hints = [ir.Constant(I32, k) for k in (0, 2, 1)]  # to read, moderate locality, data
+    hints = [ir.Constant(I32, k) for k in (0, cache, 1)]  # to read, the cache, data
     call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
 
 
-prefetch = emitted(emit_prefetch)
+@emitted
+def prefetch(builder: Any, address: Any) -> None:
+    """Prefetch a line that will be read into the second-level cache."""
+    emit_prefetch(builder, address)
 
 
 @emitted

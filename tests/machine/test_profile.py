@@ -115,7 +115,8 @@ def test_a_tile_can_be_asked_for() -> None:
 @pytest.mark.slow
 def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few rounds, and any spread: of the figures only that they are times is looked at."""
-    for name, value in {"ROUNDS": 2, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": 1e9}.items():
+    few = {"ROUNDS": 2, "LEAST": 0.0, "WARM": 0.0, "PAUSE": 0.0, "MOST_SPREAD": 1e9, "MOST_SLOWED": 1e9}
+    for name, value in few.items():
         monkeypatch.setattr(turns, name, value)
     monkeypatch.setattr(measuring, "positive", lambda name, measured, times: measured())
     # Few of what compiles for long.
@@ -145,30 +146,34 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ROUNDS": 3, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": -1.0}.items():
+    for name, value in {"ROUNDS": 3, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": -1.0, "PAUSE": 0.0}.items():
         monkeypatch.setattr(turns, name, value)
     runs: dict[Any, Any] = {"nothing": lambda: None}
-    with pytest.raises(turns.UnsteadyError, match="samples of 'nothing' differed"):
+    with pytest.raises(turns.UnsteadyError, match=r"samples of \['nothing'\] differed"):
         turns.in_turns(runs)
 
 
 def test_times_are_those_of_the_clock_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor that has become half as fast takes twice as long, for its clock's work too."""
+    """A processor that has become slower is so at its clock's work too; by a half, it is disturbed."""
     slow = 1.0
+    monkeypatch.setattr(turns, "PAUSE", 0.0)
     monkeypatch.setattr(turns, "_repeats", lambda run: 1)
     monkeypatch.setattr(turns, "_samples", lambda runs, _: {name: [slow * run()] * 5 for name, run in runs.items()})
     runs: dict[Any, Any] = {"a": lambda: 3.0}
     with turns.against(lambda: 5.0):  # type: ignore[arg-type]
         assert turns.in_turns(runs) == {"a": 3.0}
-        slow = 2.0
+        slow = 1.125
         assert turns.in_turns(runs) == {"a": 3.0}
-    assert turns.in_turns(runs) == {"a": 6.0}
+        slow = 1.5
+        with pytest.raises(turns.UnsteadyError, match="samples of"):
+            turns.in_turns(runs)
+    assert turns.in_turns(runs) == {"a": 4.5}
 
 
 def test_a_time_that_came_out_as_nothing_is_measured_again() -> None:
     found = iter([[1.0, 0.0], [0.0, 2.0], [1.0, 2.0], [3.0, 3.0]])
     assert turns.positive("two times", lambda: next(found), iter) == [1.0, 2.0]
-    with pytest.raises(turns.UnsteadyError, match="tune: a time came out as taking no time in each of 5 attempts"):
+    with pytest.raises(turns.UnsteadyError, match="tune: a time came out as taking no time in each of 8 attempts"):
         turns.positive("a time", lambda: 0.0, lambda time: [time])
 
 

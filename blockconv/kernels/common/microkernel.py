@@ -22,7 +22,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I64, const, emit_prefetch, emitted, pointer
+from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, emitted, pointer
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -98,7 +98,7 @@ class TileSpec(NamedTuple):
     it is none of the accumulators'; of 8 bits it is uint8 for int8 too. rounding: as in `Tile`. shifted: as in
     `Epilogue`. gap: as in `conv.blocking.TileShape`, of kernels that have it. k_blocked: whether a call reduces a block
     of the steps, and keeps the accumulators for the next. burst: whether a turn of channels prefetches as many lines as
-    it reads, as few tiles have to, and not a single one.
+    it reads, as few tiles have to, and not a single one. ahead: whether each step prefetches the source of the next.
     """
 
     element: int
@@ -125,6 +125,7 @@ class TileSpec(NamedTuple):
     gap: int = 0
     k_blocked: int = 0
     burst: int = 0
+    ahead: int = 0
 
     @property
     def tile(self) -> Tile:
@@ -152,6 +153,12 @@ class TileSpec(NamedTuple):
     def streamed(self) -> bool:
         """Whether all weights are used once, so that the tile is as fast as they come."""
         return self.rows * self.pixels == 1
+
+    @property
+    def lines_of_step(self) -> tuple[int, ...]:
+        """From a step's source to the cache lines that each step prefetches of the next one's, in bytes."""
+        firsts = (pixel * self.src_pixel for pixel in range(self.pixels if self.ahead else 0))
+        return tuple(dict.fromkeys(first - first % LINE for first in firsts))
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -309,7 +316,7 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
-    how = spec.unrolled, spec.streamed, bool(spec.burst)
+    how = spec.unrolled, spec.streamed, bool(spec.burst), spec.lines_of_step
     Reduction(builder, run, spec.step, v.itemsize, spec.vectors * v.bytes, channel, *how).all_steps()
 
 
@@ -330,6 +337,7 @@ class Reduction(NamedTuple):
     unrolled: int = 1
     streamed: bool = False
     burst: bool = False
+    ahead: tuple[int, ...] = ()
 
     def all_steps(self) -> None:
         self.steps(const(0), self.run.full_steps, const(self.step), self.unrolled)
@@ -344,6 +352,7 @@ class Reduction(NamedTuple):
             offset = b.load(b.gep(pointer(b, run.offsets, I64), [step]))
             x = b.add(run.src, offset)
             w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
+            self.prefetch_next(step)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.prefetch_streamed(w)
                 self.channel(x, w)
@@ -361,6 +370,20 @@ class Reduction(NamedTuple):
                     at = b.add(w, b.mul(channel, const(channel_bytes)))
                     self.prefetch_streamed(at)
                     self.channel(src, at)
+
+    def prefetch_next(self, step: Any) -> None:
+        """Prefetch the next step's source into the first-level cache.
+
+        What lies apart from this one's, as a block of channels of a few pixels does, no processor expects to be read.
+        """
+        if not self.ahead:
+            return
+        b, run = self.b, self.run
+        following, last = b.add(step, const(1)), b.sub(b.add(run.full_steps, run.tail_steps), const(1))
+        following = b.select(b.icmp_signed("<", following, last), following, last)
+        x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [following])))
+        for line in self.ahead:
+            emit_prefetch(b, b.add(x, const(line)), NEAREST)
 
     def prefetch_streamed(self, w: Any) -> None:
         """Prefetch what is multiplied soon; of one stream of reads, processors run ahead farther than of two."""

@@ -285,6 +285,7 @@ class _Binding:
             src_unit=self.at.depth * self.plane,
             pitch=self.pitch,
             has_parts=self.has_parts,
+            is_apart=self.blocking.in_place and 1 < self.src.length < NO_BLOCK,
         )
 
     def packer(self) -> jit.Kernel:

@@ -21,7 +21,8 @@ class Tiles(NamedTuple):
     """The tiles of a convolution.
 
     src_pixel: bytes from the source of a pixel to that of the next in its row. src_unit: from a unit of channels in a
-    window to the next. pitch: as in `Shared`. has_parts: whether what stores write lies at uneven distances.
+    window to the next. pitch: as in `Shared`. has_parts: whether what stores write lies at uneven distances. is_apart:
+    whether tiles read a source where it is, in blocks of channels, each far from the one before.
     """
 
     types: Types
@@ -30,6 +31,7 @@ class Tiles(NamedTuple):
     src_unit: int
     pitch: int
     has_parts: bool
+    is_apart: bool
 
     def kernel(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
         """The kernel that computes a tile, each full step of which prefetches so many lines."""
@@ -127,6 +129,7 @@ class Tiles(NamedTuple):
             shifted=int(epilogue.shifted),
             gap=blocking.gap,
             k_blocked=int(blocking.k_blocks > 1),
+            ahead=int(self.is_apart and blocking.step > 1),
         )
         if blocking.dot.is_matrix:
             return matrix_tile.matrix_tile(*spec.given)
