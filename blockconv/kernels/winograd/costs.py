@@ -38,7 +38,9 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blo
     again = move_seconds(wei_bytes, 0)
     # In a network of integers others' weights fit the last cache, and these do not stay there: 740 µs for the 19 MB of
     # 512 channels of 7x7, whose products take 200.
-    first = wei_bytes / profile().reads["memory"] if at.form.exact else again
+    # What does not fit the last cache, beside the rest, is not there any more when it is read again.
+    is_far = at.form.exact or 2 * wei_bytes > profile().caches["L3"]
+    first = wei_bytes / profile().reads["memory"] if is_far else again
     streamed = first + (0 if stays else at.tile_blocks - 1) * again
     rates = profile().by(name_of(at.dot))
     each = rates.each if at.form.exact else fma_seconds(at.lanes, ITEMSIZE)
