@@ -231,7 +231,8 @@ def _multiply_kernel(problem: Conv2dProblem, at: Blocking) -> jit.Kernel:
 def _tile_kernel(at: Blocking) -> jit.Kernel:
     """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart.
 
-    Its reductions are short: the lines that the next one begins with are prefetched by every turn.
+    Its reductions are short: the lines that the next one begins with are prefetched by every turn. Blocks of channels
+    lie apart, with all tiles of one together.
     """
     fma, out_lanes = int(target.isa().fma and not at.form.exact), at.out_lanes
     if at.images:
@@ -242,7 +243,7 @@ def _tile_kernel(at: Blocking) -> jit.Kernel:
     source = at.src_lanes * at.itemsize, at.elements(at.ic_block)
     tile = *shape, *source, out_lanes, act, *DENSE
     element, dot = (SUM, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
-    return conv_tile(*TileSpec(element.code, fma, *tile, dot=dot, burst=1))
+    return conv_tile(*TileSpec(element.code, fma, *tile, dot=dot, burst=1, ahead=1))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
