@@ -21,20 +21,18 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, emitted, pointer
+from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, pointer
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate
 from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
+from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 
 __all__ = [
     "LINE",
     "Reduction",
-    "TileRecord",
     "TileSpec",
     "conv_tile",
-    "kernel_of_tiles",
     "lines_ahead",
     "real_accumulators",
     "unrolled_channels",
@@ -46,44 +44,6 @@ PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
 # Channels that are one turn of a step's loop. What counts and moves addresses takes ports of the multiply-adds: of
 # Xeon's, two cycles in 16.
 UNROLLED = 2
-
-
-class TileRecord(Arguments):
-    """What `conv_tile` is called with: the source, weights and destination of a tile, or of several in a row.
-
-    A step of the reduction is one tap of one block of channels. The words from `dst` to `scratch` are those of
-    `Output`. Of several tiles, what one alone has is the first one's; the last one may lie less far from the one before
-    it than the others do, and so compute some pixels again.
-    """
-
-    tiles = word("how many are computed, one after the other", "tiles")
-    src_next = word("from the source of a tile to that of the next", "bytes")
-    src_last = word("from the first one's to the last one's", "bytes")
-    dst_next = word("from the destination of a tile to that of the next", "bytes")
-    dst_last = word("from the first one's to the last one's", "bytes")
-    src = word("the source of the tile's first pixel", "address")
-    src_row = word("from the source of a row of pixels to that of the next", "bytes")
-    offsets = word("a table: from `src` to what each step reads, in the order of the weights, in bytes", "address")
-    full_steps = word("steps of a whole block of channels; they come first", "steps")
-    tail_steps = word("steps of fewer channels", "steps")
-    tail_channels = word("what each of those takes", "channels")
-    wei = word("packed weights: [step][channel of the block][output channel of the tile]", "address")
-    bia = word("a bias for each output channel of the tile", "address")
-    prefetch = word("memory that is read after this tile", "address")
-    prefetch_lines = word("how much of it each full step prefetches", "cache lines")
-    dst = word("the destination of the tile's first pixel and channel", "address")
-    dst_row = word("from a row of pixels to the next", "bytes")
-    dst_pixel = word("from a pixel to the next", "bytes")
-    dst_block = word("from the channels that are stored together to the next such; see `Output`", "bytes")
-    residual = word("from the destination to the residual, which lies as it does; 0: there is none", "bytes")
-    valid = word("output channels that exist", "channels")
-    written = word("output channels that are written, as zero where they do not exist", "channels")
-    activation = word("the activation's `ActivationArguments`", "address")
-    scratch = word("memory for the accumulators of a tile", "address")
-    scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
-    sums = word("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)", "address")
-    is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
-    is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
 
 
 class TileSpec(NamedTuple):
@@ -187,38 +147,6 @@ def lines_ahead(block: int, tiles: int, steps: int) -> int:
     has pushed them out.
     """
     return -(-block // (LINE * tiles * steps))
-
-
-def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:
-    """A kernel whose first argument is a `TileRecord`, each tile of which compute(builder, run) reduces and stores.
-
-    The kernel's other arguments are not looked at. A call takes all tiles of a row: what it takes to call, and to load
-    a record, is worth some 30 multiply-adds. kept: bytes of a tile's accumulators in `sums`.
-    """
-
-    @emitted
-    def compute_tiles(builder, record):
-        run = TileRecord.load(builder, record)
-        lines = builder.mul(run.prefetch_lines, builder.mul(run.full_steps, const(LINE)))
-
-        def further(number: Any, each: Any, last: Any) -> Any:
-            distance = builder.mul(number, each)
-            return builder.select(builder.icmp_signed("<", distance, last), distance, last)
-
-        with cgutils.for_range(builder, run.tiles) as loop:
-            number = loop.index
-            of_tile = run._replace(
-                src=builder.add(run.src, further(number, run.src_next, run.src_last)),
-                dst=builder.add(run.dst, further(number, run.dst_next, run.dst_last)),
-                prefetch=builder.add(run.prefetch, builder.mul(number, lines)),
-                sums=builder.add(run.sums, builder.mul(number, const(kept))),
-            )
-            compute(builder, of_tile)
-
-    def kernel(record, unused_first, unused_last, unused_scratch):
-        compute_tiles(record)
-
-    return kernel
 
 
 @jit.kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.kernels.common.geometry import Geometry
-from blockconv.kernels.common.microkernel import TileRecord
+from blockconv.kernels.common.tile_record import TileRecord
 
 __all__ = ["RECORDS", "ScatterRecord", "TilesArguments", "WindowRecord"]
 

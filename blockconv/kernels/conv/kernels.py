@@ -14,8 +14,9 @@ from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel, copy_memory
 from blockconv.kernels.common.copies import fill_bytes
-from blockconv.kernels.common.microkernel import LINE, TileRecord
+from blockconv.kernels.common.microkernel import LINE
 from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
 from blockconv.kernels.conv.packing import source_offset
 
@@ -149,15 +150,23 @@ def _pack_panels(a, run, window, image, n, group, rows, cols):
             call_kernel(a.convert, at, at + a.packed_at, a.panel_bytes - a.packed_at, 0)
 
 
+class _Block(NamedTuple):
+    """Output channels of a tile: the first, how many exist, and how many are written."""
+
+    channel: int
+    valid: int
+    written: int
+
+
 @inline
-def _scatter(a, run, scattered, dst, channel, valid, written):
+def _scatter(a, run, scattered, dst, block):
     """Move the stored tile to the destination."""
     wanted = ScatterRecord(run.address + TileRecord.nbytes)
     wanted.tile = scattered.tile
     wanted.dst = dst
-    wanted.channel = channel
-    wanted.valid = valid
-    wanted.written = written
+    wanted.channel = block.channel
+    wanted.valid = block.valid
+    wanted.written = block.written
     wanted.gather = 0
     call_kernel(scattered.kernel, a.address, wanted.address, 0, 0)
 
@@ -176,24 +185,52 @@ def _gather_residual(a, run, scattered, dst, channel, valid):
 
 
 @inline
-def _compute_tiles(a, run, scattered, dst, channel, valid, written):
-    """Compute tiles of the first pixel `dst`, from output channel `channel` on, and see them stored.
+def _write_row(a, run, cols):
+    """Write what the tiles of a row of a task have in common. Returns how many there are."""
+    pixels, last = a.tile_pixels, cols.size - a.tile_pixels
+    tiles = (cols.size + pixels - 1) // pixels
+    # Where each tile of a row has a panel, it begins with it.
+    src_next = a.panel_bytes if a.panel == pixels else pixels * a.src_pixel
+    run.src_next = src_next
+    run.src_last = (tiles - 1) * src_next if a.panel == pixels else last * a.src_pixel
+    run.dst_next = pixels * a.destination.col
+    run.dst_last = last * a.destination.col
+    return tiles
 
-    Of those that are scattered, or followed by padding, there is one.
-    """
+
+@inline
+def _compute_rows(a, run, scattered, count, tiles, src, dst, block):
+    """Compute so many rows of a task, each of so many tiles, as many of which a call takes as `run` says."""
+    rows, together = a.tile_rows, run.tiles
+    tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
+    for number in range((count + rows - 1) // rows):
+        r = min(number * rows, count - rows)
+        tile = 0
+        while tile < tiles:
+            run.src = src + r * a.window_sh * a.window_row + min(tile * run.src_next, run.src_last)
+            at = dst + r * a.destination.row + min(tile * run.dst_next, run.dst_last)
+            _compute_tiles(a, run, scattered, at, block)
+            run.prefetch += together * a.prefetch_lines * (run.full_steps * LINE)
+            run.sums += together * tile_bytes
+            tile += together
+
+
+@inline
+def _compute_tiles(a, run, scattered, dst, block):
+    """Compute tiles of the first pixel `dst` and see them stored: one, if they are scattered or followed by padding."""
     if not run.is_last:
         call_kernel(a.tile, run.address, 0, 0, 0)
     elif scattered.all:
         if scattered.residual:
-            _gather_residual(a, run, scattered, dst, channel, valid)
+            _gather_residual(a, run, scattered, dst, block.channel, block.valid)
         call_kernel(a.tile, run.address, 0, 0, 0)
-        _scatter(a, run, scattered, dst, channel, valid, written)
+        _scatter(a, run, scattered, dst, block)
     else:
-        run.dst = dst + _destination_offset(a, channel)
+        run.dst = dst + _destination_offset(a, block.channel)
         call_kernel(a.tile, run.address, 0, 0, 0)
         width = a.tile_width
-        if written > width:
-            _scatter(a, run, scattered, dst, channel + width, 0, written - width)
+        if block.written > width:
+            _scatter(a, run, scattered, dst, _Block(block.channel + width, 0, block.written - width))
 
 
 @inline
@@ -257,9 +294,8 @@ def conv_tiles():
             col_task, above = rest % a.col_tasks, rest // a.col_tasks
             row_task, above = above % a.row_tasks, above // a.row_tasks
             group, n = above % a.groups, above // a.groups
-            panel = a.panel
             task_rows = _extent(a.oh, rows, a.row_tasks, row_task, a.task_rows)
-            task_cols = _extent(a.ow, pixels, a.col_tasks, col_task, panel)
+            task_cols = _extent(a.ow, pixels, a.col_tasks, col_task, a.panel)
             image = a.src + n * a.source.n
             if a.in_place:
                 window = image + source_offset(a, group * a.group_ic)
@@ -268,41 +304,20 @@ def conv_tiles():
                 _pack_panels(a, run, window, image, n, group, task_rows, task_cols)
                 packed = rest
             top, left = task_rows.first - task_rows.window, task_cols.first - task_cols.window
-            row_bytes, col_bytes, ocbs = a.window_sh * a.window_row, a.src_pixel, a.ocbs
-            dst_row, dst_col = a.destination.row, a.destination.col
+            src = window + top * a.window_sh * a.window_row + left * a.src_pixel
             dst = a.dst + n * a.destination.n
-            # Where each tile of a row has a panel, it begins with it.
-            src_next = a.panel_bytes if panel == pixels else pixels * col_bytes
-            tiles_of_row, last = (task_cols.size + pixels - 1) // pixels, task_cols.size - pixels
-            src_last = (tiles_of_row - 1) * src_next if panel == pixels else last * col_bytes
-            first_src = window + top * row_bytes + left * col_bytes
-            first_dst = dst + task_rows.first * dst_row + task_cols.first * dst_col
-            run.src_next = src_next
-            run.src_last = src_last
-            run.dst_next = pixels * dst_col
-            run.dst_last = last * dst_col
+            dst += task_rows.first * a.destination.row + task_cols.first * a.destination.col
+            tiles_of_row, ocbs = _write_row(a, run, task_cols), a.ocbs
             for ocb in range(ocbs * split // a.splits, ocbs * (split + 1) // a.splits):
-                oc = group * a.group_oc + ocb * width
                 valid = min(a.group_oc, a.oc - group * a.group_oc) - ocb * width
-                written = _written(a, group, ocb, valid)
-                _write_block(a, run, group, ocb, valid)
-                run.valid = width if scattered.all else valid
-                run.written = width if scattered.all else written
-                together = 1 if scattered.all or written > width else tiles_of_row
-                run.tiles = together
+                block = _Block(group * a.group_oc + ocb * width, valid, _written(a, group, ocb, valid))
+                _write_block(a, run, group, ocb, block.valid)
+                run.valid = width if scattered.all else block.valid
+                run.written = width if scattered.all else block.written
+                run.tiles = 1 if scattered.all or block.written > width else tiles_of_row
                 for k in range(a.k_blocks):
-                    ahead = _write_steps(a, run, group, ocb, valid, k, scratch + a.sums_at)
-                    for r_tile in range((task_rows.size + rows - 1) // rows):
-                        r = min(r_tile * rows, task_rows.size - rows)
-                        tile = 0
-                        while tile < tiles_of_row:
-                            run.prefetch = ahead
-                            ahead += together * a.prefetch_lines * (run.full_steps * LINE)
-                            run.src = first_src + r * row_bytes + min(tile * src_next, src_last)
-                            at = first_dst + r * dst_row + min(tile * pixels, last) * dst_col
-                            _compute_tiles(a, run, scattered, at, oc, valid, written)
-                            run.sums += together * tile_bytes
-                            tile += together
+                    run.prefetch = _write_steps(a, run, group, ocb, block.valid, k, scratch + a.sums_at)
+                    _compute_rows(a, run, scattered, task_rows.size, tiles_of_row, src, dst, block)
         if a.enter:
             call_kernel(a.leave, 0, 0, 0, 0)
 

@@ -1,0 +1,84 @@
+"""What microkernels are called with, and the loop over the tiles of a row that is the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.core import cgutils
+
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.epilogue import LINE
+
+__all__ = ["TileRecord", "kernel_of_tiles"]
+
+
+class TileRecord(Arguments):
+    """What `conv_tile` is called with: the source, weights and destination of a tile, or of several in a row.
+
+    A step of the reduction is one tap of one block of channels. The words from `dst` to `scratch` are those of
+    `Output`. Of several tiles, what one alone has is the first one's; the last one may lie less far from the one before
+    it than the others do, and so compute some pixels again.
+    """
+
+    tiles = word("how many are computed, one after the other", "tiles")
+    src_next = word("from the source of a tile to that of the next", "bytes")
+    src_last = word("from the first one's to the last one's", "bytes")
+    dst_next = word("from the destination of a tile to that of the next", "bytes")
+    dst_last = word("from the first one's to the last one's", "bytes")
+    src = word("the source of the tile's first pixel", "address")
+    src_row = word("from the source of a row of pixels to that of the next", "bytes")
+    offsets = word("a table: from `src` to what each step reads, in the order of the weights, in bytes", "address")
+    full_steps = word("steps of a whole block of channels; they come first", "steps")
+    tail_steps = word("steps of fewer channels", "steps")
+    tail_channels = word("what each of those takes", "channels")
+    wei = word("packed weights: [step][channel of the block][output channel of the tile]", "address")
+    bia = word("a bias for each output channel of the tile", "address")
+    prefetch = word("memory that is read after this tile", "address")
+    prefetch_lines = word("how much of it each full step prefetches", "cache lines")
+    dst = word("the destination of the tile's first pixel and channel", "address")
+    dst_row = word("from a row of pixels to the next", "bytes")
+    dst_pixel = word("from a pixel to the next", "bytes")
+    dst_block = word("from the channels that are stored together to the next such; see `Output`", "bytes")
+    residual = word("from the destination to the residual, which lies as it does; 0: there is none", "bytes")
+    valid = word("output channels that exist", "channels")
+    written = word("output channels that are written, as zero where they do not exist", "channels")
+    activation = word("the activation's `ActivationArguments`", "address")
+    scratch = word("memory for the accumulators of a tile", "address")
+    scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
+    sums = word("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)", "address")
+    is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
+    is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
+
+
+def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:
+    """A kernel whose first argument is a `TileRecord`, each tile of which compute(builder, run) reduces and stores.
+
+    The kernel's other arguments are not looked at. A call takes all tiles of a row: what it takes to call, and to load
+    a record, is worth some 30 multiply-adds. kept: bytes of a tile's accumulators in `sums`.
+    """
+
+    @emitted
+    def compute_tiles(builder, record):
+        run = TileRecord.load(builder, record)
+        lines = builder.mul(run.prefetch_lines, builder.mul(run.full_steps, const(LINE)))
+
+        def further(number: Any, each: Any, last: Any) -> Any:
+            distance = builder.mul(number, each)
+            return builder.select(builder.icmp_signed("<", distance, last), distance, last)
+
+        with cgutils.for_range(builder, run.tiles) as loop:
+            number = loop.index
+            of_tile = run._replace(
+                src=builder.add(run.src, further(number, run.src_next, run.src_last)),
+                dst=builder.add(run.dst, further(number, run.dst_next, run.dst_last)),
+                prefetch=builder.add(run.prefetch, builder.mul(number, lines)),
+                sums=builder.add(run.sums, builder.mul(number, const(kept))),
+            )
+            compute(builder, of_tile)
+
+    def kernel(record, unused_first, unused_last, unused_scratch):
+        compute_tiles(record)
+
+    return kernel
