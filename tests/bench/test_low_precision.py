@@ -11,6 +11,7 @@ import pytest
 import blockconv as bc
 from bench import layers, nets, peers, tables
 from bench.measure import noise, relative_error
+from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
 
 PROBLEM = Conv2dProblem.from_descriptor("mb1ic5ih6oc9kh3sh2ph1")
@@ -47,9 +48,11 @@ def test_integers_of_a_library_are_as_expected(name: str):
     ours = [["NHWC"], "auto"] if name == peers.OURS else []
     variants = found[0].variants("quantized_conv2d", PROBLEM, layer, *ours, 1)
     assert variants
+    # ONNX Runtime adds two products at a time, as an int16 that saturates, where there is no VNNI.
+    allowed = 1 / 255 if ours or target.isa().vnni else layers.TOLERANCE["int8"]
     for variant in variants:
         variant.function()
-        assert relative_error(variant.fetch(), expected) <= 1 / 255, variant.name
+        assert relative_error(variant.fetch(), expected) <= allowed, variant.name
 
 
 def test_bfloat16_is_as_expected_and_for_those_that_have_it():

@@ -122,8 +122,9 @@ def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, 
     """Columns, at most so many, of the largest task of one row, that leave the least to do to the busiest thread."""
     units, images = -(-at.ow // tile.pixels), at.images * problem.g
     largest = min(max(1, most // tile.pixels), -(-units // -(-tasks_wanted(threads) // images)))
-    # Of the sizes that make the same number of tasks, the least.
-    sizes = {min(at.ow, -(-units // -(-units // size)) * tile.pixels) for size in range(1, largest + 1)}
+    # Of the sizes that make the same number of tasks, the least; of very many, some, as each takes time to be priced.
+    some = range(largest, 0, -max(1, largest // 64))
+    sizes = {min(at.ow, -(-units // -(-units // size)) * tile.pixels) for size in some}
 
     def busiest(size: int) -> tuple[float, int]:
         tasks = images * -(-at.ow // size)

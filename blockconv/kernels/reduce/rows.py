@@ -152,7 +152,7 @@ def _folded(
 _ONCE = MeanLoop(size=1, stride=0)
 MOST, LONGEST = 8, 8192  # vectors that are summed at once, and elements in a task: their sums stay in the caches
 LONGEST_LINE = 4096  # bytes of a line that is summed with its row: of a longer one, to sum it apart costs little
-SHORT, LONG, MOST_PARTIALS = 8, 64, 512  # additions to a partial sum, of long rows and of others; to a total
+SHORT, LONG, MOST_PARTIALS = 8, 64, 256  # additions to a partial sum, of long rows and of others; to a total
 
 
 def _three(loops: list[MeanLoop]) -> list[MeanLoop]:

@@ -19,6 +19,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import INT8, Types
 from blockconv.dispatch import selection
 from blockconv.kernels.common.dot import DOTS
+from blockconv.kernels.common.unpacked import permutes_bytes
 from blockconv.kernels.depthwise import blocking as cut
 
 ROW = "conv_depthwise"
@@ -43,6 +44,7 @@ SMALL = "g17mb2ic17ih9iw11oc17kh3kw3ph1pw1"
 SAME = tuple((name, name) for name in NAMES)
 CHANGED = (("NHWC", "NCHW16"), ("NCHW16", "NHWC"), ("NHWC", "NCHW"), ("NCHW32", "NCHW4"), ("NCHW64", "CHWN4"))
 PLAIN = (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "NCHW4"))
+FAR = "rows far apart that share vectors"  # further than 16 bytes reach, within which most processors shuffle
 # Each on pairs of layouts, from the kind of this number on.
 PROBLEMS = {
     "3x3": (SMALL, (*SAME, *CHANGED[:1]), 0),
@@ -50,7 +52,7 @@ PROBLEMS = {
     "3x3 of whole vectors": (WIDE, PLAIN, 1),
     "3x3 s2": ("g24mb1ic24ih13iw31oc24kh3kw3sh2sw2ph1pw1", PLAIN, 0),
     "rows that share vectors": ("g3mb2ic3ih14oc3kh3sh2ph1", (("NCHW", "NCHW"),) * len(KINDS), 0),
-    "rows far apart that share vectors": ("g2mb1ic2ih8iw50oc2kh1kw4sh1sw15", (("NCHW", "NCHW"),), 1),
+    FAR: ("g2mb1ic2ih8iw50oc2kh1kw4sh1sw15", (("NCHW", "NCHW"),), 1),
     "5x5, two outputs a channel": ("g20mb3ic20ih8iw13oc40kh5kw5ph2pw2", PLAIN[:2], 0),
     "three outputs a channel": ("g35mb2ic35ih6iw5oc105kh3kw3ph1pw1", (("NHWC", "NCHW16"), ("NCHW8", "NCHW8")), 1),
     "7x7": ("g19mb1ic19ih9iw31oc19kh7kw7ph3pw3", PLAIN[:1], 1),
@@ -65,6 +67,8 @@ RARE = ("3x3 to other layouts", "three outputs a channel", "7x7", "large")
 
 def marked(name):
     marks = [pytest.mark.isa] if name in AS_OTHERS else [pytest.mark.slow] if name in RARE else []
+    if name == FAR:
+        marks.append(pytest.mark.skipif(not permutes_bytes(), reason="permutes no bytes of a whole vector"))
     return pytest.param(name, marks=marks)
 
 
