@@ -37,7 +37,12 @@ CHOICES = {
 # Of the largest output. float32: Winograd kernels and the order of long sums. int8: steps of a 255th at every layer,
 # beside the network of floats; what a wrong kernel gives is noise, whose error is more than 1. Types of 16 bits: each
 # value is rounded to 8 or 11 bits.
-TOLERANCE = {"float32": 1e-4, "int8": 0.3, "bfloat16": 0.05, "float16": 0.01}
+TOLERANCE = {
+    "float32": 1e-4,
+    **dict.fromkeys(("int8", "int8-reduced", "int8-s8s8", "int8-u8u8"), 0.3),
+    "bfloat16": 0.05,
+    "float16": 0.01,
+}
 
 
 def _reorders(case: Case, entry: Entry) -> str:
@@ -66,8 +71,8 @@ def plans(
     """A case for each network, number of images and of threads, and type.
 
     names: of `networks.NETWORKS`, or ONNX files. dtypes: of `TOLERANCE`; int8 is the network as ONNX Runtime's tool
-    quantizes it, bfloat16 and float16 the network of floats that each engine stores so: their errors are beside the
-    network of floats.
+    quantizes it (`quantized.KINDS`), bfloat16 and float16 the network of floats that each engine stores so: their
+    errors are beside the network of floats.
     """
     return [
         _plan(name, batch, count, choices, crew, timing, suite, dtype)
@@ -97,10 +102,10 @@ def _plan(
             net = bc.load_onnx(path)
             x = noise(net.inputs[0].shape, "float32")
             expected = _expected(net, path, x)
-            if dtype == "int8":
+            if dtype.startswith("int8"):
                 from .quantized import quantized  # which needs onnxruntime
 
-                path = quantized(path, folder)
+                path = quantized(path, folder, dtype)
             ours = [choices, suite == "lab"]
             if dtype in ("bfloat16", "float16"):
                 variants = crew.contenders("halves_network", path, x, dtype, ours=ours, threads=threads)
