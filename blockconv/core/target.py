@@ -16,6 +16,7 @@ from numba.core import config
 from numba.core.registry import cpu_target
 
 __all__ = [
+    "X86",
     "Isa",
     "affinity",
     "cache_line",
@@ -31,6 +32,8 @@ __all__ = [
     "target_features",
     "targets_amx",
 ]
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import copy
 import importlib
 import io
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from storage_oracle import logical_bits, stored
 
 from bench import assembly, manifest, manifest_cases, manifest_compare, manifest_worker
 from bench.__main__ import main
+from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.runtime import Buffer, Op, Program, address_of
 
-pytestmark = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="of x86-64")
+pytestmark = pytest.mark.skipif(not target.X86, reason="of x86-64")
 
 # ---------------------------------------------------------------- assembly
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import platform
 import zlib
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,14 +29,11 @@ from blockconv.kernels.table import Row
 Array = npt.NDArray[Any]
 
 
-X86 = platform.machine().lower() in ("x86_64", "amd64")
-
-
 def has_dot(name: str) -> bool:
     """Whether this target has a multiply-accumulate; LLVM would end the process for an instruction that it lacks."""
     isa = target.isa()
     some = {"vpdpbusd": isa.vnni, "vpdpwssd": isa.vnni, "vpmaddubsw": isa.ssse3}
-    return "emulated" in name or some.get(name, X86)
+    return "emulated" in name or some.get(name, target.X86)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ output channels at once (`matrix_tile.py`).
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -95,7 +94,7 @@ def dot_for(types: Types) -> Dot:
         return BRAIN_DOTS["vdpbf16ps"] if types.src.kind == BRAIN and has_dots else WIDENED
     if target.isa().vnni:
         return DOTS["vpdpbusd"]
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if not target.X86:
         return DOTS["vpmaddwd, emulated"]
     fits = types.wei.narrow or types.src.is_packed
     return DOTS["vpmaddubsw" if fits and target.isa().ssse3 else "vpmaddwd"]
@@ -105,8 +104,7 @@ def dot_of_words() -> Dot:
     """The fastest multiply-accumulate of this machine for integers of 16 bits, whose sums wrap."""
     if target.isa().vnni:
         return DOTS["vpdpwssd"]
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return DOTS["vpmaddwd" if is_x86 else "vpmaddwd, emulated"]
+    return DOTS["vpmaddwd" if target.X86 else "vpmaddwd, emulated"]
 
 
 def matrix_dot_for(types: Types) -> Dot:

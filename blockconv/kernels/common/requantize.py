@@ -31,7 +31,6 @@ from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.unpacked import (
     PARTS,
     UNPACKED_LANES,
-    X86,
     in_order,
     nearest,
     packed,
@@ -183,7 +182,7 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     fits: whether each is sure to fit an integer of 32 bits. Packing saturates, so that bytes are bounded and not
     floats: what is too low for an integer of 32 bits, or NaN, becomes the least of these.
     """
-    if not X86:
+    if not target.X86:
         return in_order(v.b, [quantized(v, args, x, away) for x in parts])
     b = v.b
     # Packed to unsigned bytes, those that may be negative are 128 more.
@@ -209,7 +208,7 @@ def quantized_together(
     v: Vectors, args: EpilogueArguments, values: list[Any], away: bool, fits: bool, kind: ir.IntType
 ) -> list[Any]:
     """`quantized` of vectors, four at a time where that takes fewer instructions. fits: as in `quantized_parts`."""
-    in_parts = X86 and kind == I8 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
+    in_parts = target.X86 and kind == I8 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
     whole = len(values) // PARTS * PARTS if in_parts else 0
     made = []
     for first in range(0, whole, PARTS):

@@ -9,7 +9,6 @@ which is kept in this order too.
 from __future__ import annotations
 
 import functools
-import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ __all__ = [
     "PARTS",
     "UNIT",
     "UNPACKED_LANES",
-    "X86",
     "in_order",
     "interleaved",
     "nearest",
@@ -34,7 +32,6 @@ __all__ = [
 ]
 
 PARTS = 4  # vectors of 32 bits that a vector of bytes becomes
-X86 = platform.machine().lower() in ("x86_64", "amd64")
 UNIT = 16  # bytes within which is unpacked, and shuffled
 
 

@@ -196,7 +196,9 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     splits = splits_of_tasks(tasks, ocbs, threads)
-    panel = task_cols if inner.in_place else pixels if at.kh == at.kw == at.depth == 1 and cb > 1 else task_cols
+    # What a tile of a 1x1 convolution reads lies together, but where a row is packed faster than its few pixels.
+    by_tiles = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, inner.dot) and not inner.in_place
+    panel = pixels if by_tiles else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
     windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
     tiles = -(-task_rows // rows) * -(-task_cols // pixels)

@@ -6,7 +6,7 @@ from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot
-from blockconv.kernels.common.unpacked import PARTS, UNIT, X86, permutes_bytes
+from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, outputs, registers, tile_axis
 from blockconv.machine.costs import fma_seconds
@@ -58,7 +58,7 @@ def whole_rows(
 def whole_integer_rows(problem: Conv2dProblem, lanes: int, block: int, pixel: int) -> tuple[int, int, Tiling] | None:
     """As `whole_rows`, of bytes, where a vector has whole blocks of channels."""
     p, each, unit = problem, lanes // PARTS, UNIT // PARTS
-    if not (X86 and target.isa().ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
+    if not (target.X86 and target.isa().ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
         return None
     # A unit of lanes takes bytes that are within a unit, or within what is permuted with one that is the padding.
     pixels = unit // pixel - 1 if unit % pixel == 0 else 0 if pixel % unit == 0 else unit // pixel + 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from quantized_lab import X86, has_dot
+from quantized_lab import has_dot
 
 from blockconv import jit
 from blockconv.core import target
@@ -122,8 +122,8 @@ def test_an_instruction_is_asked_for_only_where_there_is_one(monkeypatch):
     some = target.Isa("avx512", 64, 32, True), target.Isa("avx2", 32, 16, True), target.Isa("sse", 16, 16, False)
     for isa in (*some, *(replace(one, ssse3=True) for one in some)):
         monkeypatch.setattr(target, "isa", lambda isa=isa: isa)
-        exact = DOTS["vpmaddwd" if X86 else "vpmaddwd, emulated"]
-        fast = DOTS["vpmaddubsw"] if X86 and isa.ssse3 else exact
+        exact = DOTS["vpmaddwd" if target.X86 else "vpmaddwd, emulated"]
+        fast = DOTS["vpmaddubsw"] if target.X86 and isa.ssse3 else exact
         assert all(dot_for(types) == (fast if types.wei.narrow else exact) for types in INT8)
     assert dot_for(Types.all("float32")) == MULTIPLY_ADD
     assert {dot_for(types) for types in HALVES} == {WIDENED}

@@ -6,7 +6,6 @@ where the machine has it, so there only the assembly is looked at.
 
 from __future__ import annotations
 
-import platform
 import re
 import sys
 
@@ -23,7 +22,6 @@ from blockconv.kernels.common.pixel_tile import pixel_tile
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd.source import winograd_source
 
-X86 = platform.machine().lower() in ("x86_64", "amd64")
 # name: (processor, features, registers that have to be there, registers that must not)
 MACHINES = {
     "sse": ("nehalem", "+sse4.2", "xmm", "[yz]mm"),
@@ -47,7 +45,7 @@ ENDS_INSIDE = "g2mb1ic12ih7oc30kh3ph1"  # groups that end inside a block, but fi
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_as_another_machine(name, run_python):
-    if not X86:
+    if not target.X86:
         pytest.skip("of x86 processors")
     if name == "avx512" and target.isa().name != "avx512":
         pytest.skip("this machine has no AVX-512")
