@@ -26,7 +26,9 @@ LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN
 # What Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside, and so is float32 for float64. Of
 # bfloat16, sums that were rounded more often than once. Of int8, where a step is 1/255: sums of peers saturate where
 # there is no VNNI, which costs a dozen steps, and the error says so; what is wrong at a border is further outside.
-TOLERANCE = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 2**-7, "int8": 0.15}
+# None does of weights of 7 bits (`LARGEST`); three steps are for those that round otherwise.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 2**-7, "int8": 0.15, "int8-reduced": 3 / 255}
+LARGEST = {"int8": 127, "int8-reduced": 64}  # of the weights of quantized layers
 
 
 def gflops(case: Case, entry: Entry) -> float:
@@ -69,8 +71,8 @@ def _plan(
     dtype, ours = way.dtype, [layouts, way.algorithm]
 
     def measure_it() -> Case:
-        if dtype == "int8":
-            layer, expected = quantized(problem)
+        if dtype in LARGEST:
+            layer, expected = quantized(problem, LARGEST[dtype])
             src, wei = layer.src, layer.wei
             variants = crew.contenders("quantized_conv2d", problem, layer, ours=ours, threads=threads)
         else:
@@ -99,14 +101,15 @@ def arrays(problem: Conv2dProblem, dtype: str = "float32") -> tuple[np.ndarray, 
     return src, wei, bias.astype(np.float32)
 
 
-def quantized(problem: Conv2dProblem) -> tuple[QuantizedLayer, np.ndarray]:
+def quantized(problem: Conv2dProblem, largest: int = 127) -> tuple[QuantizedLayer, np.ndarray]:
     """`arrays` as quantizers round them, and the destination: the sums exactly, a half rounded to the even integer.
 
-    Source and destination have one scale for their largest number, weights one for that of each output channel.
+    Source and destination have one scale for their largest number, weights one for that of each output channel, which
+    becomes `largest`.
     """
     src, wei, bias = arrays(problem)
     src_scale = np.float32(np.abs(src).max() / 127)
-    wei_scale = (np.abs(wei).max(axis=(1, 2, 3)) / 127).astype(np.float32)
+    wei_scale = (np.abs(wei).max(axis=(1, 2, 3)) / largest).astype(np.float32)
     whole = np.rint(src / src_scale).astype(np.int64)
     filters = np.rint(wei / wei_scale[:, None, None, None]).astype(np.int8)
     added = np.rint(bias / (src_scale * wei_scale)).astype(np.int32)

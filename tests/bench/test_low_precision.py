@@ -44,15 +44,18 @@ def test_integers_of_a_library_are_as_expected(name: str):
     found, missing = peers.load([name])
     if missing:
         pytest.skip(missing[name])
-    layer, expected = layers.quantized(PROBLEM)
     ours = [["NHWC"], "auto"] if name == peers.OURS else []
-    variants = found[0].variants("quantized_conv2d", PROBLEM, layer, *ours, 1)
-    assert variants
-    # ONNX Runtime adds two products at a time, as an int16 that saturates, where there is no VNNI.
-    allowed = 1 / 255 if ours or target.isa().vnni else layers.TOLERANCE["int8"]
-    for variant in variants:
-        variant.function()
-        assert relative_error(variant.fetch(), expected) <= allowed, variant.name
+    for dtype, largest in layers.LARGEST.items():
+        layer, expected = layers.quantized(PROBLEM, largest)
+        assert np.abs(layer.wei.astype(int)).max() == largest
+        variants = found[0].variants("quantized_conv2d", PROBLEM, layer, *ours, 1)
+        assert variants
+        # ONNX Runtime adds two products at a time, as an int16 that saturates, where there is no VNNI.
+        exact = bool(ours) or target.isa().vnni or dtype == "int8-reduced"
+        for variant in variants:
+            variant.function()
+            error = relative_error(variant.fetch(), expected)
+            assert error <= (1 / 255 if exact else layers.TOLERANCE[dtype]), f"{variant.name}, {dtype}"
 
 
 def test_bfloat16_is_as_expected_and_for_those_that_have_it():
