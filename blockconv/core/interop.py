@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -49,13 +51,12 @@ def like(input: Any, result: Array) -> Any:
     """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor."""
     if type(input) is np.ndarray:
         return result
-    if _is_tensor(input):
-        import torch
-
-        if result.dtype.name == "bfloat16":
-            return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(result)
-    return result
+    if not _is_tensor(input):
+        return result
+    torch = sys.modules["torch"]
+    if result.dtype == _BFLOAT16:
+        return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(result)
 
 
 def like_any(inputs: Iterable[Any], result: Array) -> Any:
@@ -63,21 +64,28 @@ def like_any(inputs: Iterable[Any], result: Array) -> Any:
     return like(next((x for x in inputs if _is_tensor(x)), None), result)
 
 
+_BFLOAT16 = element("bfloat16").dtype
+
+
+@functools.lru_cache(maxsize=256)
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
 def _is_torch(x: object) -> bool:
-    return type(x).__module__.partition(".")[0] == "torch"
+    return _is_of_torch(type(x))
 
 
 def _is_tensor(x: object) -> bool:
-    return _is_torch(x) and hasattr(x, "numpy")  # not torch's modules
+    return _is_of_torch(type(x)) and hasattr(x, "numpy")  # not torch's modules
 
 
 def _of_tensor(x: Any, op: str, argument: str) -> Array:
+    torch = sys.modules["torch"]
     try:
-        if str(x.dtype) == "torch.bfloat16":  # of which NumPy knows the bits
-            import torch
-
+        if x.dtype is torch.bfloat16:  # of which NumPy knows the bits
             bits: Array = (x if x.requires_grad else x.view(torch.int16)).numpy()
-            return bits.view(element("bfloat16").dtype)
+            return bits.view(_BFLOAT16)
         array: Array = x.numpy()
     except (TypeError, RuntimeError) as error:
         raise _unreadable(x, op, argument, error) from None
