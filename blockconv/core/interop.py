@@ -68,7 +68,7 @@ _BFLOAT16 = element("bfloat16").dtype
 
 
 @functools.lru_cache(maxsize=256)
-def _is_of_torch(kind: type) -> bool:
+def _is_of_torch(kind: Any) -> bool:
     return kind.__module__.partition(".")[0] == "torch"
 
 

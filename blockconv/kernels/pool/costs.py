@@ -108,15 +108,25 @@ counts: dict[str, Counted] = {
 def cost(b: Blocking, name: str) -> float:
     """Seconds of the row of this name: to move source and destination, or to compute, whichever is more.
 
-    A line is made of one vector of each pixel, and then of the next: of pixels of several the rest is skipped, and
-    nothing is fetched ahead.
+    And the part of the other one that is not hidden behind it.
     """
     rates, moved = pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
     computed = sum(count * rate for count, rate in zip(counts[name](b), rates, strict=True))
     if b.is_widened:
         computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * cycle_seconds()
-    waits = name == "pool_wide_lines" and b.view.inner > b.lanes
-    return launch_seconds() + (moved + computed if waits else max(moved, computed)) / b.threads
+    exposed = _exposed(b, name) * min(moved, computed)
+    return launch_seconds() + (max(moved, computed) + exposed) / b.threads
+
+
+def _exposed(b: Blocking, name: str) -> float:
+    """Of moving and computing, the part of the shorter one that the longer one does not hide.
+
+    A plane that is one window is read in order, and so ahead. A line is made of one vector of each pixel, and then of
+    the next: of pixels of several the rest is skipped, and nothing is fetched ahead.
+    """
+    if name == "pool_planes":
+        return 0.0
+    return 1.0 if name == "pool_wide_lines" and b.view.inner > b.lanes else 0.2
 
 
 def reference_cost(b: Blocking, each: float) -> float:
