@@ -68,16 +68,16 @@ _BFLOAT16 = element("bfloat16").dtype
 
 
 @functools.lru_cache(maxsize=256)
-def _is_of_torch(kind: Any) -> bool:
-    return kind.__module__.partition(".")[0] == "torch"
+def _is_torchs(module: str) -> bool:
+    return module.partition(".")[0] == "torch"
 
 
 def _is_torch(x: object) -> bool:
-    return _is_of_torch(type(x))
+    return _is_torchs(type(x).__module__)
 
 
 def _is_tensor(x: object) -> bool:
-    return _is_of_torch(type(x)) and hasattr(x, "numpy")  # not torch's modules
+    return _is_torchs(type(x).__module__) and hasattr(x, "numpy")  # not torch's modules
 
 
 def _of_tensor(x: Any, op: str, argument: str) -> Array:
