@@ -362,6 +362,7 @@ def onnx_problem(node, shape):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_onnx_backend_suite():
     """Every node case of 2-D pooling there is; those left out are listed, and are no more than that."""
     from pool_lab import ROWS

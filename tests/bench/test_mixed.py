@@ -45,6 +45,7 @@ def test_a_pool_that_cannot_be_had_ends_the_case_with_a_sentence() -> None:
         plan.measure()
 
 
+@pytest.mark.slow
 def test_a_wrong_result_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed, "TOLERANCE", -1.0)
     (plan,) = mixed.plans([PROBLEM], [1], ["openmp"], TIMING)

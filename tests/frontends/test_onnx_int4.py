@@ -89,6 +89,7 @@ def whole(dtype: str) -> tuple[Layers, str]:
     return m, m.add("Flatten", h)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
 def test_a_network_of_4_bits_gives_the_bits_of_onnx(dtype: str) -> None:
     network, wanted, fed = both(*whole(dtype))
@@ -188,6 +189,7 @@ def test_residuals_of_other_widths() -> None:
         assert conv.attributes.residual is not None
 
 
+@pytest.mark.slow
 def test_layouts_without_blocks_of_channels_run_on_8_bits() -> None:
     network, wanted, fed = both(*whole("uint4"))
     plan = check(network, wanted, fed, layouts=["NCHW", "NHWC"])

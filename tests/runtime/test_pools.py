@@ -166,6 +166,7 @@ def test_pytorchs_number_of_threads_may_be_any(run: Any, threads: int) -> None:
     """)
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize(
     "variables",

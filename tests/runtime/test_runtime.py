@@ -378,6 +378,7 @@ def test_spawned_processes(run_python: Any, tmp_path: Any) -> None:
     run_python([str(path)])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_each_layer_under_many_python_threads(run_python: Any, layer: str) -> None:
@@ -392,6 +393,7 @@ def test_each_layer_under_many_python_threads(run_python: Any, layer: str) -> No
     assert ("SlowPathWarning" in done.stderr) is (layer == "workqueue")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS)
 def test_each_layer_beside_numbas_own_parallel_code(run_python: Any, layer: str) -> None:
     done = run_python(

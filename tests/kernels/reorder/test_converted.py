@@ -158,6 +158,7 @@ def in_pairs(flat: Array, dtype: str) -> Array:
     return packed
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("kind", FOURS)
 def test_packed_integers(memory: tuple[Guarded, Guarded], kind: Any) -> None:

@@ -266,6 +266,7 @@ def test_any_two_layouts(case: tuple[list[str], Shape], itemsize: int) -> None:
         check(BIG, src, dst, shape, itemsize)
 
 
+@pytest.mark.slow
 @given(reorders(), st.sampled_from(SIZES), st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_chain_of_reorders_comes_back_bit_for_bit(
