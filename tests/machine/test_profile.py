@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,8 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     assert set(found.dots) == known | matrices | {f"{name}, one step" for name in matrices}
     for name, tiles in {"": again.tiles, **again.dots}.items():
         assert all(isinstance(at, TileTimes) for at in tiles)
-        assert all(at.tile > 0 if "one step" in name else at.step > 0 for at in tiles)
+        # Differences of two times: of so few rounds they may be anything but no numbers.
+        assert all(math.isfinite(figure) for at in tiles for figure in (at.step, at.tile)), name
     assert dataclasses.asdict(again) == json.loads(json.dumps(dataclasses.asdict(found), default=list)) | {
         "tiles": again.tiles,
         "dots": again.dots,
