@@ -37,8 +37,13 @@ class Bound:
 
     def run(self, op: str, src: Array, dst: Array, residual: BlockedArray | None, packed: Packed | None) -> None:
         start, to = checked_alias(op, src, dst)
-        added = to if residual is None else checked_alias(op, residual.storage, dst, "residual")[0]
-        if self.plan is None or packed is None:
-            return
-        wei, bias, params, *given = packed.addresses
-        self.plan.program.run((start, wei, bias, to, added, params, *given), self.threads)
+        added = None if residual is None else checked_alias(op, residual.storage, dst, "residual")[0]
+        if packed is not None:
+            self.launch(start, to, added, packed.addresses)
+
+    def launch(self, src: int, dst: int, residual: int | None, packed: tuple[int, ...]) -> None:
+        """Run on arrays at these addresses, which are apart. packed: the addresses of a `Packed`."""
+        if self.plan is not None:
+            wei, bias, params, *given = packed
+            added = dst if residual is None else residual
+            self.plan.program.run((src, wei, bias, dst, added, params, *given), self.threads)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight, as_weight
 from blockconv.api.modules import KEPT, Conv2d
+from blockconv.api.repeated import Repeated, repeatable
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import NATIVE, Layout, read_layout
@@ -128,7 +129,30 @@ def conv2d(
     quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
     if quantized == NOTHING_QUANTIZED:
         quantized = NOTHING_QUANTIZED
+    if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
+        result: ActivationsT = _on_array(input, w, b, options)
+        return result
     return _conv2d_like(w, b, options, quantized)(input, residual=residual, out=out)
+
+
+def _on_array(input: Any, w: Weight, b: Array | None, options: tuple[Any, ...]) -> Any:
+    """The convolution of an array into a new one, checked only if no such arrays were convolved before."""
+    x = as_numpy(input, "conv2d", "input")
+    if isinstance(w, BlockedArray) or not x.flags.aligned:
+        return _conv2d_like(w, b, options, NOTHING_QUANTIZED)(input)
+    about_bias = None if b is None else (b.shape, b.dtype)
+    lie = x.shape, x.strides, x.dtype, w.shape, w.strides, w.dtype
+    key = (lie, about_bias, cache_key(options), get_num_threads())
+    known = _repeated.get(key)
+    if known is not None:
+        return known(input, x, w, b)
+    conv = _conv2d_like(w, b, options, NOTHING_QUANTIZED)
+    result = conv(input)
+    if (made := repeatable(conv, x)) is not None:
+        if len(_repeated) >= KEPT:
+            _repeated.clear()
+        _repeated[key] = made
+    return result
 
 
 def _conv2d_like(w: Weight, b: Array | None, options: tuple[Any, ...], quantized: QuantizedOptions) -> Conv2d:
@@ -168,6 +192,7 @@ def _without_values(w: Weight) -> Weight:
 
 
 _called: dict[Any, Conv2d] = {}
+_repeated: dict[Any, Repeated] = {}
 
 
 def conv1d(
@@ -258,7 +283,7 @@ def explain(
         if src is None
         else [(read_layout("explain", "src", src), read_layout("explain", "dst", src if dst is None else dst))]
     )
-    return selection.explain(op, problem, pairs, _types("explain", op, dtype), get_num_threads())
+    return selection.explain(op, problem, pairs, _types("explain", op, dtype))
 
 
 # ---------------------------------------------------------------- options

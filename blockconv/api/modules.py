@@ -143,7 +143,7 @@ class Conv2d:
         self.algorithm, self.accuracy = algorithm, _accuracy(op, accuracy)
         quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
         self._options = QuantizedOptions(*quantizations, out_dtype, rounding)
-        self._arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, self._options)
+        self.arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, self._options)
         self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)
         self._packed: dict[str, Packed] = {}
         self._bound: dict[Any, Bound] = {}
@@ -200,7 +200,7 @@ class Conv2d:
         if x.zero_point:
             check_zero_point(self._op, "input", x.zero_point, self._options.input_quantization)
         bound = self._bind(src.shape, src.layout, native, src.dtype, residual is not None)
-        zero_point = self._arithmetic.dst_zero_point
+        zero_point = self.arithmetic.dst_zero_point
         if out is not None:
             check_out(self._op, out, BlockedArray, bound.shape, bound.dtype, dst_layout)
             if out.zero_point != zero_point:
@@ -216,25 +216,29 @@ class Conv2d:
 
     def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
         x, unbatched = given_images(self._op, input)
+        written = given_out(self._op, out, unbatched)
+        storage, bound = self.bound_to(x, written, residual is not None)
+        if written is None:
+            target = allocate(bound.shape, bound.dst, bound.dtype).storage
+        else:
+            check_out(self._op, written, np.ndarray, bound.shape, bound.dtype, None)
+            target = written.transpose(bound.dst.outer)
+        added = self._residual(residual, bound)
+        bound.run(self._op, storage, target, added, self._pack(bound, added))
+        return out if out is not None else images_like(input, target, bound.dst, unbatched)
+
+    def bound_to(self, x: Array, out: Array | None, residual: bool) -> tuple[Array, Bound]:
+        """An array of (N, C, H, W) as a kernel reads it, and its problem bound. out: what is written, if given."""
         src_last = is_channels_last(x)
         storage, layout = storage_of(x, src_last)
         if self.layout is not None and layout != self.layout:
             entered = reordered(self._op, BlockedArray(storage, layout, x.shape), self.layout)
             storage, layout = entered.storage, entered.layout
-        written = given_out(self._op, out, unbatched)
-        dst = self._array_layout(written, src_last)
-        if isinstance(dtype := self._arithmetic.dst(x.dtype), str):
+        dst = self._array_layout(out, src_last)
+        if isinstance(dtype := self.arithmetic.dst(x.dtype), str):
             rule = "packed integers of 4 bits are written to a BlockedArray"
             raise DtypeError(self._op, "out_dtype", dtype, rule, "give a BlockedArray as input")
-        bound = self._bind(x.shape, layout, dst, x.dtype, residual is not None)
-        if written is None:
-            target = allocate(bound.shape, dst, bound.dtype).storage
-        else:
-            check_out(self._op, written, np.ndarray, bound.shape, bound.dtype, None)
-            target = written.transpose(dst.outer)
-        added = self._residual(residual, bound)
-        bound.run(self._op, storage, target, added, self._pack(bound, added))
-        return out if out is not None else images_like(input, target, dst, unbatched)
+        return storage, self._bind(x.shape, layout, dst, x.dtype, residual)
 
     def _array_layout(self, out: Array | None, src_last: bool) -> Layout:
         if out is not None:
@@ -257,7 +261,7 @@ class Conv2d:
             residual = BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
         if residual.shape != shape:
             raise ArgumentError(self._op, "residual", residual, f"has to be of the output's shape, {shape}")
-        self._arithmetic.check_residual(residual.dtype, bound.dtype)
+        self.arithmetic.check_residual(residual.dtype, bound.dtype)
         check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
         return to_layout(residual, bound.dst)
 
@@ -276,8 +280,8 @@ class Conv2d:
     def _make(
         self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool, threads: int
     ) -> Bound:
-        types, problem = self._arithmetic.types(dtype), self._problem(shape)
-        self._arithmetic.check_layouts(types, problem, src, dst)
+        types, problem = self.arithmetic.types(dtype), self._problem(shape)
+        self.arithmetic.check_layouts(types, problem, src, dst)
         if shape[1] == 0:
             return Bound(problem, types, (problem.n, 0, problem.oh, problem.ow), dst, None)
         if problem.n == 0:
@@ -290,7 +294,7 @@ class Conv2d:
             row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=self._once)
         else:
             row = by_algorithm(self._op, self.algorithm, problem, src, dst, types, self.accuracy)
-        epilogue = self._arithmetic.epilogue(types, residual)
+        epilogue = self.arithmetic.epilogue(types, residual)
         plan = prepared(row, problem, src, dst, types, threads, epilogue, weights)
         return Bound(problem, types, problem.dst_shape, dst, plan)
 
@@ -323,16 +327,16 @@ class Conv2d:
 
     def _parameters(self, bound: Bound, residual: BlockedArray | None, weight: Array) -> tuple[Array, Array]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
-        return self._arithmetic.beside_weights(bound, weight, self.bias, None if residual is None else residual.dtype)
+        return self.arithmetic.beside_weights(bound, weight, self.bias, None if residual is None else residual.dtype)
 
     def _with(self, weight: Weight, bias: Array | None, options: QuantizedOptions) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
         other = object.__new__(Conv2d)
         other.__dict__.update(self.__dict__)
         other.weight, other.bias, other._packed = weight, bias, {}
-        if not self._arithmetic.is_float:
+        if not self.arithmetic.is_float:
             other._options = options
-            other._arithmetic = Arithmetic(self._op, weight, bias, self.activation, options)
+            other.arithmetic = Arithmetic(self._op, weight, bias, self.activation, options)
         return other
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:

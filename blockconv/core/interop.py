@@ -27,13 +27,13 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
     """
     if type(x) is np.ndarray:
         array = x
+    elif _is_tensor(x):
+        array = _of_tensor(x, op, argument)
     elif isinstance(x, np.ma.MaskedArray):
         rule = "is a masked array, and its mask would be lost"
         raise ArgumentError(op, argument, x, rule, "give x.filled(value), or x.data to have the mask ignored")
     elif isinstance(x, np.ndarray):
         array = x
-    elif _is_tensor(x):
-        array = _of_tensor(x, op, argument)
     elif write or isinstance(x, (str, bytes)) or x is None:
         raise ArgumentError(op, argument, x, "has to be an array")
     else:
@@ -49,9 +49,7 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
 
 def like(input: Any, result: Array) -> Any:
     """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor."""
-    if type(input) is np.ndarray:
-        return result
-    if not _is_tensor(input):
+    if type(input) is np.ndarray or not _is_tensor(input):
         return result
     torch = sys.modules["torch"]
     if result.dtype == _BFLOAT16:

@@ -20,6 +20,8 @@ from blockconv.runtime import Program, Scratch, address_of, aligned_empty
 __all__ = [
     "Packing",
     "activation_block",
+    "is_kept",
+    "kept_room",
     "pack_bias",
     "pack_weights",
     "packing",
@@ -111,6 +113,16 @@ def room_for(how: Packing) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
     sizes = ((_packed, how.nbytes), (_between, how.between))
     packed, between = (kept.array(n) if n <= KEPT else aligned_empty(n) for kept, n in sizes)
     return packed, between
+
+
+def is_kept(how: Packing) -> bool:
+    """Whether all that `room_for` gives is kept by the thread."""
+    return max(how.nbytes, how.between) <= KEPT
+
+
+def kept_room(how: Packing) -> tuple[int, int]:
+    """The addresses of `room_for`, where `is_kept`."""
+    return _packed.of(how.nbytes), _between.of(how.between)
 
 
 def pack_bias(
