@@ -453,6 +453,7 @@ def test_the_installed_peers_are_right(tmp_path, suite, problems):
     assert all(entry["prepare"] > 0 for entry in entries if entry["role"] == "peer")
 
 
+@pytest.mark.slow
 def test_reorders_beside_a_copy(tmp_path):
     path = tmp_path / "results.jsonl"
     command = [sys.executable, "-m", "bench", "reorders", "--quick", "--budget", "0.1", "--out", str(path)]
@@ -559,6 +560,7 @@ def test_pytest_times_every_kernel(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_reorders_of_torch_are_right():
     pytest.importorskip("torch")
     script = """

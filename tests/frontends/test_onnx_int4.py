@@ -103,6 +103,7 @@ def test_a_network_of_4_bits_gives_the_bits_of_onnx(dtype: str) -> None:
     assert layouts <= {"NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64"}
 
 
+@pytest.mark.slow
 def test_a_plan_of_4_bits_is_saved_and_remade_for_other_sizes(tmp_path: Any) -> None:
     network, wanted, fed = both(*whole("uint4"))
     plan = bc.compile(network, threads=2)

@@ -54,6 +54,7 @@ def test_children_do_not_import_from_the_current_directory(entry: str, run_pytho
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_children_use_the_library_that_their_parent_uses(run_python: Any, tmp_path: Path) -> None:
     """It lies in the current directory here, as in a clone; beside it lies what must not be run."""
     ran, clone = tmp_path / "ran", tmp_path / "clone"

@@ -149,6 +149,7 @@ def test_a_pytorch_without_openmp_is_no_obstacle(run: Any) -> None:
     """)
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("threads", [3])
 def test_pytorchs_number_of_threads_may_be_any(run: Any, threads: int) -> None:

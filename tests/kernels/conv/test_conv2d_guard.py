@@ -26,10 +26,8 @@ from blockconv.runtime import address_of
 pytestmark = pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 
 
-MODES = ["as-it-is", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("slow-ones", "small"))]
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["as-it-is", "slow-ones", "small"])
 def test_no_access_past_any_buffer(mode, run_python):
     """The problems that are quick to compile, the others, and all of them with a small cache."""
     done = run_python([__file__, mode], status=None)

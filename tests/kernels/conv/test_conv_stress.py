@@ -132,6 +132,7 @@ def _together(count, work):
         raise errors[0]
 
 
+@pytest.mark.slow
 def test_sixteen_threads_of_mixed_calls():
     jobs = _jobs()
 
@@ -242,6 +243,7 @@ def test_fork_after_use(run_python):
     assert "ended" in run_python(FORK, timeout=200).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_pools_of_processes(method, run_python, tmp_path):
     if method == "fork" and not hasattr(os, "fork"):

@@ -173,6 +173,7 @@ def test_nothing_beside_an_output_is_written():
     assert np.isnan(memory[32 + size :]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 def test_no_access_past_any_buffer(run_python):
     done = run_python([__file__], status=None)

@@ -61,11 +61,10 @@ PROBLEMS = {
     "more padding than image": ("g9mb1ic9ih2iw3oc9kh5kw5ph4pw4", PLAIN[:1], 1),
 }
 AS_OTHERS = ("3x3 s2", "rows that share vectors", "5x5, two outputs a channel")
-RARE = ("3x3 to other layouts", "three outputs a channel", "7x7", "large")
 
 
 def marked(name):
-    marks = [pytest.mark.isa] if name in AS_OTHERS else [pytest.mark.slow] if name in RARE else []
+    marks = [pytest.mark.isa] if name in AS_OTHERS else []
     if name == FAR:
         marks.append(pytest.mark.skipif(not permutes_bytes(), reason="permutes no bytes of a whole vector"))
     return pytest.param(name, marks=marks)
@@ -81,6 +80,7 @@ def check(made, src, dst, threads=2, memory=None):
     _check(row, made, src, dst, threads, memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [marked(name) for name in PROBLEMS])
 def test_every_way_of_cutting(name):
     descriptor, pairs, first = PROBLEMS[name]

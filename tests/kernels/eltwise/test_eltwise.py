@@ -168,6 +168,7 @@ def test_empty_arrays_are_no_work() -> None:
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 70), st.integers(1, 9), st.integers(1, 20))
 
 
+@pytest.mark.slow
 @given(sizes, st.tuples(*[st.booleans()] * 4), st.sampled_from(LAYOUTS), st.sampled_from((1, 2)), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_any_broadcast(

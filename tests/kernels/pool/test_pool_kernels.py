@@ -200,6 +200,7 @@ def problems(draw: st.DrawFn) -> Pool2dProblem:
         return Pool2dProblem(kind, n, ic, ih, iw, 1, 1)
 
 
+@pytest.mark.slow
 @given(problems(), st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from((1, 2)))
 @settings(max_examples=25, deadline=None)
 def test_any_problem(p: Pool2dProblem, layout: str, special: bool, threads: int) -> None:

@@ -105,6 +105,7 @@ def pairs() -> Iterator[Any]:
         yield pytest.param(src, dst, KINDS[2 * k + 1], marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("src", "dst", "kind"), list(pairs()))
 def test_every_kernel_converts_every_element_and_fills_the_padding(
     memory: tuple[Guarded, Guarded], src: str, dst: str, kind: Any

@@ -121,6 +121,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("src", "dst"), PAIRS)
 def test_every_kernel_moves_every_element_and_fills_the_padding(arenas: Arenas, src: str, dst: str) -> None:
     for k, shape in enumerate(SHAPES):
@@ -255,6 +256,7 @@ def reorders(draw: st.DrawFn) -> tuple[list[str], Shape]:
 BIG = Arenas(1 << 24) if available() else None
 
 
+@pytest.mark.slow
 @given(reorders(), st.sampled_from(SIZES))
 @settings(max_examples=60, deadline=None)
 @example((["abcd", "ABcd16a16b"], (1, 1, 1, 1)), 1)  # read past its source

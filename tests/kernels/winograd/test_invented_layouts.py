@@ -88,6 +88,7 @@ def test_pairs(problem):
         run(problem, src, dst)
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", IMAGE_PROBLEMS, ids=Conv2dProblem.descriptor)
 def test_vectors_of_images(problem):
@@ -100,6 +101,7 @@ def test_vectors_of_images(problem):
         run(whole, layout, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("act", ["relu", "gelu"])
 def test_vectors_of_images_are_finished(act):

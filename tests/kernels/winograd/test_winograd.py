@@ -124,6 +124,7 @@ def test_two_by_two_is_exact_on_small_integers(stride):
         assert np.array_equal(out[places(layout, p.dst_shape)[0]], given.wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("act", ["relu", "gelu"])
 @EVERY
