@@ -148,7 +148,7 @@ def _on_array(input: Any, w: Weight, b: Array | None, options: tuple[Any, ...]) 
         return known(input, x, w, b)
     conv = _conv2d_like(w, b, options, NOTHING_QUANTIZED)
     result = conv(input)
-    if (made := repeatable(conv, x)) is not None:
+    if (made := repeatable(conv, x, as_numpy(result, "conv2d", "out"))) is not None:
         if len(_repeated) >= KEPT:
             _repeated.clear()
         _repeated[key] = made
@@ -283,7 +283,7 @@ def explain(
         if src is None
         else [(read_layout("explain", "src", src), read_layout("explain", "dst", src if dst is None else dst))]
     )
-    return selection.explain(op, problem, pairs, _types("explain", op, dtype))
+    return selection.explain(op, problem, pairs, _types("explain", op, dtype), get_num_threads())
 
 
 # ---------------------------------------------------------------- options

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from blockconv.api.bound import Bound
 from blockconv.api.modules import Conv2d
-from blockconv.dispatch.array import BlockedArray, allocate
-from blockconv.dispatch.boundary import Array, given_images, images_like
+from blockconv.core.interop import like
+from blockconv.dispatch.array import BlockedArray
+from blockconv.dispatch.boundary import Array, given_images
 from blockconv.dispatch.packing import Packing, is_kept, kept_room, weights_as_read, widened
-from blockconv.runtime import address_of
+from blockconv.runtime import address_of, aligned_empty
 
 __all__ = ["Repeated", "repeatable"]
 
@@ -21,26 +24,27 @@ class Repeated:
     beside arithmetic: room for the output and the packed weights, and one launch.
     """
 
-    __slots__ = ("_arithmetic", "_bound", "_packing", "_unbatched")
+    __slots__ = ("_arithmetic", "_bound", "_dtype", "_nbytes", "_packing", "_shape", "_strides")
 
-    def __init__(self, conv: Conv2d, bound: Bound, packing: Packing, unbatched: bool) -> None:
-        self._arithmetic, self._bound, self._packing, self._unbatched = conv.arithmetic, bound, packing, unbatched
+    def __init__(self, conv: Conv2d, bound: Bound, packing: Packing, result: Array) -> None:
+        """result: of the first call; the others lie as it does."""
+        self._arithmetic, self._bound, self._packing = conv.arithmetic, bound, packing
+        self._shape, self._strides, self._dtype = result.shape, result.strides, result.dtype
+        self._nbytes = result.nbytes
 
     def __call__(self, input: Any, x: Array, weight: Array, bias: Array | None) -> Any:
         """input: what the caller gave, of which `x` is the array."""
-        bound = self._bound
-        dst = allocate(bound.shape, bound.dst, bound.dtype).storage
+        dst: Array = np.ndarray(self._shape, self._dtype, aligned_empty(self._nbytes), 0, self._strides)
         packed, between = kept_room(self._packing)
-        biases, params = self._arithmetic.beside_weights(bound, weight, bias, None)
+        biases, params = self._arithmetic.beside_weights(self._bound, weight, bias, None)
         addresses = packed, address_of(biases), address_of(params), address_of(weight), between
-        bound.launch(address_of(x), address_of(dst), None, addresses)
-        return images_like(input, dst, bound.dst, self._unbatched)
+        self._bound.launch(address_of(x), address_of(dst), None, addresses)
+        return like(input, dst)
 
 
-def repeatable(conv: Conv2d, given: Array) -> Repeated | None:
+def repeatable(conv: Conv2d, given: Array, result: Array) -> Repeated | None:
     """What is left to do for arrays that lie as this input and the weights do; None where one of them is copied."""
-    x, unbatched = given_images("conv2d", given)
-    storage, bound = conv.bound_to(x, None, False)
+    storage, bound = conv.bound_to(given_images("conv2d", given)[0], None, False)
     weight, how = conv.weight, None if bound.plan is None else bound.plan.packing
     if bound.plan is None or how is None or isinstance(weight, BlockedArray) or not conv.arithmetic.is_float:
         return None
@@ -48,4 +52,4 @@ def repeatable(conv: Conv2d, given: Array) -> Repeated | None:
     copied = address_of(storage) != address_of(given) or address_of(read) != address_of(weight)
     if copied or weight.dtype != bound.types.wei.dtype or not is_kept(how):
         return None
-    return Repeated(conv, bound, how, unbatched)
+    return Repeated(conv, bound, how, result)
