@@ -228,7 +228,10 @@ class Conv2d:
         return out if out is not None else images_like(input, target, bound.dst, unbatched)
 
     def bound_to(self, x: Array, out: Array | None, residual: bool) -> tuple[Array, Bound]:
-        """An array of (N, C, H, W) as a kernel reads it, and its problem bound. out: what is written, if given."""
+        """An array of (N, C, H, W) as a kernel reads it, and its problem bound. out: what is written, if given.
+
+        :meta private:
+        """
         src_last = is_channels_last(x)
         storage, layout = storage_of(x, src_last)
         if self.layout is not None and layout != self.layout:
