@@ -9,7 +9,7 @@ from blockconv.kernels.common.geometry import geometry
 from blockconv.machine.costs import beyond_seconds
 from blockconv.machine.profile import profile
 
-__all__ = ["waiting_seconds"]
+__all__ = ["is_wide", "waiting_seconds"]
 
 
 def waiting_seconds(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
@@ -22,14 +22,14 @@ def waiting_seconds(problem: Conv2dProblem, src: Layout, dst: Layout, types: Typ
     source = src, problem.src_shape, types.src
     destination = dst, problem.dst_shape, types.dst
     total = _nbytes(*source) + _nbytes(*destination)
-    return beyond_seconds(sum(_nbytes(*side) for side in (source, destination) if _is_wide(*side)), total)
+    return beyond_seconds(sum(_nbytes(*side) for side in (source, destination) if is_wide(*side)), total)
 
 
 def _nbytes(layout: Layout, shape: tuple[int, ...], element: ElementType) -> int:
     return element.nbytes(layout.size(shape))
 
 
-def _is_wide(layout: Layout, shape: tuple[int, ...], element: ElementType) -> bool:
-    """Whether neighbouring pixels are farther apart than a cache line, for more channels lie together."""
+def is_wide(layout: Layout, shape: tuple[int, ...], element: ElementType, lines: int = 1) -> bool:
+    """Whether neighbouring pixels are farther apart than so many cache lines, for more channels lie together."""
     lies, line = geometry(layout, shape, element.itemsize), profile().line
-    return lies.channel == element.itemsize and min(lies.length * element.itemsize, lies.col) > line
+    return lies.channel == element.itemsize and min(lies.length * element.itemsize, lies.col) > lines * line

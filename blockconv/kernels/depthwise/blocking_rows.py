@@ -11,7 +11,7 @@ from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, outputs, registers, tile_axis
 from blockconv.machine.costs import fma_seconds
 
-__all__ = ["ISSUED", "integer_tile_seconds", "whole_integer_rows", "whole_rows"]
+__all__ = ["ISSUED", "integer_tile_seconds", "picked_unit", "row_columns", "whole_integer_rows", "whole_rows"]
 
 # Of a tile of floats: registers that are left for other things than accumulators and weights; multiply-adds, which are
 # all unrolled.
@@ -23,10 +23,20 @@ MOST_OF_INTEGERS = 28  # accumulators of a tile of bytes: those of rows that are
 _SHUFFLED, _FINISHED, _TILE, ISSUED, _OF_HALVES = 2, 7, 20, 0.7, 0.87
 
 
-def _columns(problem: Conv2dProblem, pixel: int) -> Columns:
-    """The columns of a row, wherever it lies."""
+def row_columns(
+    problem: Conv2dProblem, pixel: int, unit: int = 0, src_row: int = 0, dst_row: int = 0, tap: int = 0
+) -> Columns:
+    """The columns of a row. The others: as in `Columns`."""
     p = problem
-    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, 0, 0, 0)
+    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, src_row, dst_row, tap, unit)
+
+
+def picked_unit(problem: Conv2dProblem, pixel: int, lanes: int, types: Types) -> int:
+    """`Columns.unit`, of vectors of so many floats."""
+    unit, stride = min(lanes, UNIT // types.src.itemsize), problem.sw
+    if target.isa().name == "avx512" or types.src.is_half:  # one instruction permutes two vectors, whole
+        return 0
+    return unit if (stride == 2 and 2 * pixel <= unit) or (stride > 1 and pixel == unit) else 0
 
 
 def whole_rows(
@@ -42,7 +52,7 @@ def whole_rows(
     if half % block == 0 and half > block and (elements <= half or fewer_idle):
         lanes = half
     loops = -(-elements // lanes)
-    taps = _columns(p, pixel).groups(p.kh, lanes)
+    taps = row_columns(p, pixel, picked_unit(p, pixel, lanes, types)).groups(p.kh, lanes)
     most = max(most, registers() - SPARE - p.kh * max(map(len, taps)))
     # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
     # more where tiles of other shapes would have no masks, inside a row whose vectors are whole.
@@ -64,7 +74,7 @@ def whole_integer_rows(problem: Conv2dProblem, lanes: int, block: int, pixel: in
     pixels = unit // pixel - 1 if unit % pixel == 0 else 0 if pixel % unit == 0 else unit // pixel + 1
     inside = min(unit, pixel) if unit % pixel == 0 or pixel % unit == 0 else pixel
     reach = (pixels * p.sw + (min(p.kw, UNIT // unit) - 1) * p.dw) * pixel + inside
-    most = MOST_OF_INTEGERS * each // _columns(p, pixel).row_lanes(each)
+    most = MOST_OF_INTEGERS * each // row_columns(p, pixel).row_lanes(each)
     if reach > (lanes - 1 if permutes_bytes() else UNIT) or not most:
         return None
     tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
@@ -77,7 +87,7 @@ def whole_integer_rows(problem: Conv2dProblem, lanes: int, block: int, pixel: in
 def integer_tile_seconds(problem: Conv2dProblem, pixel: int, lanes: int, rows: int, dot: Dot) -> float:
     """What a tile of so many rows of bytes takes."""
     p, each = problem, lanes // PARTS
-    columns = _columns(p, pixel)
+    columns = row_columns(p, pixel)
     vectors, row_lanes = columns.vectors(rows, each), columns.row_lanes(each)
     across, shared = max(1, row_lanes // each), max(1, each // row_lanes)  # vectors of a row; rows of a vector
     read = {(k % across, k // across * shared * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
+from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, const, opaque, shuffle, splat
 from blockconv.kernels.common.epilogue import Tile
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
-from blockconv.kernels.common.unpacked import PARTS
+from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 __all__ = ["Axis", "FloatTile", "Loader", "TileRun", "TileSpec", "chosen", "times"]
@@ -348,10 +349,19 @@ class Loader:
 
     def load(self, address: Any) -> Any:
         """The vector whose first element is at `address`."""
+        v, spec = self.v, self.spec
+        # To load a part of a vector takes no longer than to load it all, and less than to permute it afterwards.
+        if None in self.masks and spec.columns > 1 and spec.inner * v.itemsize == UNIT and target.isa().name == "avx2":
+            value = v.load_parts(address, spec.inner, const(spec.columns * UNIT))
+        else:
+            value = self.load_whole(address)
+        value = v.permuted(value, self.run.permutation) if spec.permute else value
+        return widened(self.wide, spec.half, value) if spec.half else value
+
+    def load_whole(self, address: Any) -> Any:
+        """The vectors from `address` on, and of these, as one, the pixels that are taken."""
         v, parts = self.v, []
         for j, mask in enumerate(self.masks):
             part = v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask)
             parts.append(part if mask is None or self.border is None else v.b.select(mask, part, self.border))
-        value = parts[0] if len(parts) == 1 else chosen(v.b, parts, self.spec.inner)
-        value = v.permuted(value, self.run.permutation) if self.spec.permute else value
-        return widened(self.wide, self.spec.half, value) if self.spec.half else value
+        return parts[0] if len(parts) == 1 else chosen(v.b, parts, self.spec.inner)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.jit.ir import const, emitted, shuffle
+from blockconv.jit.ir import const, emitted, join, shuffle
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
@@ -45,6 +45,16 @@ class RowsTile(FloatTile):
     ) -> None:
         super().__init__(builder, spec, run, loop, unrolled, out)
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
+
+    def finished(self) -> list[Any]:
+        """The accumulators, in the order of the outputs."""
+        lanes, columns, b = self.spec.lanes, self.columns, self.b
+        if lanes > columns.unit > columns.pixel:
+            order = [columns.unit_lane(lanes, k) for k in range(lanes)]
+            for slot in self.accs:
+                value = b.load(slot)
+                b.store(shuffle(b, value, value, order), slot)
+        return self.accs
 
     def reduce(self, variant: tuple[int, int, int]) -> None:
         for taps in self.columns.groups(self.spec.taps, self.spec.lanes):
@@ -93,6 +103,7 @@ class SourceRow:
     def __init__(self, tile: RowsTile, address: Any) -> None:
         self.v, self.columns, self.address = tile.src, tile.columns, address
         self.known: dict[Any, Any] = {}
+        self.pairs: dict[int, Any] = {}  # vectors that pixels are picked from, by their first element
 
     def vector(self, tap: int, q: int) -> Any:
         """What output vector `q` reads at a tap."""
@@ -103,12 +114,40 @@ class SourceRow:
             return self.v.zero
         if columns.stride == 1:
             return self.contiguous(wanted)
+        if columns.unit == columns.pixel:
+            return self.of_pixels(tuple(wanted[:: columns.pixel]))
+        if columns.unit:
+            return self.picked_in_units(tap, q)
         # Where an instruction permutes two vectors, or few taps read the same pixels, straight from the row's.
         if columns.src <= 2 * lanes and (target.isa().name == "avx512" or columns.taps <= columns.stride + 1):
             return self.picked([self.part(k) for k in range(0, columns.src, lanes)], wanted)
         phase = columns.phase(tap)
         numbers = range(-(-columns.src // (columns.stride * lanes)))
         return self.picked([self.phase(phase, k) for k in numbers if read & {*self.elements(phase, k)}], wanted)
+
+    def of_pixels(self, firsts: tuple[int | None, ...]) -> Any:
+        """Pixels by themselves, by their first elements."""
+        lanes, size = self.columns.pixel, self.columns.src
+        outside = ir.Constant(ir.VectorType(self.v.element, lanes), None)
+        if firsts not in self.known:
+            parts = [outside if at is None or at >= size else self.v.load(self.at(at), lanes=lanes) for at in firsts]
+            self.known[firsts] = join(self.v.b, parts)
+        return self.known[firsts]
+
+    def picked_in_units(self, tap: int, q: int) -> Any:
+        """What output vector `q` reads, in the order of `Columns.unit_lane`: every second pixel of two vectors."""
+        lanes, columns, pixel = self.v.lanes, self.columns, self.columns.pixel
+        first, phase = columns.pair(tap)
+        begin = first * pixel + 2 * q * lanes
+        for at in (begin, begin + lanes):
+            if at not in self.pairs:
+                elements = [k if 0 <= k < columns.src else None for k in range(at, at + lanes)]
+                self.pairs[at] = self.v.zero if set(elements) == {None} else self.contiguous(elements)
+        taken = [0] * lanes
+        for output in range(lanes):
+            number, inside = divmod(output, pixel)
+            taken[columns.unit_lane(lanes, output)] = (2 * number + phase) * pixel + inside
+        return shuffle(self.v.b, self.pairs[begin], self.pairs[begin + lanes], taken)
 
     def elements(self, phase: int, k: int) -> list[int]:
         """The elements of vector `k` of the pixels that are at a phase of the stride."""

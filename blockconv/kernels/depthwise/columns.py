@@ -16,7 +16,8 @@ class Columns(NamedTuple):
     """The columns of a row. src, dst: elements of a row; pixel: elements of a pixel.
 
     taps, stride, dilation, pad: in pixels. src_row, dst_row, tap: bytes from a row to the next, and from the weights of
-    a tap to those of the next.
+    a tap to those of the next. unit: elements of 16 bytes, where one instruction loads a pixel of as many, or
+    picks every second pixel of two vectors if these stay within such units; 0 where whole vectors are permuted.
     """
 
     src: int
@@ -29,6 +30,7 @@ class Columns(NamedTuple):
     src_row: int
     dst_row: int
     tap: int
+    unit: int = 0
 
     def element(self, output: int, tap: int) -> int | None:
         """The element of the source that an element of the destination reads at a tap; None: it is padding.
@@ -53,14 +55,29 @@ class Columns(NamedTuple):
         """Of the pixels that a stride steps over, the one that a tap reads."""
         return (tap * self.dilation - self.pad) % self.stride
 
+    def pair(self, tap: int) -> tuple[int, int]:
+        """(pixels to the first of the two vectors that a tap is picked from, which of two pixels is its own)."""
+        at = tap * self.dilation
+        return at - at % 2 - self.pad, at % 2
+
+    def unit_lane(self, lanes: int, output: int) -> int:
+        """Of vectors that are picked within units, the lane of an output: the first half is of the first vector."""
+        half = self.unit // 2
+        unit, inside = divmod(output % (lanes // 2), half)
+        return unit * self.unit + output // (lanes // 2) * half + inside
+
     def groups(self, rows: int, lanes: int) -> list[list[int]]:
         """Taps that are reduced at once, in order, where each has weights for so many rows.
 
+        Those that are picked from the same two vectors are, where that is one instruction.
         All are, where there are registers for their weights, so that what is read of a row of strides is read once.
         Else those of one phase, whose pixels are shuffled once, where a row is more vectors than a shuffle takes.
         """
+        if self.unit > self.pixel:
+            pairs = sorted({self.pair(tap)[0] for tap in range(self.taps)})
+            return [[tap for tap in range(self.taps) if self.pair(tap)[0] == first] for first in pairs]
         several = self.stride > 1 and self.taps * rows <= (MOST_WEIGHTS if target.isa().registers == 32 else 0)
-        if not several and (self.stride == 1 or self.src <= 2 * lanes):
+        if not several and (self.stride == 1 or (self.src <= 2 * lanes and not self.unit)):
             return [[tap] for tap in range(self.taps)]
         phases = [[tap for tap in range(self.taps) if self.phase(tap) == phase] for phase in range(self.stride)]
         return [[tap for taps in phases for tap in taps]] if several else [taps for taps in phases if taps]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import store_i64
+from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.epilogue import Output
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 
 __all__ = [
+    "LINE",
     "TWICE",
     "ZEROS",
     "DepthwiseArguments",
@@ -70,6 +71,8 @@ class DepthwiseArguments(Arguments):
     window_bytes = word("of these", "bytes")
     row_stride = word("from a packed row to the next", "bytes")
     phase = word("from a packed row's pixels to those one further, of each stride", "bytes")
+    ahead = word("from a tile's first tap to that of the rows that no tile above read, a cache line further", "bytes")
+    ahead_rows = word("of such rows, which are prefetched; 0 where none is", "pixels")
     stored = word("from the scratch to a tile that is stored by way of it, and its residual", "bytes")
 
 
@@ -87,6 +90,7 @@ class Entry(Arguments):
 
 
 TWICE = (1 << 32) + 1  # times four bytes: these twice
+LINE = 64  # bytes of a cache line
 ZEROS = 512  # bytes at the start of the scratch: what is read where the image ends, by tiles of any shape
 
 
@@ -112,6 +116,15 @@ def entry_run(a, e, variant, src, zeros):
     )
 
 
+@inline
+def _prefetch_rows(a, src, columns):
+    """Prefetch the next cache lines of so many pixels, which tiles of later entries read."""
+    for r in range(a.ahead_rows):
+        at = src + r * a.src_row
+        for j in range(columns):
+            prefetch(at + j * a.src_col)
+
+
 @jit.kernel
 def depthwise_channels(*spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
@@ -133,7 +146,7 @@ def depthwise_channels(*spec):
         oh_count, ow_count, inner = a.oh, a.ow, a.inner
         src_row, src_col, sh, sw = a.src_row, a.src_col, a.sh, a.sw
         dst_row, dst_col, kw, tap, tap_row = a.dst_row, a.dst_col, a.kw, a.tap, a.tap_row
-        residual = a.residual - a.dst
+        residual, ahead = a.residual - a.dst, a.ahead
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
             group, n = rest % a.groups, rest // a.groups
@@ -153,6 +166,8 @@ def depthwise_channels(*spec):
                     for k in range(entry_first, entry_last):
                         e = Entry(a.table)[k]
                         kh = a.kh if e.valid > 0 else 0  # padding is only written
+                        if ahead > 0 and e.src % LINE == 0:
+                            _prefetch_rows(a, src + e.src + ahead, unrolled * a.sw)
                         for at in range(0, inner, lanes):
                             i = min(at, inner - lanes)
                             at_src = src + e.src + i * itemsize

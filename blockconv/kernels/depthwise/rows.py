@@ -22,11 +22,12 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.common.waiting import waiting_seconds
+from blockconv.kernels.common.waiting import is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
-from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.kernels import (
+    LINE,
     ZEROS,
     DepthwiseArguments,
     Entry,
@@ -145,18 +146,34 @@ def _op(
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
         scales=entries * entry_lanes(at) * types.acc.itemsize,
+        **_prefetched(p, src, types, at),
         **packed,
     )
     spec = _spec(problem, at, types, epilogue)
     table = _table(p, src, dst, at, types)
     if at.whole:
-        sizes = p.iw * at.pixel, p.ow * at.pixel, at.pixel
-        columns = Columns(*sizes, p.kw, p.sw, p.dw, p.pw, s.row, d.row, tap)
+        unit = picked_unit(p, at.pixel, at.lanes, types) if types.acc.is_float else 0
+        columns = row_columns(p, at.pixel, unit, s.row, d.row, tap)
         return Op(depthwise_rows(*spec, *columns), args, images * groups * chunks, 1, scratch, table)
     if at.columns:
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
         return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     return Op(depthwise_channels(*spec), args, images * groups * chunks, 1, scratch, table)
+
+
+def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:
+    """What tiles over channels prefetch of a large source whose pixels are many lines, as in NHWC.
+
+    The processor expects a pixel's lines to be read one after the other, and fetches these; a tile reads one of each
+    pixel. Of the rows that no tile above has read, a tile has the pixels' next lines fetched.
+    """
+    p, s = problem, geometry(src, problem.src_shape, types.src.itemsize)
+    wide = is_wide(src, p.src_shape, types.src, lines=2)
+    far = types.src.itemsize * src.size(p.src_shape) > 2 * target.second_level_cache()
+    if at.columns or not (wide and far):
+        return {"ahead": 0, "ahead_rows": 0}
+    rows, span = at.loops * p.sh, (at.loops - 1) * p.sh + (p.kh - 1) * p.dh + 1
+    return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}
 
 
 def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
