@@ -14,8 +14,8 @@ from blockconv.machine.costs import fma_seconds
 __all__ = ["ISSUED", "integer_tile_seconds", "picked_unit", "row_columns", "whole_integer_rows", "whole_rows"]
 
 # Of a tile of floats: registers that are left for other things than accumulators and weights; multiply-adds, which are
-# all unrolled.
-SPARE, MOST_PRODUCTS = 8, 1100
+# all unrolled; accumulators of a row.
+SPARE, MOST_PRODUCTS, MOST_SPILLED = 8, 1100, 28
 MOST_OF_INTEGERS = 28  # accumulators of a tile of bytes: those of rows that are done may leave the registers
 # Of bytes, in vector operations: what a row takes to be shuffled for a vector and a group of taps, a vector to be
 # finished, a tile; and how long an operation takes, in multiply-adds, of which half as many can be issued. One of two
@@ -57,9 +57,11 @@ def whole_rows(
     # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
     # more where tiles of other shapes would have no masks, inside a row whose vectors are whole.
     rows = 1 if p.sw > 1 else 2 if elements % lanes or target.isa().name == "avx512" else 3
-    if p.kw > MOST_TAPS or loops > most // rows:
+    # Without masks other tiles read borders lane by lane, where strides are: one row that is spilled takes less.
+    widest = max(most, MOST_SPILLED) if p.sw > 1 and target.isa().name not in ("avx512", "avx2") else most // rows
+    if p.kw > MOST_TAPS or loops > widest:
         return None
-    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most // loops)
+    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), max(1, most // loops))
     if not tiling.taps or p.kh * p.kw * tiling.unrolled * loops > MOST_PRODUCTS:
         return None
     return lanes, loops, tiling
