@@ -156,7 +156,7 @@ def blocking(
         shape=shape,
         lanes=lanes,
         cb=cb,
-        step=cb if cb > 4 * dot.channels else dot.channels,
+        step=cb if cb >= 4 * dot.channels else dot.channels,
         store_width=stored,
         in_place=as_it_is and is_read_in_place(p, at, s, shape.pixels),
         dot=dot,
