@@ -17,8 +17,9 @@ __all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "against", "in_turns", "posit
 ROUNDS = 15
 LEAST = 300e-6  # seconds of a sample
 WARM = 0.05  # seconds of work before the first sample, in which a processor's clock rises
-ATTEMPTS = 8
-PAUSE = 0.05  # seconds before the second attempt, twice as many before each further one: neighbours work in bursts
+ATTEMPTS = 16
+# Seconds before the second attempt, twice as many before each further one up to the longest: neighbours work in bursts.
+PAUSE, LONGEST_PAUSE = 0.05, 4.0
 WINDOWS = 20  # in which the clock is timed first
 MOST_SLOWED = 0.2  # by which the clock may be slower than alone: more is a neighbour on the same core
 MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
@@ -82,7 +83,7 @@ def in_turns(runs: Runs) -> dict[Any, float]:
     found: dict[Any, float] = {}
     spread: dict[Any, float] = {}
     for attempt in range(ATTEMPTS):
-        time.sleep(attempt and PAUSE * 2 ** (attempt - 1))
+        time.sleep(attempt and min(LONGEST_PAUSE, PAUSE * 2 ** (attempt - 1)))
         samples = _samples({name: run for name, run in all_runs.items() if name not in found}, repeats)
         samples = clock.steadied(samples) if clock else samples
         spread |= {name: _spread(taken) for name, taken in samples.items()}
