@@ -38,7 +38,7 @@ from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
 from blockconv.kernels.depthwise.kernels_rows import depthwise_rows
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import depthwise_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.machine.costs import beyond_seconds, depthwise_seconds, launch_seconds, move_seconds, store_seconds
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import OWN_TABLE, Block, Op
 
@@ -231,7 +231,7 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
     if at.columns == 0:
         # A vector of channels to as many planes takes what storing them one by one does.
         each = store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
-        stored = each * dst.size(p.dst_shape) / at.lanes
+        stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(p, src, dst, types)
     if at.joined:
         computed = at.seconds(p)
     else:
@@ -242,6 +242,19 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
         computed = products * (product if at.taps else 3 * product) + products / (p.kh * p.kw) * output
         computed *= _WIDENED if types.src.is_half else 1
     return launch_seconds() + (max(computed, moved) + stored + waiting_seconds(p, src, dst, types)) / threads
+
+
+def _refetched_seconds(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
+    """To fetch lines of the destination again which blocks of the source write parts of, each in a pass of its own.
+
+    (32 channels of 112x112 from NCHW8 into NCHW16 took 206 µs, into NCHW8 147.)
+    """
+    p = problem
+    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    together = min(d.length * types.dst.itemsize, LINE)
+    parts = -(-together // (s.length * (p.oc // p.ic) * types.dst.itemsize))
+    sizes = types.src.itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape)
+    return (parts - 1) * beyond_seconds(sizes[1], sum(sizes))
 
 
 def _why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
