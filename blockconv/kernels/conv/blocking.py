@@ -152,13 +152,16 @@ def blocking(
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
     shape = tile or _tile(p, at, d, stored, lanes, dot)
+    in_place = as_it_is and is_read_in_place(p, at, s, shape.pixels)
+    # Steps of whole blocks prefetch the next one, which pays for blocks of four where these are read in place.
+    blocks_are_steps = cb > 4 * dot.channels or (in_place and cb == 4 * dot.channels)
     inner = Inner(
         shape=shape,
         lanes=lanes,
         cb=cb,
-        step=cb if cb >= 4 * dot.channels else dot.channels,
+        step=cb if blocks_are_steps else dot.channels,
         store_width=stored,
-        in_place=as_it_is and is_read_in_place(p, at, s, shape.pixels),
+        in_place=in_place,
         dot=dot,
         interleaved=interleaved,
     )

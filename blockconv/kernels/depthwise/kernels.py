@@ -120,7 +120,7 @@ def entry_run(a, e, variant, src, zeros):
 def _prefetch_rows(a, src, columns):
     """Prefetch the next cache lines of so many pixels, which tiles of later entries read."""
     for r in range(a.ahead_rows):
-        at = src + r * a.src_row
+        at = src + a.ahead + r * a.src_row
         for j in range(columns):
             prefetch(at + j * a.src_col)
 
@@ -138,15 +138,13 @@ def depthwise_channels(*spec):
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
-        if dot:
-            fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
-        elif taps == 0:
-            fill_zeros(scratch, 0)
+        if dot or taps == 0:
+            fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
         # What the loops read again and again is held: the stores between could be to the arguments, for all LLVM knows.
         oh_count, ow_count, inner = a.oh, a.ow, a.inner
         src_row, src_col, sh, sw = a.src_row, a.src_col, a.sh, a.sw
         dst_row, dst_col, kw, tap, tap_row = a.dst_row, a.dst_col, a.kw, a.tap, a.tap_row
-        residual, ahead = a.residual - a.dst, a.ahead
+        residual, are_ahead = a.residual - a.dst, a.ahead_rows > 0
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
             group, n = rest % a.groups, rest // a.groups
@@ -166,8 +164,8 @@ def depthwise_channels(*spec):
                     for k in range(entry_first, entry_last):
                         e = Entry(a.table)[k]
                         kh = a.kh if e.valid > 0 else 0  # padding is only written
-                        if ahead > 0 and e.src % LINE == 0:
-                            _prefetch_rows(a, src + e.src + ahead, unrolled * a.sw)
+                        if are_ahead and e.src % LINE == 0:
+                            _prefetch_rows(a, src + e.src, unrolled * a.sw)
                         for at in range(0, inner, lanes):
                             i = min(at, inner - lanes)
                             at_src = src + e.src + i * itemsize
