@@ -298,7 +298,8 @@ def test_the_shape_files_are_read():
     assert any(p.pw_r < 0 for p in shapes())
 
 
-@pytest.mark.parametrize("layout", ["NCHW", pytest.param("NCHW16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["NCHW", "NCHW16"])
 def test_benchdnn_shapes(layout):
     """With few images; the kernels are those of the shape's windows all the same."""
     import dataclasses

@@ -420,7 +420,8 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch):
     assert "ncnn" in missing["ncnn"]
 
 
-MORE_SUITES = (
+SUITES = (
+    ("layers", ["mb2ic16ih9oc20kh3ph1sh2", "g8mb1ic8ih10oc8kh3ph1", "mb1ic3ih10oc5oh5kh3sh2ph0"]),
     ("pools", ["mb2ic16ih9oh5kh3sh2ph1", "mb1ic5ih8oh4kh2sh2"]),
     ("pools --kind avg_include_padding", ["mb1ic16ih9oh9kh3ph1"]),
     ("pools --kind avg_exclude_padding", ["mb1ic16ih9oh9kh3ph1"]),
@@ -429,13 +430,8 @@ MORE_SUITES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("suite", "problems"),
-    [
-        ("layers", ["mb2ic16ih9oc20kh3ph1sh2", "g8mb1ic8ih10oc8kh3ph1", "mb1ic3ih10oc5oh5kh3sh2ph0"]),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_SUITES),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "problems"), SUITES)
 def test_the_installed_peers_are_right(tmp_path, suite, problems):
     """From the command line, every peer in a process of its own."""
     path = tmp_path / "results.jsonl"

@@ -59,6 +59,7 @@ class TileSpec(NamedTuple):
     `Epilogue`. gap: as in `conv.blocking.TileShape`, of kernels that have it. k_blocked: whether a call reduces a block
     of the steps, and keeps the accumulators for the next. burst: whether a turn of channels prefetches as many lines as
     it reads, as few tiles have to, and not a single one. ahead: whether each step prefetches the source of the next.
+    src_channel: bytes from the source of a channel of a step to that of the next, where that is no element's.
     """
 
     element: int
@@ -86,6 +87,7 @@ class TileSpec(NamedTuple):
     k_blocked: int = 0
     burst: int = 0
     ahead: int = 0
+    src_channel: int = 0
 
     @property
     def tile(self) -> Tile:
@@ -245,21 +247,23 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
     how = spec.unrolled, spec.streamed, bool(spec.burst), spec.lines_of_step
-    Reduction(builder, run, spec.step, v.itemsize, spec.vectors * v.bytes, channel, *how).all_steps()
+    apart = spec.src_channel or v.itemsize
+    Reduction(builder, run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
 
 
 class Reduction(NamedTuple):
     """The loop over the steps of a reduction.
 
-    run: a `TileRecord` of LLVM's values. step: channels of a full step. channel_bytes: of a channel's weights for all
-    of the tile. channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these
-    addresses. unrolled: channels of a full step that are one turn of its loop. streamed, burst: as in `TileSpec`.
+    run: a `TileRecord` of LLVM's values. step: channels of a full step. apart: bytes from the source of one to that of
+    the next. channel_bytes: of a channel's weights for all of the tile. channel(x, w): emits the arithmetic of one
+    channel at one tap, of the source and the weights at these addresses. unrolled: channels of a full step that are one
+    turn of its loop. streamed, burst: as in `TileSpec`.
     """
 
     b: Any
     run: TileRecord
     step: int
-    itemsize: int
+    apart: int
     channel_bytes: int
     channel: Callable[[Any, Any], None]
     unrolled: int = 1
@@ -294,7 +298,7 @@ class Reduction(NamedTuple):
                     if k == before and self.step >= PREFETCHING and not self.streamed:
                         self.prefetch_share(step, first, unrolled)
                     channel = b.add(first, const(k))
-                    src = b.add(x, b.mul(channel, const(self.itemsize)))
+                    src = b.add(x, b.mul(channel, const(self.apart)))
                     at = b.add(w, b.mul(channel, const(channel_bytes)))
                     self.prefetch_streamed(at)
                     self.channel(src, at)

@@ -116,7 +116,7 @@ class _Binding:
         groups_of = self.oc if self.groups > 1 else 0
         self.has_parts = has_parts(self.dst, blocking.store_width, blocking.width, groups_of)
         # Of a window: planes of channel blocks, or one where the blocks of a pixel are contiguous.
-        step = max(blocking.cb, blocking.step)
+        step = blocking.cb if blocking.has_panels_of_planes else max(blocking.cb, blocking.step)
         self.ic_blocks = 1 if self.is_shared else -(-self.ic // step) * (step // blocking.cb)
         self.pitch = shared.pitch if self.is_shared else blocking.cb
         self.pixel = self.pitch * (types.acc.itemsize if self.is_shared else self.itemsize)
@@ -309,6 +309,8 @@ class _Binding:
             return packing.pack_cut_window(cb, itemsize)
         if self.blocking.pixel_lanes:
             return self.plane_packer()
+        if self.blocking.has_panels_of_planes:
+            return packing_planes.pack_planes(1, self.blocking.pixels * itemsize)
         odd = (1,) if self.types.acc.is_float and self.ic % self.dot.channels else ()
         return packing.pack_window(cb, itemsize, *odd)
 

@@ -15,6 +15,7 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, pa
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
+from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, pays_to_pack_planes
 from blockconv.kernels.conv.register_tiles import tiles_of
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.profile import profile
@@ -119,6 +120,11 @@ class Blocking:
         return self.vectors * self.lanes
 
     @property
+    def has_panels_of_planes(self) -> bool:
+        """Whether the pixels of each tile are packed as [channel][pixel], and a step takes several of the channels."""
+        return self.cb == 1 and self.step > 1
+
+    @property
     def tiles(self) -> int:
         """Tiles of a task's pixels, for each block of output channels."""
         return -(-self.task_rows // self.rows) * -(-self.task_cols // self.pixels)
@@ -153,17 +159,19 @@ def blocking(
     as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
     shape = tile or _tile(p, at, d, stored, lanes, dot)
     in_place = as_it_is and is_read_in_place(p, at, s, shape.pixels)
+    packs_planes = in_place and at.axes[2] == "hw" and pays_to_pack_planes(s, -(-oc // (shape.vectors * lanes)))
     # Steps of whole blocks prefetch the next one, which pays for blocks of four where these are read in place.
     blocks_are_steps = cb > 4 * dot.channels or (in_place and cb == 4 * dot.channels)
     inner = Inner(
         shape=shape,
         lanes=lanes,
         cb=cb,
-        step=cb if blocks_are_steps else dot.channels,
+        step=CHANNELS_OF_PLANES if packs_planes else cb if blocks_are_steps else dot.channels,
         store_width=stored,
-        in_place=in_place,
+        in_place=in_place and not packs_planes,
         dot=dot,
         interleaved=interleaved,
+        packs_planes=packs_planes,
     )
     return divided(problem, src, dst, types, threads, inner)
 
@@ -180,6 +188,7 @@ class Inner(NamedTuple):
     dot: Dot
     interleaved: bool
     shared: Shared = DENSE
+    packs_planes: bool = False
 
 
 def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, inner: Inner) -> Blocking:
@@ -200,7 +209,8 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     splits = splits_of_tasks(tasks, ocbs, threads)
     # What a tile of a 1x1 convolution reads lies together, but where a row is packed faster than its few pixels.
-    by_tiles = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, inner.dot) and not inner.in_place
+    in_blocks = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, inner.dot) and not inner.in_place
+    by_tiles = in_blocks or inner.packs_planes
     panel = pixels if by_tiles else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
     windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols

@@ -20,6 +20,7 @@ from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.conv.blocking import Blocking
 from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
+from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES
 from blockconv.kernels.conv.register_tiles import tiles_of_registers
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.costs import cycle_seconds
@@ -139,7 +140,6 @@ MOST_HELD = 8  # vectors of pixels of a tile
 STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
 PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
-PACK_CYCLES = 6.0  # to pack a row of a panel, beside a cycle for each of its vectors
 
 
 def cycles(problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) -> float:
@@ -159,7 +159,7 @@ def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
     if is_pointwise(p):
-        packed = rows * columns * (PACK_CYCLES + tile.vectors)
+        packed = rows * columns * (PANEL_ROW_CYCLES + tile.vectors)
     elif at.axes[2] == "hw":  # panels of parts of rows with strides
         packed = columns * tile.pixels * p.sw * _element_cycles()
     else:

@@ -39,6 +39,7 @@ from blockconv.kernels.conv.blocking import (
     weight_layout,
     why_not_window,
 )
+from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_read_cycles
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
@@ -90,9 +91,6 @@ def _dense(cut: Callable[..., Blocking], seconds: Callable[..., float]) -> Calla
 # ---------------------------------------------------------------- direct
 
 
-_STEP = 1.4  # of a step's address, in multiply-adds
-
-
 def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
     p, at, itemsize, dot = problem, space(problem, src, dst), types.acc.itemsize, found.dot
@@ -103,7 +101,8 @@ def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types,
     pixels = found.rows * found.pixels
     taps = ic * p.kh * p.kw
     reduced = taps * rates.step(pixels, found.vectors, fma / known.fma, are_far(taps, found.vectors))
-    each = _STEP * fma + _plane_reads(src, p, found, itemsize) * cycle_seconds()
+    waits = plane_read_cycles(geometry(src, p.src_shape, itemsize)) if found.in_place else 0.0
+    each = STEP * fma + waits * cycle_seconds()
     steps = -(-p.ic // p.g // found.step) * p.kh * p.kw * each
     vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
     stored = rates.end(vectors) + vectors * _storing(dst, found, existing)
@@ -136,6 +135,8 @@ def _packing(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, fou
     rows = panels * found.window_rows * at.depth
     ic = p.ic // p.g * shared
     parts, pixels, chunk = -(-ic // found.cb), rows * found.window_cols, found.cb * itemsize
+    if found.has_panels_of_planes:
+        return panels * (known.packs["task"] + ic * (PANEL_ROW_CYCLES + 1) * cycle_seconds())
     stride, how = lies.along(at.axes[2]) * (at.sw if at.kw == 1 else 1), ""
     if found.shared.dense and p.g > 1 and lies.length < NO_BLOCK and ic % found.cb:
         how = "cut"
@@ -146,17 +147,6 @@ def _packing(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, fou
     lines = max(1.0, min(LINE, stride) / (ic * itemsize))
     moved = known.pack_bytes(itemsize * pixels * ic, lines, itemsize * src.size(p.src_shape))
     return max(panels * known.packs["task"] + parts * (rows * known.packs["row"] + pixels * each), moved)
-
-
-def _plane_reads(src: Layout, problem: Conv2dProblem, found: Blocking, itemsize: int) -> float:
-    """Cycles of a step that reads pixels of a plane where it is, beside those of any step; as measured.
-
-    Vectors of AVX-512 belong to tiles of more pixels, whose arithmetic hides it.
-    """
-    lies = geometry(src, problem.src_shape, itemsize)
-    if not found.in_place or lies.length != 1 or target.isa().vector_bytes == 64:
-        return 0.0
-    return 1.2 if lies.block % 16 else 0.3
 
 
 def _with_memory(computed: float, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, dot: Dot) -> float:

@@ -33,10 +33,7 @@ PROBLEMS = (
     "mb1ic17ih7oc33kh3ph1",
     "mb2ic5ih7oc65kh1",
     "g3mb1ic12ih7oc18kh3ph1",
-    "mb1ic3ih14oc20kh3sh2ph1",
-    "g8mb1ic8ih7oc8kh3ph1",
-    "mb1ic40ih7oc16kh3ph2dh1",
-)
+)  # few: CI runs the tests that are marked `isa` as these machines
 
 ALONG_PIXELS = "mb1ic64ih56oc256kh1"
 ENDS_INSIDE = "g2mb1ic12ih7oc30kh3ph1"  # groups that end inside a block, but fill a vector
