@@ -27,10 +27,11 @@ SPLITTING = 0.25
 
 
 @functools.lru_cache(maxsize=4096)
-def splits_of(sources: int, ocbs: int, threads: int, least: int) -> int:
+def splits_of(sources: int, ocbs: int, threads: int, least: int, source: float = SPLITTING) -> int:
     """Tasks, `least` or more, that share the `ocbs` blocks of output channels of each of so many sources.
 
-    As many as leave the least to do to the busiest thread.
+    As many as leave the least to do to the busiest thread. source: what each task does for its source alone, in
+    products of a block.
     """
 
     def busiest(splits: int) -> float:
@@ -38,7 +39,7 @@ def splits_of(sources: int, ocbs: int, threads: int, least: int) -> int:
         for worker in range(threads):
             first, last = tasks * worker // threads, tasks * (worker + 1) // threads
             blocks = [ocbs * (task // splits) + ocbs * (task % splits) // splits for task in (first, last)]
-            most = max(most, blocks[1] - blocks[0] + (last - first) * SPLITTING)
+            most = max(most, blocks[1] - blocks[0] + (last - first) * source)
         return most
 
     return min(range(least, max(least, min(ocbs, 4 * threads)) + 1), key=busiest)

@@ -15,7 +15,7 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, pa
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
-from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, pays_to_pack_planes
+from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
 from blockconv.kernels.conv.register_tiles import tiles_of
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.profile import profile
@@ -207,7 +207,8 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     sharing = threads if by_pixels else -(-threads // ocbs)
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
-    splits = splits_of_tasks(tasks, ocbs, threads)
+    packing = blocks_of_packing(pixels * vectors) if inner.packs_planes else 0.0
+    splits = splits_of_tasks(tasks, ocbs, threads, packing)
     # What a tile of a 1x1 convolution reads lies together, but where a row is packed faster than its few pixels.
     in_blocks = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, inner.dot) and not inner.in_place
     by_tiles = in_blocks or inner.packs_planes

@@ -23,8 +23,13 @@ def tasks_wanted(threads: int) -> int:
     return 3 * threads if threads > 1 else 1
 
 
-def splits_of_tasks(tasks: int, ocbs: int, threads: int) -> int:
-    """Tasks that share the blocks of output channels of each of so many."""
+def splits_of_tasks(tasks: int, ocbs: int, threads: int, packing: float = 0.0) -> int:
+    """Tasks that share the blocks of output channels of each of so many.
+
+    packing: of a task's source, in products of a block, where it is so much that a thread should not repeat it; else 0.
+    """
+    if packing:
+        return splits_of(tasks, ocbs, threads, 1, packing)
     return splits_of(tasks, ocbs, threads, min(ocbs, -(-tasks_wanted(threads) // tasks)))
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from blockconv.core import target
 from blockconv.kernels.common.geometry import Geometry
 
-__all__ = ["CHANNELS_OF_PLANES", "PANEL_ROW_CYCLES", "STEP", "pays_to_pack_planes", "plane_read_cycles"]
+__all__ = [
+    "CHANNELS_OF_PLANES",
+    "PANEL_ROW_CYCLES",
+    "STEP",
+    "blocks_of_packing",
+    "pays_to_pack_planes",
+    "plane_read_cycles",
+]
 
 CHANNELS_OF_PLANES = 16  # of a step, where a tile's pixels of planes are packed
 PANEL_ROW_CYCLES = 6.0  # to pack a row of a panel of planes, beside a cycle for each of its vectors
@@ -29,3 +36,8 @@ def pays_to_pack_planes(src: Geometry, ocbs: int) -> bool:
     """
     waits = plane_read_cycles(src)
     return waits > 0 and ocbs * (waits + STEP / 2) > PANEL_ROW_CYCLES + 2
+
+
+def blocks_of_packing(products: int) -> float:
+    """Blocks of output channels whose multiply-adds take as long as packing; a step of a tile has so many vectors'."""
+    return (PANEL_ROW_CYCLES + 1) / (products / 2)
