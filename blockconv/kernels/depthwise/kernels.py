@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
@@ -116,6 +118,86 @@ def entry_run(a, e, variant, src, zeros):
     )
 
 
+class _Common(NamedTuple):
+    """Arguments that tiles read again and again: the stores between could be to these, for all LLVM knows."""
+
+    ow: int
+    ih: int
+    src_width: int
+    sh: int
+    sw: int
+    dh: int
+    dw: int
+    pw: int
+    kw: int
+    src_row: int
+    src_col: int
+    dst_row: int
+    dst_col: int
+    dst_block: int
+    tap: int
+    tap_row: int
+    residual: int
+    activation: int
+
+
+class _Row(NamedTuple):
+    """A row of tiles: the addresses of the source's first column and the destination's, the row of its first tap."""
+
+    src: int
+    dst: int
+    ih: int
+
+
+class _Lanes(NamedTuple):
+    """An entry, read once. kh: its taps' rows; 0 of padding, which is only written."""
+
+    src: int
+    dst: int
+    valid: int
+    written: int
+    kh: int
+    wei: int
+    bia: int
+    permutation: int
+    src_valid: int
+    scales: int
+
+
+@inline
+def _common(a):
+    """Read what tiles have in common."""
+    return _Common(
+        ow=a.ow,
+        ih=a.ih,
+        src_width=a.src_width,
+        sh=a.sh,
+        sw=a.sw,
+        dh=a.dh,
+        dw=a.dw,
+        pw=a.pw,
+        kw=a.kw,
+        src_row=a.src_row,
+        src_col=a.src_col,
+        dst_row=a.dst_row,
+        dst_col=a.dst_col,
+        dst_block=a.dst_block,
+        tap=a.tap,
+        tap_row=a.tap_row,
+        residual=a.residual - a.dst,
+        activation=a.activation,
+    )
+
+
+@inline
+def _lanes(a, k):
+    """Read entry number `k`."""
+    e = Entry(a.table)[k]
+    run = entry_run(a, e, 0, 0, 0)
+    kh = a.kh if e.valid > 0 else 0
+    return _Lanes(e.src, e.dst, e.valid, e.written, kh, run.wei, run.bia, run.permutation, run.src_valid, run.scales)
+
+
 @inline
 def _prefetch_rows(a, src, columns):
     """Prefetch the next cache lines of so many pixels, which tiles of later entries read."""
@@ -125,26 +207,53 @@ def _prefetch_rows(a, src, columns):
             prefetch(at + j * a.src_col)
 
 
+def _tile_at(shape):
+    """compute(common, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
+    tile, unrolled = depthwise_tile(shape), shape.unrolled
+    itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
+
+    @inline
+    def compute(common, row, e, ow_at, i, scratch):
+        ow = min(ow_at, common.ow - unrolled)
+        iw = ow * common.sw - common.pw
+        variant = 1 if ow_at == 0 else 2 if ow_at + unrolled >= common.ow else 0
+        src = row.src + iw * common.src_col + e.src + i * itemsize
+        rows = Axis(e.kh, row.ih, common.ih, common.sh, common.dh, common.src_row, common.tap_row)
+        cols = Axis(common.kw, iw, common.src_width, common.sw, common.dw, common.src_col, common.tap)
+        run = TileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, scratch, e.scales)
+        out = Output(
+            dst=row.dst + ow * common.dst_col + e.dst + i * dst_itemsize,
+            dst_row=common.dst_row,
+            dst_pixel=common.dst_col,
+            dst_block=common.dst_block,
+            residual=common.residual,
+            valid=e.valid,
+            written=e.written,
+            activation=common.activation,
+            scratch=scratch + ZEROS,
+        )
+        tile(run, rows, cols, out)
+
+    return compute
+
+
 @jit.kernel
-def depthwise_channels(*spec):
+def depthwise_channels(along, *spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
-    spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
+    along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 0,
+    the entries of a tile, where these are more of a pixel's neighbours than a few. spec: a `TileSpec`. A task is a
+    chunk of an image's rows and a group of the table's entries.
     """
     shape = TileSpec(*spec)
     lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
-    itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
-    tile = depthwise_tile(shape)
+    compute = _tile_at(shape)
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
         if dot or taps == 0:
             fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
-        # What the loops read again and again is held: the stores between could be to the arguments, for all LLVM knows.
-        oh_count, ow_count, inner = a.oh, a.ow, a.inner
-        src_row, src_col, sh, sw = a.src_row, a.src_col, a.sh, a.sw
-        dst_row, dst_col, kw, tap, tap_row = a.dst_row, a.dst_col, a.kw, a.tap, a.tap_row
-        residual, are_ahead = a.residual - a.dst, a.ahead_rows > 0
+        common, oh_count, inner, are_ahead = _common(a), a.oh, a.inner, a.ahead_rows > 0
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
             group, n = rest % a.groups, rest // a.groups
@@ -154,36 +263,23 @@ def depthwise_channels(*spec):
             oh_last = min(oh_count, oh_first + a.chunk_rows)
             for oh_at in range(oh_first, oh_last, loops):
                 oh = min(oh_at, oh_count - loops)
-                ih = oh * sh - a.ph
-                for ow_at in range(0, ow_count, unrolled):
-                    ow = min(ow_at, ow_count - unrolled)
-                    iw = ow * sw - a.pw
-                    variant = 1 if ow_at == 0 else 2 if ow_at + unrolled >= ow_count else 0
-                    src = a.src + n * a.src_n + ih * src_row + iw * src_col
-                    dst = a.dst + n * a.dst_n + oh * dst_row + ow * dst_col
+                ih = oh * common.sh - a.ph
+                src, dst = a.src + n * a.src_n + ih * common.src_row, a.dst + n * a.dst_n + oh * common.dst_row
+                row = _Row(src, dst, ih)
+                if along:
                     for k in range(entry_first, entry_last):
-                        e = Entry(a.table)[k]
-                        kh = a.kh if e.valid > 0 else 0  # padding is only written
+                        e = _lanes(a, k)
+                        for ow_at in range(0, common.ow, unrolled):
+                            compute(common, row, e, ow_at, 0, scratch)
+                    continue
+                for ow_at in range(0, common.ow, unrolled):
+                    iw = min(ow_at, common.ow - unrolled) * common.sw - common.pw
+                    for k in range(entry_first, entry_last):
+                        e = _lanes(a, k)
                         if are_ahead and e.src % LINE == 0:
-                            _prefetch_rows(a, src + e.src, unrolled * a.sw)
-                        for at in range(0, inner, lanes):
-                            i = min(at, inner - lanes)
-                            at_src = src + e.src + i * itemsize
-                            rows = Axis(kh, ih, a.ih, sh, a.dh, src_row, tap_row)
-                            run = entry_run(a, e, variant, at_src, scratch)
-                            cols = Axis(kw, iw, a.src_width, sw, a.dw, src_col, tap)
-                            out = Output(
-                                dst=dst + e.dst + i * dst_itemsize,
-                                dst_row=dst_row,
-                                dst_pixel=dst_col,
-                                dst_block=a.dst_block,
-                                residual=residual,
-                                valid=e.valid,
-                                written=e.written,
-                                activation=a.activation,
-                                scratch=scratch + ZEROS,
-                            )
-                            tile(run, rows, cols, out)
+                            _prefetch_rows(a, src + iw * common.src_col + e.src, unrolled * common.sw)
+                        for i in range(0, inner, lanes):
+                            compute(common, row, e, ow_at, min(i, inner - lanes), scratch)
 
     return kernel
 

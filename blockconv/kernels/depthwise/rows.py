@@ -158,7 +158,9 @@ def _op(
     if at.columns:
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
         return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
-    return Op(depthwise_channels(*spec), args, images * groups * chunks, 1, scratch, table)
+    # Of pixels that are more, all entries of a tile are computed before the next tile's, as their lines come in order.
+    along = int(not at.batched and at.pixel <= 2 * at.lanes and at.pixel * types.src.itemsize <= LINE)
+    return Op(depthwise_channels(along, *spec), args, images * groups * chunks, 1, scratch, table)
 
 
 def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:
