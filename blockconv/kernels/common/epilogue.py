@@ -32,7 +32,7 @@ from blockconv.kernels.common.requantize import (
     times_inverse,
 )
 from blockconv.kernels.common.unpacked import in_order, split
-from blockconv.kernels.common.vectors import Vectors, lanes_below
+from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
     "LINE",
@@ -251,21 +251,18 @@ class TileEpilogue:
     # ------------------------------------------------------------ destinations with contiguous channels
 
     def stores(self, i: int, base: Any) -> Iterator[tuple[int, Callable[[], tuple[Any, Any | None]]]]:
-        """Of a row's vector number `i`: the first lane of each store, and what gives its address and lanes' mask."""
+        """Of a row's vector number `i`: the first lane of each store, and what gives its address and limit."""
         p, vector = divmod(i, self.tile.vectors)
         at = self.b.add(base, self.b.mul(const(p), self.out.dst_pixel))
         for k in range(0, self.tile.lanes, self.store_width):
             yield k, functools.partial(self.store_at, at, (vector * self.tile.lanes + k) // self.store_width)
 
     def store_at(self, pixel: Any, j: int) -> tuple[Any, Any | None]:
-        """(address, mask of the lanes that are written) of store number `j` of a pixel."""
+        """(address, how many lanes from there on are written; None: all of it) of store number `j` of a pixel."""
         address = self.b.add(pixel, _to_store(self.b, self.out, j, self.has_parts))
         if not self.masked or self.tile.row:
             return address, None
-        limit = self.b.sub(self.out.written, const(j * self.store_width))
-        if self.stored.type.is_packed:  # pairs are written together
-            return address, lanes_below(self.b, self.store_width // 2, self.b.ashr(limit, const(1)))
-        return address, lanes_below(self.b, self.store_width, limit)
+        return address, self.b.sub(self.out.written, const(j * self.store_width))
 
     def store_channels(self, values: list[Any], base: Any, row: int) -> None:
         if self.masked:
