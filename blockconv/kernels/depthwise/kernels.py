@@ -10,18 +10,17 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.epilogue import Output
 from blockconv.kernels.common.requantize import EpilogueArguments
-from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
+from blockconv.kernels.depthwise.codegen import Axis, TileSpec
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
+from blockconv.kernels.depthwise.entries import entry_run, following, read_entry
 
 __all__ = [
     "LINE",
     "TWICE",
     "ZEROS",
     "DepthwiseArguments",
-    "Entry",
     "depthwise_channels",
     "depthwise_pixels",
-    "entry_run",
     "fill_zeros",
 ]
 
@@ -78,19 +77,6 @@ class DepthwiseArguments(Arguments):
     stored = word("from the scratch to a tile that is stored by way of it, and its residual", "bytes")
 
 
-class Entry(Arguments):
-    """A vector of destination channels, or those of a block where that is less."""
-
-    src = word("from the source to the channels that it reads", "bytes")
-    wei = word("from the weights to its own", "bytes")
-    bia = word("from the bias to its own", "bytes")
-    dst = word("from the destination to its channels", "bytes")
-    valid = word("how many of its channels exist", "channels")
-    written = word("how many elements are written", "elements")
-    permutation = word("from the table to the lanes' indices, where several channels read one", "bytes")
-    src_valid = word("how many elements a load that is masked reads", "elements")
-
-
 TWICE = (1 << 32) + 1  # times four bytes: these twice
 LINE = 64  # bytes of a cache line
 ZEROS = 512  # bytes at the start of the scratch: what is read where the image ends, by tiles of any shape
@@ -101,21 +87,6 @@ def fill_zeros(scratch, value):
     """Fill them with a value of eight bytes."""
     for k in range(ZEROS // 8):
         store_i64(scratch, k, value)
-
-
-@inline
-def entry_run(a, e, variant, src, zeros):
-    """What the tile of an entry reads."""
-    return TileRun(
-        variant=variant,
-        src=src,
-        wei=a.wei + e.wei,
-        bia=a.bia + e.bia,
-        permutation=a.table + e.permutation,
-        src_valid=e.src_valid,
-        zeros=zeros,
-        scales=a.bia + e.bia + a.scales,
-    )
 
 
 class _Common(NamedTuple):
@@ -149,21 +120,6 @@ class _Row(NamedTuple):
     ih: int
 
 
-class _Lanes(NamedTuple):
-    """An entry, read once. kh: its taps' rows; 0 of padding, which is only written."""
-
-    src: int
-    dst: int
-    valid: int
-    written: int
-    kh: int
-    wei: int
-    bia: int
-    permutation: int
-    src_valid: int
-    scales: int
-
-
 @inline
 def _common(a):
     """Read what tiles have in common."""
@@ -190,15 +146,6 @@ def _common(a):
 
 
 @inline
-def _lanes(a, k):
-    """Read entry number `k`."""
-    e = Entry(a.table)[k]
-    run = entry_run(a, e, 0, 0, 0)
-    kh = a.kh if e.valid > 0 else 0
-    return _Lanes(e.src, e.dst, e.valid, e.written, kh, run.wei, run.bia, run.permutation, run.src_valid, run.scales)
-
-
-@inline
 def _prefetch_rows(a, src, columns):
     """Prefetch the next cache lines of so many pixels, which tiles of later entries read."""
     for r in range(a.ahead_rows):
@@ -220,7 +167,7 @@ def _tile_at(shape):
         src = row.src + iw * common.src_col + e.src + i * itemsize
         rows = Axis(e.kh, row.ih, common.ih, common.sh, common.dh, common.src_row, common.tap_row)
         cols = Axis(common.kw, iw, common.src_width, common.sw, common.dw, common.src_col, common.tap)
-        run = TileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, scratch, e.scales)
+        run = entry_run(e, variant, src, scratch)
         out = Output(
             dst=row.dst + ow * common.dst_col + e.dst + i * dst_itemsize,
             dst_row=common.dst_row,
@@ -242,8 +189,9 @@ def depthwise_channels(along, *spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
     along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 0,
-    the entries of a tile, where these are more of a pixel's neighbours than a few. spec: a `TileSpec`. A task is a
-    chunk of an image's rows and a group of the table's entries.
+    the entries of a tile, where these are more of a pixel's neighbours than a few: of a sequence of entries that differ
+    only by even steps the first alone is read. spec: a `TileSpec`. A task is a chunk of an image's rows and a group of
+    the table's entries.
     """
     shape = TileSpec(*spec)
     lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
@@ -268,14 +216,16 @@ def depthwise_channels(along, *spec):
                 row = _Row(src, dst, ih)
                 if along:
                     for k in range(entry_first, entry_last):
-                        e = _lanes(a, k)
+                        e = read_entry(a, k)
                         for ow_at in range(0, common.ow, unrolled):
                             compute(common, row, e, ow_at, 0, scratch)
                     continue
                 for ow_at in range(0, common.ow, unrolled):
                     iw = min(ow_at, common.ow - unrolled) * common.sw - common.pw
+                    e = read_entry(a, entry_first)
                     for k in range(entry_first, entry_last):
-                        e = _lanes(a, k)
+                        if k > entry_first:
+                            e = following(e) if e.like > 1 else read_entry(a, k)
                         if are_ahead and e.src % LINE == 0:
                             _prefetch_rows(a, src + iw * common.src_col + e.src, unrolled * common.sw)
                         for i in range(0, inner, lanes):
@@ -304,15 +254,15 @@ def depthwise_pixels(*spec):
         elif taps == 0:
             fill_zeros(scratch, 0)
         oh_count, src_width, dst_width = a.oh, a.src_width, a.dst_width
-        pixel, src_row, sh = a.pixel, a.src_row, a.sh
-        dst_row, kw, tap, dw = a.dst_row, a.kw, a.tap, a.dw
-        residual = a.residual - a.dst
+        pixel, src_row, sh, pw = a.pixel, a.src_row, a.sh, a.pw
+        dst_row, kh, kw, tap, tap_row, dw = a.dst_row, a.kh, a.kw, a.tap, a.tap_row, a.dw
+        ih_count, dh, residual, activation = a.ih, a.dh, a.residual - a.dst, a.activation
         reach = width * columns + (kw - 1) * dw * pixel
         chunks, entries = a.chunks, a.entries
         for task in range(first, last):
             chunk, rest = task % chunks, task // chunks
             k, n = rest % entries, rest // entries
-            e = Entry(a.table)[k]
+            e = read_entry(a, k)
             oh_first = chunk * a.chunk_rows
             oh_last = min(oh_count, oh_first + a.chunk_rows)
             for oh_at in range(oh_first, oh_last, unrolled):
@@ -324,13 +274,13 @@ def depthwise_pixels(*spec):
                 src = a.src + n * a.src_n + ih * src_row + e.src
                 dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
                 for at in range(0, dst_width, width):
-                    first_element = at * columns - a.pw * pixel
+                    first_element = at * columns - pw * pixel
                     variant = edge
                     if masks == 2:
                         variant = 2 * edge + int(first_element < 0 or first_element + reach > src_width)
-                    run = entry_run(a, e, variant, src + first_element * itemsize, scratch)
+                    run = entry_run(e, variant, src + first_element * itemsize, scratch)
                     cols = Axis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
-                    rows = Axis(a.kh, ih, a.ih, sh, a.dh, src_row, a.tap_row)
+                    rows = Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
                     out = Output(
                         dst=dst + at * dst_itemsize,
                         dst_row=dst_row,
@@ -339,7 +289,7 @@ def depthwise_pixels(*spec):
                         residual=residual,
                         valid=e.valid,
                         written=dst_width - at,
-                        activation=a.activation,
+                        activation=activation,
                         scratch=scratch + ZEROS,
                     )
                     tile(run, cols, rows, out)

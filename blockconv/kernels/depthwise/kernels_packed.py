@@ -20,7 +20,8 @@ from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec, chosen
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
-from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, Entry, entry_run, fill_zeros
+from blockconv.kernels.depthwise.entries import entry_run, read_entry
+from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, fill_zeros
 
 __all__ = ["depthwise_packed"]
 
@@ -83,18 +84,19 @@ def depthwise_packed(*spec):
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
-        fill = EpilogueArguments(a.activation).src_fill
+        activation, row_stride, tap_row = a.activation, a.row_stride, a.tap_row
+        fill = EpilogueArguments(activation).src_fill
         fill_zeros(scratch, fill * TWICE)
         window, stored, tile_row = scratch + a.window, scratch + a.stored, width * itemsize
         fill_bytes(window, a.window_bytes, fill)
         fill_bytes(scratch + a.line, a.line_bytes, fill)
         oh_count, dst_width, dst_row, sh, kh = a.oh, a.dst_width, a.dst_row, a.sh, a.kh
+        kw, phase, dw, pixel, tap, dh = a.kw, a.phase, a.dw, a.pixel, a.tap, a.dh
         residual, added = a.residual - a.dst, stored + unrolled * tile_row
         chunks, entries, window_rows = a.chunks, a.entries, a.window_rows
         for task in range(first, last):
             chunk, rest = task % chunks, task // chunks
-            k, n = rest % entries, rest // entries
-            e = Entry(a.table)[k]
+            e, n = read_entry(a, rest % entries), rest // entries
             oh_first = chunk * a.chunk_rows
             oh_last = min(oh_count, oh_first + a.chunk_rows)
             for number in range((oh_last - oh_first + window_rows - 1) // window_rows):
@@ -103,14 +105,14 @@ def depthwise_packed(*spec):
                 end = max(min(oh_last, start + window_rows), top + unrolled)
                 ih = top * sh - a.ph
                 at_src = a.src + n * a.src_n + ih * a.src_row + e.src
-                pack_rows(a, scratch, at_src, ih, (end - 1 - top) * sh + (kh - 1) * a.dh + 1, fill)
+                pack_rows(a, scratch, at_src, ih, (end - 1 - top) * sh + (kh - 1) * dh + 1, fill)
                 for oh_at in range(start, end, unrolled):
                     oh = min(oh_at, oh_count - unrolled)
                     dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
                     for at in range(0, dst_width, width):
-                        run = entry_run(a, e, 0, window + (oh - top) * sh * a.row_stride + at, scratch)
-                        cols = Axis(a.kw, 0, a.phase, lanes, a.dw, a.pixel, a.tap)
-                        rows = Axis(kh, 0, ALL, sh, a.dh, a.row_stride, a.tap_row)
+                        run = entry_run(e, 0, window + (oh - top) * sh * row_stride + at, scratch)
+                        cols = Axis(kw, 0, phase, lanes, dw, pixel, tap)
+                        rows = Axis(kh, 0, ALL, sh, dh, row_stride, tap_row)
                         here, written = dst + at * itemsize, dst_width - at
                         scratched = written < width
                         if scratched and residual != 0:
@@ -123,7 +125,7 @@ def depthwise_packed(*spec):
                             residual=added - stored if scratched and residual != 0 else residual,
                             valid=e.valid,
                             written=width if scratched else written,
-                            activation=a.activation,
+                            activation=activation,
                             scratch=scratch + ZEROS,
                         )
                         tile(run, cols, rows, out)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.kernels.common.epilogue import Output
-from blockconv.kernels.depthwise.codegen import Axis, TileRun, TileSpec
+from blockconv.kernels.depthwise.codegen import Axis, TileSpec
 from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.kernels import DepthwiseArguments, Entry
+from blockconv.kernels.depthwise.entries import entry_run, read_entry
+from blockconv.kernels.depthwise.kernels import DepthwiseArguments
 
 __all__ = ["depthwise_rows"]
 
@@ -29,34 +30,24 @@ def depthwise_rows(*spec):
         a = DepthwiseArguments(args)
         oh_count, kh, ih_count, sh, dh = a.oh, a.kh, a.ih, a.sh, a.dh
         src_row, dst_row, tap, tap_row = a.src_row, a.dst_row, a.tap, a.tap_row
-        residual, activation, scales, dst_block = a.residual - a.dst, a.activation, a.scales, lanes * itemsize
+        residual, activation, dst_block, ph = a.residual - a.dst, a.activation, lanes * itemsize, a.ph
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
             group, n = rest % a.groups, rest // a.groups
             entry_first = group * a.group_entries
             entry_last = min(a.entries, entry_first + a.group_entries)
             oh_first, oh_last = chunk * a.chunk_rows, min(oh_count, (chunk + 1) * a.chunk_rows)
-            src_image, dst_image, wei, bia = a.src + n * a.src_n, a.dst + n * a.dst_n, a.wei, a.bia
-            table = a.table
+            src_image, dst_image = a.src + n * a.src_n, a.dst + n * a.dst_n
             for k in range(entry_first, entry_last):
-                e = Entry(table)[k]
+                e = read_entry(a, k)
                 oh_at = oh_first
                 while True:  # there are rows, so that what all tiles have in common can be made before the first
                     oh = min(oh_at, oh_count - unrolled)
-                    ih = oh * sh - a.ph
+                    ih = oh * sh - ph
                     variant = 0
                     if edges == 3:
                         variant = 1 if oh_at == 0 else 2 if oh_at + unrolled >= oh_count else 0
-                    run = TileRun(
-                        variant=variant,
-                        src=src_image + ih * src_row + e.src,
-                        wei=wei + e.wei,
-                        bia=bia + e.bia,
-                        permutation=table + e.permutation,
-                        src_valid=0,
-                        zeros=0,
-                        scales=bia + e.bia + scales,
-                    )
+                    run = entry_run(e, variant, src_image + ih * src_row + e.src, 0)
                     cols, rows = Axis(0, 0, 0, 0, 0, 0, tap), Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
                     out = Output(
                         dst=dst_image + oh * dst_row + e.dst,

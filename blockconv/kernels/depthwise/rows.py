@@ -26,11 +26,11 @@ from blockconv.kernels.common.waiting import is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.entries import Entry, find_steps
 from blockconv.kernels.depthwise.kernels import (
     LINE,
     ZEROS,
     DepthwiseArguments,
-    Entry,
     depthwise_channels,
     depthwise_pixels,
 )
@@ -85,9 +85,10 @@ def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, types
     table["valid"] = np.minimum(p.oc - oc, count)
     table["written"] = np.minimum(padded - oc, count)
     table["permutation"] = table.nbytes + np.searchsorted(offsets, lane) * at.lanes * itemsize
-    table["src_valid"] = np.minimum(p.ic - ic, s.length - ic % s.length)
+    table["src_valid"] = np.minimum(np.minimum(p.ic - ic, s.length - ic % s.length), at.lanes)
     if width < at.lanes:  # of pixels or images, which repeat a block's channels
         table["written"] = table["src_valid"] = at.pixel if at.masked else NO_BLOCK
+    find_steps(table)
     lanes = np.arange(at.lanes)
     indices = lanes // width * width + (offsets[:, None] + lanes % width) // m % width
     return np.concatenate([table.view(np.int64), indices.astype(f"i{itemsize}").ravel().view(np.int64)])
@@ -159,7 +160,7 @@ def _op(
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
         return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     # Of pixels that are more, all entries of a tile are computed before the next tile's, as their lines come in order.
-    along = int(not at.batched and at.pixel <= 2 * at.lanes and at.pixel * types.src.itemsize <= LINE)
+    along = int(not at.batched and s.col <= min(LINE, 2 * at.lanes * types.src.itemsize))
     return Op(depthwise_channels(along, *spec), args, images * groups * chunks, 1, scratch, table)
 
 
