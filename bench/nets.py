@@ -73,7 +73,13 @@ def plans(
     names: of `networks.NETWORKS`, or ONNX files. dtypes: of `TOLERANCE`; int8 is the network as ONNX Runtime's tool
     quantizes it (`quantized.KINDS`), bfloat16 and float16 the network of floats that each engine stores so: their
     errors are beside the network of floats.
+
+    Raises ValueError for a name that is neither, before anything is measured.
     """
+    for name in names:
+        if name not in networks.NETWORKS and not Path(name).is_file():
+            known = ", ".join(networks.NETWORKS)
+            raise ValueError(f"{suite}: networks={name!r}: give an ONNX file, or one of {known}")
     return [
         _plan(name, batch, count, choices, crew, timing, suite, dtype)
         for dtype in dtypes

@@ -15,6 +15,7 @@ import matplotlib
 
 from bench import changes, lab, page, plots, standings, tables
 from bench.results import ResultFile
+from bench.workers import Crew
 
 LIMITS = {"low": 0.99, "median": 1.0, "high": 1.01, "q1": 0.995, "q3": 1.005}
 
@@ -222,3 +223,11 @@ def test_the_chart_and_the_list_say_the_same_in_the_same_order():
     assert [text for text in drawn if text.startswith("layer")] == ["layer z", "layer a", "layer y"]
     assert [figure for figure, _ in listed] == ["2.00", "1.23", "1.20"]
     assert [text for text in drawn if re.fullmatch(r"\d\.\d\d", text)] == ["2.00", "1.23", "1.20"]
+
+
+def test_a_network_that_is_not_known_is_said_before_anything_is_measured():
+    pytest.importorskip("onnx")
+    from bench import nets
+
+    with pytest.raises(ValueError, match=r"networks='regnet': give an ONNX file, or one of .*resnet50"):
+        nets.plans(["resnet50", "regnet"], [1], [1], ["auto"], Crew([]), {})
