@@ -281,6 +281,12 @@ def move(builder: Any, dst: Any, src: Any, bytes_lit: int, stream_lit: int) -> N
 
 
 @emitted
+def store_repeated(builder: Any, dst: Any, value: Any, bytes_lit: int) -> None:
+    """Write `bytes_lit` bytes, of which each four are the low ones of `value`."""
+    store_vector(builder, splat(builder, builder.trunc(value, I32), bytes_lit // 4), dst)
+
+
+@emitted
 def move_part(builder: Any, dst: Any, src: Any, lanes_lit: int, itemsize_lit: int, count: Any) -> None:
     """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
     kind, iota = vector(itemsize_lit, lanes_lit), ir.Constant(ir.VectorType(I32, lanes_lit), list(range(lanes_lit)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_bits, move, store_bits
+from blockconv.jit.ir import load_bits, move, store_bits, store_repeated
 
-__all__ = ["copy_bytes", "copy_pixels", "fill_bytes", "gather_blocks", "scatter_blocks"]
+__all__ = ["copy_bytes", "copy_pixels", "fill_bytes", "fill_pixels", "gather_blocks", "scatter_blocks"]
 
 
 @inline
@@ -99,3 +99,19 @@ def fill_bytes(dst, size, fill):
         store_bits(dst + at, fill, 4)
     for at in range(whole, size):
         store_bits(dst + at, fill, 1)
+
+
+@inline
+def fill_pixels(dst, pixels, size, fill):
+    """Fill `size` bytes of each of so many pixels that are neighbours, as `fill_bytes` does."""
+    if size == 16:
+        for k in range(pixels):
+            store_repeated(dst + 16 * k, fill, 16)
+    elif size == 32:
+        for k in range(pixels):
+            store_repeated(dst + 32 * k, fill, 32)
+    elif size == 64:
+        for k in range(pixels):
+            store_repeated(dst + 64 * k, fill, 64)
+    else:
+        fill_bytes(dst, pixels * size, fill)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, move, move_part, store_bits
-from blockconv.kernels.common.copies import fill_bytes
+from blockconv.kernels.common.copies import copy_bytes, copy_pixels, fill_bytes, fill_pixels
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
@@ -108,14 +108,17 @@ def pack_window(cb, itemsize, odd=0):
                     h = ih + r * a.row_step
                     if is_padding(a, h, z):
                         for k in range(count):
-                            fill_bytes(out + k * w_block, row_bytes, fill)
+                            fill_pixels(out + k * w_block, cols, chunk, fill)
                         continue
                     for k in range(count):
-                        fill_bytes(out + k * w_block, left * chunk, fill)
-                        fill_bytes(out + k * w_block + right * chunk, (cols - right) * chunk, fill)
+                        fill_pixels(out + k * w_block, left, chunk, fill)
+                        fill_pixels(out + k * w_block + right * chunk, cols - right, chunk, fill)
                     src, dst = plane + h * a.source.row, out + left * chunk
                     if step == chunk and count == 1 and padded:
-                        copy_memory(dst, src, (right - left) * chunk)
+                        copy_bytes(dst, src, (right - left) * chunk)
+                        continue
+                    if count == 1 and padded:
+                        copy_pixels(dst, src, right - left, chunk, step, chunk)
                         continue
                     # Of less than 32 bits, what follows a pixel's last channels may be packed with them, in the row.
                     followed = right - left - (chunk - tail * itemsize + step - 1) // step if itemsize < 4 else 0

@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 # Where caches are small, a task is a small part of an image, and what does not divide evenly weighs more.
 LIMITS = {
     "avx512, 1 MiB": Limits({1: 1.0, 2: 1.1, 4: 1.1, 16: 1.67}, {1: 1.07, 4: 1.15, 16: 1.15}),
-    "avx512, halves, 1 MiB": Limits({1: 1.0, 2: 1.03, 4: 1.08, 16: 1.24}, {1: 1.07, 4: 1.15, 16: 1.15}),
+    "avx512, halves, 1 MiB": Limits({1: 1.0, 2: 1.03, 4: 1.08, 16: 1.34}, {1: 1.07, 4: 1.15, 16: 1.15}),
     "avx2, 512 KiB": Limits({1: 1.0, 2: 1.04, 4: 1.07, 16: 1.34}, {1: 1.11, 4: 1.23, 16: 1.23}),
     "avx2, 1 MiB": Limits({1: 1.0, 2: 1.01, 4: 1.11, 16: 1.34}, {1: 1.08, 4: 1.23, 16: 1.23}),
     "sse, 1 MiB": Limits({1: 1.0, 2: 1.01, 4: 1.11, 16: 1.15}, {1: 1.08, 4: 1.08, 16: 1.23}),
@@ -93,10 +93,14 @@ def test_weights_that_are_most_of_it_are_read_once(layout, on_machine):
 
 @EVERY_MACHINE
 def test_a_tile_does_more_multiply_adds_than_it_loads_vectors_and_fills_the_registers(on_machine):
-    """At two loads and two multiply-adds a cycle, loads are then hidden behind the arithmetic."""
-    registers = MACHINES[on_machine].isa.registers
+    """At two loads and two multiply-adds a cycle, loads are then hidden behind the arithmetic.
+
+    A processor that computes vectors by halves has time for twice as many: two loads for each multiply-add.
+    """
+    isa = MACHINES[on_machine].isa
+    registers, loads = isa.registers, 1.34 if isa.halves else 0.67
     for descriptor in ("mb1ic64ih56oc256kh1", "mb1ic256ih56oc64kh1", "mb1ic64ih56oc64kh3ph1"):
         cut = blocking(Conv2dProblem.from_descriptor(descriptor), NHWC, NHWC, FLOAT32, 1)
         pixels = cut.rows * cut.pixels
-        assert pixels + cut.vectors <= 0.67 * pixels * cut.vectors
+        assert pixels + cut.vectors <= loads * pixels * cut.vectors
         assert pixels * cut.vectors >= 0.75 * (registers - 4)
