@@ -31,7 +31,7 @@ from blockconv.kernels.common.requantize import (
     rounded_sum,
     times_inverse,
 )
-from blockconv.kernels.common.unpacked import in_order, split
+from blockconv.kernels.common.unpacked import PARTS, in_order, split
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
@@ -183,6 +183,9 @@ class TileEpilogue:
 
     def finish(self, accs: list[Any]) -> None:
         """Of accumulators in the order [row][pixel][vector]."""
+        if self.args and self.store_width > 1 and self.act != ActivationKind.OTHER:
+            self.finish_bytes(accs)
+            return
         planes, count = self.store_width == 1, len(accs) // self.tile.rows
         if not self.finishes_planes:
             self.add_residual(accs)
@@ -198,6 +201,27 @@ class TileEpilogue:
                 self.each_plane(values, base, self.finish_planes)
             else:
                 self.store_channels(values, base, row)
+
+    def finish_bytes(self, accs: list[Any]) -> None:
+        """Bytes of neighbouring channels: few vectors after the other, so that the first ones' registers are free."""
+        with self.b.if_else(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False) as (summed, alone):
+            for is_summed, block in ((True, summed), (False, alone)):
+                with block:
+                    for row in range(self.tile.rows):
+                        self.finish_bytes_of(accs, row, is_summed)
+
+    def finish_bytes_of(self, accs: list[Any], row: int, is_summed: bool) -> None:
+        """A row's bytes. is_summed: whether a residual is added."""
+        count, base = len(accs) // self.tile.rows, self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
+        for first in range(0, count, PARTS):
+            slots = accs[row * count :][first : min(first + PARTS, count)]
+            values = [self.b.load(slot) for slot in slots]
+            if is_summed:
+                added = self.load_row(self.residual_row(row), row, len(slots), first)
+                values = [self.with_residual(x, value) for x, value in zip(values, added, strict=True)]
+            if self.act == ActivationKind.CLIP:
+                values = self.clipped(values)
+            self.store_channels(self.converted(values), base, row, first // self.parts)
 
     @property
     def finishes_planes(self) -> bool:
@@ -225,9 +249,12 @@ class TileEpilogue:
     # ------------------------------------------------------------ activation
 
     def clip(self, slots: list[Any]) -> None:
+        for slot, value in zip(slots, self.clipped([self.b.load(slot) for slot in slots]), strict=True):
+            self.b.store(value, slot)
+
+    def clipped(self, values: list[Any]) -> list[Any]:
         low, high = (self.v.splat(bound) for bound in parameters_at(self.v, self.out.activation))
-        for slot in slots:
-            self.b.store(self.v.clip(self.b.load(slot), low, high), slot)
+        return [self.v.clip(x, low, high) for x in values]
 
     def activate_in_scratch(self, accs: list[Any]) -> None:
         """Apply a transcendental activation in a loop over the spilled tile: its code stands once, not 28 times."""
@@ -264,10 +291,11 @@ class TileEpilogue:
             return address, None
         return address, self.b.sub(self.out.written, const(j * self.store_width))
 
-    def store_channels(self, values: list[Any], base: Any, row: int) -> None:
+    def store_channels(self, values: list[Any], base: Any, row: int, first: int = 0) -> None:
+        """Store a row's vectors from number `first` on."""
         if self.masked:
-            values = [self.with_zero_tail(x, i % self.tile.vectors) for i, x in enumerate(values)]
-        for i, value in enumerate(values):
+            values = [self.with_zero_tail(x, (first + i) % self.tile.vectors) for i, x in enumerate(values)]
+        for i, value in enumerate(values, first):
             for k, locate in self.stores(i, base):
                 part = value
                 if self.store_width < self.tile.lanes:
@@ -300,23 +328,31 @@ class TileEpilogue:
         with self.b.if_then(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
             count = len(accs) // self.tile.rows
             for row in range(self.tile.rows):
-                base = self.b.add(self.b.add(self.out.dst, self.out.residual), self.b.mul(const(row), self.out.dst_row))
-                slots, values = accs[row * count : (row + 1) * count], self.load_row(base, row)
-                if self.parts > 1:
-                    values = [part for value in values for part in split(self.b, value)]
+                base = self.residual_row(row)
+                slots, values = accs[row * count : (row + 1) * count], self.load_row(base, row, count)
                 for slot, value in zip(slots, values, strict=True):
-                    x = self.b.load(slot)
-                    if self.args and Rounding.SUMS in self.rounding:
-                        x = rounded_sum(self.v, self.args, x)
-                    self.b.store(self.b.fadd(x, self.read(value)), slot)
+                    self.b.store(self.with_residual(self.b.load(slot), value), slot)
 
-    def load_row(self, base: Any, row: int) -> list[Any]:
-        count = self.tile.pixels * self.tile.vectors
+    def residual_row(self, row: int) -> Any:
+        """The address of a row's first residual."""
+        return self.b.add(self.b.add(self.out.dst, self.out.residual), self.b.mul(const(row), self.out.dst_row))
+
+    def with_residual(self, x: Any, value: Any) -> Any:
+        """A vector and what is added to it, as that is stored."""
+        if self.args and Rounding.SUMS in self.rounding:
+            x = rounded_sum(self.v, self.args, x)
+        return self.b.fadd(x, self.read(value))
+
+    def load_row(self, base: Any, row: int, count: int, first: int = 0) -> list[Any]:
+        """What is added to so many vectors of a row from number `first` on, as it is stored."""
+        stored = range(first // self.parts, (first + count) // self.parts)
         if self.store_width == 1:
-            return self.each_plane([None] * count, base, self.load_planes)
-        load, width = self.stored.load_lanes, self.store_width
-        each = [[load(*at(), self.lanes_of(i, row), width) for _, at in self.stores(i, base)] for i in range(count)]
-        return [join(self.b, parts) for parts in each]
+            values = self.each_plane([None] * len(stored), base, self.load_planes)
+        else:
+            load, width = self.stored.load_lanes, self.store_width
+            each = [[load(*at(), self.lanes_of(i, row), width) for _, at in self.stores(i, base)] for i in stored]
+            values = [join(self.b, parts) for parts in each]
+        return values if self.parts == 1 else [part for value in values for part in split(self.b, value)]
 
     # ------------------------------------------------------------ planes (NCHW)
 

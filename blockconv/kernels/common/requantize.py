@@ -135,19 +135,28 @@ def after_scales(builder: Any, bia: Any, scales: Any) -> Any:
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any:
     """A residual's vector of bytes as float32, times its scale."""
     b, wide = v.b, ir.VectorType(I32, v.lanes)
-    flip = b.trunc(args.residual_flip, I8)
-    unsigned = b.zext(b.xor(value, _splat(v, flip)), wide)
-    difference = b.sub(unsigned, _splat(v, b.trunc(args.residual_zero, I32)))
-    return v.mul(b.sitofp(difference, v.kind), _splat_float(v, args.residual_scale))
+    # A float of 2^23 more than a byte has this byte as the lowest of its mantissa, and less another such it is exact.
+    bits = b.or_(b.trunc(args.residual_flip, I32), ir.Constant(I32, _TWO_TO_23))
+    lifted = b.bitcast(b.xor(b.zext(value, wide), _splat(v, bits)), v.kind)
+    zero = b.add(b.trunc(args.residual_zero, I32), ir.Constant(I32, _TWO_TO_23))
+    difference = b.fsub(lifted, v.splat(b.bitcast(zero, v.element)))
+    return v.mul(difference, _splat_float(v, args.residual_scale))
 
 
 def rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
     """Multiples of the sums' own scale, as float32: bounded, rounded to whole ones, half to even, times that scale."""
     bounded = _between(v, x, args.sum_low, args.sum_high)
-    whole = v.b.fsub(v.add(bounded, v.c(_TO_WHOLE)), v.c(_TO_WHOLE))
-    return v.mul(whole, _splat_float(v, args.sum_scale))
+    return v.mul(_whole(v, bounded), _splat_float(v, args.sum_scale))
 
 
+def _whole(v: Vectors, x: Any) -> Any:
+    """Floats of up to 2^22 rounded to whole ones, half to even, as floats."""
+    if target.isa().vector_bytes > 16:  # an instruction that came with such vectors, or before
+        return call_llvm(v.b, f"llvm.nearbyint.{v.suffix()}", v.kind, [x])
+    return v.b.fsub(v.add(x, v.c(_TO_WHOLE)), v.c(_TO_WHOLE))
+
+
+_TWO_TO_23 = 0x4B000000  # the bits of this float32
 # From 2^23 to 2^24 floats are the whole numbers: a sum with this is rounded to one, half to even, and the low bits of
 # its mantissa are those of what was added.
 _TO_WHOLE = 1.5 * 2**23
