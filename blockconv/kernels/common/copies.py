@@ -78,6 +78,9 @@ def copy_pixels(dst, src, pixels, d_col, s_col, size):
 @inline
 def gather_blocks(dst, src, size, block, stride):
     """Copy `size` bytes to a contiguous extent: they lie in blocks of `block` bytes that are `stride` bytes apart."""
+    if stride == block:
+        copy_bytes(dst, src, size)
+        return
     whole = size // block
     copy_pixels(dst, src, whole, block, stride, block)
     copy_bytes(dst + whole * block, src + whole * stride, size - whole * block)

@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, emit_prefetch, join, pointer, shuffle, transpose
+from blockconv.jit.ir import const, join, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
@@ -31,94 +30,14 @@ from blockconv.kernels.common.requantize import (
     rounded_sum,
     times_inverse,
 )
+from blockconv.kernels.common.tile import Output, Tile, to_store
 from blockconv.kernels.common.unpacked import PARTS, in_order, split
-from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "LINE",
-    "Output",
-    "Tile",
-    "TileEpilogue",
-    "finish",
-    "prefetch_residual",
-]
+__all__ = ["TileEpilogue", "finish"]
 
-LINE = 64  # bytes of a cache line
 # Bytes of the vectors that are stored as fast with a mask as without: those of AVX-512. With AVX2 a masked store takes
 # an AMD processor about 20 cycles.
 MASKED_STORES = 64
-
-
-class Tile(NamedTuple):
-    """A tile of `rows` x `pixels` pixels by `vectors` vectors of `lanes` output channels.
-
-    element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
-    vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 or 4
-    bits or floats of 16; 0: they are stored as they are. rounding: a `Rounding`, to integers.
-    unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
-    row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
-    dense: whether rows follow one another, so that a row's last vector may write over the next, which is stored later.
-    """
-
-    element: int
-    fma: int
-    rows: int
-    pixels: int
-    vectors: int
-    lanes: int
-    period: int = 0
-    dst: int = 0
-    rounding: int = 0
-    unpacked: int = 0
-    row: int = 0
-    dense: int = 0
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element of the destination."""
-        return ElementType.of(self.dst or self.element).itemsize
-
-    @property
-    def width(self) -> int:
-        """Lanes of a pixel."""
-        return self.vectors * self.lanes
-
-    def code(self, builder: Any) -> Vectors:
-        return Vectors(builder, ElementType.of(self.element), self.lanes, bool(self.fma))
-
-    @property
-    def in_order(self) -> Tile:
-        """The tile as it is stored, its channels in order."""
-        if not self.unpacked:
-            return self
-        return self._replace(lanes=self.lanes * self.unpacked, vectors=self.vectors // self.unpacked, unpacked=0)
-
-    def stored(self, builder: Any) -> Vectors:
-        """Code over what is stored."""
-        tile = self.in_order
-        return Vectors(builder, ElementType.of(self.dst), tile.lanes) if self.dst else tile.code(builder)
-
-
-class Output(NamedTuple):
-    """Where a tile goes: values of LLVM, i64s; the strides in bytes.
-
-    dst: the address of the first pixel and channel. dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
-    dst_block: from the channels that are stored together to the next such; or, where a tile has parts, the address of
-    a table: from its first channel to each such part. residual: from the destination to the
-    residual, which lies as it does; 0 where there is none. valid: output channels that exist. written: those that are
-    written, as zero where they do not exist. activation: the address of its `ActivationArguments`. scratch: memory for
-    the accumulators of a tile.
-    """
-
-    dst: Any
-    dst_row: Any
-    dst_pixel: Any
-    dst_block: Any
-    residual: Any
-    valid: Any
-    written: Any
-    activation: Any
-    scratch: Any
 
 
 def finish(
@@ -137,31 +56,6 @@ def finish(
             TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
         with part:
             TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
-
-
-def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
-    """Prefetch the residual, to be called before the arithmetic that takes as long as its lines do to come.
-
-    Not in NCHW: a tile touches a page for each of its channels, and twice as many are too many to be translated.
-    """
-    if store_width == 1:
-        return
-    with builder.if_then(builder.icmp_signed("!=", out.residual, const(0)), likely=False):
-        # Pixels that share a line (NCHW4) prefetch it once.
-        stores, pixels = tile.width // store_width, max(1, LINE // (store_width * tile.itemsize))
-        for row in range(tile.rows):
-            base = builder.add(out.dst, builder.add(out.residual, builder.mul(const(row), out.dst_row)))
-            for p in range(0, tile.pixels, pixels):
-                at = builder.add(base, builder.mul(const(p), out.dst_pixel))
-                for j in range(stores):
-                    emit_prefetch(builder, builder.add(at, _to_store(builder, out, j, has_parts)))
-
-
-def _to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:
-    """From a pixel to what its store number `j` writes, in bytes."""
-    if not has_parts:
-        return builder.mul(const(j), out.dst_block)
-    return builder.load(builder.gep(pointer(builder, out.dst_block, I64), [const(j)]), align=8)
 
 
 class TileEpilogue:
@@ -183,7 +77,7 @@ class TileEpilogue:
 
     def finish(self, accs: list[Any]) -> None:
         """Of accumulators in the order [row][pixel][vector]."""
-        if self.args and self.store_width > 1 and self.act != ActivationKind.OTHER:
+        if self.finishes_in_parts:
             self.finish_bytes(accs)
             return
         planes, count = self.store_width == 1, len(accs) // self.tile.rows
@@ -203,7 +97,7 @@ class TileEpilogue:
                 self.store_channels(values, base, row)
 
     def finish_bytes(self, accs: list[Any]) -> None:
-        """Bytes of neighbouring channels: few vectors after the other, so that the first ones' registers are free."""
+        """Finish few vectors after the other, so that the registers of the first ones are free for the others."""
         with self.b.if_else(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False) as (summed, alone):
             for is_summed, block in ((True, summed), (False, alone)):
                 with block:
@@ -217,11 +111,16 @@ class TileEpilogue:
             slots = accs[row * count :][first : min(first + PARTS, count)]
             values = [self.b.load(slot) for slot in slots]
             if is_summed:
-                added = self.load_row(self.residual_row(row), row, len(slots), first)
+                added = self.load_vectors(self.residual_row(row), row, first, len(slots))
                 values = [self.with_residual(x, value) for x, value in zip(values, added, strict=True)]
             if self.act == ActivationKind.CLIP:
                 values = self.clipped(values)
-            self.store_channels(self.converted(values), base, row, first // self.parts)
+            self.store_vectors(self.converted(values), base, row, first // self.parts)
+
+    @property
+    def finishes_in_parts(self) -> bool:
+        """Whether few vectors are finished after the other: bytes of neighbouring channels."""
+        return self.args is not None and self.store_width > 1 and self.act != ActivationKind.OTHER
 
     @property
     def finishes_planes(self) -> bool:
@@ -286,13 +185,17 @@ class TileEpilogue:
 
     def store_at(self, pixel: Any, j: int) -> tuple[Any, Any | None]:
         """(address, how many lanes from there on are written; None: all of it) of store number `j` of a pixel."""
-        address = self.b.add(pixel, _to_store(self.b, self.out, j, self.has_parts))
+        address = self.b.add(pixel, to_store(self.b, self.out, j, self.has_parts))
         if not self.masked or self.tile.row:
             return address, None
         return address, self.b.sub(self.out.written, const(j * self.store_width))
 
-    def store_channels(self, values: list[Any], base: Any, row: int, first: int = 0) -> None:
-        """Store a row's vectors from number `first` on."""
+    def store_channels(self, values: list[Any], base: Any, row: int) -> None:
+        """Store the vectors of a row."""
+        self.store_vectors(values, base, row, 0)
+
+    def store_vectors(self, values: list[Any], base: Any, row: int, first: int) -> None:
+        """Store vectors of a row from number `first` on."""
         if self.masked:
             values = [self.with_zero_tail(x, (first + i) % self.tile.vectors) for i, x in enumerate(values)]
         for i, value in enumerate(values, first):
@@ -329,7 +232,7 @@ class TileEpilogue:
             count = len(accs) // self.tile.rows
             for row in range(self.tile.rows):
                 base = self.residual_row(row)
-                slots, values = accs[row * count : (row + 1) * count], self.load_row(base, row, count)
+                slots, values = accs[row * count : (row + 1) * count], self.load_row(base, row)
                 for slot, value in zip(slots, values, strict=True):
                     self.b.store(self.with_residual(self.b.load(slot), value), slot)
 
@@ -343,8 +246,12 @@ class TileEpilogue:
             x = rounded_sum(self.v, self.args, x)
         return self.b.fadd(x, self.read(value))
 
-    def load_row(self, base: Any, row: int, count: int, first: int = 0) -> list[Any]:
-        """What is added to so many vectors of a row from number `first` on, as it is stored."""
+    def load_row(self, base: Any, row: int) -> list[Any]:
+        """What is added to the vectors of a row, as it is stored."""
+        return self.load_vectors(base, row, 0, self.tile.pixels * self.tile.vectors * self.parts)
+
+    def load_vectors(self, base: Any, row: int, first: int, count: int) -> list[Any]:
+        """What is added to so many accumulators of a row from number `first` on."""
         stored = range(first // self.parts, (first + count) // self.parts)
         if self.store_width == 1:
             values = self.each_plane([None] * len(stored), base, self.load_planes)

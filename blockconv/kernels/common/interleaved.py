@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 from blockconv.jit.ir import I64, const, pointer, shuffle
 from blockconv.kernels.common.dot import multiply_accumulate
-from blockconv.kernels.common.epilogue import Tile
+from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["DENSE", "Shared", "reduce_shared"]

@@ -23,9 +23,10 @@ from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, pointer
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate
-from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish, prefetch_residual
+from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
+from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 
 __all__ = [

@@ -16,8 +16,9 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.jit.ir import const
-from blockconv.kernels.common.epilogue import Output, Tile, finish
+from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import Reduction, unrolled_channels
+from blockconv.kernels.common.tile import Output, Tile
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 
 __all__ = ["PixelTileSpec", "pixel_tile"]

@@ -9,7 +9,7 @@ from numba.core import cgutils
 
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, emitted
-from blockconv.kernels.common.epilogue import LINE
+from blockconv.kernels.common.tile import LINE
 
 __all__ = ["TileRecord", "kernel_of_tiles"]
 

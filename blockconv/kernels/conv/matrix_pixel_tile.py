@@ -21,8 +21,9 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.dot import multiply_accumulate
-from blockconv.kernels.common.epilogue import LINE, Output, Tile, finish
+from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
+from blockconv.kernels.common.tile import LINE, Output, Tile
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, move, move_part, store_bits
-from blockconv.kernels.common.copies import copy_bytes, copy_pixels, fill_bytes, fill_pixels
+from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
@@ -106,19 +106,15 @@ def pack_window(cb, itemsize, odd=0):
                 for r in range(rows):
                     out += row_bytes
                     h = ih + r * a.row_step
-                    if is_padding(a, h, z):
-                        for k in range(count):
-                            fill_pixels(out + k * w_block, cols, chunk, fill)
-                        continue
+                    first_col, end_col = (cols, cols) if is_padding(a, h, z) else (left, right)
                     for k in range(count):
-                        fill_pixels(out + k * w_block, left, chunk, fill)
-                        fill_pixels(out + k * w_block + right * chunk, cols - right, chunk, fill)
-                    src, dst = plane + h * a.source.row, out + left * chunk
-                    if step == chunk and count == 1 and padded:
-                        copy_bytes(dst, src, (right - left) * chunk)
+                        fill_pixels(out + k * w_block, first_col, chunk, fill)
+                        fill_pixels(out + k * w_block + end_col * chunk, cols - end_col, chunk, fill)
+                    if first_col == end_col:
                         continue
+                    src, dst = plane + h * a.source.row, out + left * chunk
                     if count == 1 and padded:
-                        copy_pixels(dst, src, right - left, chunk, step, chunk)
+                        gather_blocks(dst, src, (right - left) * chunk, chunk, step)
                         continue
                     # Of less than 32 bits, what follows a pixel's last channels may be packed with them, in the row.
                     followed = right - left - (chunk - tail * itemsize + step - 1) // step if itemsize < 4 else 0

@@ -16,8 +16,8 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType
-from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv.blocking import Blocking
 from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES

@@ -22,9 +22,9 @@ from numba.core import cgutils
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, const, opaque, shuffle, splat
-from blockconv.kernels.common.epilogue import Tile
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
+from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 

@@ -68,6 +68,11 @@ class _RowsEpilogue(TileEpilogue):
                     found.append(Extent(unit, [lane], row * self.columns.dst + output))
         return found
 
+    @property
+    def finishes_in_parts(self) -> bool:
+        """Rows share vectors, so that a part is of several rows."""
+        return False
+
     def at(self, base: Any, element: int) -> Any:
         """The address of an element of the tile."""
         row, output = divmod(element, self.columns.dst)

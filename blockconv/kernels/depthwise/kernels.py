@@ -8,8 +8,8 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import prefetch, store_i64
-from blockconv.kernels.common.epilogue import Output
 from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.common.tile import Output
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, following, read_entry

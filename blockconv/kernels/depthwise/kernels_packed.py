@@ -15,8 +15,8 @@ from blockconv.core.types import element
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.copies import copy_bytes, fill_bytes
-from blockconv.kernels.common.epilogue import Output
 from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.common.tile import Output
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec, chosen
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockconv import jit
-from blockconv.kernels.common.epilogue import Output
+from blockconv.kernels.common.tile import Output
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec
 from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile

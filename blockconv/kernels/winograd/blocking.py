@@ -10,9 +10,9 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words
-from blockconv.kernels.common.epilogue import LINE
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.tasks import splits_of
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.winograd.arguments import HEADER_BYTES, PLANE_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.transforms import Form

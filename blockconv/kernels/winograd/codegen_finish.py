@@ -15,8 +15,9 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
-from blockconv.kernels.common.epilogue import Tile, finish
+from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
+from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM, multiples
 from blockconv.kernels.winograd.transforms import Form, destination_1d, transform_2d

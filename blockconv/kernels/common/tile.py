@@ -1,0 +1,110 @@
+"""A tile of pixels by output channels, and where it is stored."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import I64, const, emit_prefetch, pointer
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["LINE", "Output", "Tile", "prefetch_residual", "to_store"]
+
+LINE = 64  # bytes of a cache line
+
+
+class Tile(NamedTuple):
+    """A tile of `rows` x `pixels` pixels by `vectors` vectors of `lanes` output channels.
+
+    element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
+    vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 or 4
+    bits or floats of 16; 0: they are stored as they are. rounding: a `Rounding`, to integers.
+    unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
+    row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
+    dense: whether rows follow one another, so that a row's last vector may write over the next, which is stored later.
+    """
+
+    element: int
+    fma: int
+    rows: int
+    pixels: int
+    vectors: int
+    lanes: int
+    period: int = 0
+    dst: int = 0
+    rounding: int = 0
+    unpacked: int = 0
+    row: int = 0
+    dense: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the destination."""
+        return ElementType.of(self.dst or self.element).itemsize
+
+    @property
+    def width(self) -> int:
+        """Lanes of a pixel."""
+        return self.vectors * self.lanes
+
+    def code(self, builder: Any) -> Vectors:
+        return Vectors(builder, ElementType.of(self.element), self.lanes, bool(self.fma))
+
+    @property
+    def in_order(self) -> Tile:
+        """The tile as it is stored, its channels in order."""
+        if not self.unpacked:
+            return self
+        return self._replace(lanes=self.lanes * self.unpacked, vectors=self.vectors // self.unpacked, unpacked=0)
+
+    def stored(self, builder: Any) -> Vectors:
+        """Code over what is stored."""
+        tile = self.in_order
+        return Vectors(builder, ElementType.of(self.dst), tile.lanes) if self.dst else tile.code(builder)
+
+
+class Output(NamedTuple):
+    """Where a tile goes: values of LLVM, i64s; the strides in bytes.
+
+    dst: the address of the first pixel and channel. dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
+    dst_block: from the channels that are stored together to the next such; or, where a tile has parts, the address of
+    a table: from its first channel to each such part. residual: from the destination to the
+    residual, which lies as it does; 0 where there is none. valid: output channels that exist. written: those that are
+    written, as zero where they do not exist. activation: the address of its `ActivationArguments`. scratch: memory for
+    the accumulators of a tile.
+    """
+
+    dst: Any
+    dst_row: Any
+    dst_pixel: Any
+    dst_block: Any
+    residual: Any
+    valid: Any
+    written: Any
+    activation: Any
+    scratch: Any
+
+
+def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
+    """Prefetch the residual, to be called before the arithmetic that takes as long as its lines do to come.
+
+    Not in NCHW: a tile touches a page for each of its channels, and twice as many are too many to be translated.
+    """
+    if store_width == 1:
+        return
+    with builder.if_then(builder.icmp_signed("!=", out.residual, const(0)), likely=False):
+        # Pixels that share a line (NCHW4) prefetch it once.
+        stores, pixels = tile.width // store_width, max(1, LINE // (store_width * tile.itemsize))
+        for row in range(tile.rows):
+            base = builder.add(out.dst, builder.add(out.residual, builder.mul(const(row), out.dst_row)))
+            for p in range(0, tile.pixels, pixels):
+                at = builder.add(base, builder.mul(const(p), out.dst_pixel))
+                for j in range(stores):
+                    emit_prefetch(builder, builder.add(at, to_store(builder, out, j, has_parts)))
+
+
+def to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:
+    """From a pixel to what its store number `j` writes, in bytes."""
+    if not has_parts:
+        return builder.mul(const(j), out.dst_block)
+    return builder.load(builder.gep(pointer(builder, out.dst_block, I64), [const(j)]), align=8)
