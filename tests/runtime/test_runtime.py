@@ -291,8 +291,9 @@ from blockconv import jit
 from blockconv.runtime import threading_layer as layers
 from blockconv.runtime.threading_layer import threading_layer
 
-X = np.arange(2 * 17 * 64 * 65, dtype=np.float32).reshape(2, 17, 64, 65)
-WANTED = np.zeros((2, 2, 64, 65, 16), np.float32)
+# So large that the fastest machine shares it among threads.
+X = np.arange(2 * 17 * 128 * 130, dtype=np.float32).reshape(2, 17, 128, 130)
+WANTED = np.zeros((2, 2, 128, 130, 16), np.float32)
 for c in range(17):
     WANTED[:, c // 16, :, :, c % 16] = X[:, c]
 
