@@ -108,7 +108,7 @@ class TileEpilogue:
         """A row's bytes. is_summed: whether a residual is added."""
         count, base = len(accs) // self.tile.rows, self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
         for first in range(0, count, PARTS):
-            slots = accs[row * count :][first : min(first + PARTS, count)]
+            slots = accs[row * count : (row + 1) * count][first : first + PARTS]
             values = [self.b.load(slot) for slot in slots]
             if is_summed:
                 added = self.load_vectors(self.residual_row(row), row, first, len(slots))
