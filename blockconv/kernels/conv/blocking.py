@@ -16,7 +16,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
 from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
-from blockconv.kernels.conv.register_tiles import tiles_of
+from blockconv.kernels.conv.register_tiles import are_far, tiles_of
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.profile import profile
 
@@ -26,7 +26,6 @@ __all__ = [
     "Geometry",
     "Space",
     "TileShape",
-    "are_far",
     "blocking",
     "geometry",
     "has_parts",
@@ -149,7 +148,8 @@ def blocking(
     """
     isa, p, at, dot = target.isa(), problem, space(problem, src, dst), dot_for(types)
     lanes, oc = isa.vector_bytes // types.acc.itemsize, p.oc // p.g
-    if p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2:
+    is_half = p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2
+    if is_half:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     unit = packed_as_one(types, dot)
@@ -157,7 +157,7 @@ def blocking(
     cb = unit if interleaved else _source_block(p, s, unit)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
-    shape = tile or _tile(p, at, d, stored, lanes, dot)
+    shape = tile or _tile(p, at, d, stored, lanes, dot, is_half)
     in_place = as_it_is and is_read_in_place(p, at, s, shape.pixels)
     packs_planes = in_place and at.axes[2] == "hw" and pays_to_pack_planes(s, -(-oc // (shape.vectors * lanes)))
     # Steps of whole blocks prefetch the next one, which pays for blocks of four where these are read in place.
@@ -367,19 +367,17 @@ def why_not_window(blocking: Blocking) -> str | None:
     return None if fits else f"a tile's window, with what is between its taps, would take {blocking.scratch:.1e} bytes"
 
 
-def are_far(steps: int, vectors: int) -> bool:
-    """Whether a tile's weights do not stay in the first-level cache for the next one, beside the source.
+def _tile(
+    problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot, binds: bool
+) -> TileShape:
+    """The tile of least predicted time, by the machine's profile.
 
-    vectors: that each step of the reduction reads.
+    binds: whether loads bind a tile of one vector, which has more of them than multiply-adds, and there are others: of
+    half a register's vectors two multiply-adds are issued in a cycle, and no more loads.
     """
-    return steps * vectors * target.isa().vector_bytes > profile().caches["L1"] // 2
-
-
-def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot) -> TileShape:
-    """The tile of least predicted time, by the machine's profile."""
     rates, groups, oc = profile().by(name_of(dot)), problem.g, problem.oc // problem.g
     steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
-    best: tuple[float, int, int, TileShape] | None = None
+    best: tuple[bool, float, int, int, TileShape] | None = None
     for vectors, most in tiles_of(dot):
         width = vectors * lanes
         if straddles_blocks(problem, dst, stored, lanes, width):
@@ -391,8 +389,9 @@ def _tile(problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: 
                 step = rates.step(r * pixels, vectors, is_far=are_far(steps, vectors))
                 seconds = steps * step + rates.end(r * pixels * vectors)
                 level = float(f"{count_of_tiles * seconds:.6e}")  # of sums that are equal but for their rounding
-                score = level, abs(vectors - 2), -r * pixels, TileShape(r, pixels, vectors)
+                shape = TileShape(r, pixels, vectors)
+                score = binds and vectors == 1 and oc > lanes, level, abs(vectors - 2), -r * pixels, shape
                 if best is None or score < best:
                     best = score
     assert best is not None
-    return best[3]
+    return best[4]

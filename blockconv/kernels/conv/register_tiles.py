@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from blockconv.core import target
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
+from blockconv.machine.profile import profile
 
-__all__ = ["tiles_of", "tiles_of_registers"]
+__all__ = ["are_far", "tiles_of", "tiles_of_registers"]
 
 # (vectors of output channels, the most pixels) of a tile that is held in so many registers.
 _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
@@ -30,3 +31,11 @@ def tiles_of(dot: Dot) -> tuple[tuple[int, int], ...]:
     if dot.instructions == 3 and target.isa().name in _TILES_OF_BYTES:
         return _TILES_OF_BYTES[target.isa().name]
     return tiles_of_registers(target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1)
+
+
+def are_far(steps: int, vectors: int) -> bool:
+    """Whether a tile's weights do not stay in the first-level cache for the next one, beside the source.
+
+    vectors: that each step of the reduction reads.
+    """
+    return steps * vectors * target.isa().vector_bytes > profile().caches["L1"] // 2

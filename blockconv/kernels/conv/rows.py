@@ -33,7 +33,6 @@ from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import (
     Blocking,
     TileShape,
-    are_far,
     blocking,
     lies_in_units,
     weight_layout,
@@ -41,6 +40,7 @@ from blockconv.kernels.conv.blocking import (
 )
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_read_cycles
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
+from blockconv.kernels.conv.register_tiles import are_far
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.costs import (
