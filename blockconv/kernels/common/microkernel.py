@@ -30,7 +30,6 @@ from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 
 __all__ = [
-    "LINE",
     "Reduction",
     "TileSpec",
     "conv_tile",

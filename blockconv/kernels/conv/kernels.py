@@ -14,8 +14,8 @@ from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel, copy_memory
 from blockconv.kernels.common.copies import fill_bytes
-from blockconv.kernels.common.microkernel import LINE
 from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
 from blockconv.kernels.conv.packing import source_offset

@@ -23,8 +23,8 @@ from blockconv import jit
 from blockconv.jit.ir import I8, I64, call_llvm, const, emit_prefetch, emitted, pointer
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
-from blockconv.kernels.common.microkernel import LINE, TileSpec, real_accumulators
-from blockconv.kernels.common.tile import Output, prefetch_residual
+from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
+from blockconv.kernels.common.tile import LINE, Output, prefetch_residual
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 
 __all__ = [

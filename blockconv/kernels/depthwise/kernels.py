@@ -9,13 +9,12 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.requantize import EpilogueArguments
-from blockconv.kernels.common.tile import Output
+from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, following, read_entry
 
 __all__ = [
-    "LINE",
     "TWICE",
     "ZEROS",
     "DepthwiseArguments",
@@ -78,7 +77,6 @@ class DepthwiseArguments(Arguments):
 
 
 TWICE = (1 << 32) + 1  # times four bytes: these twice
-LINE = 64  # bytes of a cache line
 ZEROS = 512  # bytes at the start of the scratch: what is read where the image ends, by tiles of any shape
 
 

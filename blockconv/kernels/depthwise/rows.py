@@ -22,13 +22,13 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.entries import Entry, find_steps
 from blockconv.kernels.depthwise.kernels import (
-    LINE,
     ZEROS,
     DepthwiseArguments,
     depthwise_channels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.kernels.common.geometry import Geometry
-from blockconv.kernels.common.microkernel import LINE
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
 
 __all__ = ["BORDER", "HEADER_BYTES", "PLANE_BYTES", "ZEROS", "Header", "WinogradArgs", "WinogradWeightsArgs"]

@@ -11,9 +11,8 @@ import functools
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel
-from blockconv.kernels.common.microkernel import LINE
 from blockconv.kernels.common.requantize import EpilogueArguments
-from blockconv.kernels.common.tile import Output
+from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.winograd.arguments import (
     BORDER,
     HEADER_BYTES,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from blockconv.core import target
 from blockconv.kernels.common.interleaved import DENSE
-from blockconv.kernels.common.microkernel import LINE, TileSpec, lines_ahead
+from blockconv.kernels.common.microkernel import TileSpec, lines_ahead
+from blockconv.kernels.common.tile import LINE
 
 LANES, STEP = target.isa().vector_bytes // 4, 16
 TILE = TileSpec(4, int(target.isa().fma), 1, 4, 4, LANES, 64, STEP, LANES, 0, *DENSE)
