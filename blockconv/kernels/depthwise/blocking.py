@@ -15,6 +15,7 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
+from blockconv.kernels.depthwise.gathering import entries_gathered, gathered_rows
 from blockconv.kernels.depthwise.tiling import Axis, Tiling, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.costs import fma_seconds
 
@@ -56,7 +57,8 @@ class Blocking:
     pixel: elements of a pixel that lie together. runs: the output channels of each entry of the table.
     wei_block: source channels of a block of weights; 0 where there is one block. span: entries of the table that a task
     takes at the least. dot: the multiply-accumulate. joined: taps of the loop axis, which it takes several of at once.
-    shuffled: as in `TileSpec`. whole: vectors run over pixels, and a tile has whole rows of them.
+    shuffled: as in `TileSpec`. whole: vectors run over pixels, and a tile has whole rows of them. gathered: entries for
+    which a task gathers what it reads, 0 where it is read in place; part: bytes of a pixel that it gathers.
     """
 
     lanes: int
@@ -83,6 +85,8 @@ class Blocking:
     joined: int = 0
     shuffled: int = 0
     whole: bool = False
+    gathered: int = 0
+    part: int = 0
 
     def flops(self, problem: Conv2dProblem) -> int:
         """Of whole tiles."""
@@ -141,7 +145,7 @@ class Blocking:
         unit = self.unrolled if self.columns else self.loops
         entries, images = len(self.runs), 1 if self.batched else problem.n
         wanted = 1 if threads == 1 else 8 * threads
-        span = min(entries, self.span)
+        span = self.gathered or min(entries, self.span)
         if self.whole:
             span = -(-entries * images // wanted)
             span = -(-entries // -(-entries // min(entries, span)))
@@ -149,6 +153,8 @@ class Blocking:
         chunks = min(-(-problem.oh // unit), -(-wanted // tasks))
         rows = -(-problem.oh // (chunks * unit)) * unit
         tasks *= -(-problem.oh // rows)
+        if self.gathered:
+            return span, gathered_rows(problem, self.part, rows, unit)
         # Threads that share a pixel's channels fetch each other's lines: only where there are too few rows.
         if tasks < min(wanted, 3 * threads):
             span = -(-span // min(span, -(-wanted // tasks)))
@@ -158,6 +164,17 @@ class Blocking:
 @functools.lru_cache(maxsize=4096)
 def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
     """The blocking on this machine; a sentence where there is none."""
+    at = _in_place(problem, src, dst, types)
+    if isinstance(at, str) or at.columns:
+        return at
+    each = (at.pixel if at.batched else at.lanes) * types.src.itemsize
+    lies = geometry(src, problem.src_shape, types.src.itemsize)
+    gathered = entries_gathered(problem, lies, each, at.span)
+    return replace(at, gathered=gathered, part=gathered * each)
+
+
+def _in_place(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
+    """The blocking of a source that is read in place, but where rows of pixels are packed."""
     computed = types.acc if types.acc.is_float else types.src
     whole = target.isa().vector_bytes // computed.itemsize
     if types.acc.is_float:
@@ -193,12 +210,12 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
     p = problem
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     padded = dst.padded_shape(p.dst_shape)[1]
-    if 2 * s.length == lanes and target.isa().halves and types.acc.is_float:
+    batched = _is_batched(s, p.n, types.src.itemsize)
+    if 2 * s.length == lanes and target.isa().halves and types.acc.is_float and not batched:
         lanes = s.length  # a block is half a vector, which takes half as long
     # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
     if s.length >= lanes or lanes % s.length:
         return _over_channels(p, s, d, padded, lanes, types)
-    batched = _is_batched(s, p.n, types.src.itemsize)
     pixel = s.length * (p.n if batched else 1)
     if not batched and not _is_row(s, p.iw, pixel, types.src.itemsize):
         if s.length > 1:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import prefetch, store_i64
+from blockconv.jit.ir import move, prefetch, store_i64
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec
@@ -74,6 +74,8 @@ class DepthwiseArguments(Arguments):
     ahead = word("from a tile's first tap to that of the rows that no tile above read, a cache line further", "bytes")
     ahead_rows = word("of such rows, which are prefetched; 0 where none is", "pixels")
     stored = word("from the scratch to a tile that is stored by way of it, and its residual", "bytes")
+    gathered_col = word("from a pixel of a gathered window to the next", "bytes")
+    entry_bytes = word("of a pixel that an entry of the table reads", "bytes")
 
 
 TWICE = (1 << 32) + 1  # times four bytes: these twice
@@ -119,8 +121,11 @@ class _Row(NamedTuple):
 
 
 @inline
-def _common(a):
-    """Read what tiles have in common."""
+def _common(a, gathered):
+    """Read what tiles have in common. packed: whether they read a gathered window."""
+    src_row, src_col = a.src_row, a.src_col
+    if gathered:
+        src_row, src_col = a.row_stride, a.gathered_col
     return _Common(
         ow=a.ow,
         ih=a.ih,
@@ -131,8 +136,8 @@ def _common(a):
         dw=a.dw,
         pw=a.pw,
         kw=a.kw,
-        src_row=a.src_row,
-        src_col=a.src_col,
+        src_row=src_row,
+        src_col=src_col,
         dst_row=a.dst_row,
         dst_col=a.dst_col,
         dst_block=a.dst_block,
@@ -150,6 +155,31 @@ def _prefetch_rows(a, src, columns):
         at = src + a.ahead + r * a.src_row
         for j in range(columns):
             prefetch(at + j * a.src_col)
+
+
+@inline
+def _gather_window(a, dst, src, rows, size):
+    """Copy `size` bytes, whole cache lines, of each pixel of so many rows of the source."""
+    dst_row, src_row, dst_col, src_col, width = a.row_stride, a.src_row, a.gathered_col, a.src_col, a.src_width
+    for r in range(rows):
+        pixel_dst, pixel_src = dst + r * dst_row, src + r * src_row
+        for _ in range(width):
+            for at in range(0, size, LINE):
+                move(pixel_dst + at, pixel_src + at, LINE, 0)
+            pixel_dst, pixel_src = pixel_dst + dst_col, pixel_src + src_col
+
+
+@inline
+def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
+    """Gather rows `top` to `bottom` of an image for some entries; where the image would begin, seen from these.
+
+    Entries that exist read what lies together; those of padding read nothing.
+    """
+    e, window = read_entry(a, entry_first), scratch + a.window
+    if e.valid > 0:
+        size = read_entry(a, entry_last - 1).src + a.entry_bytes - e.src
+        _gather_window(a, window, src + top * a.src_row + e.src, bottom - top, size)
+    return window - top * a.row_stride - e.src
 
 
 def _tile_at(shape):
@@ -183,13 +213,13 @@ def _tile_at(shape):
 
 
 @jit.kernel
-def depthwise_channels(along, *spec):
+def depthwise_channels(along, gathered, *spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
     along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 0,
     the entries of a tile, where these are more of a pixel's neighbours than a few: of a sequence of entries that differ
-    only by even steps the first alone is read. spec: a `TileSpec`. A task is a chunk of an image's rows and a group of
-    the table's entries.
+    only by even steps the first alone is read. gathered: 1, a task gathers what it reads of the source before its tiles
+    do, see `gathering.py`. spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
     """
     shape = TileSpec(*spec)
     lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
@@ -199,7 +229,7 @@ def depthwise_channels(along, *spec):
         a = DepthwiseArguments(args)
         if dot or taps == 0:
             fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
-        common, oh_count, inner, are_ahead = _common(a), a.oh, a.inner, a.ahead_rows > 0
+        common, oh_count, inner, are_ahead = _common(a, gathered), a.oh, a.inner, a.ahead_rows > 0
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
             group, n = rest % a.groups, rest // a.groups
@@ -207,10 +237,15 @@ def depthwise_channels(along, *spec):
             entry_last = min(a.entries, entry_first + a.group_entries)
             oh_first = chunk * a.chunk_rows
             oh_last = min(oh_count, oh_first + a.chunk_rows)
+            image = a.src + n * a.src_n
+            if gathered:
+                top = max(0, min(oh_first, oh_count - loops) * common.sh - a.ph)
+                bottom = min(common.ih, (oh_last - 1) * common.sh - a.ph + (a.kh - 1) * common.dh + 1)
+                image = _gathered_image(a, image, entry_first, entry_last, top, bottom, scratch)
             for oh_at in range(oh_first, oh_last, loops):
                 oh = min(oh_at, oh_count - loops)
                 ih = oh * common.sh - a.ph
-                src, dst = a.src + n * a.src_n + ih * common.src_row, a.dst + n * a.dst_n + oh * common.dst_row
+                src, dst = image + ih * common.src_row, a.dst + n * a.dst_n + oh * common.dst_row
                 row = _Row(src, dst, ih)
                 if along:
                     for k in range(entry_first, entry_last):

@@ -28,6 +28,7 @@ from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.entries import Entry, find_steps
+from blockconv.kernels.depthwise.gathering import gathered_words, gathering_seconds
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
     DepthwiseArguments,
@@ -144,6 +145,7 @@ def _op(
         inner=max(at.pixel, at.lanes) if at.batched else at.lanes,
         dst_width=p.ow * at.pixel,
         pixel=at.pixel,
+        entry_bytes=at.part // at.gathered if at.gathered else 0,
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
         scales=entries * entry_lanes(at) * types.acc.itemsize,
@@ -161,7 +163,7 @@ def _op(
         return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     # Of pixels that are more, all entries of a tile are computed before the next tile's, as their lines come in order.
     along = int(not at.batched and s.col <= min(LINE, 2 * at.lanes * types.src.itemsize))
-    return Op(depthwise_channels(along, *spec), args, images * groups * chunks, 1, scratch, table)
+    return Op(depthwise_channels(along, int(at.gathered > 0), *spec), args, images * groups * chunks, 1, scratch, table)
 
 
 def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:
@@ -173,7 +175,7 @@ def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking)
     p, s = problem, geometry(src, problem.src_shape, types.src.itemsize)
     wide = is_wide(src, p.src_shape, types.src, lines=2)
     far = types.src.itemsize * src.size(p.src_shape) > 2 * target.second_level_cache()
-    if at.columns or not (wide and far):
+    if at.columns or at.gathered or not (wide and far):
         return {"ahead": 0, "ahead_rows": 0}
     rows, span = at.loops * p.sh, (at.loops - 1) * p.sh + (p.kh - 1) * p.dh + 1
     return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}
@@ -184,12 +186,15 @@ def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> t
     tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
     stored = ZEROS + tile
     names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "row_stride", "phase"
+    if at.gathered:
+        end, words = gathered_words(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
+        return end, {**dict.fromkeys(names, 0), **words}
     if not at.is_packed:
-        return stored, dict.fromkeys(names, 0)
+        return stored, dict.fromkeys((*names, "gathered_col"), 0)
     packed, line = at.packed(problem, rows), stored + 2 * tile
     window = line + packed.line
     found = stored, line, packed.line, window, packed.rows, packed.window, packed.row_stride, packed.phase
-    return window + packed.window, dict(zip(names, found, strict=True))
+    return window + packed.window, dict(zip(names, found, strict=True)) | {"gathered_col": 0}
 
 
 REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
@@ -235,6 +240,9 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
         # A vector of channels to as many planes takes what storing them one by one does.
         each = store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
         stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(p, src, dst, types)
+    if at.gathered:
+        image = itemsize * src.size(p.src_shape) // p.n
+        stored += gathering_seconds(p, image, p.n, at.share(p, threads)[1])
     if at.joined:
         computed = at.seconds(p)
     else:
