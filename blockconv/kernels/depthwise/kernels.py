@@ -7,7 +7,8 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import move, prefetch, store_i64
+from blockconv.jit.ir import prefetch, store_i64
+from blockconv.kernels.common.gathering import gather_window
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec
@@ -158,18 +159,6 @@ def _prefetch_rows(a, src, columns):
 
 
 @inline
-def _gather_window(a, dst, src, rows, size):
-    """Copy `size` bytes, whole cache lines, of each pixel of so many rows of the source."""
-    dst_row, src_row, dst_col, src_col, width = a.row_stride, a.src_row, a.gathered_col, a.src_col, a.src_width
-    for r in range(rows):
-        pixel_dst, pixel_src = dst + r * dst_row, src + r * src_row
-        for _ in range(width):
-            for at in range(0, size, LINE):
-                move(pixel_dst + at, pixel_src + at, LINE, 0)
-            pixel_dst, pixel_src = pixel_dst + dst_col, pixel_src + src_col
-
-
-@inline
 def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     """Gather rows `top` to `bottom` of an image for some entries; where the image would begin, seen from these.
 
@@ -178,7 +167,8 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     e, window = read_entry(a, entry_first), scratch + a.window
     if e.valid > 0:
         size = read_entry(a, entry_last - 1).src + a.entry_bytes - e.src
-        _gather_window(a, window, src + top * a.src_row + e.src, bottom - top, size)
+        first = src + top * a.src_row + e.src
+        gather_window(window, a.gathered_col, first, a.src_row, a.src_col, bottom - top, a.src_width, size)
     return window - top * a.row_stride - e.src
 
 

@@ -24,11 +24,11 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_wide, waiting_seconds
+from blockconv.kernels.depthwise import gathering
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.entries import Entry, find_steps
-from blockconv.kernels.depthwise.gathering import gathered_words, gathering_seconds
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
     DepthwiseArguments,
@@ -187,7 +187,7 @@ def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> t
     stored = ZEROS + tile
     names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "row_stride", "phase"
     if at.gathered:
-        end, words = gathered_words(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
+        end, words = gathering.gathered_words(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
         return end, {**dict.fromkeys(names, 0), **words}
     if not at.is_packed:
         return stored, dict.fromkeys((*names, "gathered_col"), 0)
@@ -241,8 +241,7 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
         each = store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
         stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(p, src, dst, types)
     if at.gathered:
-        image = itemsize * src.size(p.src_shape) // p.n
-        stored += gathering_seconds(p, image, p.n, at.share(p, threads)[1])
+        stored += gathering.seconds(p, itemsize * src.size(p.src_shape), at.share(p, threads)[1])
     if at.joined:
         computed = at.seconds(p)
     else:

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
+from blockconv.kernels.common.gathering import TOGETHER, rows_that_stay
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, Reduction, held_type
+from blockconv.kernels.pool.tiles import pays_to_gather, window_rows
 from blockconv.runtime import OWN_TABLE, Block, Buffer
 
 __all__ = [
@@ -43,13 +44,11 @@ __all__ = [
     "Windows",
     "all_taps",
     "axis_of",
-    "tile_pixels",
     "view",
     "windows",
 ]
 
 SRC, DST, IDX = (Buffer(k) for k in range(3))
-MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
 MASK_VECTORS = 12  # the most that a kernel stores with one mask address
 TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
@@ -309,10 +308,18 @@ class Blocking:
         return int(self.problem.iw * self.pixel_bytes)
 
     @cached_property
+    def part(self) -> int:
+        """Elements of a pixel that tiles gather at once, or 0."""
+        pays = pays_to_gather(self.problem, self.strides[0][1], self.pixel_bytes)
+        return TOGETHER // self.itemsize if pays else 0
+
+    @cached_property
     def plane_tasks(self) -> int:
         """Into how many tasks a plane's rows of outputs are cut."""
         p = self.problem
         rows = max(1, min(p.oh, TASK_BYTES * p.oh // (p.ih * self.row_bytes)))
+        if self.part:
+            rows = min(p.oh, rows_that_stay(p.iw * TOGETHER, window_rows(p, 1), p.sh))
         wanted = -(-4 * self.threads // self.view.planes)
         if wanted > 1:
             rows = max(1, min(rows, (p.oh - 1) // (wanted - 1)))
@@ -372,22 +379,3 @@ class Blocking:
             plane_tasks=self.plane_tasks,
             integers=self.integers,
         )
-
-
-# ---------------------------------------------------------------- tiles
-
-
-def _tile_columns(b: Blocking, pixels: int) -> int:
-    p = b.problem
-    return len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
-
-
-def tile_pixels(b: Blocking) -> int:
-    """Outputs of a tile, so that the fewest columns are read; 0 if a window has too many for the registers."""
-    p, most = b.problem, target.isa().registers - 8
-    if p.kw <= p.sw + 1:
-        most = min(most, max(MOST_COLUMNS, p.kw))
-    if p.kw > most:
-        return 0
-    fit = [pixels for pixels in range(1, min(8, p.ow) + 1) if _tile_columns(b, pixels) <= most]
-    return min(fit, key=lambda pixels: (-(-p.ow // pixels) * (_tile_columns(b, pixels) + 1), -pixels), default=0)

@@ -17,6 +17,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_f, move, store_bits
+from blockconv.kernels.common.gathering import gather_window
 from blockconv.kernels.pool.codegen import (
     TileRun,
     TileSpec,
@@ -216,14 +217,39 @@ def exists(mask, i, period, itemsize):
 # ---------------------------------------------------------------- wide pixels
 
 
+class TilesArgs(PoolArgs):
+    """Tiles of wide pixels, of which a task may gather parts first: see `kernels.common.gathering`."""
+
+    dh = word("rows from a row of a window to the next", "rows")
+    part = word("elements of a pixel that are gathered at once, or all that it has", "elements")
+    parts = word("such parts of a pixel", "parts")
+
+
 class Tile(NamedTuple):
     """The shape of `pool_tiles`' tiles."""
 
+    gathered: int  # 1: a task gathers what it reads
     pixels: int  # outputs
     kh: int  # rows of a window that are few enough to be unrolled, or 0
     kw: int
     stride: int
     dilation: int
+
+
+@inline
+def _gathered_image(a, image, at, oh_first, oh_last, window, size):
+    """Gather what some rows of outputs read of an image; where the image would begin, seen from these.
+
+    at, size: of each pixel, from its first byte on and how many; these are a pixel's of the window.
+    """
+    top, end = 1 << 62, 0
+    for oh in range(oh_first, oh_last):
+        row = WindowRow(a.table)[oh]
+        if row.taps > 0:
+            top, end = min(top, row.first), max(end, row.first + (row.taps - 1) * a.dh + 1)
+    top = min(top, end)
+    gather_window(window, size, image + top * a.s_row + at, a.s_row, a.s_col, end - top, a.iw, size)
+    return window - top * a.iw * size - at
 
 
 @jit.kernel
@@ -232,7 +258,7 @@ def pool_tiles(operation, element, lanes, masked, *tile):
 
     A row's last tile, or vector, is moved back to be whole. `Tile` says what the last integers are.
     """
-    pixels, kh, kw, stride, dilation = Tile(*tile)
+    gathered, pixels, kh, kw, stride, dilation = Tile(*tile)
     reduction = Reduction(operation, element, lanes, masked)
     itemsize, held_bytes, sums = reduction.itemsize, reduction.held.itemsize, int(sums_integers(operation, element))
     span = (pixels - 1) * stride + (kw - 1) * dilation + 1
@@ -240,7 +266,7 @@ def pool_tiles(operation, element, lanes, masked, *tile):
     border_tile = pool_tile(reduction, TileSpec(pixels, kw, stride, dilation, 1, 0))
 
     def kernel(args, first, last, scratch):
-        a = PoolArgs(args)
+        a = TilesArgs(args)
         fill = scratch + FILL
         for at in range(0, 64, itemsize):
             if sums:
@@ -248,35 +274,43 @@ def pool_tiles(operation, element, lanes, masked, *tile):
             else:
                 store_value(fill + at, identity(operation, element), element)
         inner, iw, ow_count, pw = a.inner, a.iw, a.ow, a.pw
-        s_col, d_col, row_step, period = a.s_col, a.d_col, a.row_step, a.mask_period
+        s_row, s_col, d_col, part, period = a.s_row, a.s_col, a.d_col, a.part, a.mask_period
+        if gathered:
+            s_row, s_col = iw * part * itemsize, part * itemsize
+        row_step = a.dh * s_row
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
-            for oh in range(oh_first, oh_last):
-                row = output_row(a, plane, oh)
-                for at in range(0, ow_count, pixels):
-                    ow = min(at, ow_count - pixels)
-                    column = ow * stride - pw
-                    inside = column >= 0 and column + span <= iw
-                    for i_at in range(0, inner, lanes):
-                        i = min(i_at, inner - lanes) * itemsize
-                        run = TileRun(
-                            src=row.src + column * s_col + i,
-                            rows=row.rows,
-                            row_step=row_step,
-                            col_step=s_col,
-                            column=column,
-                            width=iw,
-                            fill=fill,
-                            dst=row.dst + ow * d_col + i,
-                            d_step=d_col,
-                            scales=row.scales + ow * held_bytes,
-                            mask=plane.mask + i % period if masked else 0,
-                            integers=a.integers.address,
-                        )
-                        if inside and (kh == 0 or row.rows == kh):
-                            inner_tile(run)
-                        else:
-                            border_tile(run)
+            for number in range(a.parts):
+                image, i_first = plane.src, number * part
+                if gathered:
+                    image = _gathered_image(a, image, i_first * itemsize, oh_first, oh_last, scratch + LINE, s_col)
+                for oh in range(oh_first, oh_last):
+                    row = output_row(a, plane, oh)
+                    src = image + row.ih * s_row
+                    for at in range(0, ow_count, pixels):
+                        ow = min(at, ow_count - pixels)
+                        column = ow * stride - pw
+                        inside = column >= 0 and column + span <= iw
+                        for i_at in range(i_first, i_first + part, lanes):
+                            i = min(i_at, inner - lanes) * itemsize
+                            run = TileRun(
+                                src=src + column * s_col + i,
+                                rows=row.rows,
+                                row_step=row_step,
+                                col_step=s_col,
+                                column=column,
+                                width=iw,
+                                fill=fill,
+                                dst=row.dst + ow * d_col + i,
+                                d_step=d_col,
+                                scales=row.scales + ow * held_bytes,
+                                mask=plane.mask + i % period if masked else 0,
+                                integers=a.integers.address,
+                            )
+                            if inside and (kh == 0 or row.rows == kh):
+                                inner_tile(run)
+                            else:
+                                border_tile(run)
 
     return kernel
 

@@ -43,7 +43,6 @@ from blockconv.kernels.pool.blocking import (
     IDX,
     TASK_BYTES,
     Blocking,
-    tile_pixels,
     windows,
 )
 from blockconv.kernels.pool.costs import MOST_VECTORS, cost, reference_cost, unrolled
@@ -52,6 +51,7 @@ from blockconv.kernels.pool.reference import reference_op
 from blockconv.kernels.pool.shuffles import pool_shuffles
 from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.pool.tables import Scales, masks_of, table_of
+from blockconv.kernels.pool.tiles import tile_pixels, window_rows
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Block, Op
 
@@ -116,15 +116,18 @@ def _why_not_tiles(b: Blocking) -> Reason:
         return reason
     if b.is_global:
         return "one window has no columns to share"
-    if tile_pixels(b):
+    if tile_pixels(b.problem):
         return None
     return f"{b.problem.kw} columns of a window are more than the vector registers hold"
 
 
 def _tiles(b: Blocking) -> Op:
     p = b.problem
-    tile = pk.Tile(tile_pixels(b), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw)
-    return _op(b, pk.pool_tiles(*b.reduction, *tile), b.args, b.tasks, pk.LINE, table_of(b))
+    tile = pk.Tile(int(b.part > 0), tile_pixels(b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw)
+    part = b.part or b.view.inner
+    args = pk.TilesArgs(**b.args._asdict(), dh=p.dh, part=part, parts=b.view.inner // part)
+    scratch = pk.LINE + window_rows(p, b.task_rows) * p.iw * b.part * b.itemsize
+    return _op(b, pk.pool_tiles(*b.reduction, *tile), args, b.tasks, scratch, table_of(b))
 
 
 def _why_not_windows(b: Blocking) -> Reason:

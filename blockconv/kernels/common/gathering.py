@@ -1,0 +1,60 @@
+"""Windows of pixels that lie a power of two apart, which push each other out of the first-level cache.
+
+Pixels of 512 or 1024 channels of float32 in NHWC are 2 or 4 KiB apart: the same channels of all pixels of a window are
+lines of one or two sets of the cache, each of which holds a few. Whatever is read then comes from the second-level
+cache, for every tap anew: a depthwise 3x3 of 1024 channels at 28x28 took 3.1 times as long as of blocks of 16. So a
+task gathers what it reads of some channels first, where pixels are neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blockconv.core import target
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import move
+from blockconv.kernels.common.tile import LINE
+from blockconv.machine.profile import profile
+
+__all__ = ["FEW_SETS", "TOGETHER", "gather_window", "gathering_seconds", "is_crowded", "rows_that_stay"]
+
+FEW_SETS = 2  # in which all pixels lie: of 4 it takes longer to gather (strides of 2 .75 times as fast, 5x5 .85)
+TOGETHER = 256  # bytes of a pixel that are gathered at once: lines that follow one another are fetched ahead
+
+
+def is_crowded(pixels: int, step: int, few_sets: int = FEW_SETS) -> bool:
+    """Whether so many pixels, `step` bytes apart, lie in so few sets that these hold but a part of them."""
+    known = profile()
+    lines, rest = divmod(step, known.line)
+    sets = known.sets // math.gcd(known.sets, lines)
+    return rest == 0 and sets <= few_sets and pixels > 2 * known.ways * sets
+
+
+def rows_that_stay(row_bytes: int, window: int, stride: int) -> int:
+    """Of how many rows of outputs, at the least 1, what is gathered stays in the second-level cache.
+
+    row_bytes: of a row that is gathered. window: rows of the source for one of outputs. stride: for one more.
+    """
+    held = target.second_level_cache() // 4 // row_bytes
+    return max(1, (held - window) // stride + 1)
+
+
+def gathering_seconds(nbytes: float) -> float:
+    """To gather so many bytes."""
+    known = profile()
+    return nbytes / known.vector_bytes * known.pack(known.vector_bytes // 4, "apart")
+
+
+@inline
+def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
+    """Copy `size` bytes, whole cache lines, of each pixel of so many rows.
+
+    dst_col: from a pixel to the next where they are gathered, also from a row's last one to the next row's first.
+    src_row, src_col: likewise from a row to the next and from a pixel to the next of the source.
+    """
+    for r in range(rows):
+        pixel = src + r * src_row
+        for _ in range(columns):
+            for at in range(0, size, LINE):
+                move(dst + at, pixel + at, LINE, 0)
+            dst, pixel = dst + dst_col, pixel + src_col

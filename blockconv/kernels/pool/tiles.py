@@ -1,0 +1,51 @@
+"""Tiles of wide pixels: how many outputs they have, and when what they read is gathered first."""
+
+from __future__ import annotations
+
+from blockconv.core import target
+from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
+from blockconv.kernels.common.gathering import FEW_SETS, TOGETHER, gathering_seconds, is_crowded
+
+__all__ = ["crowded_seconds", "pays_to_gather", "tile_pixels", "window_rows"]
+
+MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
+
+
+def window_rows(problem: Pool2dProblem, rows: int) -> int:
+    """Rows of the image that so many rows of windows cover at the most."""
+    p = problem
+    return min(p.ih, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1)
+
+
+def pays_to_gather(problem: Pool2dProblem | AdaptivePool2dProblem, s_col: int, pixel: int) -> bool:
+    """Whether it takes less time to gather a window's pixels, of so many bytes, than to read them where they are.
+
+    s_col: bytes from one to the next. A window of three rows reads each pixel so few times that two sets of the cache
+    suffice.
+    """
+    p = problem
+    if isinstance(p, AdaptivePool2dProblem) or pixel % TOGETHER or p.kw <= p.sw:
+        return False
+    return is_crowded(window_rows(p, 1) * p.iw, s_col, FEW_SETS if p.kh > 3 else 1)
+
+
+def crowded_seconds(problem: Pool2dProblem, s_col: int, nbytes: int) -> float:
+    """What rows of windows wait beyond their loads if they read each row of an image of so many bytes by itself."""
+    p = problem
+    return gathering_seconds(nbytes * p.kh / p.sh) if is_crowded(window_rows(p, 1) * p.iw, s_col) else 0.0
+
+
+def _tile_columns(problem: Pool2dProblem, pixels: int) -> int:
+    p = problem
+    return len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
+
+
+def tile_pixels(problem: Pool2dProblem) -> int:
+    """Outputs of a tile, so that the fewest columns are read; 0 if a window has too many for the registers."""
+    p, most = problem, target.isa().registers - 8
+    if p.kw <= p.sw + 1:
+        most = min(most, max(MOST_COLUMNS, p.kw))
+    if p.kw > most:
+        return 0
+    fit = [pixels for pixels in range(1, min(8, p.ow) + 1) if _tile_columns(p, pixels) <= most]
+    return min(fit, key=lambda pixels: (-(-p.ow // pixels) * (_tile_columns(p, pixels) + 1), -pixels), default=0)
