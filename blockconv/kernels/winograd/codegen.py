@@ -18,6 +18,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, transpose
+from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
 
@@ -30,7 +31,7 @@ __all__ = [
     "SourceTile",
     "Taps",
     "gather_planes",
-    "gather_planes_of_bytes",
+    "gather_planes_unmasked",
     "multiples",
     "multiply_shared",
     "source_transform",
@@ -70,7 +71,8 @@ class SourceTile(NamedTuple):
 def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int, src: int) -> Any:
     """Code that transforms `lanes` channels of a `SourceTile`, of which each load takes `load_width`.
 
-    src: the code of its elements' type, float32 or one of bytes, which become int16.
+    src: the code of its elements' type, float32, one of floats of 16 bits, which become float32, or one of bytes, which
+    become int16.
     has_parts: what a load takes is not evenly far from the next, and a table has how far each is from the first.
     """
 
@@ -78,7 +80,7 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
     def transform(builder: Any, tile: Any) -> None:
         type = ElementType.of(src)
         memory = Vectors(builder, type, lanes, bool(fma))
-        v = Vectors(builder, WORD, lanes) if form.exact else memory
+        v = Vectors(builder, WORD if form.exact else ELEMENT, lanes, bool(fma))
         rows = multiples(builder, tile.src, tile.src_row, form.side)
         parts = _table(builder, tile.src_part, lanes // load_width) if has_parts else []
 
@@ -87,6 +89,8 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
                 found = join(builder, [memory.load(builder.add(at, part), lanes=load_width) for part in parts])
             else:
                 found = memory.load_parts(at, load_width, tile.src_part)
+            if type.is_half:
+                return widened(v, type, found)
             if not form.exact:
                 return found
             return (builder.sext if type.kind == SIGNED else builder.zext)(found, v.kind)
@@ -110,21 +114,22 @@ class Planes(NamedTuple):
     left: int  # the first column that is in bounds
     right: int  # the one after the last
     valid: int  # channels that exist
-    border: int  # the address of what stands for bytes out of bounds
+    border: int  # the address of what stands out of bounds
     dst: int
 
 
 @functools.cache
-def gather_planes(pixels: int, lanes: int) -> Any:
+def gather_planes(pixels: int, lanes: int, type: int) -> Any:
     """Code that gathers a row of so many pixels of `Planes`: a vector of channels each, one behind the other.
 
-    Pixels out of bounds become zero, as do channels that do not exist; neither is read.
+    type: the code of their elements' type. Pixels out of bounds become zero, as do channels that do not exist; neither
+    is read.
     """
     columns = 1 << (pixels - 1).bit_length()
 
     @emitted
     def gather(builder: Any, planes: Any) -> None:
-        channels, row = Vectors(builder, ELEMENT, lanes), Vectors(builder, ELEMENT, columns)
+        channels, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, columns))
         in_bounds = builder.and_(builder.not_(row.below(planes.left)), row.below(planes.right))
         nowhere = in_bounds.type(None)
         rows = []
@@ -138,24 +143,25 @@ def gather_planes(pixels: int, lanes: int) -> Any:
 
 
 @functools.cache
-def gather_planes_of_bytes(pixels: int, lanes: int) -> Any:
-    """`gather_planes` of bytes, of which those out of bounds are the border's, and channels that do not exist the last.
+def gather_planes_unmasked(pixels: int, lanes: int, type: int) -> Any:
+    """`gather_planes` of elements that there may be no masks of; channels that do not exist are the last that does.
 
-    There may be no masks of bytes. A vector is read from where a row is in bounds, or further left where the array
-    ends before; stored; and read again from where its first column would be.
+    Pixels out of bounds are the border's. A vector is read from where a row is in bounds, or further left where the
+    array ends before; stored; and read again from where its first column would be.
     """
     columns = 1 << (pixels - 1).bit_length()
 
     @emitted
     def gather(builder: Any, planes: Any) -> None:
-        channels, row = (Vectors(builder, element("uint8"), count) for count in (lanes, columns))
+        channels, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, columns))
         last, wide = builder.sub(planes.src_end, const(row.bytes)), 3 * row.bytes
-        kept = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(row.element, lanes * wide)), I64)
+        kept = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), lanes * wide)), I64)
+        left = builder.mul(planes.left, const(row.itemsize))
         for c in range(lanes):
             exists = builder.icmp_signed("<", const(c), planes.valid)
             channel = builder.select(exists, const(c), builder.sub(planes.valid, const(1)))
             at = builder.add(planes.src, builder.mul(planes.src_channel, channel))
-            first = builder.add(at, planes.left)
+            first = builder.add(at, left)
             first = builder.select(builder.icmp_signed("<", first, last), first, last)
             offset = builder.add(builder.sub(first, at), const(c * wide + row.bytes))
             row.store(row.load(first), builder.add(kept, offset))

@@ -29,8 +29,8 @@ class Finish(NamedTuple):
     """How pixels are finished: vectors of `lanes` channels of a form's outputs, and how they are stored.
 
     store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
-    them. dst: the code of a destination's type that integers become, of 8 bits uint8 for int8 too; 0: products are
-    stored as they are. rounding: as in `Tile`. shifted: as in `Epilogue`.
+    them. dst: the code of a destination's type that products become, of 8 bits uint8 for int8 too; 0: they are stored
+    as they are. rounding: as in `Tile`. shifted: as in `Epilogue`.
     period: 1 where a vector is of images of one channel, else 0.
     """
 
@@ -137,7 +137,7 @@ def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
     """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
     v = Vectors(builder, how.products, how.lanes, bool(how.fma))
     pixels = _in_slots(v, _biased(v, how, products))
-    if not how.dst:
+    if not (how.dst and how.form.exact):
         return pixels
     f = float_of(builder, how.lanes)
     shifts = [f.load(after_scales(builder, products.bia, products.scales))] if how.shifted else []

@@ -328,7 +328,7 @@ def winograd_weights(m, stride, vectors, lanes):
     """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels."""
     pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
     tap_bytes = taps * ITEMSIZE
-    gather, transform = gather_planes(taps, lanes), weight_transform(Form(m, stride), lanes, pixel)
+    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(Form(m, stride), lanes, pixel)
 
     def kernel(args, first, last, scratch):
         a = WinogradWeightsArgs(args)

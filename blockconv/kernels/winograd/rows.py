@@ -16,6 +16,9 @@ images is moved back to be whole.
 Tiles over the image's edge are read through a patch of scratch with zeros around, and written pixel by pixel. The last
 block is moved back to be whole and recomputes some tiles, to the same bits.
 
+Floats of 16 bits become float32 as they are loaded, and are rounded once, as pixels are stored. Where a processor
+multiplies them twice as fast, F(4x4) still has half as much to do.
+
 Integers of 8 bits take the same way, F(4x4) of stride 1, exactly: sources become 16 bits wide, pairs of channels are
 multiplied by dot products, to which a pair is one channel, and sums wrap (see `codegen_finish`). Zero points are in the
 bias, as of direct convolution, and stand around the image.
@@ -39,7 +42,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import INT8, LIGHT, Types, element
+from blockconv.core.types import HALVES, INT8, LIGHT, Types, element
 from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.geometry import Geometry, geometry
@@ -82,7 +85,7 @@ def _op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bloc
         src_strides=s,
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
-        scales=ITEMSIZE * weight_form(p, dst, at).bias,
+        scales=ITEMSIZE * weight_form(p, dst, at, types).bias,
         prefetch_rows=at.form.side if src_bytes > 2 * target.second_level_cache() else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
@@ -184,7 +187,7 @@ def _kernels(
         store_width,
         epilogue.kind(types),
         int(dst_parts),
-        stored.code if types.is_requantized else 0,
+        stored.code if types.is_requantized or dst.is_half else 0,
         epilogue.rounding if dst.itemsize == 1 else 0,
         int(epilogue.shifted),
         int(at.images > 0),
@@ -280,6 +283,8 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Ty
         if at.length == 1 and at.col != 1:
             alike = f", or at least {LEAST_IMAGES} images of source and destination" if types.acc.is_float else ""
             return f"is for channels, or pixels of a row{alike}, that lie together, not {layout}"
+    if types.src.is_half and src.size(p.src_shape) < PLANE_BYTES:
+        return f"is for sources of {PLANE_BYTES} elements or more"
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g > 1 and (ic % UNIT or oc % UNIT):
         return f"is for groups of a multiple of {UNIT} channels"
@@ -305,7 +310,7 @@ def _make(
     return Primitive(
         cost=lambda: cost(problem, src, dst, types, at, threads),
         make=lambda: [_op(problem, src, dst, types, at, epilogue)],
-        weights=weight_form(problem, dst, at),
+        weights=weight_form(problem, dst, at, types),
         blocking=at,
     )
 
@@ -371,7 +376,7 @@ def _row(m: int) -> Row:
     return Row(
         f"conv_winograd_f{m}",
         "conv2d",
-        dtypes=frozenset({ELEMENT.name}),
+        dtypes=frozenset({ELEMENT.name, *map(str, HALVES)}),
         why_not=functools.partial(_why_not, m),
         make=functools.partial(_make, m),
         algorithm="winograd",

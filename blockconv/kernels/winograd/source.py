@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 
 from blockconv import jit
+from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, move_part, prefetch, store_bits
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import PLANE_BYTES, Header, WinogradArgs
 from blockconv.kernels.winograd.codegen import (
+    ELEMENT,
     WORD,
     Planes,
     SourceTile,
     gather_planes,
-    gather_planes_of_bytes,
+    gather_planes_unmasked,
     source_transform,
 )
 from blockconv.kernels.winograd.transforms import Form
@@ -45,10 +47,11 @@ def _part(columns, itemsize):
 
 
 @functools.cache
-def _row_of_planes(cols, lanes, itemsize):
+def _row_of_planes(cols, lanes, src_type):
     """planes: gathers a row of so many pixels of `Planes`, which may be out of bounds. src: of any pixel that is in."""
-    if itemsize > 1:
-        gather = gather_planes(cols, lanes)
+    itemsize = ElementType.of(src_type).itemsize
+    if itemsize == ELEMENT.itemsize or (itemsize > 1 and target.isa().name == "avx512"):
+        gather = gather_planes(cols, lanes, src_type)
 
         @inline
         def planes(p, src, in_bounds):
@@ -57,24 +60,24 @@ def _row_of_planes(cols, lanes, itemsize):
 
         return planes
 
-    gather_bytes = gather_planes_of_bytes(cols, lanes)
+    gather_unmasked = gather_planes_unmasked(cols, lanes, src_type)
 
     @inline
-    def planes_of_bytes(p, src, in_bounds):
+    def planes_unmasked(p, src, in_bounds):
         first, left, right = (p.src, p.left, p.right) if in_bounds else (src, 0, 0)
-        gather_bytes(Planes(first, p.src_channel, p.src_end, left, right, p.valid, p.border, p.dst))
+        gather_unmasked(Planes(first, p.src_channel, p.src_end, left, right, p.valid, p.border, p.dst))
 
-    return planes_of_bytes
+    return planes_unmasked
 
 
 @functools.cache
-def _gather(side, cols, lanes, load_width, has_parts, itemsize):
+def _gather(side, cols, lanes, load_width, has_parts, src_type):
     """gather for `side` rows of `cols` pixels of a source, of whose channels a load takes `load_width`."""
-    by_planes = load_width == 1
+    by_planes, itemsize = load_width == 1, ElementType.of(src_type).itemsize
     columns = lanes if by_planes else load_width
     pixel = columns * itemsize
     plane, part = side * cols * pixel, _part(columns, itemsize)
-    planes = _row_of_planes(cols, lanes, itemsize)
+    planes = _row_of_planes(cols, lanes, src_type)
 
     @inline
     def gather(a, patch, zeros, src, ih, iw, valid, c_first):
@@ -158,12 +161,12 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
     """
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1
-    form, by_planes, itemsize = Form(m, stride, exact), load_width == 1, WORD.itemsize if exact else src_itemsize
+    form, by_planes, itemsize = Form(m, stride, exact), load_width == 1, (WORD if exact else ELEMENT).itemsize
     vector, is_whole = lanes * itemsize, _is_whole(lanes, load_width, lanes * src_itemsize)
     columns, most = (lanes, form.tiles_per_vector(PLANE_BYTES if exact else lanes)) if by_planes else (load_width, 1)
     pixel, wide = columns * src_itemsize, (most - 1) * form.step + form.side
     patch_row, patch_part = wide * pixel, form.side * wide * pixel
-    gather = _gather(form.side, wide, lanes, load_width, has_parts, src_itemsize)
+    gather = _gather(form.side, wide, lanes, load_width, has_parts, src_type)
     transform = source_transform(form, part, min(columns, part), fma, has_parts, src_type)
 
     def kernel(args, first, last, scratch):
