@@ -79,9 +79,9 @@ def conv2d(
     out: what to write and give back, of the output's kind, shape, dtype and layout, apart from input and residual.
     out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
         memory format. By default the input's; for arrays and tensors PyTorch's: channels_last if input or weight is.
-    algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2, of integers of 8 bits with stride 1, exactly),
-        "reference", or "auto": Winograd's where it is predicted to be faster. Of float32 it rounds otherwise than the
-        definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels.
+    algorithm: "direct", "winograd" (3x3 of float32 or floats of 16 bits with stride 1 or 2, of integers of 8 bits with
+        stride 1, exactly), "reference", or "auto": Winograd's where it is predicted to be faster. Of floats it rounds
+        otherwise than the definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
     input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 or 4 bits stand

@@ -75,9 +75,9 @@ class Conv2d:
     activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
         "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2), "mish",
         ("celu", alpha=1).
-    algorithm: "direct", "winograd" (3x3 of float32 with stride 1 or 2, of integers of 8 bits with stride 1, exactly),
-        "reference", or "auto": Winograd's where it is predicted to be faster. Of float32 it rounds otherwise than the
-        definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels. Its values on the way are
+    algorithm: "direct", "winograd" (3x3 of float32 or floats of 16 bits with stride 1 or 2, of integers of 8 bits with
+        stride 1, exactly), "reference", or "auto": Winograd's where it is predicted to be faster. Of floats it rounds
+        otherwise than the definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels. Its values on the way are
         larger than its results, which are sure to be finite only while max|input|, max|weight| and
         max|input| * sum|weight| (of an output channel) are below 2^120, or 1.3e36; by tile size, see README's limits.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
