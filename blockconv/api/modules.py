@@ -77,9 +77,10 @@ class Conv2d:
         ("celu", alpha=1).
     algorithm: "direct", "winograd" (3x3 of float32 or floats of 16 bits with stride 1 or 2, of integers of 8 bits with
         stride 1, exactly), "reference", or "auto": Winograd's where it is predicted to be faster. Of floats it rounds
-        otherwise than the definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels. Its values on the way are
-        larger than its results, which are sure to be finite only while max|input|, max|weight| and
-        max|input| * sum|weight| (of an output channel) are below 2^120, or 1.3e36; by tile size, see README's limits.
+        otherwise than the definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels. Its
+        values on the way are larger than its results, which are sure to be finite only while max|input|, max|weight|
+        and max|input| * sum|weight| (of an output channel) are below 2^120, or 1.3e36; by tile size, see README's
+        limits.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
     input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 or 4 bits stand
