@@ -94,7 +94,7 @@ def _profile(shapes: list[TileShape]) -> Profile:
         line=target.cache_line(),
         tiles=tuple(times.values()),
         stores=_stores(shapes[1], times[shapes[1]]),
-        packs=_packs(fma),
+        packs=_steady_packs(fma),
         spread={
             "direct": positive("a spread", _spread, lambda found: [found]),
             "winograd": max(fma, _winograd_spread()),
@@ -261,11 +261,17 @@ _PACKED = {
 _WINDOWS = (8, 112), (64, 14), (4, 14)  # (rows, columns) of outputs: many pixels in few rows, in many, and few pixels
 
 
+def _steady_packs(fma: float) -> dict[str, float]:
+    """`_packs`, once a task and a row come out as more than the least that they may."""
+    return positive("to pack a window", lambda: _packs(fma), lambda found: [found["task"] - fma, found["row"] - fma])
+
+
 def _packs(fma: float) -> dict[str, float]:
     """What it takes to pack windows: see `Profile.packs`. fma: seconds of a multiply-add.
 
     Two blocks of output channels read one window. So what a problem takes beside its tiles is twice what it takes with
-    one, less what it takes with two; and that is so much for a call, a task, a row of a window and each pixel.
+    one, less what it takes with two; and that is so much for a call, a task, a row of a window and each pixel: at the
+    least a multiply-add, which a task or a row comes out as only where a neighbour disturbed the machine.
     """
     pixels = next(most for vectors, most in tiles_of_registers(target.isa().fma) if vectors == 2)
     shape, dst = TileShape(1, min(pixels, 14), 2), _layout(f"nCHW{_lanes()}")

@@ -179,6 +179,12 @@ def test_a_time_that_came_out_as_nothing_is_measured_again() -> None:
         turns.positive("a time", lambda: 0.0, lambda time: [time])
 
 
+def test_packing_that_came_out_as_the_least_possible_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([{"task": 1e-9, "row": 2e-9}, {"task": 2e-9, "row": 1e-9}, {"task": 2e-9, "row": 3e-9}])
+    monkeypatch.setattr(measuring, "_packs", lambda fma: next(found))
+    assert measuring._steady_packs(1e-9) == {"task": 2e-9, "row": 3e-9}
+
+
 def test_rates_are_found_from_sums() -> None:
     """Exactly, where there is an exact answer; never less than nothing, where the nearest is."""
     counts = [(1, 2, 3), (4, 0, 1), (2, 2, 0), (1, 1, 1)]
