@@ -112,7 +112,6 @@ FW, HW = W.astype(np.float32), half(W, "float16")
         (lambda: bc.conv2d(F, FW, out_dtype="float16"), "out_dtype='float16': has to be float32"),
         (lambda: bc.conv2d(H, HW, B), "bias='int64': has to be of the weight's dtype, float16 or float32"),
         (lambda: bc.conv2d(H, HW, padding=1, residual=R.astype("f4")), "residual='float32': has to be float16"),
-        (lambda: bc.conv2d(H, HW, algorithm="winograd"), "algorithm='winograd'"),
     ],
 )
 def test_what_is_refused(call, said):

@@ -31,12 +31,12 @@ def is_crowded(pixels: int, step: int, few_sets: int = FEW_SETS) -> bool:
 
 
 def rows_that_stay(row_bytes: int, window: int, stride: int) -> int:
-    """Of how many rows of outputs, at the least 1, what is gathered stays in the second-level cache.
+    """Of how many rows of outputs what is gathered stays in the second-level cache; 0 where not even of one.
 
     row_bytes: of a row that is gathered. window: rows of the source for one of outputs. stride: for one more.
     """
     held = target.second_level_cache() // 4 // row_bytes
-    return max(1, (held - window) // stride + 1)
+    return (held - window) // stride + 1 if held >= window else 0
 
 
 def gathering_seconds(nbytes: float) -> float:

@@ -21,7 +21,8 @@ def entries_gathered(problem: Conv2dProblem, src: Geometry, each: int, entries: 
     if p.oc != p.ic or not is_crowded(min(p.ih, _height(p, 1)) * p.iw, src.col):
         return 0
     parts = [k for k in range(1, entries + 1) if entries % k == 0 and k * each % LINE == 0]
-    return max((k for k in parts if k * each <= TOGETHER), default=min(parts, default=0))
+    found = max((k for k in parts if k * each <= TOGETHER), default=min(parts, default=0))
+    return found if found and rows_that_stay(p.iw * found * each, _height(p, 1), p.sh) else 0
 
 
 def _height(problem: Conv2dProblem, rows: int) -> int:

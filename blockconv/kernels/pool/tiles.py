@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blockconv.core import target
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
-from blockconv.kernels.common.gathering import FEW_SETS, TOGETHER, gathering_seconds, is_crowded
+from blockconv.kernels.common.gathering import FEW_SETS, TOGETHER, gathering_seconds, is_crowded, rows_that_stay
 
 __all__ = ["crowded_seconds", "pays_to_gather", "tile_pixels", "window_rows"]
 
@@ -25,6 +25,8 @@ def pays_to_gather(problem: Pool2dProblem | AdaptivePool2dProblem, s_col: int, p
     """
     p = problem
     if isinstance(p, AdaptivePool2dProblem) or pixel % TOGETHER or p.kw <= p.sw:
+        return False
+    if not rows_that_stay(p.iw * TOGETHER, window_rows(p, 1), p.sh):
         return False
     return is_crowded(window_rows(p, 1) * p.iw, s_col, FEW_SETS if p.kh > 3 else 1)
 

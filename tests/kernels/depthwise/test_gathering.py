@@ -82,6 +82,7 @@ def test_only_where_pixels_push_each_other_out_and_within_the_second_level_cache
         end, _ = gathered_words(problem, 0, at.part, at.share(problem, 1)[1])
         assert end < target.second_level_cache() / 2
     for descriptor in (
+        f"g512mb1ic512ih6iw{target.second_level_cache() // 2048}oc512kh3kw3ph1pw1",  # a window of one row is too large
         "g528mb1ic528ih6iw7oc528kh3kw3ph1pw1",
         "g256mb1ic256ih9iw9oc256kh3kw3ph1pw1",
         "g512mb1ic512ih20oc512kh1",

@@ -59,6 +59,8 @@ def test_only_where_pixels_push_each_other_out_and_within_the_second_level_cache
     for numbers in ({"ic": 1008, **FEW}, {"ic": 512, **FEW}, {"ic": 1024, "kh": 2, "kw": 2, "sh": 2, "sw": 2}):
         problem = Pool2dProblem("max", n=1, ih=20, iw=20, **numbers)
         assert not Blocking(problem, layout, layout, element("float32")).part
+    too_wide = Pool2dProblem("max", n=1, ic=1024, ih=6, iw=target.second_level_cache() // 2048, **FEW)
+    assert not Blocking(too_wide, layout, layout, element("float32")).part
 
 
 def test_to_gather_is_priced():
