@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, store_bits, store_repeated
+from blockconv.kernels.common.tile import LINE
 
-__all__ = ["copy_bytes", "copy_pixels", "fill_bytes", "fill_pixels", "gather_blocks", "scatter_blocks"]
+__all__ = ["copy_bytes", "copy_pixels", "fill_bytes", "fill_pixels", "gather_blocks", "gather_window", "scatter_blocks"]
 
 
 @inline
@@ -84,6 +85,21 @@ def gather_blocks(dst, src, size, block, stride):
     whole = size // block
     copy_pixels(dst, src, whole, block, stride, block)
     copy_bytes(dst + whole * block, src + whole * stride, size - whole * block)
+
+
+@inline
+def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
+    """Copy `size` bytes, whole cache lines, of each pixel of so many rows.
+
+    dst_col: from a pixel to the next where they are gathered, also from a row's last one to the next row's first.
+    src_row, src_col: likewise from a row to the next and from a pixel to the next of the source.
+    """
+    for r in range(rows):
+        pixel = src + r * src_row
+        for _ in range(columns):
+            for at in range(0, size, LINE):
+                move(dst + at, pixel + at, LINE, 0)
+            dst, pixel = dst + dst_col, pixel + src_col
 
 
 @inline

@@ -3,7 +3,7 @@
 Pixels of 512 or 1024 channels of float32 in NHWC are 2 or 4 KiB apart: the same channels of all pixels of a window are
 lines of one or two sets of the cache, each of which holds a few. Whatever is read then comes from the second-level
 cache, for every tap anew: a depthwise 3x3 of 1024 channels at 28x28 took 3.1 times as long as of blocks of 16. So a
-task gathers what it reads of some channels first, where pixels are neighbours.
+task gathers what it reads of some channels first, where pixels are neighbours (`copies.gather_window`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from __future__ import annotations
 import math
 
 from blockconv.core import target
-from blockconv.jit.compiler import inline
-from blockconv.jit.ir import move
-from blockconv.kernels.common.tile import LINE
 from blockconv.machine.profile import profile
 
-__all__ = ["FEW_SETS", "TOGETHER", "gather_window", "gathering_seconds", "is_crowded", "rows_that_stay"]
+__all__ = ["FEW_SETS", "TOGETHER", "gathering_seconds", "is_crowded", "rows_that_stay"]
 
 FEW_SETS = 2  # in which all pixels lie: of 4 it takes longer to gather (strides of 2 .75 times as fast, 5x5 .85)
 TOGETHER = 256  # bytes of a pixel that are gathered at once: lines that follow one another are fetched ahead
@@ -43,18 +40,3 @@ def gathering_seconds(nbytes: float) -> float:
     """To gather so many bytes."""
     known = profile()
     return nbytes / known.vector_bytes * known.pack(known.vector_bytes // 4, "apart")
-
-
-@inline
-def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
-    """Copy `size` bytes, whole cache lines, of each pixel of so many rows.
-
-    dst_col: from a pixel to the next where they are gathered, also from a row's last one to the next row's first.
-    src_row, src_col: likewise from a row to the next and from a pixel to the next of the source.
-    """
-    for r in range(rows):
-        pixel = src + r * src_row
-        for _ in range(columns):
-            for at in range(0, size, LINE):
-                move(dst + at, pixel + at, LINE, 0)
-            dst, pixel = dst + dst_col, pixel + src_col

@@ -8,7 +8,7 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import prefetch, store_i64
-from blockconv.kernels.common.gathering import gather_window
+from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import Axis, TileSpec

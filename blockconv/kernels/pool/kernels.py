@@ -17,7 +17,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_f, move, store_bits
-from blockconv.kernels.common.gathering import gather_window
+from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.pool.codegen import (
     TileRun,
     TileSpec,

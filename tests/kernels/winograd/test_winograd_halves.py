@@ -57,7 +57,9 @@ def check(p, src, dst, m, number, memory=None, threads=2):
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("pair", ROUND, ids=">".join)
+@pytest.mark.parametrize(
+    "pair", [pytest.param(pair, marks=[pytest.mark.slow] * (k % 2)) for k, pair in enumerate(ROUND)]
+)
 def test_layouts(pair):
     """F(4x4), by each layout as a source and as a destination, and each type."""
     number = ROUND.index(pair)
@@ -65,6 +67,7 @@ def test_layouts(pair):
     check(WHOLE, *pair, 4, number + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_forms(form):
     for number, layout in enumerate(("NHWC", "NCHW")):
