@@ -176,6 +176,11 @@ class Profile:
         """Of lines, in the first-level cache."""
         return self.caches["L1"] // (self.ways * self.line)
 
+    def sets_reached(self, step: int) -> int:
+        """Sets that lines `step` bytes apart lie in; all of them where that is no whole number of lines."""
+        lines, rest = divmod(step, self.line)
+        return self.sets if rest else self.sets // math.gcd(self.sets, lines)
+
     def store(self, channels: int, lanes: int, rows: bool) -> float:
         """Seconds of a vector stored so many channels at a time, beyond one stored whole. rows: as in `stores`."""
         if channels >= lanes:

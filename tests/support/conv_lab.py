@@ -33,6 +33,9 @@ Array = npt.NDArray[Any]
 
 ROWS = tuple(row for row in TABLE if row.op == "conv2d")
 NAMES = tuple(str(layout) for layout in NATIVE)
+# Each layout once as a source and once as a destination.
+ROUND = tuple((src, NAMES[(3 * k + 1) % len(NAMES)]) for k, src in enumerate(NAMES))
+assert {dst for _, dst in ROUND} == set(NAMES)
 PAIRS = tuple((src, dst) for src in NAMES for dst in NAMES)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 CANARY = 0xFF  # as a float of any size, NaN
@@ -191,6 +194,16 @@ def run(
     return out
 
 
+def elements(out: Array, layout: str, problem: Conv2dProblem, where: str) -> Array:
+    """What a destination's storage holds, (N, C, H, W). Asserts that its tail is zero bit for bit."""
+    offsets, _ = places(layout, problem.dst_shape)
+    tail = np.ones(out.shape, bool)
+    tail[offsets] = False
+    bits = out.view(f"u{out.itemsize}")[tail]
+    assert not bits.any(), f"{where}: {np.count_nonzero(bits)} of {bits.size} tail elements are not zero"
+    return out[offsets]
+
+
 def _placed(memory: Memory, what: str, array: Array) -> Array:
     bytes_ = memory.take(what, array.nbytes, array.itemsize)
     placed = bytes_.view(array.dtype)
@@ -221,9 +234,8 @@ def check(
     if row.error is not None and not np.isfinite(given.sums).all():
         return
     out = run(row, problem, src, dst, given, act, threads, memory)
-    offsets, _ = places(dst, problem.dst_shape)
     where = f"{row.name} {src} -> {dst} {problem.descriptor()} act={act} {given.x.dtype} threads={threads}"
-    found = out[offsets]
+    found = elements(out, dst, problem, where)
     if row.error is not None:
         error = float(np.abs(found - given.wanted).max()) / float(np.abs(given.sums).max())
         bound = max(2 * row.error(problem), TOLERANCE["float32"])
@@ -234,7 +246,3 @@ def check(
     else:
         error = conv_oracle.error(found, given.wanted)
         assert error <= TOLERANCE[str(given.x.dtype)], f"{where}: error {error:.3g}"
-    tail = np.ones(out.shape, bool)
-    tail[offsets] = False
-    bits = out.view(f"u{out.itemsize}")[tail]
-    assert not bits.any(), f"{where}: {np.count_nonzero(bits)} of {bits.size} tail elements are not zero"

@@ -8,12 +8,11 @@ task gathers what it reads of some channels first, where pixels are neighbours (
 
 from __future__ import annotations
 
-import math
-
 from blockconv.core import target
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.machine.profile import profile
 
-__all__ = ["FEW_SETS", "TOGETHER", "gathering_seconds", "is_crowded", "rows_that_stay"]
+__all__ = ["FEW_SETS", "TOGETHER", "gathered_bytes", "gathering_seconds", "is_crowded", "rows_that_stay", "window_rows"]
 
 FEW_SETS = 2  # in which all pixels lie: of 4 it takes longer to gather (strides of 2 .75 times as fast, 5x5 .85)
 TOGETHER = 256  # bytes of a pixel that are gathered at once: lines that follow one another are fetched ahead
@@ -22,9 +21,14 @@ TOGETHER = 256  # bytes of a pixel that are gathered at once: lines that follow 
 def is_crowded(pixels: int, step: int, few_sets: int = FEW_SETS) -> bool:
     """Whether so many pixels, `step` bytes apart, lie in so few sets that these hold but a part of them."""
     known = profile()
-    lines, rest = divmod(step, known.line)
-    sets = known.sets // math.gcd(known.sets, lines)
-    return rest == 0 and sets <= few_sets and pixels > 2 * known.ways * sets
+    sets = known.sets_reached(step)
+    return sets <= few_sets and pixels > 2 * known.ways * sets
+
+
+def window_rows(problem: Conv2dProblem | Pool2dProblem, rows: int) -> int:
+    """Rows of the source that so many rows of outputs read at the most."""
+    p = problem
+    return min(p.ih, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1)
 
 
 def rows_that_stay(row_bytes: int, window: int, stride: int) -> int:
@@ -34,6 +38,12 @@ def rows_that_stay(row_bytes: int, window: int, stride: int) -> int:
     """
     held = target.second_level_cache() // 4 // row_bytes
     return (held - window) // stride + 1 if held >= window else 0
+
+
+def gathered_bytes(problem: Conv2dProblem | Pool2dProblem, nbytes: int, rows: int) -> float:
+    """Bytes that tasks of so many rows gather of a source of `nbytes`, some of them again."""
+    p = problem
+    return nbytes * max(1.0, -(-p.oh // rows) * window_rows(p, rows) / p.ih)
 
 
 def gathering_seconds(nbytes: float) -> float:

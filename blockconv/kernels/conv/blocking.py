@@ -315,8 +315,7 @@ def is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: i
     if problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length:
         return False
     known = profile()
-    lines, rest = divmod(src.along(at.axes[2]), known.line)
-    return rest > 0 or pixels <= known.ways * (known.sets // math.gcd(known.sets, lines)) - 2
+    return pixels <= known.ways * known.sets_reached(src.along(at.axes[2])) - 2
 
 
 def store_width(dst: Geometry, at: Space, itemsize: int, lanes: int, groups_of: int) -> int:

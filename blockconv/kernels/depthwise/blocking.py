@@ -58,7 +58,7 @@ class Blocking:
     wei_block: source channels of a block of weights; 0 where there is one block. span: entries of the table that a task
     takes at the least. dot: the multiply-accumulate. joined: taps of the loop axis, which it takes several of at once.
     shuffled: as in `TileSpec`. whole: vectors run over pixels, and a tile has whole rows of them. gathered: entries for
-    which a task gathers what it reads, 0 where it is read in place; part: bytes of a pixel that it gathers.
+    which a task gathers what it reads, 0 where it is read in place; entry_bytes: of a pixel, that one of them reads.
     """
 
     lanes: int
@@ -86,7 +86,12 @@ class Blocking:
     shuffled: int = 0
     whole: bool = False
     gathered: int = 0
-    part: int = 0
+    entry_bytes: int = 0
+
+    @property
+    def part(self) -> int:
+        """Bytes of a pixel that a task gathers."""
+        return self.gathered * self.entry_bytes
 
     def flops(self, problem: Conv2dProblem) -> int:
         """Of whole tiles."""
@@ -170,7 +175,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> 
     each = (at.pixel if at.batched else at.lanes) * types.src.itemsize
     lies = geometry(src, problem.src_shape, types.src.itemsize)
     gathered = entries_gathered(problem, lies, each, at.span)
-    return replace(at, gathered=gathered, part=gathered * each)
+    return replace(at, gathered=gathered, entry_bytes=each)
 
 
 def _in_place(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:

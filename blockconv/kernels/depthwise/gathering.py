@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.common.gathering import TOGETHER, gathering_seconds, is_crowded, rows_that_stay
+from blockconv.kernels.common.gathering import TOGETHER, is_crowded, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile import LINE
 
-__all__ = ["entries_gathered", "gathered_rows", "gathered_words", "seconds"]
+__all__ = ["entries_gathered", "gathered_rows", "gathered_words"]
 
 
 def entries_gathered(problem: Conv2dProblem, src: Geometry, each: int, entries: int) -> int:
@@ -18,16 +18,11 @@ def entries_gathered(problem: Conv2dProblem, src: Geometry, each: int, entries: 
     entries: those that lie together in a pixel.
     """
     p = problem
-    if p.oc != p.ic or not is_crowded(min(p.ih, _height(p, 1)) * p.iw, src.col):
+    if p.oc != p.ic or not is_crowded(window_rows(p, 1) * p.iw, src.col):
         return 0
     parts = [k for k in range(1, entries + 1) if entries % k == 0 and k * each % LINE == 0]
     found = max((k for k in parts if k * each <= TOGETHER), default=min(parts, default=0))
-    return found if found and rows_that_stay(p.iw * found * each, _height(p, 1), p.sh) else 0
-
-
-def _height(problem: Conv2dProblem, rows: int) -> int:
-    """Rows of the source that so many rows of outputs read."""
-    return (rows - 1) * problem.sh + (problem.kh - 1) * problem.dh + 1
+    return found if found and rows_that_stay(p.iw * found * each, window_rows(p, 1), p.sh) else 0
 
 
 def gathered_rows(problem: Conv2dProblem, pixel: int, rows: int, unit: int) -> int:
@@ -35,19 +30,12 @@ def gathered_rows(problem: Conv2dProblem, pixel: int, rows: int, unit: int) -> i
 
     pixel: bytes that are gathered of a pixel.
     """
-    most = rows_that_stay(problem.iw * pixel, _height(problem, 1), problem.sh)
+    most = rows_that_stay(problem.iw * pixel, window_rows(problem, 1), problem.sh)
     return min(rows, max(unit, most // unit * unit))
-
-
-def seconds(problem: Conv2dProblem, nbytes: int, rows: int) -> float:
-    """To gather what tasks of so many rows read of a source of so many bytes."""
-    p = problem
-    height = min(p.ih, _height(p, rows))
-    return gathering_seconds(nbytes * max(1.0, -(-p.oh // rows) * height / p.ih))
 
 
 def gathered_words(problem: Conv2dProblem, window: int, pixel: int, rows: int) -> tuple[int, Mapping[str, int]]:
     """(the end of the scratch, the arguments' words) of tasks of so many rows, whose window begins at `window`."""
     p = problem
     words = {"window": window, "row_stride": p.iw * pixel, "gathered_col": pixel}
-    return window + min(p.ih, _height(p, rows)) * p.iw * pixel, words
+    return window + window_rows(p, rows) * p.iw * pixel, words

@@ -20,15 +20,16 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
+from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_wide, waiting_seconds
-from blockconv.kernels.depthwise import gathering
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.entries import Entry, find_steps
+from blockconv.kernels.depthwise.gathering import gathered_words
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
     DepthwiseArguments,
@@ -145,7 +146,7 @@ def _op(
         inner=max(at.pixel, at.lanes) if at.batched else at.lanes,
         dst_width=p.ow * at.pixel,
         pixel=at.pixel,
-        entry_bytes=at.part // at.gathered if at.gathered else 0,
+        entry_bytes=at.entry_bytes,
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
         scales=entries * entry_lanes(at) * types.acc.itemsize,
@@ -186,15 +187,16 @@ def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> t
     tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
     stored = ZEROS + tile
     names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "row_stride", "phase"
+    nothing = dict.fromkeys((*names, "gathered_col"), 0)
     if at.gathered:
-        end, words = gathering.gathered_words(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
-        return end, {**dict.fromkeys(names, 0), **words}
+        end, words = gathered_words(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
+        return end, {**nothing, **words}
     if not at.is_packed:
-        return stored, dict.fromkeys((*names, "gathered_col"), 0)
+        return stored, nothing
     packed, line = at.packed(problem, rows), stored + 2 * tile
     window = line + packed.line
     found = stored, line, packed.line, window, packed.rows, packed.window, packed.row_stride, packed.phase
-    return window + packed.window, dict(zip(names, found, strict=True)) | {"gathered_col": 0}
+    return window + packed.window, {**nothing, **dict(zip(names, found, strict=True))}
 
 
 REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
@@ -241,7 +243,7 @@ def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bl
         each = store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
         stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(p, src, dst, types)
     if at.gathered:
-        stored += gathering.seconds(p, itemsize * src.size(p.src_shape), at.share(p, threads)[1])
+        stored += gathering_seconds(gathered_bytes(p, itemsize * src.size(p.src_shape), at.share(p, threads)[1]))
     if at.joined:
         computed = at.seconds(p)
     else:

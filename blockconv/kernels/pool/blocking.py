@@ -19,14 +19,14 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
-from blockconv.kernels.common.gathering import TOGETHER, rows_that_stay
+from blockconv.kernels.common.gathering import TOGETHER, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import chunk_of, lanes_of
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, Reduction, held_type
-from blockconv.kernels.pool.tiles import pays_to_gather, window_rows
+from blockconv.kernels.pool.tiles import pays_to_gather
 from blockconv.runtime import OWN_TABLE, Block, Buffer
 
 __all__ = [

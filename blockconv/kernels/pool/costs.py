@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from blockconv.kernels.common.gathering import gathering_seconds
+from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
 from blockconv.kernels.pool.blocking import Blocking, all_taps
-from blockconv.kernels.pool.tiles import crowded_seconds, window_rows
+from blockconv.kernels.pool.tiles import crowded_seconds
 from blockconv.machine.costs import (
     QUANTIZED_CYCLES,
     cycle_seconds,
@@ -118,7 +118,7 @@ def cost(b: Blocking, name: str) -> float:
         computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * cycle_seconds()
     nbytes = b.itemsize * b.src.size(b.problem.src_shape)
     if name == "pool_tiles" and b.part:
-        computed += gathering_seconds(nbytes * b.plane_tasks * window_rows(b.problem, b.task_rows) / b.problem.ih)
+        computed += gathering_seconds(gathered_bytes(b.problem, nbytes, b.task_rows))
     elif name == "pool_wide_lines":
         computed += crowded_seconds(b.problem, b.strides[0][1], nbytes)
     exposed = _exposed(b, name) * min(moved, computed)

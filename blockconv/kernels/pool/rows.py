@@ -35,6 +35,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, ElementType, Types, element
 from blockconv.jit import Kernel
+from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.blocking import (
@@ -51,7 +52,7 @@ from blockconv.kernels.pool.reference import reference_op
 from blockconv.kernels.pool.shuffles import pool_shuffles
 from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.pool.tables import Scales, masks_of, table_of
-from blockconv.kernels.pool.tiles import tile_pixels, window_rows
+from blockconv.kernels.pool.tiles import tile_pixels
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Block, Op
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from blockconv.core import target
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
-from blockconv.kernels.common.gathering import FEW_SETS, TOGETHER, gathering_seconds, is_crowded, rows_that_stay
+from blockconv.kernels.common.gathering import (
+    FEW_SETS,
+    TOGETHER,
+    gathering_seconds,
+    is_crowded,
+    rows_that_stay,
+    window_rows,
+)
 
-__all__ = ["crowded_seconds", "pays_to_gather", "tile_pixels", "window_rows"]
+__all__ = ["crowded_seconds", "pays_to_gather", "tile_pixels"]
 
 MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
-
-
-def window_rows(problem: Pool2dProblem, rows: int) -> int:
-    """Rows of the image that so many rows of windows cover at the most."""
-    p = problem
-    return min(p.ih, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1)
 
 
 def pays_to_gather(problem: Pool2dProblem | AdaptivePool2dProblem, s_col: int, pixel: int) -> bool:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, LIGHT, Types, element
 from blockconv.kernels.common.activation import ActivationKind
-from blockconv.kernels.common.dot import MULTIPLY_ADD
+from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
@@ -85,7 +86,7 @@ def _op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Bloc
         src_strides=s,
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
-        scales=ITEMSIZE * weight_form(p, dst, at, types).bias,
+        scales=ITEMSIZE * weight_form(p, dst, at).bias,
         prefetch_rows=at.form.side if src_bytes > 2 * target.second_level_cache() else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
@@ -307,10 +308,12 @@ def _make(
 ) -> Primitive:
     images = vector_images(problem, src, dst) if types.acc.is_float else 0
     at = blocking(problem, dst, m, threads, exact=not types.acc.is_float, images=images)
+    if types.src.is_half:
+        at = replace(at, dot=WIDENED)
     return Primitive(
         cost=lambda: cost(problem, src, dst, types, at, threads),
         make=lambda: [_op(problem, src, dst, types, at, epilogue)],
-        weights=weight_form(problem, dst, at, types),
+        weights=weight_form(problem, dst, at),
         blocking=at,
     )
 

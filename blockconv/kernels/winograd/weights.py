@@ -6,8 +6,6 @@ import functools
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
-from blockconv.kernels.common.dot import WIDENED
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
@@ -40,13 +38,12 @@ def _transformed_bytes(form: Form, problem: Conv2dProblem) -> int:
     return blocking(problem, Layout("NHWC"), form.m, 1, form.exact).wei_bytes(problem)
 
 
-def weight_form(problem: Conv2dProblem, dst: Layout, at: Blocking, types: Types) -> WeightForm:
+def weight_form(problem: Conv2dProblem, dst: Layout, at: Blocking) -> WeightForm:
     """What to pack for a problem that is cut so."""
     whole = max(at.width, at.lanes)
     bias = -(-dst.padded_shape(problem.dst_shape)[1] // whole) * whole
     layout = Layout(f"aBCde{at.width}b{at.dot.channels}c" if at.form.exact else "abcde")
-    dot = WIDENED if types.wei.is_half else at.dot
-    return WeightForm(layout, bias, problem.g, TRANSFORMS[at.form], dot)
+    return WeightForm(layout, bias, problem.g, TRANSFORMS[at.form], at.dot)
 
 
 TRANSFORMS = {  # one for each stride too, that forms differ: packed weights are kept by them

@@ -11,8 +11,8 @@ from blockconv import Layout, Pool2dProblem
 from blockconv.core import target
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
+from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.pool.blocking import Blocking
-from blockconv.kernels.pool.tiles import window_rows
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
