@@ -13,8 +13,9 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.winograd.arguments import HEADER_BYTES, PLANE_BYTES
+from blockconv.kernels.winograd.arguments import HEADER_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
+from blockconv.kernels.winograd.codegen_finish import row_tiles
 from blockconv.kernels.winograd.transforms import Form
 
 __all__ = [
@@ -36,7 +37,22 @@ _TILE_PIXELS = {32: {1: 28, 2: 14, 3: 9, 5: 5}, 16: {1: 12, 2: 6}}
 # vector is multiplied for.
 _IMAGE_TILES = {32: (24, 8), 16: (12, 4)}
 LEAST_IMAGES = 4  # of a vector
+WINDOW = 64 << 10  # bytes that planes may take as vectors of channels (of a tile's more, if need be)
+COLUMNS = 16  # neighbouring pixels of planes that are transposed together, at most
 STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside its products
+
+
+class Window(NamedTuple):
+    """What is transposed together of a source whose channels are planes: that of neighbouring tiles of an image.
+
+    rows, cols: of tiles, at most; more than one row where all columns fit. pitch: pixels from a row to the next.
+    height: rows of pixels.
+    """
+
+    rows: int
+    cols: int
+    pitch: int
+    height: int
 
 
 class ScratchLayout(NamedTuple):
@@ -69,7 +85,7 @@ class Blocking:
     channels out as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with
     `tile_channels` of a block's output channels, which are `vectors` vectors of `out_lanes`. ocbs: blocks of a group's
     output channels. chunk: blocks whose products are held before they are transformed. tile_rows, tile_cols: tiles of
-    an image. tiles: of all images; block_tiles: of a block.
+    an image. tiles: of all images; block_tiles: of a block. window: of planes.
     """
 
     form: Form
@@ -93,6 +109,7 @@ class Blocking:
     tile_cols: int
     tiles: int
     block_tiles: int
+    window: Window
     scratch: ScratchLayout
 
     @property
@@ -197,6 +214,7 @@ def blocking(
     else:
         splits, chunk = 1, set_groups * ocbs
     # A group's last block may be wider than what is left of the group; the last set has the destination's padding too.
+    window = _window(form, tile_rows, tile_cols, p.pw, wei_lanes * ITEMSIZE)
     row = (set_groups - 1) * oc + min(chunk, ocbs) * width + max(0, oc_padded - sets * set_groups * oc)
     return Blocking(
         form=form,
@@ -221,7 +239,8 @@ def blocking(
         tile_cols=tile_cols,
         tiles=tiles,
         block_tiles=block_tiles,
-        scratch=_scratch(form, lanes, block_tiles, src_vectors, row if images else -(-row // lanes), bool(images)),
+        window=window,
+        scratch=_scratch(form, lanes, window, block_tiles, src_vectors, row if images else -(-row // lanes), images),
     )
 
 
@@ -264,15 +283,34 @@ def _block_vectors(problem: Conv2dProblem, lanes: int) -> tuple[int, int]:
     return lanes, min(2, whole)
 
 
-def _scratch(form: Form, lanes: int, tiles: int, sources: int, products: int, images: bool) -> ScratchLayout:
+def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> Window:
+    """The window of planes, which stays near the core. pixel: bytes of one."""
+
+    def side(tiles: int) -> int:
+        return (tiles - 1) * form.step + form.side
+
+    def fitting(most: int, pitch: int | None = None) -> int:
+        """Rows of tiles, of so many pixels, that fit; or columns of one row."""
+        sizes = (size for size in range(most, 1, -1) if side(size) * (pitch or form.side) * pixel <= WINDOW)
+        return next(sizes, 1)
+
+    cols = fitting(tile_cols)
+    pitch = max(side(cols), pw + COLUMNS)
+    rows = fitting(tile_rows, pitch) if cols == tile_cols else 1
+    return Window(rows, cols, pitch, side(rows))
+
+
+def _scratch(
+    form: Form, lanes: int, window: Window, tiles: int, sources: int, products: int, images: int
+) -> ScratchLayout:
     """The scratch for so many tiles, with so many vectors of their sources and products each.
 
-    images: products lie channel by channel, of all tiles.
+    images: of a vector; products lie channel by channel then, of all tiles.
     """
     m, vector = form.m, lanes * ITEMSIZE
     patch = HEADER_BYTES + 2 * m * m * vector
-    wide = (form.tiles_per_vector(PLANE_BYTES if form.exact else lanes) - 1) * form.step + form.side
-    v = patch + odd_lines(max(form.side * wide, m * max(m, lanes)) * vector)  # of the source, of the destination
+    pixels = form.positions, window.height * window.pitch, m * m * row_tiles(m)  # of the source, of the destination
+    v = patch + odd_lines(max(pixels) * vector)
     v_position, products_position = odd_lines(tiles * sources * vector), odd_lines(tiles * products * vector)
     first = v + form.positions * v_position
     end = first + form.positions * products_position

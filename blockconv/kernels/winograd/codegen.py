@@ -32,6 +32,7 @@ __all__ = [
     "Taps",
     "gather_planes",
     "gather_planes_unmasked",
+    "gather_planes_whole",
     "multiples",
     "multiply_shared",
     "source_transform",
@@ -169,6 +170,23 @@ def gather_planes_unmasked(pixels: int, lanes: int, type: int) -> Any:
         border = row.load(planes.border)
         found = [row.load(builder.add(kept, const(c * wide + row.bytes))) for c in range(lanes)]
         rows = [builder.select(in_bounds, x, border) for x in found]
+        _store_pixels(channels, rows, planes.dst, pixels)
+
+    return gather
+
+
+@functools.cache
+def gather_planes_whole(pixels: int, lanes: int, type: int) -> Any:
+    """`gather_planes` of pixels that are all in bounds; channels that do not exist are the last that does."""
+
+    @emitted
+    def gather(builder: Any, planes: Any) -> None:
+        channels, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, pixels))
+        rows = []
+        for c in range(lanes):
+            exists = builder.icmp_signed("<", const(c), planes.valid)
+            channel = builder.select(exists, const(c), builder.sub(planes.valid, const(1)))
+            rows.append(row.load(builder.add(planes.src, builder.mul(planes.src_channel, channel))))
         _store_pixels(channels, rows, planes.dst, pixels)
 
     return gather

@@ -22,7 +22,9 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM, multiples
 from blockconv.kernels.winograd.transforms import Form, destination_1d, transform_2d
 
-__all__ = ["Finish", "Products", "destination_to_patch", "destination_transform", "finish_pixels"]
+__all__ = ["Finish", "Products", "destination_to_patch", "destination_transform", "finish_pixels", "row_tiles"]
+
+ROW_PIXELS = 64  # of a row of a patch, which is stored to planes
 
 
 class Finish(NamedTuple):
@@ -69,6 +71,11 @@ class Products(NamedTuple):
     src_position: int  # from a position to the next
     bia: int  # the address of the channels' bias
     scales: int  # and of their scales, which make integers real numbers
+
+
+def row_tiles(m: int) -> int:
+    """Tiles of a row that are finished together, at most, where the destination is planes."""
+    return ROW_PIXELS // m
 
 
 @functools.cache

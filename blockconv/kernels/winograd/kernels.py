@@ -36,12 +36,13 @@ from blockconv.kernels.winograd.codegen_finish import (
     destination_to_patch,
     destination_transform,
     finish_pixels,
+    row_tiles,
 )
 from blockconv.kernels.winograd.source import tile_at
 from blockconv.kernels.winograd.transforms import TAPS, Form
 
 ITEMSIZE = ELEMENT.itemsize
-
+LEAST_PIXELS = 4  # of planes that are stored together, unless it is one
 
 # ---------------------------------------------------------------- second stage: products
 
@@ -196,37 +197,42 @@ def _finish_tile(how):
 
 
 @functools.cache
+def _store_planes(pixels, how):
+    """store: a row of a patch to planes, so many pixels at a time, or fewer where there are no more."""
+    pixel, output, finish_them = how.lanes * ITEMSIZE, _output(_even, how), finish_pixels(pixels, how)
+    store_fewer = _store_planes(pixels // 2 if pixels > LEAST_PIXELS else 1, how) if pixels > 1 else None
+
+    @inline
+    def store(a, scratch, oc, src, dst, cols):
+        if pixels > 1 and cols < pixels:
+            store_fewer(a, scratch, oc, src, dst, cols)
+            return
+        for col in range(0, cols, pixels):
+            at = min(col, cols - pixels)  # the last ones are moved back to be as many
+            finish_them(src + at * pixel, output(a, scratch, oc, dst + at * a.dst_strides.col))
+
+    return store
+
+
+@functools.cache
 def _finish_planes(how):
-    """finish for a destination of planes: up to as many tiles of a row as a vector of pixels covers.
+    """finish for a destination of planes: several tiles of a row.
 
     Planes are stored from a patch with such tiles side by side, a vector of pixels at a time: of 16 planes, lines that
     are written bit by bit may all want the same few places of the first-level cache.
     """
     m, pixel = how.form.m, how.lanes * ITEMSIZE
-    wide = max(1, how.lanes // m) * m
-    transform, output = destination_to_patch(how), _output(_even, how)
-    finish_vector, finish_tile, finish_one = (finish_pixels(pixels, how) for pixels in (wide, m, 1))
+    row, transform, store = row_tiles(m) * m * pixel, destination_to_patch(how), _store_planes(how.lanes, how)
 
     @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
         patch, bia = scratch + a.patch, a.bia + oc * ITEMSIZE
         for k in range((cols + m - 1) // m):
             given = Products(products, a.products_position, bia, bia + a.scales)
-            transform(given, patch + k * m * pixel, wide * pixel)
+            transform(given, patch + k * m * pixel, row)
             products += a.products_tile
         for r in range(rows):
-            at, to, done = patch + r * wide * pixel, dst + r * a.dst_strides.row, 0
-            while done < cols:
-                if done + wide <= cols:
-                    finish_vector(at, output(a, scratch, oc, to))
-                    taken = wide
-                elif done + m <= cols:
-                    finish_tile(at, output(a, scratch, oc, to))
-                    taken = m
-                else:
-                    finish_one(at, output(a, scratch, oc, to))
-                    taken = 1
-                at, to, done = at + taken * pixel, to + taken * a.dst_strides.col, done + taken
+            store(a, scratch, oc, patch + r * row, dst + r * a.dst_strides.row, cols)
 
     return finish
 
@@ -238,9 +244,9 @@ def winograd_finish(m, stride, exact, *given):
     given: of a `Finish`, what comes after the form.
     """
     how = Finish(Form(m, stride, bool(exact)), *given)
-    lanes, channels, finish, most = how.lanes, how.channels, _finish_tile(how), 1
+    channels, finish, most = how.channels, _finish_tile(how), 1
     if how.store_width == 1:
-        finish, most = _finish_planes(how), max(1, lanes // m)
+        finish, most = _finish_planes(how), row_tiles(m)
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)

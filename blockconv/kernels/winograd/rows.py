@@ -54,11 +54,12 @@ from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.table import Epilogue, Primitive, Row
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import PLANE_BYTES, WinogradArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, SCRATCH, Blocking, blocking, vector_images
+from blockconv.kernels.winograd.blocking import COLUMNS, ITEMSIZE, LEAST_IMAGES, SCRATCH, Blocking, blocking, vector_images
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM
 from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.costs import cost
 from blockconv.kernels.winograd.source import winograd_source
+from blockconv.kernels.winograd.source_planes import winograd_source_planes
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
 from blockconv.kernels.winograd.weights import weight_form
 from blockconv.runtime import OWN_TABLE, Buffer, Op
@@ -131,6 +132,9 @@ def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **other
         vector=at.src_lanes * at.itemsize,
         tile_block=scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
         patch=scratch.patch,
+        window_rows=at.window.rows,
+        window_cols=at.window.cols,
+        window_pitch=at.window.pitch,
         v=scratch.v,
         v_position=scratch.v_position,
         products=scratch.products,
@@ -178,7 +182,11 @@ def _kernels(
     load_width, src_parts = at.contiguous(lies[0], at.src_lanes)
     store_width, dst_parts = at.contiguous(lies[1], at.lanes)
     part = at.src_lanes if src_parts else at.transform_lanes
-    source = winograd_source(m, stride, at.src_lanes, part, fma, load_width, int(src_parts), types.src.code)
+    vectors = m, stride, at.src_lanes, part, fma
+    if load_width == 1:
+        source = winograd_source_planes(*vectors, _columns(problem, at, types.src.itemsize), types.src.code)
+    else:
+        source = winograd_source(*vectors, load_width, int(src_parts), types.src.code)
     # Which of the types of bytes it is, is a matter of bounds, which are arguments.
     stored = element("uint8") if dst.itemsize == 1 else dst
     finish = Finish(
@@ -199,6 +207,13 @@ def _kernels(
         "finish_kernel": kernels.winograd_finish(m, stride, int(exact), *finish[1:]).address,
         "tile_kernel": 0 if at.shared else _tile_kernel(at).address,
     }
+
+
+def _columns(problem: Conv2dProblem, at: Blocking, itemsize: int) -> int:
+    """Neighbouring pixels of planes that are transposed together: of floats no more than a narrow image has."""
+    if itemsize < ITEMSIZE:
+        return min(COLUMNS, at.src_lanes)
+    return min(COLUMNS, at.lanes, max(LEAST_COLUMNS, 1 << (problem.iw - 1).bit_length()))
 
 
 def _offsets(problem: Conv2dProblem, at: Blocking) -> list[int]:
@@ -266,6 +281,7 @@ def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
 # ---------------------------------------------------------------- the rows of the table
 
 
+LEAST_COLUMNS = 4  # of `_columns`
 UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often
 
 
