@@ -10,7 +10,7 @@ import functools
 import inspect
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -238,21 +238,25 @@ def join(builder: Any, pieces: list[Any]) -> Any:
     return pieces[0]
 
 
-def transpose(builder: Any, vectors: list[Any], rows: int, columns: int) -> list[Any]:
+def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: int = 1) -> list[Any]:
     """The rows x columns matrix that `vectors` hold in row-major order, transposed, held in the same way.
 
-    A perfect shuffle (zip the first half with the second) rotates the bits of an element's
-    position by one to the left, so log2(rows) zips transpose, as do log2(columns) unzips.
+    width: lanes of each of its elements. A perfect shuffle (zip the first half with the second) rotates the bits of an
+    element's position by one to the left, so log2(rows) zips transpose, as do log2(columns) unzips.
     """
-    half, lanes = len(vectors) // 2, vectors[0].type.count
+    half, elements = len(vectors) // 2, vectors[0].type.count // width
+
+    def lanes_of(chosen: Iterable[int]) -> list[int]:
+        return [width * k + lane for k in chosen for lane in range(width)]
+
     if rows <= columns:
-        low = [k // 2 + lanes * (k % 2) for k in range(lanes)]
-        high = [k + lanes // 2 for k in low]
+        zipped = [k // 2 + elements * (k % 2) for k in range(elements)]
+        low, high = lanes_of(zipped), lanes_of(k + elements // 2 for k in zipped)
         for _ in range(rows.bit_length() - 1):
             pairs = list(zip(vectors[:half], vectors[half:], strict=True))
             vectors = [shuffle(builder, a, b, mask) for a, b in pairs for mask in (low, high)]
     else:
-        even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
+        even, odd = (lanes_of(range(first, 2 * elements, 2)) for first in (0, 1))
         for _ in range(columns.bit_length() - 1):
             pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
             vectors = [shuffle(builder, a, b, mask) for mask in (even, odd) for a, b in pairs]

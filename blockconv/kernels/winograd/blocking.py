@@ -25,7 +25,9 @@ __all__ = [
     "Blocking",
     "ScratchLayout",
     "blocking",
+    "reads_windows",
     "vector_images",
+    "window_columns",
 ]
 
 ITEMSIZE = ELEMENT.itemsize  # of a product, and of what a multiply-accumulate takes of a channel, or a pair
@@ -37,13 +39,14 @@ _TILE_PIXELS = {32: {1: 28, 2: 14, 3: 9, 5: 5}, 16: {1: 12, 2: 6}}
 # vector is multiplied for.
 _IMAGE_TILES = {32: (24, 8), 16: (12, 4)}
 LEAST_IMAGES = 4  # of a vector
-WINDOW = 64 << 10  # bytes that planes may take as vectors of channels (of a tile's more, if need be)
-COLUMNS = 16  # neighbouring pixels of planes that are transposed together, at most
+WINDOW = 64 << 10  # bytes of a window of the source, at most (of a single tile's more, if need be)
+FEW_EDGES = 0.25  # of an image's tiles: where pixels are vectors, fewer at its edge are read without windows
+COLUMNS, LEAST_COLUMNS = 16, 4  # neighbouring pixels of planes that are transposed together, at most and at least
 STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside its products
 
 
 class Window(NamedTuple):
-    """What is transposed together of a source whose channels are planes: that of neighbouring tiles of an image.
+    """What is gathered together of a source (see `source_windows.py`): that of neighbouring tiles of an image.
 
     rows, cols: of tiles, at most; more than one row where all columns fit. pitch: pixels from a row to the next.
     height: rows of pixels.
@@ -85,7 +88,8 @@ class Blocking:
     channels out as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with
     `tile_channels` of a block's output channels, which are `vectors` vectors of `out_lanes`. ocbs: blocks of a group's
     output channels. chunk: blocks whose products are held before they are transformed. tile_rows, tile_cols: tiles of
-    an image. tiles: of all images; block_tiles: of a block. window: of planes.
+    an image. tiles: of all images; block_tiles: of a block. window: where windows
+    are gathered.
     """
 
     form: Form
@@ -244,6 +248,22 @@ def blocking(
     )
 
 
+def reads_windows(problem: Conv2dProblem, source: Geometry, at: Blocking) -> bool:
+    """Whether windows of the source are gathered before they are transformed."""
+    width, has_parts = at.contiguous(source, at.src_lanes)
+    if at.images or has_parts:
+        return False
+    inner = max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
+    return width < at.src_lanes or inner < (1 - FEW_EDGES) * at.tile_rows * at.tile_cols
+
+
+def window_columns(problem: Conv2dProblem, at: Blocking, itemsize: int) -> int:
+    """Neighbouring pixels of planes that are transposed together: of floats no more than a narrow image has."""
+    if itemsize < ITEMSIZE:
+        return min(COLUMNS, at.src_lanes)
+    return min(COLUMNS, at.lanes, max(LEAST_COLUMNS, 1 << (problem.iw - 1).bit_length()))
+
+
 def _tile_block(tiles: int, at_most: int, held: int, tasks: int) -> tuple[int, int]:
     """(tiles in registers together, tiles of a block), for so many tasks at least. held: the most in registers."""
     wanted = -(-tiles // max(-(-tiles // at_most), min(tiles, tasks)))
@@ -284,7 +304,7 @@ def _block_vectors(problem: Conv2dProblem, lanes: int) -> tuple[int, int]:
 
 
 def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> Window:
-    """The window of planes, which stays near the core. pixel: bytes of one."""
+    """The window, which stays near the core. pixel: bytes of one, at most."""
 
     def side(tiles: int) -> int:
         return (tiles - 1) * form.step + form.side

@@ -13,11 +13,10 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, transpose
+from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
@@ -26,13 +25,9 @@ __all__ = [
     "ELEMENT",
     "SUM",
     "WORD",
-    "Planes",
     "SharedProducts",
     "SourceTile",
     "Taps",
-    "gather_planes",
-    "gather_planes_unmasked",
-    "gather_planes_whole",
     "multiples",
     "multiply_shared",
     "source_transform",
@@ -104,109 +99,6 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
         _store_positions(v, (value for row in positions for value in row), tile)
 
     return transform
-
-
-class Planes(NamedTuple):
-    """A row of pixels of a source whose channels are planes (NCHW), and where they go as vectors of channels."""
-
-    src: int  # the address of the row's first pixel in the first channel; of any pixel where none is in bounds
-    src_channel: int
-    src_end: int  # of the array
-    left: int  # the first column that is in bounds
-    right: int  # the one after the last
-    valid: int  # channels that exist
-    border: int  # the address of what stands out of bounds
-    dst: int
-
-
-@functools.cache
-def gather_planes(pixels: int, lanes: int, type: int) -> Any:
-    """Code that gathers a row of so many pixels of `Planes`: a vector of channels each, one behind the other.
-
-    type: the code of their elements' type. Pixels out of bounds become zero, as do channels that do not exist; neither
-    is read.
-    """
-    columns = 1 << (pixels - 1).bit_length()
-
-    @emitted
-    def gather(builder: Any, planes: Any) -> None:
-        channels, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, columns))
-        in_bounds = builder.and_(builder.not_(row.below(planes.left)), row.below(planes.right))
-        nowhere = in_bounds.type(None)
-        rows = []
-        for c in range(lanes):
-            at = builder.add(planes.src, builder.mul(planes.src_channel, const(c)))
-            exists = builder.icmp_signed("<", const(c), planes.valid)
-            rows.append(row.load(at, builder.select(exists, in_bounds, nowhere)))
-        _store_pixels(channels, rows, planes.dst, pixels)
-
-    return gather
-
-
-@functools.cache
-def gather_planes_unmasked(pixels: int, lanes: int, type: int) -> Any:
-    """`gather_planes` of elements that there may be no masks of; channels that do not exist are the last that does.
-
-    Pixels out of bounds are the border's. A vector is read from where a row is in bounds, or further left where the
-    array ends before; stored; and read again from where its first column would be.
-    """
-    columns = 1 << (pixels - 1).bit_length()
-
-    @emitted
-    def gather(builder: Any, planes: Any) -> None:
-        channels, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, columns))
-        last, wide = builder.sub(planes.src_end, const(row.bytes)), 3 * row.bytes
-        kept = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), lanes * wide)), I64)
-        left = builder.mul(planes.left, const(row.itemsize))
-        for c in range(lanes):
-            exists = builder.icmp_signed("<", const(c), planes.valid)
-            channel = builder.select(exists, const(c), builder.sub(planes.valid, const(1)))
-            at = builder.add(planes.src, builder.mul(planes.src_channel, channel))
-            first = builder.add(at, left)
-            first = builder.select(builder.icmp_signed("<", first, last), first, last)
-            offset = builder.add(builder.sub(first, at), const(c * wide + row.bytes))
-            row.store(row.load(first), builder.add(kept, offset))
-        in_bounds = builder.and_(builder.not_(row.below(planes.left)), row.below(planes.right))
-        border = row.load(planes.border)
-        found = [row.load(builder.add(kept, const(c * wide + row.bytes))) for c in range(lanes)]
-        rows = [builder.select(in_bounds, x, border) for x in found]
-        _store_pixels(channels, rows, planes.dst, pixels)
-
-    return gather
-
-
-@functools.cache
-def gather_planes_whole(pixels: int, lanes: int, type: int) -> Any:
-    """`gather_planes` of pixels that are all in bounds; channels that do not exist are the last that does."""
-
-    @emitted
-    def gather(builder: Any, planes: Any) -> None:
-        channels, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, pixels))
-        rows = []
-        for c in range(lanes):
-            exists = builder.icmp_signed("<", const(c), planes.valid)
-            channel = builder.select(exists, const(c), builder.sub(planes.valid, const(1)))
-            rows.append(row.load(builder.add(planes.src, builder.mul(planes.src_channel, channel))))
-        _store_pixels(channels, rows, planes.dst, pixels)
-
-    return gather
-
-
-def _store_pixels(v: Vectors, rows: list[Any], dst: Any, pixels: int) -> None:
-    """The first pixels of as many rows of a channel each as a vector has lanes, one behind the other."""
-    values = transpose(v.b, _regrouped(v.b, rows, v.lanes), v.lanes, rows[0].type.count)
-    for k, value in enumerate(values[:pixels]):
-        v.store(value, v.b.add(dst, const(k * v.bytes)))
-
-
-def _regrouped(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
-    """Rows of a matrix as vectors of `lanes`: several in each, or each in several."""
-    columns = rows[0].type.count
-    if columns <= lanes:
-        each = lanes // columns
-        return [join(builder, rows[k : k + each]) for k in range(0, len(rows), each)]
-    starts = range(0, columns, lanes)
-    return [shuffle(builder, row, row, list(range(k, k + lanes))) for row in rows for k in starts]
 
 
 # ---------------------------------------------------------------- products

@@ -23,10 +23,8 @@ from blockconv.kernels.winograd.arguments import (
 )
 from blockconv.kernels.winograd.codegen import (
     ELEMENT,
-    Planes,
     SharedProducts,
     Taps,
-    gather_planes,
     multiply_shared,
     weight_transform,
 )
@@ -38,6 +36,7 @@ from blockconv.kernels.winograd.codegen_finish import (
     finish_pixels,
     row_tiles,
 )
+from blockconv.kernels.winograd.codegen_windows import Planes, gather_planes
 from blockconv.kernels.winograd.source import tile_at
 from blockconv.kernels.winograd.transforms import TAPS, Form
 
@@ -200,18 +199,25 @@ def _finish_tile(how):
 def _store_planes(pixels, how):
     """store: a row of a patch to planes, so many pixels at a time, or fewer where there are no more."""
     pixel, output, finish_them = how.lanes * ITEMSIZE, _output(_even, how), finish_pixels(pixels, how)
-    store_fewer = _store_planes(pixels // 2 if pixels > LEAST_PIXELS else 1, how) if pixels > 1 else None
 
     @inline
     def store(a, scratch, oc, src, dst, cols):
-        if pixels > 1 and cols < pixels:
-            store_fewer(a, scratch, oc, src, dst, cols)
-            return
         for col in range(0, cols, pixels):
             at = min(col, cols - pixels)  # the last ones are moved back to be as many
             finish_them(src + at * pixel, output(a, scratch, oc, dst + at * a.dst_strides.col))
 
-    return store
+    if pixels == 1:
+        return store
+    store_fewer = _store_planes(pixels // 2 if pixels > LEAST_PIXELS else 1, how)
+
+    @inline
+    def store_as_many(a, scratch, oc, src, dst, cols):
+        if cols < pixels:
+            store_fewer(a, scratch, oc, src, dst, cols)
+        else:
+            store(a, scratch, oc, src, dst, cols)
+
+    return store_as_many
 
 
 @functools.cache
@@ -345,7 +351,9 @@ def winograd_weights(m, stride, vectors, lanes):
             for v in range(vectors):
                 oc = ocb % blocks * width + v * lanes
                 src = a.src + ((ocb // blocks * group_oc + oc) * group_ic + ic) * tap_bytes
-                gather(Planes(src, group_ic * tap_bytes, 0, 0, taps, group_oc - oc, 0, scratch))
+                # Those of groups that the last set lacks are multiplied: what is not a number, or nearly 0, takes long.
+                exist = group_oc - oc if ocb // blocks < a.groups else 0
+                gather(Planes(src, group_ic * tap_bytes, 0, taps, exist, 0, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
                 transform(Taps(scratch, dst, a.position))
 

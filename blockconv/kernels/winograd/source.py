@@ -1,6 +1,6 @@
 """Winograd convolution's first stage: tiles of the source, gathered where they lie apart, and transformed.
 
-Of planes see `source_planes.py`.
+What lies together in less than a vector, and small images: see `source_windows.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _src_parts(a, c, lanes, load_width):
 
 
 @functools.cache
-def _part(columns, itemsize):
+def part_of_pixel(columns, itemsize):
     """part: copies the first `valid` of so many elements; those after them are read where the array goes on."""
     if itemsize > 1:
         return inline(lambda a, dst, src, border, valid: move_part(dst, src, columns, itemsize, valid))
@@ -50,7 +50,7 @@ def _gather(side, lanes, load_width, has_parts, src_type):
     """gather for `side` rows of as many pixels of a source, of whose channels a load takes `load_width`."""
     itemsize = ElementType.of(src_type).itemsize
     columns, pixel = load_width, load_width * itemsize
-    plane, part = side * side * pixel, _part(columns, itemsize)
+    plane, part = side * side * pixel, part_of_pixel(columns, itemsize)
 
     @inline
     def gather(a, patch, zeros, src, ih, iw, valid, c_first):

@@ -24,6 +24,7 @@ def _transform_op(form: Form, problem: Conv2dProblem) -> Op:
         dst=Buffer(1),
         position=at.wei_position(p),
         ocb=at.wei_ocb(p),
+        groups=p.g,
         group_ic=p.ic // p.g,
         group_oc=p.oc // p.g,
     )
@@ -31,7 +32,7 @@ def _transform_op(form: Form, problem: Conv2dProblem) -> Op:
         kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
         return Op(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
     kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes)
-    return Op(kernel, args, -(-p.oc // p.g // at.width) * p.ic, 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
+    return Op(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
 
 
 def _transformed_bytes(form: Form, problem: Conv2dProblem) -> int:

@@ -1,0 +1,239 @@
+"""Winograd's op: the argument block, tables and kernels of a problem that is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blockconv import jit
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types, element
+from blockconv.kernels.common.activation import ActivationKind
+from blockconv.kernels.common.dot import MULTIPLY_ADD
+from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.interleaved import DENSE
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
+from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.table import Epilogue
+from blockconv.kernels.winograd import kernels
+from blockconv.kernels.winograd.arguments import WinogradArgs
+from blockconv.kernels.winograd.blocking import (
+    ITEMSIZE,
+    Blocking,
+    reads_windows,
+    window_columns,
+)
+from blockconv.kernels.winograd.codegen import ELEMENT, SUM
+from blockconv.kernels.winograd.codegen_finish import Finish
+from blockconv.kernels.winograd.source import winograd_source
+from blockconv.kernels.winograd.source_windows import winograd_source_windows
+from blockconv.kernels.winograd.weights import weight_form
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["winograd_op"]
+
+
+def winograd_op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, epilogue: Epilogue) -> Op:
+    """The op. The residual lies in memory as the destination does."""
+    p = problem
+    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    padded = dst.padded_shape(p.dst_shape)[1]
+    parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
+    tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, at, padded, at.lanes))]
+    src_bytes = types.src.nbytes(src.size(p.src_shape))
+    args = _arguments(
+        p,
+        at,
+        epilogue,
+        **_kernels(p, at, types, (s, d), epilogue),
+        **_channels(p, at, padded),
+        src_strides=s,
+        dst_strides=d,
+        dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
+        scales=ITEMSIZE * weight_form(p, dst, at).bias,
+        prefetch_rows=at.form.side if src_bytes > 2 * target.second_level_cache() else 0,
+        src_end=Buffer(SRC.index, src_bytes),
+        src_parts=8 * len(tables[0]),
+        dst_parts=8 * (len(tables[0]) + len(tables[1])),
+    )
+    tasks = at.sets * at.tile_blocks * at.splits
+    return Op(kernels.winograd(int(at.form.exact)), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
+
+
+def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **others: Any) -> WinogradArgs:
+    p, form, scratch = problem, at.form, at.scratch
+    return WinogradArgs(
+        **others,
+        src=SRC,
+        wei=WEI,
+        bia=BIA,
+        dst=DST,
+        res=RES if epilogue.residual else DST,
+        act=ACT,
+        offsets=OWN_TABLE,
+        tiles=at.tiles,
+        tile_rows=at.tile_rows,
+        tile_cols=at.tile_cols,
+        tile_images=at.images or 1,
+        last_image=p.n - (at.images or 1),
+        block_tiles=at.block_tiles,
+        tile_blocks=at.tile_blocks,
+        tile_pixels=at.tile_pixels,
+        tile_channels=at.tile_channels,
+        splits=at.splits,
+        chunk=at.chunk,
+        positions=form.positions,
+        side=form.side,
+        step=form.step,
+        wei_side=form.wei_side,
+        ih=p.ih,
+        iw=p.iw,
+        oh=p.oh,
+        ow=p.ow,
+        ph=p.ph,
+        pw=p.pw,
+        vector=at.src_lanes * at.itemsize,
+        tile_block=scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
+        patch=scratch.patch,
+        window_rows=at.window.rows,
+        window_cols=at.window.cols,
+        window_pitch=at.window.pitch,
+        v=scratch.v,
+        v_position=scratch.v_position,
+        products=scratch.products,
+        products_position=scratch.products_position,
+        products_tile=scratch.products_tile,
+        products_channel=scratch.products_channel,
+        prefetch_lines=_prefetch_lines(p, at),
+    )
+
+
+def _channels(problem: Conv2dProblem, at: Blocking, oc_padded: int) -> dict[str, int]:
+    """The words on channels, their groups and their blocks."""
+    p, ic, oc = problem, problem.ic // problem.g, problem.oc // problem.g
+    steps = -(-ic // at.ic_block)
+    tail = ic - (steps - 1) * at.ic_block
+    has_tail = at.elements(tail) < at.elements(at.ic_block)
+    return {
+        "ic": p.ic,
+        "oc": p.oc,
+        "oc_padded": oc_padded,
+        "sets": at.sets,
+        "set_ic": at.set_groups * ic,
+        "set_oc": at.set_groups * oc,
+        "vector_channels": at.src_channels,
+        "set_vectors": -(-at.set_groups * ic // at.src_channels),
+        "set_ocbs": at.set_ocbs,
+        "group_ocbs": at.ocbs,
+        "group_oc": oc_padded if p.g == 1 else oc,
+        "group_steps": steps,
+        "full_steps": steps - has_tail,
+        "tail_steps": int(has_tail),
+        "tail_channels": at.elements(tail),
+        "width": at.width,
+        "wei_position": at.wei_position(p),
+        "wei_ocb": at.wei_ocb(p),
+    }
+
+
+def _kernels(
+    problem: Conv2dProblem, at: Blocking, types: Types, lies: tuple[Geometry, Geometry], epilogue: Epilogue
+) -> dict[str, int]:
+    """The addresses of the kernels that are called. lies: source and destination."""
+    (m, stride, exact), dst = at.form, types.dst
+    fma = int(target.isa().fma and not exact)
+    load_width, src_parts = at.contiguous(lies[0], at.src_lanes)
+    store_width, dst_parts = at.contiguous(lies[1], at.lanes)
+    part = at.src_lanes if src_parts else at.transform_lanes
+    vectors = m, stride, at.src_lanes, part, fma
+    if reads_windows(problem, lies[0], at):
+        columns = window_columns(problem, at, types.src.itemsize)
+        source = winograd_source_windows(*vectors, load_width, columns, types.src.code)
+    else:
+        source = winograd_source(*vectors, load_width, int(src_parts), types.src.code)
+    # Which of the types of bytes it is, is a matter of bounds, which are arguments.
+    stored = element("uint8") if dst.itemsize == 1 else dst
+    finish = Finish(
+        at.form,
+        at.lanes,
+        fma,
+        store_width,
+        epilogue.kind(types),
+        int(dst_parts),
+        stored.code if types.is_requantized or dst.is_half else 0,
+        epilogue.rounding if dst.itemsize == 1 else 0,
+        int(epilogue.shifted),
+        int(at.images > 0),
+    )
+    return {
+        "source_kernel": source.address,
+        "multiply_kernel": _multiply_kernel(problem, at).address,
+        "finish_kernel": kernels.winograd_finish(m, stride, int(exact), *finish[1:]).address,
+        "tile_kernel": 0 if at.shared else _tile_kernel(at).address,
+    }
+
+
+def _offsets(problem: Conv2dProblem, at: Blocking) -> list[int]:
+    """Bytes from a tile's transformed source to what each reduction step reads, for each group of a set."""
+    ic = problem.ic // problem.g
+    channels = [group * ic + c for group in range(at.set_groups) for c in range(0, ic, at.ic_block)]
+    vector, together = at.src_lanes * at.itemsize, at.src_channels
+    return [c // together * at.block_tiles * vector + c % together * at.itemsize for c in channels]
+
+
+def _parts(of: Geometry, at: Blocking, channels: int, lanes: int) -> list[int]:
+    """Bytes from the first channel of each vector to its parts; nothing where these are evenly far apart."""
+    width, has_parts = at.contiguous(of, lanes)
+    vectors = range(0, channels if has_parts else 0, lanes)
+    return [of.offset(c + k) - of.offset(c) for c in vectors for k in range(0, lanes, width)]
+
+
+def _patch_parts(source: Geometry, at: Blocking, itemsize: int) -> list[int]:
+    """The same in a patch, where a tile's pixels lie part by part."""
+    width, has_parts = at.contiguous(source, at.src_lanes)
+    return [k * at.form.positions * itemsize for k in range(0, at.src_lanes if has_parts else 0, width)]
+
+
+def _multiply_kernel(problem: Conv2dProblem, at: Blocking) -> jit.Kernel:
+    """The kernel of the products."""
+    if not at.shared:
+        return kernels.winograd_multiply()
+    lanes, channels, isa = at.lanes, problem.ic // problem.g, target.isa()
+    # A broadcast load costs less than a permutation.
+    part = channels if 2 * channels == lanes and isa.halves else lanes
+    return kernels.winograd_multiply_shared(lanes, part, int(isa.fma), channels)
+
+
+def _tile_kernel(at: Blocking) -> jit.Kernel:
+    """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart.
+
+    Its reductions are short: the lines that the next one begins with are prefetched by every turn. Blocks of channels
+    lie apart, with all tiles of one together.
+    """
+    fma, out_lanes = int(target.isa().fma and not at.form.exact), at.out_lanes
+    if at.images:
+        held = at.tile_pixels, at.tile_channels, at.lanes
+        given = ActivationKind.NONE, at.ic_block, at.block_tiles * at.lanes * ITEMSIZE, at.width
+        return pixel_tile(*PixelTileSpec(ELEMENT.code, fma, 1, *held, *given))
+    shape, act = (1, at.tile_pixels, at.vectors, out_lanes), ActivationKind.NONE
+    source = at.src_lanes * at.itemsize, at.elements(at.ic_block)
+    tile = *shape, *source, out_lanes, act, *DENSE
+    element, dot = (SUM, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
+    return conv_tile(*TileSpec(element.code, fma, *tile, dot=dot, burst=1, ahead=1))
+
+
+def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
+    """Cache lines of weights that a reduction step prefetches; 0 where so few tiles use a block that there is no time.
+
+    (In a network weights come from memory: a tenth of the time of 128 channels of 28x28.)
+    """
+    if at.block_tiles * max(1, at.images) < 8:
+        return 0
+    ic = problem.ic // problem.g
+    block = at.elements(ic) * at.width * ITEMSIZE
+    calls = at.width // at.tile_channels * -(-at.block_tiles // at.tile_pixels)
+    return lines_ahead(block, calls, -(-ic // at.ic_block))

@@ -1,0 +1,128 @@
+"""How rows of pixels become vectors of channels, as LLVM vector IR: planes, and blocks of few channels, transposed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import I64, const, emitted, join, shuffle, transpose
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["Blocks", "Planes", "gather_blocks", "gather_few_planes", "gather_planes"]
+
+
+class Blocks(NamedTuple):
+    """Neighbouring pixels of blocks of channels, and where they go as vectors of all of these."""
+
+    src: int  # the address of the first pixel in the first block
+    src_block: int
+    valid: int  # blocks that exist; those that do not are the last that does
+    dst: int
+
+
+@functools.cache
+def gather_blocks(width: int, pixels: int, lanes: int, type: int) -> Any:
+    """Code that gathers so many pixels of `Blocks` of `width` channels: vectors of channels, one behind the other.
+
+    type: the code of their elements' type.
+    """
+
+    @emitted
+    def gather(builder: Any, blocks: Any) -> None:
+        v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, width * pixels))
+        rows = [row.load(_block(builder, blocks.src, blocks.src_block, k, blocks.valid)) for k in range(lanes // width)]
+        _store_pixels(v, rows, blocks.dst, pixels, width)
+
+    return gather
+
+
+class Planes(NamedTuple):
+    """The begin of a row of pixels whose channels are planes (NCHW), and where it goes as vectors of channels."""
+
+    src: int  # the address of the first pixel in the first channel
+    src_channel: int
+    src_end: int  # of the array
+    pixels: int  # of the row
+    valid: int  # channels that exist
+    border: int  # the address of what stands behind the row
+    dst: int
+
+
+@functools.cache
+def gather_planes(pixels: int, lanes: int, type: int) -> Any:
+    """Code that gathers so many pixels of `Planes`: a vector of channels each, one behind the other.
+
+    type: the code of their elements' type. Pixels behind the row become zero, as do channels that do not exist; neither
+    is read.
+    """
+
+    @emitted
+    def gather(builder: Any, planes: Any) -> None:
+        v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, _power(pixels)))
+        in_bounds = row.below(planes.pixels)
+        nowhere = in_bounds.type(None)
+        rows = []
+        for c in range(lanes):
+            at = builder.add(planes.src, builder.mul(planes.src_channel, const(c)))
+            exists = builder.icmp_signed("<", const(c), planes.valid)
+            rows.append(row.load(at, builder.select(exists, in_bounds, nowhere)))
+        _store_pixels(v, rows, planes.dst, pixels)
+
+    return gather
+
+
+@functools.cache
+def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
+    """`gather_planes` of elements that there may be no masks of; channels that do not exist are the last that does.
+
+    Pixels behind the row are the border's. A vector is read from where the row begins, or further left where the array
+    ends before; stored; and read again from where its first column would be.
+    """
+
+    @emitted
+    def gather(builder: Any, planes: Any) -> None:
+        v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, _power(pixels)))
+        last, wide = builder.sub(planes.src_end, const(row.bytes)), 2 * row.bytes
+        kept = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), lanes * wide)), I64)
+        for c in range(lanes):
+            at = _block(builder, planes.src, planes.src_channel, c, planes.valid)
+            first = builder.select(builder.icmp_signed("<", at, last), at, last)
+            offset = builder.add(builder.sub(first, at), const(c * wide + row.bytes))
+            row.store(row.load(first), builder.add(kept, offset))
+        in_bounds, border = row.below(planes.pixels), row.load(planes.border)
+        found = [row.load(builder.add(kept, const(c * wide + row.bytes))) for c in range(lanes)]
+        _store_pixels(v, [builder.select(in_bounds, x, border) for x in found], planes.dst, pixels)
+
+    return gather
+
+
+def _power(pixels: int) -> int:
+    """What a row of so many is read as."""
+    return 1 << (pixels - 1).bit_length()
+
+
+def _block(builder: Any, src: Any, step: Any, k: int, valid: Any) -> Any:
+    """The address of block k; of blocks that do not exist, the last that does."""
+    exists = builder.icmp_signed("<", const(k), valid)
+    return builder.add(src, builder.mul(step, builder.select(exists, const(k), builder.sub(valid, const(1)))))
+
+
+def _store_pixels(v: Vectors, rows: list[Any], dst: Any, pixels: int, width: int = 1) -> None:
+    """The first pixels of rows of `width` channels each, which together are as many as a vector has lanes."""
+    vectors, columns = _regrouped(v.b, rows, v.lanes), rows[0].type.count // width
+    for k, value in enumerate(transpose(v.b, vectors, len(rows), columns, width)[:pixels]):
+        v.store(value, v.b.add(dst, const(k * v.bytes)))
+
+
+def _regrouped(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
+    """Rows of a matrix as vectors of `lanes`: several in each, or each in several."""
+    columns = rows[0].type.count
+    if columns <= lanes:
+        each = lanes // columns
+        return [join(builder, rows[k : k + each]) for k in range(0, len(rows), each)]
+    starts = range(0, columns, lanes)
+    return [shuffle(builder, row, row, list(range(k, k + lanes))) for row in rows for k in starts]
