@@ -184,11 +184,17 @@ class TileEpilogue:
             yield k, functools.partial(self.store_at, at, (vector * self.tile.lanes + k) // self.store_width)
 
     def store_at(self, pixel: Any, j: int) -> tuple[Any, Any | None]:
-        """(address, how many lanes from there on are written; None: all of it) of store number `j` of a pixel."""
-        address = self.b.add(pixel, to_store(self.b, self.out, j, self.has_parts))
+        """(address, how many lanes from there on are written; None: all of it) of store number `j` of a pixel.
+
+        Where no lane is, the address is the pixel's own: a masked store to a page that is not there, behind the array,
+        does nothing, but that takes a processor hundreds of cycles to find out.
+        """
+        offset = to_store(self.b, self.out, j, self.has_parts)
         if not self.masked or self.tile.row:
-            return address, None
-        return address, self.b.sub(self.out.written, const(j * self.store_width))
+            return self.b.add(pixel, offset), None
+        limit = self.b.sub(self.out.written, const(j * self.store_width))
+        is_any = self.b.icmp_signed(">", limit, const(0))
+        return self.b.add(pixel, self.b.select(is_any, offset, const(0))), limit
 
     def store_channels(self, values: list[Any], base: Any, row: int) -> None:
         """Store the vectors of a row."""
@@ -278,10 +284,17 @@ class TileEpilogue:
         return out
 
     def planes(self, base: Any, limit: Any | None) -> Iterator[tuple[Any, Any | None]]:
-        """(address, whether it is in bounds; None: it is) of each channel's plane; those past `limit` are not."""
+        """(address, whether it is in bounds; None: it is) of each channel's plane; those past `limit` are not.
+
+        These have the first one's address (see `store_at`).
+        """
         for c in range(self.tile.lanes):
             address = self.b.add(base, self.b.mul(const(c), self.out.dst_block))
-            yield address, None if limit is None else self.b.icmp_signed("<", const(c), limit)
+            if limit is None:
+                yield address, None
+            else:
+                in_bounds = self.b.icmp_signed("<", const(c), limit)
+                yield self.b.select(in_bounds, address, base), in_bounds
 
     def plane_mask(self, pixels: int, in_bounds: Any | None) -> Any:
         """The mask of a plane's pixels that exist."""

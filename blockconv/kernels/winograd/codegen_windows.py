@@ -67,7 +67,7 @@ def gather_planes(pixels: int, lanes: int, type: int) -> Any:
         nowhere = in_bounds.type(None)
         rows = []
         for c in range(lanes):
-            at = builder.add(planes.src, builder.mul(planes.src_channel, const(c)))
+            at = _block(builder, planes.src, planes.src_channel, c, planes.valid)
             exists = builder.icmp_signed("<", const(c), planes.valid)
             rows.append(row.load(at, builder.select(exists, in_bounds, nowhere)))
         _store_pixels(v, rows, planes.dst, pixels)

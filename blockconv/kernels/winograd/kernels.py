@@ -350,9 +350,10 @@ def winograd_weights(m, stride, vectors, lanes):
             ocb, ic = task // group_ic, task % group_ic
             for v in range(vectors):
                 oc = ocb % blocks * width + v * lanes
-                src = a.src + ((ocb // blocks * group_oc + oc) * group_ic + ic) * tap_bytes
-                # Those of groups that the last set lacks are multiplied: what is not a number, or nearly 0, takes long.
-                exist = group_oc - oc if ocb // blocks < a.groups else 0
+                group = min(ocb // blocks, a.groups - 1)
+                src = a.src + ((group * group_oc + oc) * group_ic + ic) * tap_bytes
+                # Those of groups that the last set lacks are multiplied: what is nearly 0 would take long.
+                exist = group_oc - oc if group == ocb // blocks else 0
                 gather(Planes(src, group_ic * tap_bytes, 0, taps, exist, 0, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
                 transform(Taps(scratch, dst, a.position))

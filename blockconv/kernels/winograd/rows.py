@@ -14,8 +14,8 @@ them, and products are those of the microkernel that broadcasts weights, which a
 images is moved back to be whole.
 
 What tiles read is gathered in scratch first, with zeros around: windows of neighbouring tiles, or, of large images of
-pixels that are vectors, single tiles at the edge. Tiles over the destination's edge are written pixel by pixel, planes in
-rows. The last block is moved back to be whole and recomputes some tiles, to the same bits.
+pixels that are vectors, single tiles at the edge. Tiles over the destination's edge are written pixel by pixel, planes
+in rows. The last block is moved back to be whole and recomputes some tiles, to the same bits.
 
 Floats of 16 bits become float32 as they are loaded, and are rounded once, as pixels are stored. Where a processor
 multiplies them twice as fast, F(4x4) still has half as much to do.
