@@ -277,8 +277,11 @@ class TileEpilogue:
                 pixels = list(range(first, min(tile.pixels, first + tile.lanes)))
                 chosen = [values[p * tile.vectors + v] for p in pixels]
                 at = self.b.add(base, const(first * tile.itemsize))
-                at = self.b.add(at, self.b.mul(const(v * tile.lanes), self.out.dst_block))
-                limit = self.b.sub(self.out.written, const(v * tile.lanes)) if self.masked else None
+                offset, limit = self.b.mul(const(v * tile.lanes), self.out.dst_block), None
+                if self.masked:
+                    limit = self.b.sub(self.out.written, const(v * tile.lanes))
+                    offset = self.b.select(self.b.icmp_signed(">", limit, const(0)), offset, const(0))
+                at = self.b.add(at, offset)
                 for p, value in zip(pixels, act(chosen, at, limit), strict=True):
                     out[p * tile.vectors + v] = value
         return out
