@@ -205,8 +205,7 @@ def blocking(
     ocbs = -(-(oc_padded if p.g == 1 else oc) // width)
     tile_rows, tile_cols = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, -(-p.n // (images or 1)) * tile_rows * tile_cols)
-    held = _held_tiles(vectors, width, images)
-    tile_bytes = form.positions * src_vectors * lanes * ITEMSIZE
+    held, tile_bytes = _held_tiles(vectors, width, images), form.positions * src_vectors * lanes * ITEMSIZE
     at_most = _most_tiles_of_images(tile_bytes, tiles, held) if images else _most_tiles(tile_bytes, set_groups * oc)
     # More threads than there are blocks of output channels share the tiles too.
     tile_pixels, block_tiles = _tile_block(tiles, at_most, held, -(-threads // (sets * ocbs)))
