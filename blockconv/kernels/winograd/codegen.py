@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle
+from blockconv.jit.ir import I64, const, emitted, pointer, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
@@ -58,18 +58,18 @@ class SourceTile(NamedTuple):
     src: int  # the address of the tile's first pixel
     src_row: int
     src_col: int
-    src_part: int  # from the channels that one load takes to the next such; or the address of a table (`has_parts`)
+    src_parts: int  # the address of a table, with `has_parts`
     dst: int  # the address of the transform's first position
     dst_position: int  # from a position to the next
 
 
 @functools.cache
 def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int, src: int) -> Any:
-    """Code that transforms `lanes` channels of a `SourceTile`, of which each load takes `load_width`.
+    """Code that transforms `lanes` channels of a `SourceTile`.
 
     src: the code of its elements' type, float32, one of floats of 16 bits, which become float32, or one of bytes, which
     become int16.
-    has_parts: what a load takes is not evenly far from the next, and a table has how far each is from the first.
+    has_parts: a load takes `load_width` of the lanes, and a table has how far each such part is from the first.
     """
 
     @emitted
@@ -78,13 +78,10 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
         memory = Vectors(builder, type, lanes, bool(fma))
         v = Vectors(builder, WORD if form.exact else ELEMENT, lanes, bool(fma))
         rows = multiples(builder, tile.src, tile.src_row, form.side)
-        parts = _table(builder, tile.src_part, lanes // load_width) if has_parts else []
+        parts = _table(builder, tile.src_parts, lanes // load_width) if has_parts else [const(0)]
 
         def load(at: Any) -> Any:
-            if has_parts:
-                found = join(builder, [memory.load(builder.add(at, part), lanes=load_width) for part in parts])
-            else:
-                found = memory.load_parts(at, load_width, tile.src_part)
+            found = memory.gathered([builder.add(at, part) for part in parts])
             if type.is_half:
                 return widened(v, type, found)
             if not form.exact:

@@ -1,6 +1,6 @@
 """Winograd convolution's first stage: tiles of the source, gathered where they lie apart, and transformed.
 
-What lies together in less than a vector, and small images: see `source_windows.py`.
+It is for vectors whose lanes lie together, and those whose parts a table has; see also `source_windows.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _gather(side, lanes, load_width, has_parts, src_type):
         They become [part][row][column][channels of a part]; a part is what a load takes.
         """
         height, width, rows = a.ih, a.iw, a.side
-        src_row, src_col, src_block = a.src_strides.row, a.src_strides.col, a.src_strides.block
+        src_row, src_col = a.src_strides.row, a.src_strides.col
         left, right = min(side, max(0, -iw)), max(0, min(side, width - iw))
         partly = valid < lanes and a.src_strides.length == NO_BLOCK  # else a block's padding may be read
         for r in range(rows):
@@ -69,9 +69,9 @@ def _gather(side, lanes, load_width, has_parts, src_type):
                 at = out + k * plane
                 for c in range(rows):
                     # Not a branch: what is out of bounds changes from tile to tile.
-                    there = here + c * src_col + k * src_block if in_bounds and c >= left and c < right else zeros
+                    there = here + c * src_col if in_bounds and c >= left and c < right else zeros
                     if has_parts and there != zeros:
-                        there += load_i64(_src_parts(a, c_first, lanes, load_width), k) - k * src_block
+                        there += load_i64(_src_parts(a, c_first, lanes, load_width), k)
                     if partly:
                         part(a, at + c * pixel, there, zeros, valid)
                     else:
@@ -114,16 +114,16 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
 
     lanes: of a vector, channels or images of one. part: lanes that are transformed together. load_width: contiguous
-    lanes that a load takes. src_type: the code of the source's type. has_parts: blocks end within vectors, so a table
-    has where the parts of one lie; `part` is `lanes`.
+    lanes that a load takes: all, unless `has_parts`: blocks end within vectors, so a table has where the parts of one
+    lie, and `part` is `lanes`. src_type: the code of the source's type.
     """
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1
     form, itemsize, pixel = Form(m, stride, exact), (WORD if exact else ELEMENT).itemsize, load_width * src_itemsize
     vector, is_whole = lanes * itemsize, _is_whole(lanes, load_width, lanes * src_itemsize)
-    patch_row, patch_part = form.side * pixel, form.positions * pixel
+    patch_row = form.side * pixel
     gather = _gather(form.side, lanes, load_width, has_parts, src_type)
-    transform = source_transform(form, part, min(load_width, part), fma, has_parts, src_type)
+    transform = source_transform(form, part, load_width, fma, has_parts, src_type)
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
@@ -143,20 +143,17 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
                 if valid <= 0:
                     break  # the last set has fewer groups
                 plane = image + (c // length) * a.src_strides.block + (c % length) * a.src_strides.channel
-                src, by_part = plane + ih * src_row + iw * src_col, a.src_strides.block
+                src, parts = plane + ih * src_row + iw * src_col, _src_parts(a, c, lanes, load_width)
                 by_row, by_col = src_row, src_col
-                if has_parts:
-                    by_part = _src_parts(a, c, lanes, load_width)
                 if inside and is_whole(a, valid, room - c * src_itemsize):
                     _prefetch_next(a, src)
                 else:
                     gather(a, patch, header.border.address, plane, ih, iw, valid, c)
-                    src, by_row, by_col, by_part = patch, patch_row, pixel, patch_part
-                    if has_parts:
-                        by_part = _src_parts(a, a.ic + lanes - 1, lanes, load_width)
+                    src, by_row, by_col = patch, patch_row, pixel
+                    parts = _src_parts(a, a.ic + lanes - 1, lanes, load_width)
                 for c in range(0, lanes, part):
-                    from_c = src + c // load_width * by_part + c % load_width * src_itemsize
-                    transform(SourceTile(from_c, by_row, by_col, by_part, out + c * itemsize, v_position))
+                    to = out + c * itemsize
+                    transform(SourceTile(src + c * src_itemsize, by_row, by_col, parts, to, v_position))
                 out += a.block_tiles * vector
 
     return kernel

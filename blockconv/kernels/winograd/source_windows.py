@@ -123,7 +123,7 @@ def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, sr
     gather = (
         _row_of_planes(columns, lanes, src_type) if load_width == 1 else _row_of_blocks(load_width, lanes, src_type)
     )
-    transform = source_transform(form, part, part, fma, 0, src_type)
+    transform = source_transform(form, part, lanes, fma, 0, src_type)
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)

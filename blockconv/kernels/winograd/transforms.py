@@ -103,10 +103,6 @@ class Form(NamedTuple):
         """Positions of the transformed weights in each direction. With stride 2 the last serves all odd pixels."""
         return self.m + TAPS - 1
 
-    def tiles_per_vector(self, lanes: int) -> int:
-        """Neighbouring tiles whose source pixels, of one row, are a vector at most; or one."""
-        return max(0, lanes - self.side) // self.step + 1
-
 
 FORMS = tuple(Form(m, stride) for stride, sizes in ((1, (2, 4, 6)), (2, (2, 4))) for m in sizes)
 EXACT_FORMS = tuple(Form(m, 1, exact=True) for m in EXACT)
