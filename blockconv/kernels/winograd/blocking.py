@@ -308,12 +308,12 @@ def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> 
     def side(tiles: int) -> int:
         return (tiles - 1) * form.step + form.side
 
-    def fitting(most: int, pitch: int | None = None) -> int:
-        """Rows of tiles, of so many pixels, that fit; or columns of one row."""
-        sizes = (size for size in range(most, 1, -1) if side(size) * (pitch or form.side) * pixel <= WINDOW)
-        return next(sizes, 1)
+    def fitting(most: int, across: int) -> int:
+        """Rows of tiles, of so many pixels, that fit; or columns of one row, which is so many pixels high."""
+        held = WINDOW // (across * pixel)
+        return max(1, min(most, (held - form.side) // form.step + 1))
 
-    cols = fitting(tile_cols)
+    cols = fitting(tile_cols, form.side)
     pitch = max(side(cols), pw + COLUMNS)
     rows = fitting(tile_rows, pitch) if cols == tile_cols else 1
     return Window(rows, cols, pitch, side(rows))

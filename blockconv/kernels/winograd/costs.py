@@ -61,9 +61,13 @@ def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blo
 
 
 def weight_seconds(m: int, exact: bool, problem: Conv2dProblem) -> float:
-    """To transform the weights, whose vectors of output channels take what those of a source's tile do."""
+    """To transform the weights, whose vectors of output channels take what those of a source's tile do.
+
+    Floats are transposed first, as planes are, and transformed in float64: twice as many vectors.
+    """
     p, at = problem, blocking(problem, Layout("NHWC"), m, 1, exact)
-    return at.elements(p.ic) * at.ocbs * at.width / at.lanes * transform_seconds((m, p.sh), 0, False)[0]
+    each = transform_seconds((m, p.sh), 0, False)[0] if exact else 2 * transform_seconds((m, p.sh), 1, False)[0]
+    return at.elements(p.ic) * at.ocbs * at.width / at.lanes * each
 
 
 def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
