@@ -21,12 +21,7 @@ from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
-from blockconv.kernels.winograd.blocking import (
-    ITEMSIZE,
-    Blocking,
-    reads_windows,
-    window_columns,
-)
+from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, reads_windows, window_columns
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM
 from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.source import winograd_source
@@ -150,7 +145,7 @@ def _kernels(
     store_width, dst_parts = at.contiguous(lies[1], at.lanes)
     part = at.src_lanes if src_parts else at.transform_lanes
     vectors = m, stride, at.src_lanes, part, fma
-    if reads_windows(problem, lies[0], at):
+    if reads_windows(lies[0], at):
         columns = window_columns(problem, at, types.src.itemsize)
         source = winograd_source_windows(*vectors, load_width, columns, types.src.code)
     else:

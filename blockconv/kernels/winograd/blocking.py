@@ -88,8 +88,7 @@ class Blocking:
     channels out as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with
     `tile_channels` of a block's output channels, which are `vectors` vectors of `out_lanes`. ocbs: blocks of a group's
     output channels. chunk: blocks whose products are held before they are transformed. tile_rows, tile_cols: tiles of
-    an image. tiles: of all images; block_tiles: of a block. window: where windows
-    are gathered.
+    an image. tiles: of all images; block_tiles: of a block. window: where these are gathered.
     """
 
     form: Form
@@ -120,6 +119,11 @@ class Blocking:
     def width(self) -> int:
         """Output channels of a block, which are multiplied together."""
         return self.vectors * self.out_lanes
+
+    @property
+    def edge(self) -> float:
+        """The share of an image's tiles that are at its edge."""
+        return 1 - max(0, self.tile_rows - 2) * max(0, self.tile_cols - 2) / (self.tile_rows * self.tile_cols)
 
     @property
     def tile_blocks(self) -> int:
@@ -247,13 +251,12 @@ def blocking(
     )
 
 
-def reads_windows(problem: Conv2dProblem, source: Geometry, at: Blocking) -> bool:
+def reads_windows(source: Geometry, at: Blocking) -> bool:
     """Whether windows of the source are gathered before they are transformed."""
     width, has_parts = at.contiguous(source, at.src_lanes)
     if at.images or has_parts:
         return False
-    inner = max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
-    return width < at.src_lanes or inner < (1 - FEW_EDGES) * at.tile_rows * at.tile_cols
+    return width < at.src_lanes or at.edge > FEW_EDGES
 
 
 def window_columns(problem: Conv2dProblem, at: Blocking, itemsize: int) -> int:

@@ -88,8 +88,7 @@ def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
 def transforms(problem: Conv2dProblem, dst: Layout, at: Blocking) -> tuple[float, float]:
     """Vectors of a tile's channels that are transformed, of source and destination."""
     p, lanes = problem, 1 if at.images else at.lanes
-    inner = max(0, at.tile_rows - 2) * max(0, at.tile_cols - 2)
-    source = -(-p.ic // at.src_channels) * (1 + _EDGE * (1 - inner / (at.tile_rows * at.tile_cols)))
+    source = -(-p.ic // at.src_channels) * (1 + _EDGE * at.edge)
     destination = -(-dst.padded_shape(p.dst_shape)[1] // lanes)
     tiles = at.tile_blocks * at.block_tiles
     return tiles * source, tiles * destination

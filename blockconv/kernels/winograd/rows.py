@@ -46,13 +46,7 @@ from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.table import Epilogue, Primitive, Row
 from blockconv.kernels.winograd.arguments import PLANE_BYTES
 from blockconv.kernels.winograd.binding import winograd_op
-from blockconv.kernels.winograd.blocking import (
-    ITEMSIZE,
-    LEAST_IMAGES,
-    SCRATCH,
-    blocking,
-    vector_images,
-)
+from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, SCRATCH, blocking, vector_images
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.costs import cost
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form

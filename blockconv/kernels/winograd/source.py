@@ -13,12 +13,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, move_part, prefetch, store_bits
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
-from blockconv.kernels.winograd.codegen import (
-    ELEMENT,
-    WORD,
-    SourceTile,
-    source_transform,
-)
+from blockconv.kernels.winograd.codegen import ELEMENT, WORD, SourceTile, source_transform
 from blockconv.kernels.winograd.transforms import Form
 
 

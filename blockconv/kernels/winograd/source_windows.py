@@ -120,21 +120,15 @@ def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, sr
     exact = src_itemsize == 1
     form, itemsize = Form(m, stride, exact), (WORD if exact else ELEMENT).itemsize
     vector, pixel = lanes * itemsize, lanes * src_itemsize
-    gather = (
-        _row_of_planes(columns, lanes, src_type) if load_width == 1 else _row_of_blocks(load_width, lanes, src_type)
-    )
+    row_of, together = (_row_of_planes, columns) if load_width == 1 else (_row_of_blocks, load_width)
+    gather = row_of(together, lanes, src_type)
     transform = source_transform(form, part, lanes, fma, 0, src_type)
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
         window, v_position, border = scratch + a.patch, a.v_position, header.border.address
-        src_row, src_col, length, channels = (
-            a.src_strides.row,
-            a.src_strides.col,
-            a.src_strides.length,
-            a.vector_channels,
-        )
-        side, step, pitch = a.side, a.step, a.window_pitch * pixel
+        src_row, src_col, length = a.src_strides.row, a.src_strides.col, a.src_strides.length
+        side, step, pitch, channels = a.side, a.step, a.window_pitch * pixel, a.vector_channels
         tile = first
         while tile < last:
             row, col, n = tile_at(a, tile)
