@@ -15,7 +15,7 @@ from blockconv.cli import cache as cache_command
 from blockconv.cli import doctor
 from blockconv.cli import plan as plan_command
 from blockconv.cli import run as compare_plans
-from blockconv.cli.arguments import Parser
+from blockconv.cli.arguments import Parser, positive
 from blockconv.core.errors import BlockconvError, UnsupportedError
 from blockconv.core.layout import Layout, known_layouts
 
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("run", help="a network on a picture, in every fixed layout and in the chosen plan")
     compare_plans.add_arguments(command)
-    command.add_argument("--threads", type=_positive, help="at most (default: see doctor)")
+    command.add_argument("--threads", type=positive, help="at most (default: see doctor)")
     command.set_defaults(run=_run)
 
     plan_command.add_plan(commands.add_parser("plan", help="choose a network's layouts, and say why"))
@@ -59,13 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("doctor", help="what was found on this machine")
     command.set_defaults(run=_doctor)
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:

@@ -11,7 +11,7 @@ from blockconv.frontends.onnx import load_onnx
 from blockconv.network.graph import Network
 from blockconv.network.resnet import resnet50
 
-__all__ = ["Parser", "add_model", "read_model"]
+__all__ = ["Parser", "add_model", "positive", "read_model"]
 
 Shape = tuple[int, ...]
 
@@ -21,6 +21,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number of 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
 
 
 def add_model(

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from rich.console import Console
 
-from blockconv.cli.arguments import add_model, read_model
+from blockconv.cli.arguments import add_model, positive, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FloatType
@@ -43,6 +43,8 @@ def add_tune(command: argparse.ArgumentParser) -> None:
     add_model(command, "an ONNX model, all of whose candidates are timed too")
     text = f"measure this machine's profile and write it there; {VARIABLE}=FILE makes costs and tiles go by it"
     command.add_argument("--profile", type=Path, metavar="FILE", help=text)
+    text = "profiles to measure, of which the median of each time is written (default: 3)"
+    command.add_argument("--runs", type=positive, default=3, help=text)
     command.set_defaults(run=_tune)
 
 
@@ -88,7 +90,7 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
     if options.profile is not None:
         with Steps(1) as steps:
             steps.begin("measuring this machine, which should have nothing else to do")
-            known = measuring.measure()
+            known = measuring.measure(options.runs)
         options.profile.write_text(known.to_json(), encoding="utf-8")
         console.print(f"written: {options.profile}", highlight=False, markup=False)
         return 0

@@ -31,7 +31,7 @@ from blockconv.kernels.conv.register_tiles import tiles_of, tiles_of_registers
 from blockconv.kernels.winograd.costs import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
-from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileTimes
+from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileTimes, median_of
 
 __all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
 
@@ -63,15 +63,18 @@ class Reduced(NamedTuple):
 _BY_ONE = Reduced()
 
 
-def measure() -> Profile:
-    """This machine's profile, for the instruction set that Numba targets.
+def measure(runs: int = 1) -> Profile:
+    """This machine's profile, for the instruction set that Numba targets: the median of so many of them.
 
-    Takes some seconds besides what kernels take to compile. Raises UnsteadyError if times differ by more than
-    `MOST_SPREAD`.
+    Each takes about a minute besides what kernels take to compile, and allocates its buffers anew: where these lie in
+    memory moves a time by some percent. Raises UnsteadyError if times differ by more than `MOST_SPREAD`.
     """
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa().fma)]
-    with against(_multiply_adds(shapes[1])):
-        return _profile(shapes)
+    found = []
+    for _ in range(runs):
+        with against(_multiply_adds(shapes[1])):
+            found.append(_profile(shapes))
+    return median_of(found)
 
 
 def _profile(shapes: list[TileShape]) -> Profile:

@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +21,18 @@ from typing import Any, NamedTuple
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["SCATTERED", "SCATTERED_BLOCK", "VARIABLE", "Profile", "Rates", "TileTimes", "committed", "profile", "read"]
+__all__ = [
+    "SCATTERED",
+    "SCATTERED_BLOCK",
+    "VARIABLE",
+    "Profile",
+    "Rates",
+    "TileTimes",
+    "committed",
+    "median_of",
+    "profile",
+    "read",
+]
 
 VARIABLE = "BLOCKCONV_MACHINE"  # names a committed profile, or the file of one
 DIRECTORY = Path(__file__).parents[1] / "data" / "machines"
@@ -245,15 +257,39 @@ class Profile:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
 
+def median_of(profiles: Sequence[Profile]) -> Profile:
+    """Of profiles of one machine, measured one after another, the median of each time: by itself, whatever it leads to.
+
+    Of an even number the lower of the two in the middle. `record` is the first's, with their number as "runs".
+    """
+    found = _median([asdict(each) for each in profiles])
+    return _from_json(found | {"record": {**profiles[0].record, "runs": len(profiles)}})
+
+
+def _median(found: Sequence[Any]) -> Any:
+    """Of values of the same form, whose numbers are at the same places."""
+    first = found[0]
+    if isinstance(first, Mapping):
+        return {name: _median([each[name] for each in found]) for name in first}
+    if isinstance(first, (list, tuple)):
+        return [_median(each) for each in zip(*found, strict=True)]
+    return statistics.median_low(found) if isinstance(first, (int, float)) else first
+
+
+def _from_json(found: dict[str, Any]) -> Profile:
+    """A profile of the objects, lists and numbers that JSON has."""
+    tiles = {"tiles": _tiles(found["tiles"])}
+    tiles["dots"] = {name: _tiles(each) for name, each in found.get("dots", {}).items()}
+    return Profile(**{**found, **tiles})
+
+
 def read(path: Path) -> Profile:
     """The profile in a file. Raises ArgumentError for what is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        found["tiles"] = _tiles(found["tiles"])
-        found["dots"] = {name: _tiles(tiles) for name, tiles in found.get("dots", {}).items()}
-        return Profile(**found)
+        return _from_json(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "blockconv tune --profile FILE writes one on the machine itself"
         raise ArgumentError(VARIABLE, "profile", str(path), f"is no machine profile ({error})", remedy) from None

@@ -26,7 +26,7 @@ from blockconv.kernels.conv import blocking as cut
 from blockconv.kernels.conv.blocking import TileShape
 from blockconv.kernels.conv.register_tiles import tiles_of, tiles_of_registers
 from blockconv.machine import profile as profiles
-from blockconv.machine.profile import TileTimes, committed, profile, read
+from blockconv.machine.profile import TileTimes, committed, median_of, profile, read
 
 NHWC = Layout("NHWC")
 
@@ -113,6 +113,17 @@ def test_a_tile_can_be_asked_for() -> None:
 # ---------------------------------------------------------------- measuring
 
 
+def test_of_several_profiles_each_time_is_the_median() -> None:
+    """Each by itself: no run is taken whole."""
+    known = committed()[0]
+    slow = dataclasses.replace(known, launch=3 * known.launch, stores={**known.stores, "1": 0.0})
+    fast = dataclasses.replace(known, launch=known.launch / 3, tiles=tuple(at._replace(tile=9.0) for at in known.tiles))
+    found = median_of([slow, fast, known])
+    assert found == dataclasses.replace(known, record={**known.record, "runs": 3})
+    assert median_of([slow, slow, fast]).launch == slow.launch
+    assert median_of([slow, fast]).launch == fast.launch
+
+
 @pytest.mark.slow
 def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few rounds, and any spread: of the figures only that they are times is looked at."""
@@ -127,7 +138,7 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(measuring, "tiles_of", lambda dot: ((1, 3),))
     monkeypatch.setattr(measuring, "_PACKED", {"16": measuring._PACKED["16"], "4 cut": measuring._PACKED["4 cut"]})
     monkeypatch.setattr(memory, "_POOLED", {"pool_tiles": memory._POOLED["pool_tiles"]})
-    found = measuring.measure()
+    found = measuring.measure(runs=2)
     path = tmp_path / "profile.json"
     path.write_text(found.to_json())
     assert json.loads(path.read_text())["record"]["isa"] == target.isa().name
