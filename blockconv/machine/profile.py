@@ -278,9 +278,8 @@ def _median(found: Sequence[Any]) -> Any:
 
 def _from_json(found: dict[str, Any]) -> Profile:
     """A profile of the objects, lists and numbers that JSON has."""
-    tiles = {"tiles": _tiles(found["tiles"])}
-    tiles["dots"] = {name: _tiles(each) for name, each in found.get("dots", {}).items()}
-    return Profile(**{**found, **tiles})
+    dots = {name: _tiles(each) for name, each in found.get("dots", {}).items()}
+    return Profile(**{**found, "tiles": _tiles(found["tiles"]), "dots": dots})
 
 
 def read(path: Path) -> Profile:

@@ -12,7 +12,7 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.jit.compile_processes import compile_together
-from blockconv.kernels import TABLE
+from blockconv.kernels import TABLE, Row
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Reshape
 from blockconv.network.planning.parameters import Parameters, Unpacked
@@ -103,7 +103,14 @@ def accepted(
     ]
     if not references:
         found = [item for item in found if not item[0].reference] or found
-    return tuple(Taken(row, src, dst, row.prepare(problem, src, dst, types).seconds) for row, src, dst in found)
+    return tuple(_taken(row, problem, src, dst, types) for row, src, dst in found)
+
+
+def _taken(row: Row, problem: Any, src: Layout, dst: Layout, types: Types) -> Taken:
+    primitive = row.prepare(problem, src, dst, types)
+    weights = primitive.weights
+    wei_bytes = 0 if weights is None else weights.read_bytes(problem, types.wei.itemsize)
+    return Taken(row, src, dst, primitive.seconds, wei_bytes)
 
 
 # ---------------------------------------------------------------- binding

@@ -73,12 +73,16 @@ class Asked(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A kernel that takes a problem from and to these layouts; the seconds that its row predicts for one thread."""
+    """A kernel that takes a problem from and to these layouts.
+
+    seconds: what its row predicts for one thread. wei_bytes: of its packed weights.
+    """
 
     row: Row
     src: Layout
     dst: Layout
     seconds: float
+    wei_bytes: int
 
 
 @dataclass(frozen=True)
