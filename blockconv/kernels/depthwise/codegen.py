@@ -28,7 +28,7 @@ from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
-__all__ = ["Axis", "FloatTile", "Loader", "TileRun", "TileSpec", "chosen", "times"]
+__all__ = ["Axis", "FloatTile", "Loader", "TileRun", "TileSpec", "chosen", "step_of", "times"]
 
 
 class TileSpec(NamedTuple):
@@ -174,6 +174,13 @@ class Axis(NamedTuple):
     wei_step: int
 
 
+def step_of(builder: Any, step: Any) -> Any:
+    """A step from one address to the next, which are worked out where they are used: before a loop, they would be kept
+    in registers that the accumulators need. Multiples of a constant are part of the instructions.
+    """
+    return step if isinstance(step, ir.Constant) else opaque(builder, step)
+
+
 def times(builder: Any, value: Any, count: int) -> Any:
     """value * count, which adds no instruction where the count is 0 or 1."""
     if count <= 1:
@@ -267,7 +274,7 @@ class FloatTile:
         """One tap of the loop axis: each source vector is loaded once, and multiplied into all outputs that read it."""
         b, spec, (begin, end, _) = self.b, self.spec, variant
         readers, span = spec.readers
-        at, before, step = base, 0, opaque(b, self.unrolled.src_step)
+        at, before, step = base, 0, step_of(b, self.unrolled.src_step)
         for position in sorted(readers):
             if begin <= position < span - end:
                 at = b.add(at, times(b, step, position - before)) if position > before else at

@@ -27,17 +27,23 @@ from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import EpilogueArguments, after_scales, dequantized, float_of
 from blockconv.kernels.common.unpacked import PARTS, interleaved
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec, times
+from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec, step_of, times
 
 __all__ = ["depthwise_tile", "repeats"]
 
 
-def depthwise_tile(spec: TileSpec) -> Any:
-    """tile(run, loop, unrolled, out): reduce and store one tile."""
+def depthwise_tile(spec: TileSpec, pitch: int = 0) -> Any:
+    """tile(run, loop, unrolled, out): reduce and store one tile.
+
+    pitch: bytes from a pixel of the unrolled axis to the next, in source and destination alike, where the compiler may
+    know them: addresses are constants then. Tiles of half vectors are bound by their number of instructions.
+    """
 
     @emitted
     def tile(builder, run, loop, unrolled, out):
-        out = out._replace(dst_pixel=opaque(builder, out.dst_pixel))
+        if pitch:
+            unrolled, out = unrolled._replace(src_step=const(pitch)), out._replace(dst_pixel=const(pitch))
+        out = out._replace(dst_pixel=step_of(builder, out.dst_pixel))
         code = (IntegerTile if spec.dot else FloatTile)(builder, spec, run, loop, unrolled, out)
         if not spec.taps:
             code.reduce_any()

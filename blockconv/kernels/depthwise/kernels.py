@@ -172,9 +172,9 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     return window - top * a.row_stride - e.src
 
 
-def _tile_at(shape):
+def _tile_at(shape, pitch):
     """compute(common, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
-    tile, unrolled = depthwise_tile(shape), shape.unrolled
+    tile, unrolled = depthwise_tile(shape, pitch), shape.unrolled
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
 
     @inline
@@ -203,17 +203,18 @@ def _tile_at(shape):
 
 
 @jit.kernel
-def depthwise_channels(along, gathered, *spec):
+def depthwise_channels(along, gathered, pitch, *spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
-    along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 0,
-    the entries of a tile, where these are more of a pixel's neighbours than a few: of a sequence of entries that differ
-    only by even steps the first alone is read. gathered: 1, a task gathers what it reads of the source before its tiles
-    do, see `gathering.py`. spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
+    along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 2,
+    a task has one entry, which is read before all rows; 0, the entries of a tile, where these are more of a pixel's
+    neighbours than a few: of a sequence of entries that differ only by even steps the first alone is read. gathered: 1,
+    a task gathers what it reads of the source before its tiles do, see `gathering.py`. pitch: see `depthwise_tile`.
+    spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
     """
     shape = TileSpec(*spec)
     lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
-    compute = _tile_at(shape)
+    compute = _tile_at(shape, pitch)
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)
@@ -232,11 +233,16 @@ def depthwise_channels(along, gathered, *spec):
                 top = max(0, min(oh_first, oh_count - loops) * common.sh - a.ph)
                 bottom = min(common.ih, (oh_last - 1) * common.sh - a.ph + (a.kh - 1) * common.dh + 1)
                 image = _gathered_image(a, image, entry_first, entry_last, top, bottom, scratch)
+            only = read_entry(a, entry_first)
             for oh_at in range(oh_first, oh_last, loops):
                 oh = min(oh_at, oh_count - loops)
                 ih = oh * common.sh - a.ph
                 src, dst = image + ih * common.src_row, a.dst + n * a.dst_n + oh * common.dst_row
                 row = _Row(src, dst, ih)
+                if along == 2:
+                    for ow_at in range(0, common.ow, unrolled):
+                        compute(common, row, only, ow_at, 0, scratch)
+                    continue
                 if along:
                     for k in range(entry_first, entry_last):
                         e = read_entry(a, k)

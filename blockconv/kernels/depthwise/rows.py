@@ -21,7 +21,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_wide, waiting_seconds
@@ -162,9 +162,17 @@ def _op(
     if at.columns:
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
         return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
+    over_channels = depthwise_channels(*_walk(s, d, types, at), *spec)
+    return Op(over_channels, args, images * groups * chunks, 1, scratch, table)
+
+
+def _walk(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[int, int, int]:
+    """`along`, `gathered` and `pitch` of `depthwise_channels`: how tiles over channels are walked."""
     # Of pixels that are more, all entries of a tile are computed before the next tile's, as their lines come in order.
     along = int(not at.batched and s.col <= min(LINE, 2 * at.lanes * types.src.itemsize))
-    return Op(depthwise_channels(along, int(at.gathered > 0), *spec), args, images * groups * chunks, 1, scratch, table)
+    along += along and at.span == 1 and not at.gathered
+    is_known = s.col == d.col and s.length != NO_BLOCK and not at.batched and not at.gathered
+    return along, int(at.gathered > 0), s.col if is_known else 0
 
 
 def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:
