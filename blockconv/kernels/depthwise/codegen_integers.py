@@ -32,17 +32,17 @@ from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec, ste
 __all__ = ["depthwise_tile", "repeats"]
 
 
-def depthwise_tile(spec: TileSpec, pitch: int = 0) -> Any:
+def depthwise_tile(spec: TileSpec, pixel_bytes: int = 0) -> Any:
     """tile(run, loop, unrolled, out): reduce and store one tile.
 
-    pitch: bytes from a pixel of the unrolled axis to the next, in source and destination alike, where the compiler may
-    know them: addresses are constants then. Tiles of half vectors are bound by their number of instructions.
+    pixel_bytes: from a pixel of the unrolled axis to the next, in source and destination alike, so that addresses are
+    constants: tiles of half vectors are bound by their number of instructions. 0 where it is known at run time only.
     """
 
     @emitted
     def tile(builder, run, loop, unrolled, out):
-        if pitch:
-            unrolled, out = unrolled._replace(src_step=const(pitch)), out._replace(dst_pixel=const(pitch))
+        if pixel_bytes:
+            unrolled, out = unrolled._replace(src_step=const(pixel_bytes)), out._replace(dst_pixel=const(pixel_bytes))
         out = out._replace(dst_pixel=step_of(builder, out.dst_pixel))
         code = (IntegerTile if spec.dot else FloatTile)(builder, spec, run, loop, unrolled, out)
         if not spec.taps:
@@ -153,7 +153,7 @@ class IntegerTile(FloatTile):
         """One group of taps: each position is read once, and multiplied into all outputs that read it."""
         b, spec, (begin, end, _) = self.b, self.spec, variant
         readers, span = spec.readers
-        steps = [opaque(b, step) for _, step, _ in rows]
+        steps = [step_of(b, step) for _, step, _ in rows]
         at, before = [base for base, _, _ in rows], 0
         outside = None
         for position in sorted(readers):

@@ -172,9 +172,9 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     return window - top * a.row_stride - e.src
 
 
-def _tile_at(shape, pitch):
+def _tile_at(shape, pixel_bytes):
     """compute(common, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
-    tile, unrolled = depthwise_tile(shape, pitch), shape.unrolled
+    tile, unrolled = depthwise_tile(shape, pixel_bytes), shape.unrolled
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
 
     @inline
@@ -203,18 +203,18 @@ def _tile_at(shape, pitch):
 
 
 @jit.kernel
-def depthwise_channels(along, gathered, pitch, *spec):
+def depthwise_channels(along, gathered, pixel_bytes, *spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
     along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 2,
     a task has one entry, which is read before all rows; 0, the entries of a tile, where these are more of a pixel's
     neighbours than a few: of a sequence of entries that differ only by even steps the first alone is read. gathered: 1,
-    a task gathers what it reads of the source before its tiles do, see `gathering.py`. pitch: see `depthwise_tile`.
-    spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
+    a task gathers what it reads of the source before its tiles do, see `gathering.py`. pixel_bytes: as in
+    `depthwise_tile`. spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
     """
     shape = TileSpec(*spec)
     lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
-    compute = _tile_at(shape, pitch)
+    compute = _tile_at(shape, pixel_bytes)
 
     def kernel(args, first, last, scratch):
         a = DepthwiseArguments(args)

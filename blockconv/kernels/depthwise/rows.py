@@ -162,17 +162,18 @@ def _op(
     if at.columns:
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
         return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
-    over_channels = depthwise_channels(*_walk(s, d, types, at), *spec)
+    over_channels = depthwise_channels(*_loop_nest(s, d, types, at), *spec)
     return Op(over_channels, args, images * groups * chunks, 1, scratch, table)
 
 
-def _walk(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[int, int, int]:
-    """`along`, `gathered` and `pitch` of `depthwise_channels`: how tiles over channels are walked."""
+def _loop_nest(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[int, int, int]:
+    """`along`, `gathered` and `pixel_bytes` of `depthwise_channels`."""
+    if at.batched or at.gathered:  # what is gathered is of pixels that are many lines apart
+        return 0, int(at.gathered > 0), 0
     # Of pixels that are more, all entries of a tile are computed before the next tile's, as their lines come in order.
-    along = int(not at.batched and s.col <= min(LINE, 2 * at.lanes * types.src.itemsize))
-    along += along and at.span == 1 and not at.gathered
-    is_known = s.col == d.col and s.length != NO_BLOCK and not at.batched and not at.gathered
-    return along, int(at.gathered > 0), s.col if is_known else 0
+    few = s.col <= min(LINE, 2 * at.lanes * types.src.itemsize)
+    along = 0 if not few else 2 if at.span == 1 else 1
+    return along, 0, s.col if s.col == d.col and s.length != NO_BLOCK else 0
 
 
 def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:

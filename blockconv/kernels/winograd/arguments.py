@@ -77,7 +77,7 @@ class WinogradArgs(Arguments):
     src_end = word("the end of the source", "address")
     window_rows = word("rows of tiles whose source is gathered together, as a window", "rows")
     window_cols = word("tiles of such a row", "tiles")
-    window_pitch = word("from a row of a window to the next", "pixels")
+    window_leading = word("from a row of a window to the next", "pixels")
     side = word("source pixels that a tile reads in each direction", "pixels")
     step = word("from a tile's first source pixel to the next tile's", "pixels")
     wei_side = word("positions of the weights in each direction")

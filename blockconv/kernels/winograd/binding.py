@@ -96,7 +96,7 @@ def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **other
         patch=scratch.patch,
         window_rows=at.window.rows,
         window_cols=at.window.cols,
-        window_pitch=at.window.pitch,
+        window_leading=at.window.leading,
         v=scratch.v,
         v_position=scratch.v_position,
         products=scratch.products,

@@ -48,13 +48,13 @@ STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside
 class Window(NamedTuple):
     """What is gathered together of a source (see `source_windows.py`): that of neighbouring tiles of an image.
 
-    rows, cols: of tiles, at most; more than one row where all columns fit. pitch: pixels from a row to the next.
-    height: rows of pixels.
+    rows, cols: of tiles, at most; more than one row where all columns fit. leading: pixels from a row to the
+    next. height: rows of pixels.
     """
 
     rows: int
     cols: int
-    pitch: int
+    leading: int
     height: int
 
 
@@ -317,9 +317,9 @@ def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> 
         return max(1, min(most, (held - form.side) // form.step + 1))
 
     cols = fitting(tile_cols, form.side)
-    pitch = max(side(cols), pw + COLUMNS)
-    rows = fitting(tile_rows, pitch) if cols == tile_cols else 1
-    return Window(rows, cols, pitch, side(rows))
+    leading = max(side(cols), pw + COLUMNS)
+    rows = fitting(tile_rows, leading) if cols == tile_cols else 1
+    return Window(rows, cols, leading, side(rows))
 
 
 def _scratch(
@@ -331,7 +331,7 @@ def _scratch(
     """
     m, vector = form.m, lanes * ITEMSIZE
     patch = HEADER_BYTES + 2 * m * m * vector
-    pixels = form.positions, window.height * window.pitch, m * m * row_tiles(m)  # of the source, of the destination
+    pixels = form.positions, window.height * window.leading, m * m * row_tiles(m)  # of the source, of the destination
     v = patch + odd_lines(max(pixels) * vector)
     v_position, products_position = odd_lines(tiles * sources * vector), odd_lines(tiles * products * vector)
     first = v + form.positions * v_position

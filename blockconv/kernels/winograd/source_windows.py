@@ -90,7 +90,7 @@ def _fill_borders(a, window, border, pixel, ih, iw, height, width):
     """What is out of bounds of a window that begins with the source's pixel (ih, iw)."""
     left, right = _columns_in(a, iw, width)
     for r in range(height):
-        row = window + r * a.window_pitch * pixel
+        row = window + r * a.window_leading * pixel
         if ih + r < 0 or ih + r >= a.ih:
             _fill_border(row, border, width, pixel)
         else:
@@ -128,7 +128,7 @@ def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, sr
         a, header = WinogradArgs(args), Header(scratch)
         window, v_position, border = scratch + a.patch, a.v_position, header.border.address
         src_row, src_col, length = a.src_strides.row, a.src_strides.col, a.src_strides.length
-        side, step, pitch, channels = a.side, a.step, a.window_pitch * pixel, a.vector_channels
+        side, step, leading, channels = a.side, a.step, a.window_leading * pixel, a.vector_channels
         tile = first
         while tile < last:
             row, col, n = tile_at(a, tile)
@@ -146,12 +146,12 @@ def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, sr
                     break  # the last set has fewer groups
                 src = image + (c // length) * a.src_strides.block + (c % length) * a.src_strides.channel
                 for r in range(max(0, -ih), min(height, a.ih - ih)):
-                    gather(a, src + r * src_row, window + r * pitch + left * pixel, right - left, valid, border)
+                    gather(a, src + r * src_row, window + r * leading + left * pixel, right - left, valid, border)
                 for k in range(rows * cols):
-                    at = window + k // cols * step * pitch + k % cols * step * pixel
+                    at = window + k // cols * step * leading + k % cols * step * pixel
                     for lane in range(0, lanes, part):
                         to = out + k * vector + lane * itemsize
-                        transform(SourceTile(at + lane * src_itemsize, pitch, pixel, 0, to, v_position))
+                        transform(SourceTile(at + lane * src_itemsize, leading, pixel, 0, to, v_position))
                 out += a.block_tiles * vector
             tile += rows * cols
 

@@ -107,6 +107,7 @@ def accepted(
 
 
 def _taken(row: Row, problem: Any, src: Layout, dst: Layout, types: Types) -> Taken:
+    """A row that takes the problem, with what it is predicted to take and to read."""
     primitive = row.prepare(problem, src, dst, types)
     weights = primitive.weights
     wei_bytes = 0 if weights is None else weights.read_bytes(problem, types.wei.itemsize)
