@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError
+from blockconv.machine import identity
 
 __all__ = [
     "SCATTERED",
@@ -320,6 +321,10 @@ def _profile(given: str, *wanted: Any) -> Profile:
 
 
 def _distance(known: Profile, isa: str, vector: int, registers: int, halves: bool, cpu: str, cache: int) -> Any:
-    """How far a profile is from a machine: the instruction set counts most, then the processor, then its caches."""
+    """How far a profile is from a machine: the instruction set counts most, then the processor, then its caches.
+
+    One that Numba holds to a lesser instruction set is told from others that are by its own name.
+    """
     vectors = known.isa != isa, abs(known.vector_bytes - vector), abs(known.registers - registers)
-    return (*vectors, known.halves != halves, known.cpu != cpu, abs(math.log2(known.caches["L2"] / cache)), known.name)
+    processor = known.halves != halves, known.cpu != cpu, known.name != identity.slug(identity.describe()["cpu"])
+    return (*vectors, *processor, abs(math.log2(known.caches["L2"] / cache)), known.name)

@@ -63,6 +63,14 @@ def test_a_machine_without_a_profile_takes_the_nearest(on_machine: str) -> None:
 
 
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
+def test_a_machine_takes_its_own_profile(known: profiles.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Numba holds it to a lesser instruction set too, which all machines then have the same name for."""
+    monkeypatch.setattr(profiles.identity, "describe", lambda: {"cpu": known.record["cpu"], "isa": known.isa})
+    facts = known.isa, known.vector_bytes, known.registers, known.halves, known.cpu, known.caches["L2"]
+    assert profiles._profile.__wrapped__("", *facts) == known
+
+
+@pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
 def test_a_tile_that_was_not_measured_has_a_price(known: profiles.Profile) -> None:
     """A machine of more registers than the nearest profile's has tiles that the profile does not know."""
     for rates in (known.rates, *(known.by(name) for name in known.dots if "one step" not in name)):

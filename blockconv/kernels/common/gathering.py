@@ -19,10 +19,10 @@ TOGETHER = 256  # bytes of a pixel that are gathered at once: lines that follow 
 
 
 def is_crowded(pixels: int, step: int, few_sets: int = FEW_SETS) -> bool:
-    """Whether so many pixels, `step` bytes apart, lie in so few sets that these hold but a part of them."""
+    """Whether so many pixels, `step` bytes apart, lie in so few sets that these hold only a part of them."""
     known = profile()
     sets = known.sets_reached(step)
-    return sets <= few_sets and pixels > 2 * known.ways * sets
+    return sets <= few_sets and pixels > known.ways * sets
 
 
 def window_rows(problem: Conv2dProblem | Pool2dProblem, rows: int) -> int:

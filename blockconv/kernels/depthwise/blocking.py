@@ -12,19 +12,23 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
+from blockconv.kernels.common.gathering import TOGETHER, window_rows
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.gathering import entries_gathered, gathered_rows
 from blockconv.kernels.depthwise.tiling import Axis, Tiling, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.costs import fma_seconds
+from blockconv.machine.profile import profile
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
+MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, where half vectors would do
 # In vector operations: what a position of bytes takes to be interleaved, a vector of them to be finished, and to be
 # packed. Measured on AVX-512.
 _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
+_FAR = 2  # times what a second-level cache holds: from there on a source comes from further away
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 
 
@@ -175,7 +179,28 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> 
     each = (at.pixel if at.batched else at.lanes) * types.src.itemsize
     lies = geometry(src, problem.src_shape, types.src.itemsize)
     gathered = entries_gathered(problem, lies, each, at.span)
-    return replace(at, gathered=gathered, entry_bytes=each)
+    span = at.span if gathered else _entries_that_stay(problem, at, lies, src, types)
+    return replace(at, gathered=gathered, entry_bytes=each, span=span)
+
+
+def _entries_that_stay(problem: Conv2dProblem, at: Blocking, lies: Geometry, src: Layout, types: Types) -> int:
+    """Of entries that are neighbours in a pixel, as many as a task takes at once.
+
+    A row of tiles reads again what those above it read. Of pixels that are many lines that is more than the first-level
+    cache holds, but of a part of the channels it may stay there (384 channels of 14x14 in NHWC: 1.6 times as fast). A
+    part is no fewer bytes than are fetched together; a source beyond the second-level cache is read pixel by pixel,
+    whose lines the processor fetches ahead. Vectors of a quarter of a line are computed longer than lines are fetched.
+    """
+    p, known, itemsize = problem, profile(), types.src.itemsize
+    pixels, most = window_rows(p, at.loops) * p.iw, known.caches["L1"] // 2
+    narrow = target.isa().vector_bytes < known.line // 2
+    far = itemsize * src.size(p.src_shape) > _FAR * target.second_level_cache()
+    crowded = pixels > known.ways // 2 * known.sets_reached(lies.col)
+    if narrow or p.kh <= p.sh or far or crowded or pixels * lies.col <= most:
+        return at.span
+    each = (at.pixel if at.batched else at.lanes) * itemsize
+    held = most // (pixels * each)
+    return at.span if held * each < TOGETHER else -(-at.span // -(-at.span // held))
 
 
 def _in_place(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
@@ -216,8 +241,8 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
     s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     padded = dst.padded_shape(p.dst_shape)[1]
     batched = _is_batched(s, p.n, types.src.itemsize)
-    if 2 * s.length == lanes and target.isa().halves and types.acc.is_float and not batched:
-        lanes = s.length  # a block is half a vector, which takes half as long
+    if 2 * s.length == lanes and types.acc.is_float and not batched and _is_half_enough(p, s, types):
+        lanes = s.length
     # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
     if s.length >= lanes or lanes % s.length:
         return _over_channels(p, s, d, padded, lanes, types)
@@ -241,6 +266,19 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
             lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=span
         )
     return _over_pixels(p, lanes, s.length, batched, runs, types)
+
+
+def _is_half_enough(problem: Conv2dProblem, s: Geometry, types: Types) -> bool:
+    """Whether a block that is half a vector is better computed by itself than as two pixels of a row.
+
+    It is where half a vector takes half as long; and where strides are in long rows, of which a tile holds one or less:
+    to pick every second pixel takes longer than the arithmetic (96 channels of 112x112 in blocks of 8: 1.7 times).
+    """
+    p, isa = problem, target.isa()
+    if p.sw == 1 or isa.name != "avx512":
+        return isa.halves
+    rows = whole_rows(p, 2 * s.length, s.length, s.length, types)
+    return isa.halves or rows is None or rows[1] > MOST_PICKED
 
 
 def _is_batched(at: Geometry, images: int, itemsize: int) -> bool:

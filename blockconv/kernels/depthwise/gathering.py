@@ -15,10 +15,10 @@ __all__ = ["entries_gathered", "gathered_rows", "gathered_words"]
 def entries_gathered(problem: Conv2dProblem, src: Geometry, each: int, entries: int) -> int:
     """How many entries, of `each` bytes of a pixel, are gathered at once; 0 where the source is read in place.
 
-    entries: those that lie together in a pixel.
+    entries: those that lie together in a pixel. Where a row of tiles reads nothing again, nothing is gathered.
     """
     p = problem
-    if p.oc != p.ic or not is_crowded(window_rows(p, 1) * p.iw, src.col):
+    if p.oc != p.ic or p.kh <= p.sh or not is_crowded(window_rows(p, 1) * p.iw, src.col):
         return 0
     parts = [k for k in range(1, entries + 1) if entries % k == 0 and k * each % LINE == 0]
     found = max((k for k in parts if k * each <= TOGETHER), default=min(parts, default=0))

@@ -14,6 +14,7 @@ import pytest
 from conv_lab import NAMES, Paged, check, data, rows
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from machines import MACHINES
 
 import blockconv as bc
 from blockconv.core import target
@@ -23,6 +24,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.machine.profile import profile
 
 SAME = tuple((name, name) for name in NAMES)
 CHANGED = (("NHWC", "NCHW16"), ("NCHW16", "NHWC"), ("NHWC", "NCHW"), ("NCHW32", "NCHW4"), ("NCHW64", "CHWN4"))
@@ -41,8 +43,11 @@ PROBLEMS = {
     "a row": "g3mb2ic3ih1iw40oc3kh1kw4ph0pw2",
     "more padding than image": "g9mb1ic9ih2iw3oc9kh5kw5ph4pw4",
     "no padding": "g33mb1ic33ih12iw19oc33kh3kw3",
+    "more channels than a first-level cache holds of a window": "g400mb2ic400ih9iw14oc400kh3kw3ph1pw1",
+    "5x5 s2, rows of more vectors than are permuted": "g24mb1ic24ih9iw45oc24kh5kw5sh2sw2ph2pw2",
 }
-AS_OTHERS = ("3x3", "3x3 s2", "5x5, two outputs a channel", "dilated")
+MANY = "more channels than a first-level cache holds of a window"
+AS_OTHERS = ("3x3", "3x3 s2", "5x5, two outputs a channel", "dilated", MANY)
 
 
 def read(name: str) -> Conv2dProblem:
@@ -143,6 +148,47 @@ def test_every_way_of_cutting_is_among_the_problems(on_machine):
     assert {(c.whole, c.columns > 1) for c in along} >= {(False, False), (False, True)}
     assert {c.batched for c in cuts} == {False, True}
     assert any(c.masked for c in cuts)
+
+
+@pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
+def test_a_task_takes_channels_whose_window_stays_in_the_first_level_cache(on_machine):
+    """Of pixels of many channels, all of whose window it does not hold; elsewhere it takes a pixel's channels."""
+
+    def cut(descriptor):
+        at = blocking(Conv2dProblem.from_descriptor(descriptor), Layout("NHWC"), Layout("NHWC"), Types.all("float32"))
+        assert isinstance(at, Blocking)
+        return at
+
+    at, cache = cut(PROBLEMS[MANY]), profile().caches["L1"]
+    if target.isa().vector_bytes >= 32:
+        window = 3 * 14 * at.span * at.entry_bytes
+        assert at.span < len(at.runs)
+        assert at.span * at.entry_bytes >= 256
+        assert window <= cache / 2
+    else:
+        assert at.span == len(at.runs)
+    for alike in (
+        "g24mb1ic24ih9iw14oc24kh3kw3ph1pw1",
+        "g400mb1ic400ih9iw14oc400kh1kw3ph0pw1",
+        "g400mb1ic400ih99oc400kh3ph1",
+    ):
+        at = cut(alike)  # few channels; rows that are read once; a source beyond the second-level cache
+        assert at.span == len(at.runs)
+
+
+@pytest.mark.parametrize("on_machine", ["avx512, 1 MiB", "avx512, halves, 1 MiB"], indirect=True)
+def test_blocks_of_half_a_vector_are_computed_by_themselves_where_that_takes_less(on_machine):
+    """Everywhere on processors of half vectors; on others where strides are in rows too long to be permuted."""
+    nchw8 = Layout("NCHW8")
+    for descriptor, less in (
+        ("g24mb1ic24ih9iw45oc24kh5kw5sh2sw2ph2pw2", True),
+        ("g24mb1ic24ih9iw112oc24kh3kw3sh2sw2ph1pw1", True),
+        ("g24mb1ic24ih9iw28oc24kh3kw3sh2sw2ph1pw1", False),
+        ("g24mb1ic24ih9iw45oc24kh3kw3ph1pw1", False),
+    ):
+        at = blocking(Conv2dProblem.from_descriptor(descriptor), nchw8, nchw8, Types.all("float32"))
+        assert isinstance(at, Blocking)
+        assert at.lanes == 8 if less or target.isa().halves else at.lanes == 16
 
 
 def test_the_cost_ranks():

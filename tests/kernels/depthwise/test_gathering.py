@@ -94,7 +94,7 @@ def test_to_gather_is_priced():
     """Pixels of 512 channels take longer than those of 528, in NHWC alone."""
 
     def seconds(ic, layout):
-        problem = Conv2dProblem.from_descriptor(f"g{ic}mb1ic{ic}ih14oc{ic}kh3ph1")
+        problem = Conv2dProblem.from_descriptor(f"g{ic}mb1ic{ic}ih28oc{ic}kh3ph1")
         return ROW.prepare(problem, Layout(layout), Layout(layout), FLOATS).seconds
 
     assert seconds(512, "NHWC") > seconds(528, "NHWC")
