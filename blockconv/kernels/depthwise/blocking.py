@@ -12,14 +12,13 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
-from blockconv.kernels.common.gathering import TOGETHER, window_rows
+from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
-from blockconv.kernels.depthwise.gathering import entries_gathered, gathered_rows
+from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
 from blockconv.kernels.depthwise.tiling import Axis, Tiling, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.costs import fma_seconds
-from blockconv.machine.profile import profile
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
 
@@ -28,7 +27,6 @@ MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, wher
 # In vector operations: what a position of bytes takes to be interleaved, a vector of them to be finished, and to be
 # packed. Measured on AVX-512.
 _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
-_FAR = 2  # times what a second-level cache holds: from there on a source comes from further away
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 
 
@@ -179,28 +177,24 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> 
     each = (at.pixel if at.batched else at.lanes) * types.src.itemsize
     lies = geometry(src, problem.src_shape, types.src.itemsize)
     gathered = entries_gathered(problem, lies, each, at.span)
-    span = at.span if gathered else _entries_that_stay(problem, at, lies, src, types)
-    return replace(at, gathered=gathered, entry_bytes=each, span=span)
+    at = replace(at, gathered=gathered, entry_bytes=each)
+    if gathered:
+        return at
+    nbytes = types.src.nbytes(src.size(problem.src_shape))
+    stay = entries_that_stay(problem, lies, each, at.span, window_rows(problem, at.loops), nbytes)
+    return replace(at, span=stay) if stay else _in_two_rows(problem, at, types)
 
 
-def _entries_that_stay(problem: Conv2dProblem, at: Blocking, lies: Geometry, src: Layout, types: Types) -> int:
-    """Of entries that are neighbours in a pixel, as many as a task takes at once.
+def _in_two_rows(problem: Conv2dProblem, at: Blocking, types: Types) -> Blocking:
+    """With tiles of two rows, which have to fetch each line fewer times where none stays in the first-level cache.
 
-    A row of tiles reads again what those above it read. Of pixels that are many lines that is more than the first-level
-    cache holds, but of a part of the channels it may stay there (384 channels of 14x14 in NHWC: 1.6 times as fast). A
-    part is no fewer bytes than are fetched together; a source beyond the second-level cache is read pixel by pixel,
-    whose lines the processor fetches ahead. Vectors of a quarter of a line are computed longer than lines are fetched.
+    (144 channels of 56x56 in NHWC: 1.15 times as fast.) With fewer registers such tiles are too narrow for it.
     """
-    p, known, itemsize = problem, profile(), types.src.itemsize
-    pixels, most = window_rows(p, at.loops) * p.iw, known.caches["L1"] // 2
-    narrow = target.isa().vector_bytes < known.line // 2
-    far = itemsize * src.size(p.src_shape) > _FAR * target.second_level_cache()
-    crowded = pixels > known.ways // 2 * known.sets_reached(lies.col)
-    if narrow or p.kh <= p.sh or far or crowded or pixels * lies.col <= most:
-        return at.span
-    each = (at.pixel if at.batched else at.lanes) * itemsize
-    held = most // (pixels * each)
-    return at.span if held * each < TOGETHER else -(-at.span // -(-at.span // held))
+    most = outputs(types)[0]
+    tiling, rows = _tiles_of_pixels(problem, types, most // 2)
+    if target.isa().name != "avx512" or not types.acc.is_float or at.unrolled != most or 2 * tiling.unrolled != most:
+        return at
+    return replace(at, **tiling._asdict(), loops=rows)
 
 
 def _in_place(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
@@ -316,16 +310,21 @@ def _over_pixels(
     axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
     tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
+    # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast). With
+    # fewer registers, or windows as high as the tile, too much is read again.
+    if isa.name == "avx512" and types.acc.is_float and tiling.unrolled == most and p.kh < most // 2 and p.sw == 1:
+        halved = tile_axis(axis, most // 2)
+        tiling = halved if 2 * halved.unrolled == most else tiling
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
     masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
     return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
 
 
-def _tiles_of_pixels(problem: Conv2dProblem, types: Types, one_by_one: bool = False) -> tuple[Tiling, int]:
-    """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
+def _tiles_of_pixels(problem: Conv2dProblem, types: Types, cols: int = 0) -> tuple[Tiling, int]:
+    """(tiling of the width, rows) of tiles whose vectors are a pixel's. cols: the most of a tile, if not all it can."""
     p, (most, least) = problem, outputs(types)
-    tiling = tile_axis(Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), 1 if one_by_one else most)
+    tiling = tile_axis(Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), cols or most)
     return tiling, min(p.oh, -(-least // tiling.unrolled))
 
 
@@ -359,7 +358,7 @@ def _over_channels(problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int
         runs = (*runs[:-1], ChannelRun(p.oc - lanes, lanes, p.ic - lanes))
         masked = 0
     scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
-    tiling, loops = _tiles_of_pixels(p, types, one_by_one=scattered)
+    tiling, loops = _tiles_of_pixels(p, types, int(scattered))
     span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return Blocking(

@@ -21,6 +21,7 @@ __all__ = [
     "DepthwiseArguments",
     "depthwise_channels",
     "depthwise_pixels",
+    "edge_of",
     "fill_zeros",
 ]
 
@@ -72,8 +73,8 @@ class DepthwiseArguments(Arguments):
     window_bytes = word("of these", "bytes")
     row_stride = word("from a packed row to the next", "bytes")
     phase = word("from a packed row's pixels to those one further, of each stride", "bytes")
-    ahead = word("from a tile's first tap to that of the rows that no tile above read, a cache line further", "bytes")
-    ahead_rows = word("of such rows, which are prefetched; 0 where none is", "pixels")
+    ahead = word("from a tile's first tap to what is prefetched for later tiles", "bytes")
+    ahead_rows = word("of which it is prefetched; 0 where nothing is", "pixels")
     stored = word("from the scratch to a tile that is stored by way of it, and its residual", "bytes")
     gathered_col = word("from a pixel of a gathered window to the next", "bytes")
     entry_bytes = word("of a pixel that an entry of the table reads", "bytes")
@@ -150,12 +151,12 @@ def _common(a, gathered):
 
 
 @inline
-def _prefetch_rows(a, src, columns):
-    """Prefetch the next cache lines of so many pixels, which tiles of later entries read."""
+def _prefetch_rows(a, src, count, step):
+    """Prefetch so many lines of rows, `step` bytes apart, which later tiles than that at `src` read."""
     for r in range(a.ahead_rows):
         at = src + a.ahead + r * a.src_row
-        for j in range(columns):
-            prefetch(at + j * a.src_col)
+        for j in range(count):
+            prefetch(at + j * step)
 
 
 @inline
@@ -172,6 +173,12 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     return window - top * a.row_stride - e.src
 
 
+@inline
+def edge_of(at, outputs, count):
+    """Which edge of `count` outputs a tile of so many from `at` on reaches: 1, the first; 2, the last; 0, none."""
+    return 1 if at == 0 else 2 if at + outputs >= count else 0
+
+
 def _tile_at(shape, pixel_bytes):
     """compute(common, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
     tile, unrolled = depthwise_tile(shape, pixel_bytes), shape.unrolled
@@ -181,7 +188,7 @@ def _tile_at(shape, pixel_bytes):
     def compute(common, row, e, ow_at, i, scratch):
         ow = min(ow_at, common.ow - unrolled)
         iw = ow * common.sw - common.pw
-        variant = 1 if ow_at == 0 else 2 if ow_at + unrolled >= common.ow else 0
+        variant = edge_of(ow_at, unrolled, common.ow)
         src = row.src + iw * common.src_col + e.src + i * itemsize
         rows = Axis(e.kh, row.ih, common.ih, common.sh, common.dh, common.src_row, common.tap_row)
         cols = Axis(common.kw, iw, common.src_width, common.sw, common.dw, common.src_col, common.tap)
@@ -256,7 +263,7 @@ def depthwise_channels(along, gathered, pixel_bytes, *spec):
                         if k > entry_first:
                             e = following(e) if e.like > 1 else read_entry(a, k)
                         if are_ahead and e.src % LINE == 0:
-                            _prefetch_rows(a, src + iw * common.src_col + e.src, unrolled * common.sw)
+                            _prefetch_rows(a, src + iw * common.src_col + e.src, unrolled * common.sw, common.src_col)
                         for i in range(0, inner, lanes):
                             compute(common, row, e, ow_at, min(i, inner - lanes), scratch)
 
@@ -297,9 +304,7 @@ def depthwise_pixels(*spec):
             for oh_at in range(oh_first, oh_last, unrolled):
                 oh = min(oh_at, oh_count - unrolled)
                 ih = oh * sh - a.ph
-                edge = 0
-                if edges == 3:
-                    edge = 1 if oh_at == 0 else 2 if oh_at + unrolled >= oh_count else 0
+                edge = edge_of(oh_at, unrolled, oh_count) if edges == 3 else 0
                 src = a.src + n * a.src_n + ih * src_row + e.src
                 dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
                 for at in range(0, dst_width, width):
@@ -307,6 +312,7 @@ def depthwise_pixels(*spec):
                     variant = edge
                     if masks == 2:
                         variant = 2 * edge + int(first_element < 0 or first_element + reach > src_width)
+                    _prefetch_rows(a, src + first_element * itemsize, width * itemsize // LINE, LINE)
                     run = entry_run(e, variant, src + first_element * itemsize, scratch)
                     cols = Axis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
                     rows = Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)

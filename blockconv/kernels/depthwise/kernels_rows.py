@@ -9,7 +9,7 @@ from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.entries import entry_run, read_entry
-from blockconv.kernels.depthwise.kernels import DepthwiseArguments
+from blockconv.kernels.depthwise.kernels import DepthwiseArguments, edge_of
 
 __all__ = ["depthwise_rows"]
 
@@ -44,9 +44,7 @@ def depthwise_rows(*spec):
                 while True:  # there are rows, so that what all tiles have in common can be made before the first
                     oh = min(oh_at, oh_count - unrolled)
                     ih = oh * sh - ph
-                    variant = 0
-                    if edges == 3:
-                        variant = 1 if oh_at == 0 else 2 if oh_at + unrolled >= oh_count else 0
+                    variant = edge_of(oh_at, unrolled, oh_count) if edges == 3 else 0
                     run = entry_run(e, variant, src_image + ih * src_row + e.src, 0)
                     cols, rows = Axis(0, 0, 0, 0, 0, 0, tap), Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
                     out = Output(

@@ -177,18 +177,28 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[in
 
 
 def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:
-    """What tiles over channels prefetch of a large source whose pixels are many lines, as in NHWC.
-
-    The processor expects a pixel's lines to be read one after the other, and fetches these; a tile reads one of each
-    pixel. Of the rows that no tile above has read, a tile has the pixels' next lines fetched.
-    """
+    """What tiles prefetch of the source, in all rows or those that no tile above has read."""
     p, s = problem, geometry(src, problem.src_shape, types.src.itemsize)
+    span = _window_rows(p, at)
+    if at.columns:
+        # A tile reads a few lines of each of many rows, in which the next tile reads the next ones (1.1 times as fast).
+        vector = at.lanes * types.src.itemsize
+        in_lines = vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
+        return {"ahead": at.loops * vector + 2 * LINE, "ahead_rows": span if in_lines else 0}
+    # The processor expects a pixel's lines to be read one after the other, and fetches these; of pixels that are many
+    # lines, as in NHWC, a tile reads one of each. So it has the next line of each fetched where these are far away.
     wide = is_wide(src, p.src_shape, types.src, lines=2)
     far = types.src.itemsize * src.size(p.src_shape) > 2 * target.second_level_cache()
-    if at.columns or at.gathered or not (wide and far):
+    if at.gathered or not (wide and far):
         return {"ahead": 0, "ahead_rows": 0}
-    rows, span = at.loops * p.sh, (at.loops - 1) * p.sh + (p.kh - 1) * p.dh + 1
+    rows = at.loops * p.sh
     return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}
+
+
+def _window_rows(problem: Conv2dProblem, at: Blocking) -> int:
+    """Rows of the source that a tile reads."""
+    p, rows = problem, at.unrolled if at.columns else at.loops
+    return (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
 
 
 def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
