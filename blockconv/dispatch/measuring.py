@@ -10,6 +10,7 @@ import functools
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -67,14 +68,22 @@ def measure(runs: int = 1) -> Profile:
     """This machine's profile, for the instruction set that Numba targets: the median of so many of them.
 
     Each takes about a minute besides what kernels take to compile, and allocates its buffers anew: where these lie in
-    memory moves a time by some percent. Raises UnsteadyError if times differ by more than `MOST_SPREAD`.
+    memory moves a time by some percent. One whose times differ by more than `MOST_SPREAD` is discarded, and measured
+    again; `record` has how many, as "discarded". Raises UnsteadyError once these are as many as `runs`.
     """
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa().fma)]
-    found = []
-    for _ in range(runs):
-        with against(_multiply_adds(shapes[1])):
-            found.append(_profile(shapes))
-    return median_of(found)
+    found: list[Profile] = []
+    discarded = 0
+    while len(found) < runs:
+        try:
+            with against(_multiply_adds(shapes[1])):
+                found.append(_profile(shapes))
+        except UnsteadyError:
+            discarded += 1
+            if discarded == runs:
+                raise
+    known = median_of(found)
+    return replace(known, record={**known.record, "discarded": discarded})
 
 
 def _profile(shapes: list[TileShape]) -> Profile:

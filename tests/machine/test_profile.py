@@ -174,6 +174,29 @@ def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
         turns.in_turns(runs)
 
 
+@pytest.mark.parametrize(("unsteady", "raises"), [(0, False), (2, False), (3, True)])
+def test_a_run_that_was_disturbed_is_measured_again(
+    unsteady: int, raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as fewer were than are to be measured."""
+    left, known = [unsteady], committed()[0]
+
+    def measured(shapes: object) -> profiles.Profile:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise turns.UnsteadyError("disturbed")
+        return known
+
+    monkeypatch.setattr(measuring, "_profile", measured)
+    monkeypatch.setattr(measuring, "_multiply_adds", lambda shape: lambda: None)
+    if raises:
+        with pytest.raises(turns.UnsteadyError, match="disturbed"):
+            measuring.measure(runs=3)
+        return
+    found = measuring.measure(runs=3)
+    assert found == dataclasses.replace(known, record={**known.record, "runs": 3, "discarded": unsteady})
+
+
 def test_times_are_those_of_the_clock_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that has become slower is so at its clock's work too; by a half, it is disturbed."""
     slow = 1.0
