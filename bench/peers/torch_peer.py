@@ -13,6 +13,7 @@ engine of oneDNN too.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -23,6 +24,9 @@ from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
 from . import NUMBERS, ZERO, QuantizedLayer, Variant, end_padding, is_symmetric, spoil
 
+# Where oneDNN is held to a lesser instruction set, only what runs in oneDNN counts: of plain tensors PyTorch multiplies
+# 1x1 on one thread in MKL, which obeys no limit.
+HELD = "ONEDNN_MAX_CPU_ISA" in os.environ
 PLAIN_CHANNELS = 16  # oneDNN reads a dense source of fewer channels as plain NCHW, not blocked
 
 
@@ -63,10 +67,10 @@ def conv2d(
     def plain(x: torch.Tensor, w: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: F.conv2d(pad(x), w, b, stride, padding, dilation, p.g)
 
-    yield _variant("contiguous", plain(x, w))
-
     x_last, w_last = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-    yield _variant("channels_last", plain(x_last, w_last), x)
+    if not HELD:
+        yield _variant("contiguous", plain(x, w))
+        yield _variant("channels_last", plain(x_last, w_last), x)
     if src.dtype == np.float64:
         return  # the others are oneDNN's, which has none
 
