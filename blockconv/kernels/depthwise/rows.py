@@ -20,7 +20,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
-from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
+from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds, window_rows
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
@@ -179,7 +179,7 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[in
 def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:
     """What tiles prefetch of the source, in all rows or those that no tile above has read."""
     p, s = problem, geometry(src, problem.src_shape, types.src.itemsize)
-    span = _window_rows(p, at)
+    span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:
         # A tile reads a few lines of each of many rows, in which the next tile reads the next ones (1.1 times as fast).
         vector = at.lanes * types.src.itemsize
@@ -193,12 +193,6 @@ def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking)
         return {"ahead": 0, "ahead_rows": 0}
     rows = at.loops * p.sh
     return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}
-
-
-def _window_rows(problem: Conv2dProblem, at: Blocking) -> int:
-    """Rows of the source that a tile reads."""
-    p, rows = problem, at.unrolled if at.columns else at.loops
-    return (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
 
 
 def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
