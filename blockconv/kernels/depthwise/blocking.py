@@ -18,7 +18,7 @@ from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.common.waiting import is_wide
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
-from blockconv.kernels.depthwise.tiling import Axis, Tiling, outputs, tile_axis, tile_packed_axis
+from blockconv.kernels.depthwise.tiling import Axis, Tiling, lines_bind, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.costs import fma_seconds
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
@@ -194,7 +194,7 @@ def _in_two_rows(problem: Conv2dProblem, at: Blocking, types: Types) -> Blocking
     (144 channels of 56x56 in NHWC: 1.15 times as fast.) With fewer registers such tiles are too narrow for it.
     """
     most = outputs(types)[0]
-    if target.isa().name != "avx512" or not types.acc.is_float or at.unrolled != most:
+    if not (lines_bind() and types.acc.is_float) or at.unrolled != most:
         return at
     tiling, rows = _tiles_of_pixels(problem, types, most // 2)
     return replace(at, **tiling._asdict(), loops=rows) if 2 * tiling.unrolled == most else at
@@ -315,7 +315,7 @@ def _over_pixels(
     tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
     # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast). With
     # fewer registers, or windows as high as the tile, too much is read again.
-    if isa.name == "avx512" and types.acc.is_float and tiling.unrolled == most and p.kh < most // 2 and p.sw == 1:
+    if lines_bind() and types.acc.is_float and tiling.unrolled == most and p.kh < most // 2 and p.sw == 1:
         halved = tile_axis(axis, most // 2)
         tiling = halved if 2 * halved.unrolled == most else tiling
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))

@@ -38,6 +38,7 @@ from blockconv.kernels.depthwise.kernels import (
 )
 from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
 from blockconv.kernels.depthwise.kernels_rows import depthwise_rows
+from blockconv.kernels.depthwise.tiling import lines_bind
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.costs import beyond_seconds, depthwise_seconds, launch_seconds, move_seconds, store_seconds
@@ -183,7 +184,7 @@ def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking)
     if at.columns:
         # A tile reads a few lines of each of many rows, in which the next tile reads the next ones (1.1 times as fast).
         vector = at.lanes * types.src.itemsize
-        in_lines = vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
+        in_lines = lines_bind() and vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
         return {"ahead": at.loops * vector + 2 * LINE, "ahead_rows": span if in_lines else 0}
     # The processor expects a pixel's lines to be read one after the other, and fetches these; of pixels that are many
     # lines, as in NHWC, a tile reads one of each. So it has the next line of each fetched where these are far away.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from blockconv.core import target
 from blockconv.core.types import Types
 
-__all__ = ["MOST_TAPS", "Axis", "Tiling", "outputs", "registers", "tile_axis", "tile_packed_axis"]
+__all__ = ["MOST_TAPS", "Axis", "Tiling", "lines_bind", "outputs", "registers", "tile_axis", "tile_packed_axis"]
 
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
@@ -39,6 +39,15 @@ class Tiling(NamedTuple):
 def registers() -> int:
     """Vector registers of the machine, as tiles are known for."""
     return 32 if target.isa().registers == 32 else 16
+
+
+def lines_bind() -> bool:
+    """Whether a tile of floats may wait for cache lines: a vector is a line, and is not computed in two halves.
+
+    Where arithmetic takes twice as long for a line, what saves fetches made no difference (Zen 4).
+    """
+    isa = target.isa()
+    return isa.name == "avx512" and not isa.halves
 
 
 def outputs(types: Types) -> tuple[int, int]:
