@@ -315,16 +315,20 @@ def profile() -> Profile:
 @functools.cache
 def _profile(given: str, *wanted: Any) -> Profile:
     if not given:
-        return min(committed(), key=lambda known: _distance(known, *wanted))
+        here = identity.slug(identity.describe()["cpu"])
+        return min(committed(), key=lambda known: _distance(known, here, *wanted))
     named = next((known for known in committed() if known.name == given), None)
     return named or read(Path(given))
 
 
-def _distance(known: Profile, isa: str, vector: int, registers: int, halves: bool, cpu: str, cache: int) -> Any:
+def _distance(
+    known: Profile, name: str, isa: str, vector: int, registers: int, halves: bool, cpu: str, cache: int
+) -> Any:
     """How far a profile is from a machine: the instruction set counts most, then the processor, then its caches.
 
-    One that Numba holds to a lesser instruction set is told from others that are by its own name.
+    name: as the machine's own profile has it, by which one that Numba holds to a lesser instruction set is told from
+    others that are.
     """
     vectors = known.isa != isa, abs(known.vector_bytes - vector), abs(known.registers - registers)
-    processor = known.halves != halves, known.cpu != cpu, known.name != identity.slug(identity.describe()["cpu"])
+    processor = known.halves != halves, known.cpu != cpu, known.name != name
     return (*vectors, *processor, abs(math.log2(known.caches["L2"] / cache)), known.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType, Types
@@ -9,7 +10,7 @@ from blockconv.kernels.common.geometry import geometry
 from blockconv.machine.costs import beyond_seconds
 from blockconv.machine.profile import profile
 
-__all__ = ["is_wide", "waiting_seconds"]
+__all__ = ["is_beyond", "is_wide", "waiting_seconds"]
 
 
 def waiting_seconds(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
@@ -27,6 +28,11 @@ def waiting_seconds(problem: Conv2dProblem, src: Layout, dst: Layout, types: Typ
 
 def _nbytes(layout: Layout, shape: tuple[int, ...], element: ElementType) -> int:
     return element.nbytes(layout.size(shape))
+
+
+def is_beyond(nbytes: int) -> bool:
+    """Whether a source of so many bytes comes from beyond the second-level cache, at twice what that holds."""
+    return nbytes > 2 * target.second_level_cache()
 
 
 def is_wide(layout: Layout, shape: tuple[int, ...], element: ElementType, lines: int = 1) -> bool:

@@ -18,7 +18,7 @@ from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.common.waiting import is_wide
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
-from blockconv.kernels.depthwise.tiling import Axis, Tiling, lines_bind, outputs, tile_axis, tile_packed_axis
+from blockconv.kernels.depthwise.tiling import Axis, Tiling, halved, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.costs import fma_seconds
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
@@ -191,13 +191,10 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> 
 def _in_two_rows(problem: Conv2dProblem, at: Blocking, types: Types) -> Blocking:
     """With tiles of two rows, which fetch each line fewer times, where a pixel's lines are many and none stays near.
 
-    (144 channels of 56x56 in NHWC: 1.15 times as fast.) With fewer registers such tiles are too narrow for it.
+    (144 channels of 56x56 in NHWC: 1.15 times as fast.)
     """
-    most = outputs(types)[0]
-    if not (lines_bind() and types.acc.is_float) or at.unrolled != most:
-        return at
-    tiling, rows = _tiles_of_pixels(problem, types, most // 2)
-    return replace(at, **tiling._asdict(), loops=rows) if 2 * tiling.unrolled == most else at
+    tiling = halved(_width(problem), at.unrolled, types)
+    return replace(at, **tiling._asdict(), loops=min(problem.oh, 2)) if tiling else at
 
 
 def _in_place(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
@@ -271,11 +268,13 @@ def _is_half_enough(problem: Conv2dProblem, s: Geometry, types: Types) -> bool:
     It is where half a vector takes half as long; and where strides are in long rows, of which a tile holds one or less:
     to pick every second pixel takes longer than the arithmetic (96 channels of 112x112 in blocks of 8: 1.7 times).
     """
-    p, isa = problem, target.isa()
-    if p.sw == 1 or isa.name != "avx512":
-        return isa.halves
-    rows = whole_rows(p, 2 * s.length, s.length, s.length, types)
-    return isa.halves or rows is None or rows[1] > MOST_PICKED
+    isa = target.isa()
+    if isa.halves:
+        return True
+    if problem.sw == 1 or isa.name != "avx512":
+        return False
+    rows = whole_rows(problem, 2 * s.length, s.length, s.length, types)
+    return rows is None or rows[1] > MOST_PICKED
 
 
 def _is_batched(at: Geometry, images: int, itemsize: int) -> bool:
@@ -313,22 +312,26 @@ def _over_pixels(
     axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
     tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
-    # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast). With
-    # fewer registers, or windows as high as the tile, too much is read again.
-    if lines_bind() and types.acc.is_float and tiling.unrolled == most and p.kh < most // 2 and p.sw == 1:
-        halved = tile_axis(axis, most // 2)
-        tiling = halved if 2 * halved.unrolled == most else tiling
+    # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast), if
+    # windows are not as high as the tile.
+    if p.sw == 1 and p.kh < most // 2:
+        tiling = halved(axis, tiling.unrolled, types) or tiling
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
     masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
     return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
 
 
-def _tiles_of_pixels(problem: Conv2dProblem, types: Types, cols: int = 0) -> tuple[Tiling, int]:
-    """(tiling of the width, rows) of tiles whose vectors are a pixel's. cols: the most of a tile, if not all it can."""
-    p, (most, least) = problem, outputs(types)
-    tiling = tile_axis(Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw), cols or most)
-    return tiling, min(p.oh, -(-least // tiling.unrolled))
+def _width(problem: Conv2dProblem) -> Axis:
+    p = problem
+    return Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw)
+
+
+def _tiles_of_pixels(problem: Conv2dProblem, types: Types, one_by_one: bool = False) -> tuple[Tiling, int]:
+    """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
+    most, least = outputs(types)
+    tiling = tile_axis(_width(problem), 1 if one_by_one else most)
+    return tiling, min(problem.oh, -(-least // tiling.unrolled))
 
 
 # ---------------------------------------------------------------- vectors of channels
@@ -361,7 +364,7 @@ def _over_channels(problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int
         runs = (*runs[:-1], ChannelRun(p.oc - lanes, lanes, p.ic - lanes))
         masked = 0
     scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
-    tiling, loops = _tiles_of_pixels(p, types, int(scattered))
+    tiling, loops = _tiles_of_pixels(p, types, one_by_one=scattered)
     span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return Blocking(

@@ -1,4 +1,4 @@
-"""What a task of a depthwise convolution takes at once, or gathers: pixels for some entries of the table, of rows."""
+"""What a task of a depthwise op reads of a pixel at once: how many entries of the table, and what it gathers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.gathering import TOGETHER, is_crowded, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile import LINE
+from blockconv.kernels.common.waiting import is_beyond
 from blockconv.machine.profile import profile
 
 __all__ = ["entries_gathered", "entries_that_stay", "gathered_rows", "gathered_words"]
@@ -42,10 +43,9 @@ def entries_that_stay(problem: Conv2dProblem, src: Geometry, each: int, entries:
     narrow = target.isa().vector_bytes < known.line // 2
     if narrow or p.kh <= p.sh or pixels * src.col <= half:
         return entries
-    far = nbytes > 2 * target.second_level_cache()
     crowded = pixels > known.ways // 2 * known.sets_reached(src.col)
     held = max(half // (pixels * each), -(-TOGETHER // each))
-    if far or crowded or held * pixels * each > 3 * half // 2:
+    if is_beyond(nbytes) or crowded or held * pixels * each > 3 * half // 2:
         return 0
     return -(-entries // -(-entries // held))
 

@@ -24,7 +24,7 @@ from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.common.waiting import is_wide, waiting_seconds
+from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
@@ -189,8 +189,7 @@ def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking)
     # The processor expects a pixel's lines to be read one after the other, and fetches these; of pixels that are many
     # lines, as in NHWC, a tile reads one of each. So it has the next line of each fetched where these are far away.
     wide = is_wide(src, p.src_shape, types.src, lines=2)
-    far = types.src.itemsize * src.size(p.src_shape) > 2 * target.second_level_cache()
-    if at.gathered or not (wide and far):
+    if at.gathered or not (wide and is_beyond(types.src.nbytes(src.size(p.src_shape)))):
         return {"ahead": 0, "ahead_rows": 0}
     rows = at.loops * p.sh
     return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}

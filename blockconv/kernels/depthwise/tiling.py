@@ -7,7 +7,17 @@ from typing import NamedTuple
 from blockconv.core import target
 from blockconv.core.types import Types
 
-__all__ = ["MOST_TAPS", "Axis", "Tiling", "lines_bind", "outputs", "registers", "tile_axis", "tile_packed_axis"]
+__all__ = [
+    "MOST_TAPS",
+    "Axis",
+    "Tiling",
+    "halved",
+    "lines_bind",
+    "outputs",
+    "registers",
+    "tile_axis",
+    "tile_packed_axis",
+]
 
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
@@ -73,6 +83,19 @@ def tile_axis(axis: Axis, most: int) -> Tiling:
         return best[1]
     count = -(-axis.out // most)
     return Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)
+
+
+def halved(axis: Axis, outputs_of_tile: int, types: Types) -> Tiling | None:
+    """The axis in tiles of half as many outputs, for tiles of twice as many along the other one, where lines bind.
+
+    None where tiles are not as long as registers hold, or are not halved evenly. With fewer registers tiles would be
+    too low or too narrow for it: too much is read again.
+    """
+    most, _ = outputs(types)
+    if not (lines_bind() and types.acc.is_float) or outputs_of_tile != most:
+        return None
+    found = tile_axis(axis, most // 2)
+    return found if 2 * found.unrolled == most else None
 
 
 def tile_packed_axis(axis: Axis, most: int) -> Tiling:

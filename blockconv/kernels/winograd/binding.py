@@ -18,6 +18,7 @@ from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.common.waiting import is_beyond
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
@@ -50,7 +51,7 @@ def winograd_op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
         scales=ITEMSIZE * weight_form(p, dst, at).bias,
-        prefetch_rows=at.form.side if src_bytes > 2 * target.second_level_cache() else 0,
+        prefetch_rows=at.form.side if is_beyond(src_bytes) else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
         dst_parts=8 * (len(tables[0]) + len(tables[1])),

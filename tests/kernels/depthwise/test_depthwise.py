@@ -29,6 +29,7 @@ from blockconv.machine.profile import profile
 SAME = tuple((name, name) for name in NAMES)
 CHANGED = (("NHWC", "NCHW16"), ("NCHW16", "NHWC"), ("NHWC", "NCHW"), ("NCHW32", "NCHW4"), ("NCHW64", "CHWN4"))
 
+MANY = "more channels than a first-level cache holds of a window"
 PROBLEMS = {
     "3x3": "g17mb2ic17ih9iw11oc17kh3kw3ph1pw1",
     "3x3, one tile": "g20mb1ic20ih7iw7oc20kh3kw3ph1pw1",
@@ -43,10 +44,9 @@ PROBLEMS = {
     "a row": "g3mb2ic3ih1iw40oc3kh1kw4ph0pw2",
     "more padding than image": "g9mb1ic9ih2iw3oc9kh5kw5ph4pw4",
     "no padding": "g33mb1ic33ih12iw19oc33kh3kw3",
-    "more channels than a first-level cache holds of a window": "g400mb2ic400ih9iw14oc400kh3kw3ph1pw1",
+    MANY: "g400mb2ic400ih9iw14oc400kh3kw3ph1pw1",
     "5x5 s2, rows of more vectors than are permuted": "g24mb1ic24ih9iw45oc24kh5kw5sh2sw2ph2pw2",
 }
-MANY = "more channels than a first-level cache holds of a window"
 AS_OTHERS = ("3x3", "3x3 s2", "5x5, two outputs a channel", "dilated", MANY)
 
 
@@ -202,7 +202,7 @@ def test_blocks_of_half_a_vector_are_computed_by_themselves_where_that_takes_les
     ):
         at = blocking(Conv2dProblem.from_descriptor(descriptor), nchw8, nchw8, Types.all("float32"))
         assert isinstance(at, Blocking)
-        assert at.lanes == 8 if less or target.isa().halves else at.lanes == 16
+        assert at.lanes == (8 if less or target.isa().halves else 16)
 
 
 def test_the_cost_ranks():
