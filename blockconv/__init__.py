@@ -8,7 +8,6 @@ BlockedArray(NCHW16, shape=(1, 3, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 16)
 Importing compiles nothing: a kernel is compiled when a problem first asks for it, and kept on disk.
 """
 
-from blockconv import _moved
 from blockconv._version import __version__
 from blockconv.api.functional import conv1d, conv2d, explain
 from blockconv.api.modules import Conv2d
@@ -87,9 +86,3 @@ __all__ = [
     "to_layout",
     "weights_for",
 ]
-
-_moved.install()
-
-
-def __getattr__(name: str) -> object:
-    return _moved.moved_name(__name__, name)

@@ -50,7 +50,6 @@ ORDER = [
     "blockconv.runtime",
     "blockconv.jit",
     "blockconv.core",
-    "blockconv._moved",
     "blockconv._version",
 ]
 SHARED = tuple(

@@ -4,9 +4,3 @@ from blockconv.jit.cache import cache_directory, disk_cache
 from blockconv.jit.families import Kernel, KernelFamily, Wanted, collecting, kernel
 
 __all__ = ["Kernel", "KernelFamily", "Wanted", "cache_directory", "collecting", "disk_cache", "kernel"]
-
-
-def __getattr__(name: str) -> object:
-    from blockconv._moved import moved_name
-
-    return moved_name(__name__, name)
