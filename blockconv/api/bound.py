@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockconv import jit
 from blockconv.api.prepared import Prepared
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -13,7 +14,7 @@ from blockconv.runtime import address_of, get_num_threads
 __all__ = ["Bound", "Packed"]
 
 
-class Packed:
+class Packed(jit.Addressed):
     """Packed parameters, and their addresses."""
 
     __slots__ = ("addresses", "arrays")

@@ -94,6 +94,8 @@ class Conv2d:
     op: the name of the operation in the texts of its errors.
 
     An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
+    It can be copied and pickled, used or not: what is kept is what it was made of, and the copy packs for itself, in
+    any process on any machine.
     Calls are safe from any number of threads at once and give the same bits for any number of threads.
     Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
 
@@ -150,6 +152,10 @@ class Conv2d:
         self._bound: dict[Any, Bound] = {}
 
     def __repr__(self) -> str:
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy holds what the convolution was made of. It packs and binds for itself, in any process."""
+        return {**self.__dict__, "_packed": {}, "_bound": {}}
+
         oc, per_group, kh, kw = self.weight.shape
         said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
         # What else there is, in the constructor's order, if it is not what one gets without asking.

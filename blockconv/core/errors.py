@@ -19,6 +19,7 @@ __all__ = [
     "SlowPathWarning",
     "UnsupportedError",
     "raised_by",
+    "short",
 ]
 
 
@@ -40,7 +41,7 @@ class ArgumentError(BlockconvError, ValueError):
 
     def __init__(self, op: str, argument: str, value: object, rule: str, remedy: str = "") -> None:
         self.op, self.argument, self.value, self.rule, self.remedy = op, argument, value, rule, remedy
-        text = f"{op}: {argument}={_short(value)}: {rule}"
+        text = f"{op}: {argument}={short(value)}: {rule}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -82,9 +83,15 @@ def raised_by(op: str) -> Iterator[None]:
         raise type(error)(op, error.argument, error.value, error.rule, error.remedy) from None
 
 
-def _short(value: object, limit: int = 120) -> str:
-    shape = getattr(value, "shape", None)
-    if shape is not None and not isinstance(value, str):
-        return f"<{type(value).__name__} of shape {tuple(shape)}, dtype {getattr(value, 'dtype', '?')}>"
-    text = repr(value)
+def short(value: object, limit: int = 120) -> str:
+    """A value as messages show it: at most `limit` characters; a large object by its type, an array by its shape."""
+    shape, kind = getattr(value, "shape", None), type(value)
+    if isinstance(shape, tuple):
+        return f"<{kind.__name__} of shape {tuple(shape)}, dtype {getattr(value, 'dtype', '?')}>"
+    try:
+        text = repr(value)
+    except Exception:  # an object of a user's, which must not hide what the message is about
+        return f"<{kind.__name__}>"
+    if "\n" in text or (len(text) > limit and kind.__module__ != "builtins"):
+        return f"<{kind.__name__}>"
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from numba.core import config
 
@@ -24,13 +25,25 @@ from blockconv.core.errors import UnsupportedError
 from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
 
-__all__ = ["Kernel", "KernelFamily", "Wanted", "collecting", "kernel"]
+__all__ = ["Addressed", "Kernel", "KernelFamily", "Wanted", "collecting", "kernel"]
 
 _lock = threading.RLock()  # Numba's compiler is entered by one thread at a time.
 
 
+class Addressed:
+    """Base of objects that hold addresses of this process: they are neither copied nor pickled.
+
+    A public object that has such parts leaves them out of its copies, and a copy makes its own.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} holds addresses of this process, and is neither copied nor pickled")
+
+
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Addressed):
     """A compiled kernel: its name, its address, and Numba's library, which keeps the code alive."""
 
     name: str

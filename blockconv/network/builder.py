@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,10 @@ class NetworkBuilder:
         self._outputs: list[str] = []
         self._nodes: list[Node] = []
         self._constants: dict[str, Array] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With lists of its own, so that a copy can go on as another network."""
+        return {name: copy.copy(value) for name, value in self.__dict__.items()}
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
         """An input of the network: its logical shape, (N, C, H, W) for images, and its dtype, or "int4" or "uint4"."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from blockconv.network import evaluate
 from blockconv.network.ops import Attributes, Convolution, Dequantize, Shape, Solved
 from blockconv.network.order import topological
 
-__all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "held", "read_shape"]
+__all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "frozen", "held", "read_shape"]
 
 Array = npt.NDArray[Any]
 
@@ -103,11 +103,14 @@ class Network:
     def __post_init__(self) -> None:
         constants = {}
         for name, value in self.constants.items():
-            constants[name] = np.asarray(value).view()
-            constants[name].flags.writeable = False
+            constants[name] = frozen(value)
         object.__setattr__(self, "constants", constants)
         object.__setattr__(self, "nodes", _ordered(self))
         object.__setattr__(self, "tensors", _inferred(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """By the constructor, so that a copy is checked too, and its constants are read-only."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __repr__(self) -> str:
         ends = [
@@ -242,6 +245,15 @@ class Network:
         ins = ", ".join(f"{t.name} {t.shape}" for t in self.inputs)
         outs = ", ".join(f"{name} {self.shape(name)}" for name in self.outputs)
         return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}"
+
+
+def frozen(value: Any) -> Array:
+    """A read-only view of an array; of a read-only one itself, which networks share, and copies of them too."""
+    array = np.asarray(value)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
 # ---------------------------------------------------------------- what a sound network is

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import whole
-from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import row_major
 from blockconv.core.types import FloatType
@@ -127,7 +127,8 @@ def _check_options(op: str, planner: object, accuracy: object, precision: object
 class Plan:
     """A network with a kernel and layouts for every op, which `compile` makes and `Plan.load` reads.
 
-    It is immutable, and safe to call from several threads at once.
+    It is immutable, and safe to call from several threads at once. It can be copied and pickled: what is kept is what
+    `save` writes, so that a copy, in any process on any machine, packs its weights for itself.
 
     ``plan(x)`` gives the output as an array, or several by name in a dict: torch tensors if an input is one. Inputs of
     other sizes are planned when they first come, and kept.
@@ -154,29 +155,36 @@ class Plan:
         asked = replace(self.options, layouts=read_layouts(self.network, layouts), chosen=None)
         return Plan(self.network, asked, self)
 
-    # -- files
+    # -- files and copies
+
+    def _asked(self, op: str, value: object) -> Options:
+        """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`."""
+        if self._released:
+            raise NetworkError(self.network.name, op, value, "the plan's weights were released", f"{op} it before")
+        planned = self._first.planned
+        chosen = {
+            node.name: [None if c.row is None else c.row.name, [lay.tag for lay in c.srcs], c.dst.tag]
+            for node, c in zip(planned.network.nodes, planned.chosen, strict=True)
+        }
+        return replace(self.options, chosen=chosen)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy holds what `save` writes, nothing of this process, and is bound where it is made."""
+        return _made_again, (type(self), self.network, self._asked("copy", self))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan: its network with weights, what it was asked for, and the kernels and layouts it chose.
 
         Raises NetworkError after `release`, OSError where the file cannot be written.
         """
-        if self._released:
-            raise NetworkError(
-                self.network.name, "save", str(path), "the plan's weights were released", "save it before"
-            )
-        options, bound = self.options, self._first
+        options = self._asked("save", str(path))
         asked: Any = options.layouts
         if isinstance(asked, Mapping):
             asked = {name: lay.tag for name, lay in asked.items()}
         elif asked != "auto":
             asked = [lay.tag for lay in asked] if isinstance(asked, tuple) else asked.tag
-        chosen = {
-            node.name: [None if c.row is None else c.row.name, [lay.tag for lay in c.srcs], c.dst.tag]
-            for node, c in zip(bound.planned.network.nodes, bound.planned.chosen, strict=True)
-        }
         kept = {"layouts": asked, "planner": options.planner, "threads": options.threads, "accuracy": options.accuracy}
-        archive.write(path, self.network, {"options": kept, "chosen": chosen})
+        archive.write(path, self.network, {"options": kept, "chosen": options.chosen})
 
     @classmethod
     def load(cls, path: str | PathLike[str], threads: int | None = None) -> Plan:
@@ -197,14 +205,13 @@ class Plan:
             _check_options("Plan.load", kept["planner"], kept["accuracy"])
             saved = whole(kept["threads"])  # on a machine that may have more
             if saved is None or saved < 1:
-                raise ValueError(f"threads={kept['threads']!r}")
+                raise ValueError(f"threads={short(kept['threads'])}")
             layouts = read_layouts(network, kept["layouts"])
-            count = count or min(saved, get_num_threads())
-            options = Options(layouts, kept["planner"], False, count, kept["accuracy"], {}, chosen)
+            options = Options(layouts, kept["planner"], False, count or saved, kept["accuracy"], {}, chosen)
         except (KeyError, TypeError, ValueError) as error:
             raise archive.refused(path, error) from error
         try:
-            return cls(network, options)
+            return _made_again(cls, network, options) if count is None else cls(network, options)
         except UnsupportedError as error:
             raise archive.refused(path, error) from error
 
@@ -216,7 +223,8 @@ class Plan:
         Gives the output, or {name: output} where there are several, row-major and of their logical shapes: torch
         tensors (over the memory of the results, without a copy) if any input is a tensor, else NumPy arrays, for
         BlockedArrays too. A BlockedArray may be in any layout: it is reordered on its way in. Integers of 4 bits come
-        in as a BlockedArray of them, or one a byte, int8 or uint8, as they come out.
+        in as a BlockedArray of them, or one a byte, int8 or uint8, as they come out. `torch.autocast` changes nothing:
+        a plan computes in the types that it was compiled for.
         Raises NetworkError for inputs of other names, numbers, dtypes, or shapes that the network cannot have.
         """
         bound, sources, results = self._entered(inputs, named)
@@ -257,7 +265,7 @@ class Plan:
                     if self._released:
                         rule = "the plan's weights were released, so it cannot be made for new sizes"
                         raise NetworkError(self.network.name, "inputs", shapes, rule, f"it has {[*self._bound]}")
-                    bound = self._make(self._with_shapes(shapes))
+                    bound = self._make(self._with_shapes(shapes), shapes)
                     if len(self._bound) >= KEPT:
                         del self._bound[next(iter(self._bound))]
                     self._bound[shapes] = bound
@@ -274,8 +282,9 @@ class Plan:
             rule, remedy = f"the network cannot take it: {error}", f"it was compiled for {names[at]} of {made[at][1]}"
             raise NetworkError(self.network.name, names[at], shapes[at], rule, remedy) from error
 
-    def _make(self, network: Network) -> BoundPlan:
-        planned = plan_layouts(network, self.options)
+    def _make(self, network: Network, shapes: Shapes) -> BoundPlan:
+        first = shapes == tuple(tensor.shape for tensor in self.network.inputs)  # `chosen` is for these sizes alone
+        planned = plan_layouts(network, self.options if first else replace(self.options, chosen=None))
         network = planned.network
         compile_kernels(network, planned.chosen, self.options.threads)
         problem = planned.problem
@@ -388,6 +397,11 @@ class Plan:
         bound = self._bound.get(tuple(tensor.shape for tensor in network.inputs))
         calls = "" if bound is None else f", {len(bound.schedule.actions)} kernel calls"  # a repr plans nothing anew
         return f"Plan({network.name}, {inputs}, layouts={options.asked}{calls}, threads={options.threads})"
+
+
+def _made_again(made: type[Plan], network: Network, options: Options) -> Plan:
+    """The plan that a file or a pickle holds, on at most the threads of this process."""
+    return made(network, replace(options, threads=min(options.threads, get_num_threads())))
 
 
 def _without_weights(network: Network) -> Network:

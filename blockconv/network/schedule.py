@@ -47,6 +47,10 @@ class Action:
     ops: tuple[Op, ...] = field(repr=False)
     node: Node | None = field(default=None, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has no ops, since these hold addresses: it tells what was done, and runs nothing."""
+        return {**self.__dict__, "ops": ()}
+
 
 @dataclass(frozen=True)
 class Schedule:

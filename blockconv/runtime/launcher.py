@@ -186,7 +186,7 @@ _ENTERED, _SCRATCH, _SCRATCH_SIZE, _WORKERS = (
 )
 
 
-class _Instance:
+class _Instance(jit.Addressed):
     """The memory of one run: record, counters, op table, argument blocks, in one aligned block.
 
     An op's counters: tasks done, then the tasks taken of each worker's range.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, Scope, Unsupported, element_type, title
-from blockconv.network.graph import Network, Tensor
+from blockconv.network.graph import Network, Tensor, frozen
 from blockconv.network.order import topological
 
 __all__ = ["read_graph"]
@@ -28,6 +29,7 @@ Shape = tuple[int, ...]
 def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, Shape] | Shape | None) -> Network:
     """`model` is without weights, which are in `arrays`: both are kept, to make the network for other shapes."""
     graph, rules = model.graph, Rules(model)
+    arrays = {name: frozen(value) for name, value in arrays.items()}
     inputs = _inputs(graph, arrays, input_shapes)
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     scope = Scope(rules.versions.get("", 1), read)
@@ -60,8 +62,13 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
         tuple(scope.nodes),
         {name: unpacked(value) for name, value in scope.constants.items() if name in used},
         graph.name or "onnx",
-        remake=lambda shapes: read_graph(model, arrays, {t.name: t.shape for t in inputs} | shapes),
+        remake=functools.partial(_read_again, model, arrays, {t.name: t.shape for t in inputs}),
     )
+
+
+def _read_again(model: Any, arrays: dict[str, Array], known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
+    """The network for other shapes of some inputs."""
+    return read_graph(model, arrays, known | shapes)
 
 
 def _inputs(graph: Any, arrays: Mapping[str, Array], given: Mapping[str, Shape] | Shape | None) -> list[Tensor]:

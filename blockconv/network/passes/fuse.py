@@ -7,6 +7,8 @@ are folded in float64 and rounded once.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +32,7 @@ from blockconv.network.ops import (
     Pool2d,
     QuantizedConv2d,
     Reshape,
+    Shape,
     Shuffle,
     Slice,
     Transpose,
@@ -46,7 +49,11 @@ def fuse(network: Network) -> Network:
     fused = network
     for step in PASSES:
         fused = step(fused)
-    return replace(fused, remake=lambda shapes: fuse(network.with_input_shapes(shapes)))
+    return replace(fused, remake=functools.partial(_fused_again, network))
+
+
+def _fused_again(network: Network, shapes: Mapping[str, Shape]) -> Network:
+    return fuse(network.with_input_shapes(shapes))
 
 
 # ---------------------------------------------------------------- less of the same

@@ -7,13 +7,15 @@ float32, as accumulators are.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import replace
 
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, element, numpy_dtype
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Cast, Conv2d, Convolution, Reshape
+from blockconv.network.ops import Cast, Conv2d, Convolution, Reshape, Shape
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["conversions", "stored_as"]
@@ -31,7 +33,11 @@ def stored_as(network: Network, dtype: FloatType) -> Network:
         return network
     _check(network, dtype)
     made = conversions(_all_stored(network, dtype))
-    return replace(made, remake=lambda shapes: stored_as(network.with_input_shapes(shapes), dtype))
+    return replace(made, remake=functools.partial(_stored_again, network, dtype))
+
+
+def _stored_again(network: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
+    return stored_as(network.with_input_shapes(shapes), dtype)
 
 
 def conversions(network: Network) -> Network:

@@ -234,10 +234,10 @@ def plan_layouts(network: Network, options: Options) -> Planned:
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
     for name in network.outputs:  # which may be constants or inputs
         check_held(f"output {name!r}", network.shape(name))
-    if options.measure:
+    known = None if options.chosen is None else _again(network, found, options.chosen)
+    if options.measure and known is None:
         found = measured(network, found, options.threads, options.costs)
     problem = _formulate(network, found, reorder)
-    known = None if options.chosen is None else _again(network, found, options.chosen)
     if known is not None:
         return Planned(network, problem, found, evaluate(problem, known))
     return Planned(network, problem, found, _solve(problem, options), options.threads if options.measure else 1)
