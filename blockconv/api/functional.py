@@ -16,7 +16,7 @@ from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.api.repeated import Repeated, repeatable
 from blockconv.core.errors import ArgumentError
-from blockconv.core.interop import as_numpy, like
+from blockconv.core.interop import as_autocast, as_numpy, like
 from blockconv.core.layout import NATIVE, Layout, read_layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
@@ -63,7 +63,8 @@ def conv2d(
 
     input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32, float64, bfloat16 (of `ml_dtypes`), float16,
         uint8 or int8: an array or a torch CPU tensor without gradient, of any strides (copied once if they are dense
-        neither in NCHW nor in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4.
+        neither in NCHW nor in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4. A tensor
+        under `torch.autocast` is computed in its type, as PyTorch does.
     weight: (O, C / groups, KH, KW), of the input's dtype, or int8 for one of 8 or 4 bits, or float32 for one of 16, to
         which it is rounded; an array or a tensor. Of 4 bits it is a BlockedArray of int4, in any layout.
     bias: (O,), of the weight's dtype, or int32 of the scale of input times weight, or float32 for floats of 16 bits; or
@@ -128,6 +129,8 @@ def conv2d(
     quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
     quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
     if quantized == NOTHING_QUANTIZED:
+    if type(input) is not np.ndarray:
+        input, weight, bias, residual = as_autocast(input, weight, bias, residual)
         quantized = NOTHING_QUANTIZED
     if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
         result: ActivationsT = _on_array(input, w, b, options)
@@ -232,6 +235,7 @@ def conv1d(
         raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
     if x.ndim not in (2, 3):
         raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
+    input, weight, bias = as_autocast(input, weight, bias)
     wide = padding if isinstance(padding, str) else (0, single(padding))
     conv = Conv2d(
         w[:, :, None],

@@ -14,7 +14,7 @@ from blockconv.api.bound import Bound, Packed
 from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
-from blockconv.core.interop import as_numpy
+from blockconv.core.interop import as_autocast, as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
@@ -179,7 +179,8 @@ class Conv2d:
         """activation(conv(input, weight) + bias + residual), of the kind of array that `input` is.
 
         input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of a dtype that `conv2d` takes with such weights:
-            an array, a torch CPU tensor without gradient, or a BlockedArray of 4 dimensions.
+            an array, a torch CPU tensor without gradient, or a BlockedArray of 4 dimensions. Under `torch.autocast` a
+            tensor is computed in its type, where weights are float32.
         residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
         out: what to write and give back, of the output's kind, shape, dtype and layout; it overlaps neither the input
             nor the residual. By default a new one.
@@ -223,6 +224,8 @@ class Conv2d:
 
     def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
         x, unbatched = given_images(self._op, input)
+        if self.arithmetic.wei == np.float32:  # weights that any type of autocast can be computed with
+            input, residual = as_autocast(input, residual)
         written = given_out(self._op, out, unbatched)
         storage, bound = self.bound_to(x, written, residual is not None)
         if written is None:

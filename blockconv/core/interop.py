@@ -14,7 +14,7 @@ from blockconv.core.checks import MOST_BYTES, check_bytes
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import element
 
-__all__ = ["as_numpy", "like", "like_any"]
+__all__ = ["as_autocast", "as_file", "as_numpy", "like", "like_any"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -48,13 +48,22 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
 
 
 def like(input: Any, result: Array) -> Any:
-    """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor."""
-    if type(input) is np.ndarray or not _is_tensor(input):
+    """`result` as the kind of array that the input was: a torch tensor of the same memory for a tensor.
+
+    For a subclass of tensors, its `__torch_function__` decides, as it does for results of PyTorch's own functions.
+    """
+    kind = type(input)
+    if kind is np.ndarray or not _is_tensor(input):
         return result
     torch = sys.modules["torch"]
     if result.dtype == _BFLOAT16:
-        return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(result)
+        tensor = torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(result)
+    if kind is torch.Tensor:
+        return tensor
+    made = kind.__torch_function__(lambda _: tensor, (kind,), (input,), {})
+    return tensor if made is NotImplemented else made
 
 
 def like_any(inputs: Iterable[Any], result: Array) -> Any:
@@ -66,44 +75,79 @@ _BFLOAT16 = element("bfloat16").dtype
 
 
 @functools.lru_cache(maxsize=256)
-def _is_torchs(module: str) -> bool:
-    return module.partition(".")[0] == "torch"
+def _is_tensors(kind: type) -> bool:
+    """Whether a type is PyTorch's tensor or a subclass, without an import of PyTorch: else there is none."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return isinstance(tensor, type) and issubclass(kind, tensor)
 
 
-def _is_torch(x: object) -> bool:
-    return _is_torchs(type(x).__module__)
+def _is_tensor(x: Any) -> bool:
+    kind: Any = type(x)
+    return _is_tensors(kind)
 
 
-def _is_tensor(x: object) -> bool:
-    return _is_torchs(type(x).__module__) and hasattr(x, "numpy")  # not torch's modules
+def _is_module(x: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "nn") and isinstance(x, torch.nn.Module)
+
+
+def as_file(x: object) -> str:
+    """The remedy for a module of PyTorch where a network has to be; "" for anything else."""
+    exported = "export it by torch.onnx.export(module, inputs, path), and read that by load_onnx(path)"
+    return exported if _is_module(x) else ""
+
+
+def as_autocast(input: Any, *others: Any) -> tuple[Any, ...]:
+    """Arguments of a convolution of a tensor as PyTorch's own reads them under `torch.autocast`.
+
+    Tensors of float32, bfloat16 and float16 become the type of autocast; anything else stays as it is.
+    """
+    if not _is_tensor(input) or not (torch := sys.modules["torch"]).is_autocast_enabled("cpu"):
+        return input, *others
+    dtype, taken = torch.get_autocast_dtype("cpu"), (torch.float32, torch.bfloat16, torch.float16)
+    return tuple(x.to(dtype) if _is_tensor(x) and x.dtype in taken else x for x in (input, *others))
 
 
 def _of_tensor(x: Any, op: str, argument: str) -> Array:
     torch = sys.modules["torch"]
+    if type(x) is not torch.Tensor:
+        # A subclass may watch calls of PyTorch's functions. These reads are none that it should see.
+        with torch._C.DisableTorchFunctionSubclass():
+            return _memory_of(torch, x, op, argument)
+    return _memory_of(torch, x, op, argument)
+
+
+def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
+    if x.requires_grad and torch.is_grad_enabled():
+        rule = "requires a gradient, and this library computes none"
+        remedy = "for inference call it under torch.no_grad(); x.detach() silently stops training: gradients stay None"
+        raise ArgumentError(op, argument, x, rule, remedy)
     try:
         if x.dtype is torch.bfloat16:  # of which NumPy knows the bits
-            bits: Array = (x if x.requires_grad else x.view(torch.int16)).numpy()
+            bits: Array = (x.detach() if x.requires_grad else x).view(torch.int16).numpy()
             return bits.view(_BFLOAT16)
         array: Array = x.numpy()
     except (TypeError, RuntimeError) as error:
-        raise _unreadable(x, op, argument, error) from None
+        if x.device.type != "cpu":
+            raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()") from None
+        rule = f"cannot be read as an array ({error})"  # sparse, quantized, conjugated
+        raise DtypeError(op, argument, x, rule) from None
     return array
 
 
-def _unreadable(x: Any, op: str, argument: str, error: Exception) -> Exception:
-    """Why a tensor cannot be read as an array."""
-    if x.requires_grad:
-        return ArgumentError(op, argument, x, "requires a gradient, and this library computes none", "give x.detach()")
-    if x.device.type != "cpu":
-        return ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()")
-    return DtypeError(op, argument, x, f"cannot be read as an array ({error})")  # sparse, quantized, conjugated
+# Remedies for arrays of other libraries, by the package of their type.
+_COMPUTED = {"dask": "give x.compute()", "cupy": "give cupy.asnumpy(x)"}
 
 
 def _of_object(x: Any, op: str, argument: str) -> Array:
-    if _is_torch(x) and hasattr(x, "weight"):
+    if _is_module(x) and hasattr(x, "weight"):
         kind = type(x).__name__
         remedy = "give its parameters: module.weight.detach(), module.bias.detach(), module.stride, module.padding, ..."
         raise ArgumentError(op, argument, kind, f"is a torch module, and the {argument} has to be an array", remedy)
+    package = type(x).__module__.partition(".")[0]
+    if hasattr(x, "__array__") and package not in ("numpy", "ml_dtypes", "blockconv"):
+        rule = f"is an array of {package}, and reading it may compute or copy all of it"
+        raise ArgumentError(op, argument, x, rule, _COMPUTED.get(package, "give numpy.asarray(x)"))
     try:
         return np.asarray(x)
     except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, arrays of other devices
