@@ -259,17 +259,20 @@ def to_layout(
     layout: Layout | str,
     *,
     dtype: npt.DTypeLike | str | None = None,
+    axes: Layout | str | None = None,
     out: BlockedArray | None = None,
 ) -> BlockedArray:
     """`x` as a BlockedArray in `layout`: the reorder.
 
-    x: a BlockedArray, or an array of logical shape, of 1 to 6 dimensions: (N, C, H, W) for the layouts of activations.
-        The strides of 4 dimensions say which layout it is in (`is_channels_last`: NHWC, else NCHW); others than dense
-        ones are copied once. A torch CPU tensor without gradient will do. Elements: any numbers of 1, 2, 4 or 8 bytes;
-        of a BlockedArray packed 4-bit ones too.
+    x: a BlockedArray, or an array of logical shape, of 1 to 6 dimensions: (N, C, H, W) for the layouts of activations,
+        whichever `layout` is; with `axes` in another order. The strides of 4 dimensions say which layout it is in
+        (`is_channels_last`: NHWC, else NCHW); others than dense ones are copied once. A torch CPU tensor without
+        gradient will do. Elements: any numbers of 1, 2, 4 or 8 bytes; of a BlockedArray packed 4-bit ones too.
     layout: a Layout, or a name or tag in any notation that `Layout` reads.
     dtype: of the result, by default x's: float32, bfloat16 and float16 become each other in the same pass, rounded to
         the nearest, a half to even.
+    axes: the order of an array's axes, where it is not logical: "NHWC" for (N, H, W, C). An image of shape (H, W, C)
+        is ``to_layout(image[None], layout, axes="NHWC")``. It is a view; no elements are copied for it.
     out: a BlockedArray of x's shape and zero point and the result's dtype, in `layout`, to write and give back; apart
         from `x`, its padding is written too. Without it, an `x` that is in `layout` already comes back as it is, and
         an array in its own layout is not copied: the result then shares its memory.
@@ -283,13 +286,20 @@ def to_layout(
     BlockedArray(NCHW16, shape=(1, 30, 8, 8), dtype=float32, storage=(1, 2, 8, 8, 16))
     >>> bool((blocked.numpy() == x).all())
     True
+    >>> bc.to_layout(np.zeros((1, 48, 64, 3), np.uint8), "NHWC", axes="NHWC").shape
+    (1, 3, 48, 64)
     """
     target = read_layout("to_layout", "layout", layout)
     if out is not None and not isinstance(out, BlockedArray):
         rule = "has to be a BlockedArray"
         raise ArgumentError("to_layout", "out", type(out).__name__, rule, "see blockconv.empty")
     given = out if dtype is None else None
-    src = x if isinstance(x, BlockedArray) else entered("to_layout", "x", as_numpy(x, "to_layout", "x"), 0, given)
+    if isinstance(x, BlockedArray):
+        if axes is not None:
+            raise ArgumentError("to_layout", "axes", axes, "is for arrays: a BlockedArray's shape is logical")
+        src = x
+    else:
+        src = entered("to_layout", "x", _logical(as_numpy(x, "to_layout", "x"), axes), 0, given)
     wanted = src.dtype if dtype is None else converted_dtype("to_layout", src.dtype, dtype)
     require_rank("to_layout", target, "array", src.ndim)
     if out is None:
@@ -325,18 +335,42 @@ def reorder_into(src: BlockedArray, out: BlockedArray, quantizations: Ends = (No
 
 
 def is_channels_last(array: Array) -> bool:
-    """Whether PyTorch would call a 4-D array channels_last (``suggest_memory_format``), by its strides.
+    """Whether a 4-D array is in NHWC order, by its strides.
 
-    Ambiguous arrays (C=1, or H=W=1) are decided as PyTorch decides them (c10/core/MemoryFormat.h).
+    True where PyTorch says so (``suggest_memory_format``), ambiguous arrays (C=1, or H=W=1) included. NumPy gives an
+    axis of size 1 any stride, 0 in ``x[None]``: where PyTorch's rule fails by such a stride alone, and no order of
+    strides but NHWC fits the other axes, it is True too.
     """
-    if array.ndim != 4 or array.strides[1] == 0:
+    if array.ndim != 4:
         return False
+    shape, strides = array.shape, array.strides
+    if strides[1] and _nested(shape, strides, (1, 3, 2, 0)) and strides[2] * shape[2] != strides[1]:
+        return True
+    if array.flags.c_contiguous or (shape[1] > 1 and not strides[1]):
+        return False
+    longer = [d for d in (1, 3, 2, 0) if shape[d] != 1]
+    return _nested(shape, strides, longer) and not _nested(shape, strides, sorted(longer, reverse=True))
+
+
+def _logical(array: Array, axes: Layout | str | None) -> Array:
+    """An array whose axes are in this order as one of logical shape, a view of it."""
+    if axes is None:
+        return array
+    order = read_layout("to_layout", "axes", axes)
+    if order.is_blocked or order.ndim != array.ndim:
+        rule = f"has to name the {array.ndim} axes of x in their order, each once, as 'NHWC' does"
+        raise LayoutError("to_layout", "axes", str(order), rule)
+    view: Array = array.transpose(order.logical)
+    return view
+
+
+def _nested(shape: tuple[int, ...], strides: tuple[int, ...], axes: Sequence[int]) -> bool:
+    """Whether axes of an array, of which none is empty, follow one another in memory, the first the innermost."""
     least = 0
-    for d in (1, 3, 2, 0):
-        size, stride = array.shape[d], array.strides[d]
-        if size == 0 or stride < least or (d == 0 and least == array.strides[1]):
+    for d in axes:
+        if shape[d] == 0 or strides[d] < least:
             return False
-        least = stride * max(size, 1)
+        least = strides[d] * shape[d]
     return True
 
 

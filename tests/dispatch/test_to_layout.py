@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from storage_oracle import Array, Shape, garbage, logical_bits, places, stored
 
 import blockconv as bc
@@ -295,7 +297,18 @@ def strided(shape: Shape, order: tuple[int, ...], gap: int) -> Array:
     return array
 
 
+def is_nhwc(x: Array) -> bool:
+    """Whether the axes of an array that are longer than 1 lie in the order of NHWC, and not in that of NCHW."""
+
+    def falls(order: tuple[int, ...]) -> bool:
+        strides = [x.strides[d] for d in order if x.shape[d] > 1]
+        return strides == sorted(strides, reverse=True)
+
+    return falls((0, 2, 3, 1)) and not falls((0, 1, 2, 3))
+
+
 def test_channels_last_is_what_torch_says_it_is() -> None:
+    """But for axes of size 1, whose strides PyTorch reads too: their order is the others' if that leaves no doubt."""
     torch = pytest.importorskip("torch")
     found = {True: 0, False: 0}
     for shape in itertools.product((1, 2), (1, 2, 3), (1, 2), (1, 3)):
@@ -308,7 +321,8 @@ def test_channels_last_is_what_torch_says_it_is() -> None:
             plain, last = (torch.empty(shape, memory_format=format).stride() for format in formats)
             if plain != last:
                 assert (torch.nn.functional.max_pool2d(tensor, 1).stride() == last) is wanted
-            assert is_channels_last(x) is wanted, f"{shape} with strides {x.strides}"
+            assert is_channels_last(x) is (wanted or is_nhwc(x)), f"{shape} with strides {x.strides}"
+            assert wanted or 1 in shape or not is_nhwc(x)
             found[wanted] += 1
     assert min(found.values()) > 50
     for shape in [(0, 2, 2, 2), (2, 0, 2, 2), (2, 2, 0, 2)]:
@@ -316,6 +330,48 @@ def test_channels_last_is_what_torch_says_it_is() -> None:
             x = strided(shape, order, 0)
             wanted = torch._prims_common.suggest_memory_format(torch.from_numpy(x)) is torch.channels_last
             assert is_channels_last(x) is wanted
+
+
+@given(
+    st.tuples(*[st.integers(1, 3)] * 4),
+    st.permutations(range(4)),
+    st.integers(0, 2),
+    st.tuples(*[st.sampled_from([0, 1, 2, 3, 7, 12, 36, 1 << 20])] * 4),
+)
+def test_an_axis_of_size_1_has_any_stride(shape: Shape, order: list[int], gap: int, strides: Shape) -> None:
+    torch = pytest.importorskip("torch")
+    x = strided(shape, tuple(order), gap)
+    given = [4 * any_ if size == 1 else known for size, any_, known in zip(shape, strides, x.strides, strict=True)]
+    same = np.lib.stride_tricks.as_strided(x, shape, given)
+    tensor = torch.from_numpy(x).as_strided(shape, [stride // 4 for stride in given])
+    suggested = torch._prims_common.suggest_memory_format(tensor) is torch.channels_last
+    assert is_channels_last(same) is (suggested or is_nhwc(same))
+    dense, nhwc = tensor.is_contiguous(), tensor.is_contiguous(memory_format=torch.channels_last)
+    if dense != nhwc:  # and PyTorch's other rule, which no such stride misleads, says which
+        assert is_channels_last(same) is nhwc
+        assert np.shares_memory(bc.BlockedArray.from_numpy(same).storage, x)
+
+
+def test_an_image_of_rows_of_pixels() -> None:
+    rgb = np.random.default_rng(0).integers(0, 255, (9, 7, 3)).astype(np.uint8)
+    wanted = np.ascontiguousarray(rgb.transpose(2, 0, 1))[None]
+    for x, options in (
+        (rgb[None].transpose(0, 3, 1, 2), {}),
+        (rgb[None], {"axes": "NHWC"}),
+        (rgb[None], {"axes": "acdb"}),
+    ):
+        found = to_layout(x, "NHWC", **options)
+        assert found.layout == Layout("NHWC")
+        assert np.shares_memory(found.storage, rgb)
+        assert np.array_equal(found.numpy(), wanted)
+        assert np.array_equal(to_layout(x, "NCHW16", **options).numpy(), wanted)
+    assert is_channels_last(bc.max_pool2d(rgb[None].transpose(0, 3, 1, 2), 2))
+    assert to_layout(rgb.transpose(1, 0, 2), "abc", axes="bac").numpy().tobytes() == rgb.tobytes()
+    for axes in ("NCHW16", "abc", "NHWX", 3):
+        with pytest.raises(LayoutError, match=r"to_layout: axes="):
+            to_layout(rgb[None], "NHWC", axes=axes)
+    with pytest.raises(ArgumentError, match=r"to_layout: axes='NHWC': is for arrays"):
+        to_layout(to_layout(wanted, "NCHW"), "NHWC", axes="NHWC")
 
 
 def test_channels_last_of_what_torch_cannot_hold() -> None:
