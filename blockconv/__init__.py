@@ -8,6 +8,9 @@ BlockedArray(NCHW16, shape=(1, 3, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 16)
 Importing compiles nothing: a kernel is compiled when a problem first asks for it, and kept on disk.
 """
 
+import sys
+from typing import TYPE_CHECKING
+
 from blockconv._version import __version__
 from blockconv.api.functional import conv1d, conv2d, explain
 from blockconv.api.modules import Conv2d
@@ -86,3 +89,33 @@ __all__ = [
     "to_layout",
     "weights_for",
 ]
+
+# Remedies for names that PyTorch has: for an x of (N, C, H, W), a weight, and windows of size k.
+_INSTEAD = {
+    "adaptive_avg_pool1d": "adaptive_avg_pool2d(x[:, :, None], (1, size))[:, :, 0]",
+    "adaptive_max_pool2d": "max_pool2d(x, (H // OH, W // OW)) where OH and OW divide H and W",
+    "avg_pool1d": "avg_pool2d(x[:, :, None], (1, k))[:, :, 0]",
+    "batch_norm": "conv2d(x, weight * scale[:, None, None, None], shift)",
+    "conv3d": "torch.nn.functional.conv3d: nothing here has a depth",
+    "conv_transpose1d": "conv1d(x, weight.transpose(1, 0, 2)[:, :, ::-1], padding=k - 1) for a stride of 1",
+    "conv_transpose2d": "conv2d(x, weight.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1], padding=k - 1) for a stride of 1",
+    "conv_transpose3d": "torch.nn.functional.conv_transpose3d: nothing here has a depth",
+    "from_torch": "torch.onnx.export(module, inputs, path), then load_onnx(path)",
+    "grad": "torch.nn.grad: nothing here computes gradients",
+    "interpolate": "Resize in a network: see load_onnx and NetworkBuilder.add",
+    "linear": "conv2d(x[:, :, None, None], weight[:, :, None, None], bias)[:, :, 0, 0]",
+    "lp_pool2d": "avg_pool2d(abs(x) ** p, k, divisor_override=1) ** (1 / p)",
+    "max_pool1d": "max_pool2d(x[:, :, None], (1, k))[:, :, 0]",
+    "pad": "the argument padding for zeros, or numpy.pad",
+    "relu": 'conv2d(x, weight, activation="relu")',
+    "softmax": "Softmax in a network: see load_onnx and NetworkBuilder.add",
+    "unfold": "numpy.lib.stride_tricks.sliding_window_view(x, (k, k), axis=(2, 3))",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
+
+    def __getattr__(name):
+        text = f"module 'blockconv' has no attribute {name!r}"
+        raise AttributeError(
+            f"{text}: use {_INSTEAD[name]}" if name in _INSTEAD else text, name=name, obj=sys.modules[__name__]
+        )

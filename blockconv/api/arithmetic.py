@@ -13,7 +13,7 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, FLOATS, NIBBLES, ElementType, Types, element, is_quantized
+from blockconv.core.types import BYTES, FLOATS, NIBBLES, ElementType, Types, as_float, element, is_quantized
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
@@ -79,7 +79,7 @@ class Arithmetic:
         self.is_float = str(self.wei) in FLOATS
         if not self.is_float and not isinstance(weight, BlockedArray) and weight.dtype != np.int8:
             rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, or int8 for integers"
-            raise DtypeError(op, "weight", str(weight.dtype), rule)
+            raise DtypeError(op, "weight", str(weight.dtype), rule, as_float("weight", weight.dtype))
         self._check_bias(bias)
         given = options.out_quantization
         self.dst_zero_point = 0 if given is None else given.zero_point
@@ -176,7 +176,8 @@ class Arithmetic:
             return self._float_types(src)
         if not is_quantized(src):
             rule = f"has to be uint8 or int8, or uint4 or int4 of a BlockedArray, as the weight is {self.wei}"
-            raise DtypeError(self.op, "input", str(src), rule)
+            remedy = as_float("input", src)
+            raise DtypeError(self.op, "input", str(src), rule, remedy and f"{remedy}, and the weight as that")
         dst = self.dst(src)
         if (given := self.options.input_quantization) is not None:
             given.check(self.op, "input_quantization", src)
@@ -188,8 +189,8 @@ class Arithmetic:
         is_half = str(src) in FLOATS and element(src).is_half
         if src != self.wei and not (is_half and self.wei == _FLOAT32):
             rule, remedy = f"has to be of the weight's dtype, {self.wei}", ""
-            if str(src) in FLOATS:
-                remedy = f"give input.astype({str(self.wei)!r}), or the weight as {src}"
+            if str(src) in FLOATS or as_float("input", src):
+                remedy = f"give input.astype({str(self.wei)!r})" + f", or the weight as {src}" * (str(src) in FLOATS)
             raise DtypeError(self.op, "input", str(src), rule, remedy)
         dst = self.dst(src)
         if dst != src and not (is_half and dst == _FLOAT32):

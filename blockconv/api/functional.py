@@ -61,6 +61,11 @@ def conv2d(
     OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Weights are packed at every call;
     `Conv2d` packs them once, and is what to use in a loop.
 
+    This is cross-correlation, as in PyTorch: the kernel is not turned. `scipy.ndimage.convolve` turns it: give
+    weight[:, :, ::-1, ::-1] for its result, and pad the input first by the mode. A kernel of even size k sees
+    (k - 1) // 2 pixels before the output's own with padding="same"; scipy's `correlate` sees k // 2, its `convolve`
+    (k - 1) // 2.
+
     input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32, float64, bfloat16 (of `ml_dtypes`), float16,
         uint8 or int8: an array or a torch CPU tensor without gradient, of any strides (copied once if they are dense
         neither in NCHW nor in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4. A tensor
@@ -124,13 +129,13 @@ def conv2d(
     Traceback (most recent call last):
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
+    if type(input) is not np.ndarray:
+        input, weight, bias, residual = as_autocast(input, weight, bias, residual)
     w, b = as_weight(weight, "conv2d"), None if bias is None else as_numpy(bias, "conv2d", "bias")
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
     quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
     quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
     if quantized == NOTHING_QUANTIZED:
-    if type(input) is not np.ndarray:
-        input, weight, bias, residual = as_autocast(input, weight, bias, residual)
         quantized = NOTHING_QUANTIZED
     if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
         result: ActivationsT = _on_array(input, w, b, options)
@@ -230,12 +235,12 @@ def conv1d(
     >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
     array([4., 6., 6., 6., 6., 4.], dtype=float32)
     """
+    input, weight, bias = as_autocast(input, weight, bias)
     x, w = as_numpy(input, "conv1d", "input"), as_numpy(weight, "conv1d", "weight")
     if w.ndim != 3:
         raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
     if x.ndim not in (2, 3):
         raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
-    input, weight, bias = as_autocast(input, weight, bias)
     wide = padding if isinstance(padding, str) else (0, single(padding))
     conv = Conv2d(
         w[:, :, None],

@@ -23,6 +23,7 @@ from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, s
 from blockconv.dispatch.boundary import (
     NCHW,
     NHWC,
+    ONE_IMAGE,
     Array,
     check_array_layout,
     check_out,
@@ -93,9 +94,9 @@ class Conv2d:
     rounding: to integers of 8 or 4 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
     op: the name of the operation in the texts of its errors.
 
-    An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
     It can be copied and pickled, used or not: what is kept is what it was made of, and the copy packs for itself, in
     any process on any machine.
+    An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
     Calls are safe from any number of threads at once and give the same bits for any number of threads.
     Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
 
@@ -151,11 +152,11 @@ class Conv2d:
         self._packed: dict[str, Packed] = {}
         self._bound: dict[Any, Bound] = {}
 
-    def __repr__(self) -> str:
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds what the convolution was made of. It packs and binds for itself, in any process."""
         return {**self.__dict__, "_packed": {}, "_bound": {}}
 
+    def __repr__(self) -> str:
         oc, per_group, kh, kw = self.weight.shape
         said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
         # What else there is, in the constructor's order, if it is not what one gets without asking.
@@ -223,9 +224,9 @@ class Conv2d:
         return dst
 
     def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
-        x, unbatched = given_images(self._op, input)
         if self.arithmetic.wei == np.float32:  # weights that any type of autocast can be computed with
             input, residual = as_autocast(input, residual)
+        x, unbatched = given_images(self._op, input)
         written = given_out(self._op, out, unbatched)
         storage, bound = self.bound_to(x, written, residual is not None)
         if written is None:
@@ -367,7 +368,8 @@ class Conv2d:
         """The groups, as an int."""
         weight, bias = self.weight, self.bias
         if weight.ndim != 4:
-            raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)")
+            remedy = ONE_IMAGE if weight.ndim == 2 else ""
+            raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)", remedy)
         number = whole(groups)
         if number is None or number < 1 or weight.shape[0] % number:
             rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"

@@ -11,7 +11,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types, is_quantized
+from blockconv.core.types import Types, as_float, is_quantized
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, storage_of, to_layout
 from blockconv.dispatch.boundary import (
@@ -104,7 +104,7 @@ def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, ze
     (op, parameters, indices, quantizations), threads = call, get_num_threads()
     name = str(dtype)
     if name not in ANY_TYPE and not is_quantized(dtype):
-        raise DtypeError(op, "input", name, f"has to be of {', '.join(ANY_TYPE)}")
+        raise DtypeError(op, "input", name, f"has to be of {', '.join(ANY_TYPE)}", as_float("input", name))
     if isinstance(dtype, str) and (indices or layout != Layout("NCHW64")):
         rule = f"packed {name} is pooled in NCHW64, without indices"
         raise LayoutError(op, "input", str(layout), rule, "see to_layout")

@@ -22,6 +22,7 @@ __all__ = [
     "FloatType",
     "IntegerType",
     "Types",
+    "as_float",
     "element",
     "is_quantized",
     "numpy_dtype",
@@ -139,6 +140,18 @@ def element(dtype: npt.DTypeLike) -> ElementType:
 def is_quantized(dtype: object) -> bool:
     """Whether an array's elements stand for real numbers: of 8 bits, or packed ones of 4, whose dtype is a name."""
     return dtype in NIBBLES if isinstance(dtype, str) else dtype in BYTES
+
+
+def as_float(argument: str, dtype: npt.DTypeLike | str) -> str:
+    """The remedy for an argument of integers that no kernel takes; "" for other types."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:  # of 4 bits
+        return ""
+    if found.kind not in "biu":
+        return ""
+    name = "float32" if found.itemsize <= 2 else "float64"
+    return f"give {argument}.astype({name!r}), which holds {'each' if found.itemsize <= 4 else 'most'} of its numbers"
 
 
 def numpy_dtype(name: npt.DTypeLike) -> np.dtype[Any]:

@@ -22,6 +22,7 @@ from blockconv.runtime import address_of
 __all__ = [
     "NCHW",
     "NHWC",
+    "ONE_IMAGE",
     "Array",
     "cache_key",
     "check_array_layout",
@@ -42,6 +43,10 @@ __all__ = [
 Array: TypeAlias = npt.NDArray[Any]
 
 
+# The remedy for an image or a kernel of two dimensions.
+ONE_IMAGE = "for one image and one kernel of two dimensions give conv2d(image[None], kernel[None, None])[0]"
+
+
 def given_images(op: str, input: Any) -> tuple[Array, bool]:
     """An array or tensor as one of (N, C, H, W), and whether it came without N. Raises ArgumentError for another."""
     x = as_numpy(input, op, "input")
@@ -49,7 +54,9 @@ def given_images(op: str, input: Any) -> tuple[Array, bool]:
     if unbatched:
         x = x[None]
     if x.ndim != 4:
-        raise ArgumentError(op, "input", x, "has to be (N, C, H, W) or (C, H, W)")
+        alone = ONE_IMAGE if "conv" in op else "for one image of two dimensions give image[None], and take [0]"
+        rule = "has to be (N, C, H, W) or (C, H, W)"
+        raise ArgumentError(op, "input", x, rule, alone if x.ndim == 2 else "")
     return x, unbatched
 
 
@@ -155,14 +162,38 @@ def pads(
     op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """((top, bottom), (left, right))."""
-    if isinstance(padding, str) and padding == "valid":
+    kinds = "an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))"
+    if not isinstance(padding, str):
+        return sides(op, padding, kinds)
+    if padding == "valid":
         return (0, 0), (0, 0)
-    if not isinstance(padding, str) or padding != "same":
-        return sides(op, padding, "an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))")
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    same = (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
+    if padding != "same":
+        raise ArgumentError(op, "padding", padding, f"has to be {kinds}", _padded_before(padding, total, same))
     if stride != (1, 1):
         raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
-    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    return (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
+    return same
+
+
+# NumPy's names of paddings by other values than zero, and the names that PyTorch and SciPy have for them.
+_PADDED = {
+    "reflect": "reflect mirror",
+    "symmetric": "symmetric grid-mirror",
+    "edge": "edge replicate nearest",
+    "wrap": "wrap circular grid-wrap",
+}
+
+
+def _padded_before(padding: str, total: list[int], same: tuple[object, ...]) -> str:
+    """The remedy for a padding that others have a name for. total: what "full" adds on each side."""
+    if padding == "full":
+        return f"give padding={tuple(total)}"
+    mode = next((mode for mode, names in _PADDED.items() if padding in names.split()), None)
+    if mode is None:
+        return f"for zeros, and an output of the input's size, give padding={same}"
+    scipys = "; scipy.ndimage's 'reflect' is NumPy's 'symmetric'" if padding == "reflect" else ""
+    return f"give np.pad(input, {((0, 0), (0, 0), *same)}, mode={mode!r}) as input, and padding=0{scipys}"
 
 
 def sides(op: str, padding: Any, kinds: str) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from blockconv._version import __version__
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, short
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.kernels.common.activation import Activation
@@ -130,4 +130,4 @@ def _typed(wanted: Any, value: Any) -> Any:
     if wanted is Quantization and isinstance(value, list):
         scale, zero_point = value
         return Quantization(scale, zero_point)
-    raise TypeError(f"{value!r:.60} is no {wanted}")
+    raise TypeError(f"{short(value, 60)} is no {wanted}")

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from blockconv.core import text
 from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
-from blockconv.core.interop import as_numpy
+from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network import evaluate
 from blockconv.network.ops import Attributes, Convolution, Dequantize, Shape, Solved
@@ -305,7 +305,8 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: 
 def check_network(op: str, network: object) -> None:
     """Raise ArgumentError unless what `op` was given is a network."""
     if not isinstance(network, Network):
-        raise ArgumentError(op, "network", network, "has to be a Network", "see load_onnx and NetworkBuilder")
+        remedy = as_file(network) or "see load_onnx and NetworkBuilder"
+        raise ArgumentError(op, "network", network, "has to be a Network", remedy)
 
 
 def elements_of(array: Array, tensor: Tensor, network: str) -> Array:

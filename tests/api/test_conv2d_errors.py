@@ -205,7 +205,8 @@ def test_tensors_that_are_no_arrays():
         lambda x: bc.to_layout(x, "NCHW16"),
         bc.BlockedArray.from_numpy,
     ):
-        with pytest.raises(bc.ArgumentError, match=r"(input|x|array)=<Tensor.*gradient.*give x\.detach\(\)"):
+        rule = r"gradient.*for inference.*torch\.no_grad\(\).*x\.detach\(\) silently stops training"
+        with pytest.raises(bc.ArgumentError, match=f"(input|x|array)=<Tensor.*{rule}"):
             call(x.clone().requires_grad_())
         with pytest.raises(bc.DtypeError, match="cannot be read as an array"):
             call(x.to_sparse())
@@ -231,3 +232,153 @@ def test_no_input_channels_as_torch_has_it(groups, shape):
     if len(shape) == 4:
         blocked = bc.to_layout(x.numpy(), "NCHW16")
         assert bc.conv2d(blocked, w.numpy(), b.numpy(), padding=1, groups=groups).shape == tuple(wanted.shape)
+
+
+# ---------------------------------------------------------------- what to do instead
+
+
+def remedy_of(call):
+    with pytest.raises(bc.ArgumentError) as caught:
+        call()
+    return caught.value.remedy
+
+
+def test_an_image_and_a_kernel_of_two_dimensions():
+    image, kernel = X[0, 0], W[0, 0]
+    for one, other in ((image, kernel), (image[None], kernel), (image, kernel[None, None])):
+        told = remedy_of(lambda one=one, other=other: bc.conv2d(one, other))
+        found = eval(told.partition("give ")[2], {"conv2d": bc.conv2d, "image": image, "kernel": kernel})
+        assert np.array_equal(found, bc.conv2d(image[None, None], kernel[None, None])[0, 0])
+    told = remedy_of(lambda: bc.max_pool2d(image, 2))
+    assert "image[None]" in told
+    assert "conv" not in told
+
+
+# PyTorch's or SciPy's name of a padding, and NumPy's
+MODES = {
+    "reflect": "reflect", "replicate": "edge", "circular": "wrap", "symmetric": "symmetric", "edge": "edge",
+    "wrap": "wrap", "mirror": "reflect", "nearest": "edge", "grid-mirror": "symmetric", "grid-wrap": "wrap",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("size", "dilation"), [((3, 3), 1), ((2, 3), (3, 1))])
+def test_a_padding_that_others_have_a_name_for(mode, size, dilation):
+    w = W[:, :, : size[0], : size[1]]
+    told = remedy_of(lambda: bc.conv2d(X, w, padding=mode, dilation=dilation))
+    padded = eval(told.partition("give ")[2].partition(" as input")[0], {"np": np, "input": X})
+    found = bc.conv2d(padded, w, dilation=dilation)
+    assert found.shape == (*X.shape[:1], len(w), *X.shape[2:])
+    total = [d * (k - 1) for d, k in zip(np.broadcast_to(dilation, 2), size, strict=True)]
+    assert np.array_equal(padded, np.pad(X, [(0, 0), (0, 0), *((t // 2, t - t // 2) for t in total)], MODES[mode]))
+
+
+def test_a_full_padding_and_one_of_zeros():
+    assert remedy_of(lambda: bc.conv2d(X, W, padding="full", dilation=(2, 1))) == "give padding=(4, 2)"
+    for name in ("constant", "zeros", "grid-constant"):
+        assert remedy_of(lambda name=name: bc.conv2d(X, W, padding=name)).endswith("give padding=((1, 1), (1, 1))")
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "int32", "uint32", "int64", "bool"])
+def test_integers_that_no_kernel_takes(dtype):
+    x, w = X.astype(dtype), W.astype(dtype)
+    made = x.astype("f4" if x.itemsize <= 2 else "f8")
+    for call, name in (
+        (lambda: bc.conv2d(x, W.astype("i1")), "input"),
+        (lambda: bc.conv2d(X, w), "weight"),
+        (lambda: bc.max_pool2d(x, 2), "input"),
+    ):
+        assert f"give {name}.astype({str(made.dtype)!r})" in remedy_of(call)
+    assert "give input.astype('float32')" in remedy_of(lambda: bc.conv2d(x, W))
+
+
+def test_what_others_have_and_this_library_has_not():
+    """Each recipe that is an expression gives what PyTorch's function of that name gives."""
+    torch = pytest.importorskip("torch")
+    F = torch.nn.functional
+    x, weight, square = X[:, :, :6, :6], W[:6], np.abs(X)
+    scale, shift = W[:, 0, 0, 0], W[:, 1, 1, 1]
+    names = {**{name: getattr(bc, name) for name in bc.__all__}, "numpy": np, "k": 3, "p": 3, "abs": np.abs}
+    flat = torch.from_numpy(X[:, :, 0].copy())
+
+    def wanted_of(function, *arrays, **options):
+        return function(*(torch.from_numpy(a.copy()) if isinstance(a, np.ndarray) else a for a in arrays), **options)
+
+    line, lines = X[:, :, 0], W[:, :, 0]
+    cases = {  # the names in a recipe, what PyTorch gives
+        "conv_transpose2d": ({"x": x, "weight": weight}, wanted_of(F.conv_transpose2d, x, weight)),
+        "conv_transpose1d": ({"x": line[:, :6], "weight": lines[:6]}, wanted_of(F.conv_transpose1d, line, lines[:6])),
+        "max_pool1d": ({"x": line}, F.max_pool1d(flat, 3)),
+        "avg_pool1d": ({"x": line}, F.avg_pool1d(flat, 3)),
+        "adaptive_avg_pool1d": ({"x": line, "size": 4}, F.adaptive_avg_pool1d(flat, 4)),
+        "linear": (
+            {"x": X[:, :, 0, 0], "weight": W[:, :, 0, 0], "bias": B},
+            wanted_of(F.linear, X[:, :, 0, 0], W[:, :, 0, 0], B),
+        ),
+        "lp_pool2d": ({"x": square}, wanted_of(F.lp_pool2d, square, 3.0, 3)),
+        "relu": ({"x": X, "weight": W}, F.relu(wanted_of(F.conv2d, X, W))),
+        "adaptive_max_pool2d": (
+            {"x": x, "H": 6, "W": 6, "OH": 3, "OW": 2},
+            wanted_of(F.adaptive_max_pool2d, x, (3, 2)),
+        ),
+        "batch_norm": (
+            {"x": X, "weight": W, "scale": scale, "shift": shift},
+            wanted_of(F.conv2d, X, W) * torch.tensor(scale)[:, None, None] + torch.tensor(shift)[:, None, None],
+        ),
+    }
+    told = {}
+    for name in ("conv3d", "grad", "interpolate", "from_torch", "unfold", "softmax", "conv_transpose3d", "pad", *cases):
+        assert name not in bc.__all__
+        with pytest.raises(AttributeError, match=f"'blockconv' has no attribute '{name}': use ") as caught:
+            getattr(bc, name)
+        told[name] = str(caught.value).partition(": use ")[2]
+    for name, (given, wanted) in cases.items():
+        recipe = told[name].partition(" for ")[0].partition(" where ")[0]
+        np.testing.assert_allclose(eval(recipe, {**names, **given}), wanted.numpy(), atol=1e-4, err_msg=name)
+    with pytest.raises(AttributeError, match=r"no attribute 'cov2d'$"):
+        bc.cov2d  # noqa: B018
+
+
+def test_no_error_shows_a_whole_object_of_the_callers():
+    torch = pytest.importorskip("torch")
+
+    class Odd:
+        def __repr__(self):
+            raise RuntimeError
+
+    deep = torch.nn.Sequential(*[torch.nn.Conv2d(6, 6, 3) for _ in range(9)])
+    for given in (deep, [deep], {"x": [deep] * 3}, Odd(), list(range(10**5)), (deep,)):
+        for call in (bc.compile, lambda x: bc.quantize(x, []), bc.load_onnx, lambda x: bc.Conv2d(W, padding=x)):
+            with pytest.raises(bc.BlockconvError) as caught:
+                call(given)
+            assert len(str(caught.value)) < 400
+            assert "\n" not in str(caught.value)
+    for call in (bc.compile, lambda x: bc.quantize(x, []), bc.load_onnx):
+        assert "torch.onnx.export" in remedy_of(lambda call=call: call(deep))
+
+
+class Lazy:
+    """An array of another library, which makes one of NumPy's when it is asked."""
+
+    shape, dtype = X.shape, X.dtype
+
+    def __array__(self, *_, **__):
+        raise AssertionError("it was computed")
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"), [("dask.array.core", "compute()"), ("cupy", "asnumpy"), ("other", "asarray")]
+)
+def test_arrays_of_others_are_not_computed_unasked(package, remedy):
+    lazy = type("Lazy", (Lazy,), {"__module__": package})()
+    for call in (
+        lambda: bc.conv2d(lazy, W),
+        lambda: bc.conv2d(X, lazy),
+        lambda: bc.max_pool2d(lazy, 2),
+        lambda: bc.to_layout(lazy, "NHWC"),
+        lambda: bc.Conv2d(lazy),
+    ):
+        told = remedy_of(call)
+        assert remedy in told
+    assert bc.conv2d(X.tolist(), W.tolist()).dtype == np.float64
+    assert np.array_equal(bc.Conv2d(bc.to_layout(W, "NCHW8"))(X), bc.Conv2d(W)(X))

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
-from blockconv.core.interop import as_numpy
+from blockconv.core.interop import as_file, as_numpy
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.rules import check_tensor, domain_of
 from blockconv.frontends.onnx.scope import OP
@@ -33,7 +33,7 @@ def read_model(model: Any) -> Any:
         elif isinstance(model, (str, Path)):
             proto = onnx.load(str(model), load_external_data=False)
         else:
-            raise ArgumentError(OP, "model", model, "has to be a path, bytes, or a ModelProto")
+            raise ArgumentError(OP, "model", model, "has to be a path, bytes, or a ModelProto", as_file(model))
     except ArgumentError:
         raise
     except FileNotFoundError:

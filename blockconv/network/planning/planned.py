@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from blockconv.core import text
-from blockconv.core.errors import ArgumentError, LayoutError, NetworkError
+from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, short
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
 from blockconv.machine.profile import profile
@@ -102,7 +102,7 @@ def chosen_by(planner: Chooser, network: Network, layouts: Layouts) -> Layouts:
     found = planner(network)
     if not isinstance(found, Mapping):
         name = getattr(planner, "__qualname__", planner)
-        raise ArgumentError("compile", "planner", name, f"has to return {{node: layout}}, and returned {found!r:.60}")
+        raise ArgumentError("compile", "planner", name, f"has to return {{node: layout}}, and returned {short(found)}")
     return found
 
 
