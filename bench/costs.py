@@ -23,6 +23,7 @@ from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.selection import Candidate
+from blockconv.kernels.table import Request
 
 from . import grid
 from .grid import Grid
@@ -77,7 +78,7 @@ class Way(NamedTuple):
 def case(of: str, problem: Conv2dProblem | Pool2dProblem, layouts: Sequence[str], rounds: int) -> Case:
     """A problem of the list `of`, with every way to run it as an entry."""
     op = "conv2d" if isinstance(problem, Conv2dProblem) else "pool2d"
-    found = {(c.row.name, str(c.src)): c for name in layouts for c in _ways(op, problem, Layout(name))}
+    found = {(c.row.name, str(c.request.src)): c for name in layouts for c in _ways(op, problem, Layout(name))}
     taken = {(selection.choose(op, problem, lay, lay, TYPES).name, str(lay)) for lay in map(Layout, layouts)}
     runs = {" ".join(key): _run(problem, candidate) for key, candidate in found.items()}
     measured = compare(runs | {"": tuning.nothing()}, rounds=rounds, min_time=200e-6, warmup=2)
@@ -120,7 +121,7 @@ def anew(case: Case) -> Case:
 
 def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Candidate]:
     """Every row but the references."""
-    for candidate in selection.candidates(op, problem, layout, layout, TYPES):
+    for candidate in selection.candidates(op, Request(problem, layout, layout, TYPES)):
         if candidate.primitive is not None and not candidate.row.reference:
             yield candidate
 
@@ -128,7 +129,7 @@ def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Candidate]:
 def _run(problem: Any, candidate: Candidate) -> Any:
     """What runs a candidate once, on buffers of its own."""
     assert candidate.primitive is not None
-    return tuning.runner(candidate.primitive, problem, candidate.src, candidate.dst, TYPES.src.itemsize)
+    return tuning.runner(candidate.primitive, problem, candidate.request.src, candidate.request.dst, TYPES.src.itemsize)
 
 
 # ---------------------------------------------------------------- what it comes to

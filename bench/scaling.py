@@ -29,8 +29,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.kernels.table import Primitive
-from blockconv.machine.costs import launch_seconds
-from blockconv.machine.profile import profile
+from blockconv.machine.machine import host
 from blockconv.network.planning.candidates import element_types
 from blockconv.network.planning.rules import RULES
 from blockconv.runtime import Op
@@ -91,7 +90,7 @@ def busiest(tasks: int, chunk: int, threads: int) -> float:
 
 def seconds(works: Iterable[Work], threads: int, to: Shared) -> float:
     """Of ops that run one after the other on so many threads."""
-    known = profile()
+    known = host().profile
     total = 0.0
     for work in works:
         # On one thread memory is in the serial time.
@@ -132,7 +131,8 @@ def layer(problem: Conv2dProblem, layout: Layout, threads: int) -> list[Work]:
 
 def _serial(primitive: Primitive, threads: int) -> float:
     """Seconds on one thread of what is prepared for so many, among which predictions divide all but the launch."""
-    return launch_seconds() + threads * (primitive.seconds - launch_seconds())
+    launch = host().launch_seconds()
+    return launch + threads * (primitive.seconds - launch)
 
 
 def _weights(problem: Conv2dProblem) -> int:

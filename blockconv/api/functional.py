@@ -28,6 +28,7 @@ from blockconv.dispatch.boundary import (
     cache_key,
     single,
 )
+from blockconv.machine.machine import host, named
 from blockconv.runtime import get_num_threads
 
 __all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
@@ -263,6 +264,7 @@ def explain(
     src: Layout | str | None = None,
     dst: Layout | str | None = None,
     dtype: str = "float32",
+    machine: str | None = None,
 ) -> str:
     """A table of every kernel for a problem: its predicted time, or why it does not take the problem.
 
@@ -271,6 +273,8 @@ def explain(
         the eight native layouts to itself is told.
     dtype: the name of the element type; of convolutions "uint8", "int8", "uint4" and "int4" are those of source and
         destination, with int8 weights.
+    machine: the machine to decide for, by default this one: a profile's name, LLVM's name of its processor
+        ("znver3"), or the path of a profile. Nothing is compiled or run for it.
 
     Times are those predicted for as many threads as `get_num_threads` says.
     Raises ArgumentError for anything else than a problem, LayoutError for what is no layout.
@@ -292,7 +296,14 @@ def explain(
         if src is None
         else [(read_layout("explain", "src", src), read_layout("explain", "dst", src if dst is None else dst))]
     )
-    return selection.explain(op, problem, pairs, _types("explain", op, dtype), get_num_threads())
+    return selection.explain(
+        op,
+        problem,
+        pairs,
+        _types("explain", op, dtype),
+        get_num_threads(),
+        host() if machine is None else named(machine),
+    )
 
 
 # ---------------------------------------------------------------- options

@@ -16,7 +16,7 @@ from blockconv.dispatch.packing import (
     packing,
 )
 from blockconv.kernels import Row, WeightForm
-from blockconv.kernels.table import Epilogue
+from blockconv.kernels.table import Epilogue, Request
 from blockconv.runtime import Program
 
 __all__ = ["ALGORITHMS", "Prepared", "by_algorithm", "prepared"]
@@ -52,7 +52,7 @@ def prepared(
     # One program, so that threads are woken once. The weights' buffers come after those of the convolution.
     how = packing(problem, weights, primitive.form, primitive.form.dot.itemsize or types.wei.itemsize)
     first = [op.with_buffers({0: 6, 2: 7}) for op in how.program.ops]
-    seconds = alone.seconds + selection.packing_seconds(alone, problem, types)
+    seconds = alone.seconds + selection.packing_seconds(alone, Request(problem, src, dst, types))
     return Prepared(primitive.form, Program([*first, *primitive.ops()], seconds), how)
 
 
@@ -69,9 +69,9 @@ def by_algorithm(
     op: str, algorithm: str, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, accuracy: float
 ) -> Row:
     """The cheapest kernel of an algorithm that the user names."""
-    found = selection.candidates("conv2d", problem, src, dst, types, accuracy)
+    found = selection.candidates("conv2d", Request(problem, src, dst, types), accuracy)
     found = [c for c in found if ALGORITHMS[algorithm](c.row)]
-    best = selection.cheapest(found, problem, types)
+    best = selection.cheapest(found)
     if best is None:
         rule = "no kernel of it takes this problem: " + "; ".join(f"{c.row.name} {c.why_not}" for c in found)
         raise ArgumentError(op, "algorithm", algorithm, rule, "take 'auto'")

@@ -46,7 +46,8 @@ class Isa:
     int32 vector (AVX-512 VNNI, or AVX-VNNI). bf16: one adds two products of bfloat16 to each lane of a float32 vector
     (AVX512-BF16). f16: instructions convert vectors of float16 (F16C, or part of the instruction set). ssse3: one adds
     two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are). amx: a unit multiplies
-    matrices of 8-bit integers, or of bfloat16, that lie in registers of their own (Intel's AMX).
+    matrices of 8-bit integers, or of bfloat16, that lie in registers of their own (Intel's AMX). vbmi: one permutes the
+    bytes of a vector across its whole width (AVX512-VBMI).
     """
 
     name: str
@@ -59,6 +60,11 @@ class Isa:
     f16: bool = False
     ssse3: bool = False
     amx: bool = False
+    vbmi: bool = False
+
+    @property
+    def is_x86(self) -> bool:
+        return self.name != "neon"
 
 
 @functools.cache
@@ -83,11 +89,12 @@ def isa() -> Isa:
     features = target_features()
     if {"avx512f", "avx512dq", "avx512vl", "avx512bw"} <= features:
         halves, has_dots = target_cpu() in HALVES, ("avx512vnni" in features, "avx512bf16" in features)
-        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True, amx=_may_use_amx())
+        more = {"amx": _may_use_amx(), "vbmi": "avx512vbmi" in features}
+        return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True, **more)
     if {"avx2", "fma"} <= features:
         return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        return Isa("neon", 16, 32, True, f16=True)
+    if not X86:
+        return Isa("neon", 16, 32, True, f16=platform.machine().lower() in ("aarch64", "arm64"))
     ssse3 = not features.isdisjoint({"ssse3", "sse4.1", "sse4.2", "avx"})  # each of which has those before it
     return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features, ssse3=ssse3)
 

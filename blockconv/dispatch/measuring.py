@@ -32,6 +32,7 @@ from blockconv.kernels.conv.register_tiles import tiles_of, tiles_of_registers
 from blockconv.kernels.winograd.costs import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
+from blockconv.machine.machine import host
 from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileTimes, median_of
 
 __all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
@@ -71,7 +72,7 @@ def measure(runs: int = 1) -> Profile:
     memory moves a time by some percent. One whose times differ by more than `MOST_SPREAD` is discarded, and measured
     again; `record` has how many, as "discarded". Raises UnsteadyError once these are as many as `runs`.
     """
-    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa().fma)]
+    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma)]
     found: list[Profile] = []
     discarded = 0
     while len(found) < runs:
@@ -90,7 +91,7 @@ def _profile(shapes: list[TileShape]) -> Profile:
     """shapes: the tiles that are timed."""
     isa = target.isa()
     times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
-    dots = {types: dot_for(types) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
+    dots = {types: dot_for(types, isa) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     record |= {package: version(package) for package in ("blockconv", "numba", "llvmlite", "numpy")}
     fma = min(at.step / (at.pixels * at.vectors) for at in times.values())
@@ -133,7 +134,7 @@ def _multiply_adds(shape: TileShape) -> Callable[[], None]:
 
 def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:
     """Of tiles of integers, which are stored as such."""
-    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of(dot)]
+    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of(dot, target.isa())]
     reduced = Reduced(channels=dot.channels)
     return tuple(_whole_tile_times(shape, types, reduced) for shape in (*shapes, NARROW))
 
@@ -146,7 +147,7 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
     layout, times = f"nCHW{_lanes()}", {}
     shapes = TileShape(1, 2 * LINES, 2), TileShape(1, LINES, 1)
     for types in (_BYTES, _BRAIN) if target.isa().amx else ():
-        channels, name = LINE_BYTES // types.src.itemsize, name_of(matrix_dot_for(types))
+        channels, name = LINE_BYTES // types.src.itemsize, name_of(matrix_dot_for(types, target.isa()))
         steps, one = (Reduced(depths, channels, "conv_matrix") for depths in DEPTHS_OF_MATRICES)
         short = _tile_times(shapes[0], layout, types, one)
         times[name] = tuple(_tile_times(shape, layout, types, steps) for shape in shapes)
@@ -232,7 +233,7 @@ def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
 def _partial() -> float:
     """Seconds of a vector of which three quarters of the channels exist, beyond one that is stored whole."""
     lanes, tiles, groups, src = _lanes(), 32, 8, Layout("NHWC")
-    pixels = next(most for vectors, most in tiles_of_registers(target.isa().fma) if vectors == 1)
+    pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 1)
     runs = {}
     for oc in (lanes * 3 // 4, lanes):
         problem = Conv2dProblem(1, groups * 8, 1, tiles * pixels, groups * oc, 1, 1, g=groups)
@@ -285,7 +286,7 @@ def _packs(fma: float) -> dict[str, float]:
     one, less what it takes with two; and that is so much for a call, a task, a row of a window and each pixel: at the
     least a multiply-add, which a task or a row comes out as only where a neighbour disturbed the machine.
     """
-    pixels = next(most for vectors, most in tiles_of_registers(target.isa().fma) if vectors == 2)
+    pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 2)
     shape, dst = TileShape(1, min(pixels, 14), 2), _layout(f"nCHW{_lanes()}")
     sums: list[list[float]] = []
     taken: list[float] = []
@@ -357,7 +358,7 @@ def _transforms(form: Form, layout: str, fma: float) -> tuple[float, float]:
         found = row.prepare(problem, lay, lay, Types.all("float32"))
         runs[ic] = runner(found, problem, lay, lay, ITEMSIZE)
         counts.append(transforms(problem, lay, found.blocking))
-        products.append(multiply_adds(problem, found.blocking) * fma)
+        products.append(multiply_adds(host(), problem, found.blocking) * fma)
     taken = np.array(list(in_turns(runs).values())) - np.array(products)
     source, destination = np.linalg.solve(np.array(counts), taken)
     return max(0.0, float(source)), max(0.0, float(destination))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
@@ -144,7 +145,7 @@ def known_weights(types: Types, narrow: bool, light: bool) -> Types:
 def of_narrow(types: Types) -> Types:
     """The types with narrow weights, if these have a faster multiply-accumulate here; else as they are."""
     narrow = types._replace(wei=replace(types.wei, narrow=types.wei.name == "int8"))
-    return types if dot_for(narrow) == dot_for(types) else narrow
+    return types if dot_for(narrow, target.isa()) == dot_for(types, target.isa()) else narrow
 
 
 def check_zero_point(op: str, argument: str, found: int, given: Quantization | None, name: str | None = None) -> None:

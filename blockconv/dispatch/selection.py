@@ -13,8 +13,8 @@ from blockconv.core.errors import SlowPathWarning, UnsupportedError
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.table import Primitive
-from blockconv.machine.costs import move_seconds
+from blockconv.kernels.table import Primitive, Reason, Request
+from blockconv.machine.machine import Machine
 
 __all__ = [
     "ACCURACY",
@@ -22,6 +22,7 @@ __all__ = [
     "Candidate",
     "candidates",
     "choose",
+    "decide",
     "explain",
     "named",
     "packing_seconds",
@@ -34,27 +35,33 @@ STRICT = 0.0  # none: only kernels that compute by the definition
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the kernel table for one problem and pair of layouts: prepared for one thread, or why not."""
+    """A row of the kernel table and a request: the primitive, or the reason why the row does not take it."""
 
     row: Row
-    src: Layout
-    dst: Layout
-    primitive: Primitive | None
-    why_not: str | None
+    request: Request
+    found: Primitive | Reason
+
+    @property
+    def why_not(self) -> Reason | None:
+        return self.found if isinstance(self.found, Reason) else None
+
+    @property
+    def primitive(self) -> Primitive | None:
+        return None if isinstance(self.found, Reason) else self.found
 
 
-def candidates(
-    op: str, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float = ACCURACY, threads: int = 1
-) -> list[Candidate]:
+def candidates(op: str, request: Request, accuracy: float = ACCURACY) -> list[Candidate]:
     """Every row of the table for `op`, in the table's order, taken or rejected."""
-    found = []
-    for row in TABLE:
-        if row.op != op:
-            continue
-        reason = why_not(row, problem, src, dst, types, accuracy)
-        primitive = None if reason else row.prepare(problem, src, dst, types, threads)
-        found.append(Candidate(row, src, dst, primitive, reason))
-    return found
+    rows = [row for row in TABLE if row.op == op]
+    return [Candidate(row, request, decide(row, request, accuracy)) for row in rows]
+
+
+def decide(row: Row, request: Request, accuracy: float = ACCURACY, **options: Any) -> Primitive | Reason:
+    """`Row.decide`, which also rejects kernels whose stated error is more than `accuracy`."""
+    found = row.decide(request, **options)
+    if isinstance(found, Reason) or row.error is None or row.error(request.problem) <= accuracy:
+        return found
+    return f"errs by up to {row.error(request.problem):.1e} of the largest output, and {accuracy:.1e} is asked for"
 
 
 def choose(
@@ -65,9 +72,9 @@ def choose(
     The choice depends on the problem alone, never on the threads, so that results keep their bits. A fall to the
     reference warns of what was missing. once: weights are packed for one call, which counts too.
     """
-    found = candidates(op, problem, src, dst, types, accuracy)
+    found = candidates(op, Request(problem, src, dst, types), accuracy)
     rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
-    best = cheapest(found, problem, types, once)
+    best = cheapest(found, once)
     if best is None:
         raise UnsupportedError(f"{op} from {src} to {dst}, {types}: no kernel takes it. {rejected}")
     if best.row.reference and rejected:
@@ -76,23 +83,23 @@ def choose(
     return best.row
 
 
-def cheapest(found: Sequence[Candidate], problem: Any, types: Types, once: bool = False) -> Candidate | None:
+def cheapest(found: Sequence[Candidate], once: bool = False) -> Candidate | None:
     """The candidate that is taken: see `choose`. None if none takes the problem."""
 
     def seconds(candidate: Candidate) -> float:
         primitive = candidate.primitive
         assert primitive is not None
-        return primitive.seconds + (packing_seconds(primitive, problem, types) if once else 0.0)
+        return primitive.seconds + (packing_seconds(primitive, candidate.request) if once else 0.0)
 
     taken = [c for c in found if c.primitive is not None]
     return min([c for c in taken if not c.row.reference] or taken, key=seconds, default=None)
 
 
-def packing_seconds(primitive: Primitive, problem: Any, types: Types) -> float:
+def packing_seconds(primitive: Primitive, request: Request) -> float:
     """Seconds to pack a problem's weights, and for the kernel to read them once more."""
-    form, itemsize = primitive.form, types.wei.itemsize
+    form, problem, itemsize = primitive.form, request.problem, request.types.wei.itemsize
     written = form.read_bytes(problem, itemsize)
-    moved = move_seconds(itemsize * math.prod(problem.wei_shape) + written, written)
+    moved = request.machine.move_seconds(itemsize * math.prod(problem.wei_shape) + written, written)
     return moved if form.transform is None else moved + form.transform.seconds(problem)
 
 
@@ -101,14 +108,16 @@ def named(op: str, name: str) -> Row:
     return next(row for row in TABLE if row.op == op and row.name == name)
 
 
-def explain(op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types: Types, threads: int) -> str:
+def explain(
+    op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types: Types, threads: int, machine: Machine
+) -> str:
     """The candidates for each pair of layouts as a table. What is taken is marked: for one thread, as `choose` does."""
     rows: list[tuple[str, str, str, str]] = []
     starts = []  # of each pair
     for src, dst in pairs:
         starts.append(len(rows))
-        best = cheapest(candidates(op, problem, src, dst, types), problem, types)
-        found = candidates(op, problem, src, dst, types, threads=threads)
+        request = Request(problem, src, dst, types, threads, machine)
+        best, found = cheapest(candidates(op, request.on_threads(1))), candidates(op, request)
         for c in found:
             told = "" if c.primitive is None else text.duration(c.primitive.seconds)
             why = f"no: {c.why_not}" if c.why_not else "taken" if best is not None and c.row is best.row else ""
@@ -118,8 +127,6 @@ def explain(op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types
 
 
 def why_not(row: Row, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float = ACCURACY) -> str | None:
-    """None if a row takes a problem from and to these layouts with that accuracy, else a sentence."""
-    reason = row.rejects(problem, src, dst, types)
-    if reason is None and row.error is not None and row.error(problem) > accuracy:
-        return f"errs by up to {row.error(problem):.1e} of the largest output, and {accuracy:.1e} is asked for"
-    return reason
+    """Why a row does not take a problem on this machine with that accuracy; None if it does."""
+    found = decide(row, Request(problem, src, dst, types), accuracy)
+    return found if isinstance(found, Reason) else None

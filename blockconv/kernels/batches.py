@@ -14,7 +14,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.common.operands import ACT, DST, RES, SRC
 from blockconv.kernels.common.requantize import EpilogueArguments
-from blockconv.machine.costs import move_seconds
+from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["Parts", "fill_images"]
@@ -78,11 +78,11 @@ class Parts(NamedTuple):
                 found += fill_images(dst, p.dst_shape, itemsize, buffer, 0 if where else fill, given)
         return found
 
-    def seconds(self, part: float, types: Types) -> float:
+    def seconds(self, machine: Machine, part: float, types: Types) -> float:
         """Of all, when a part takes so many."""
         p, dst = self.whole, self.layouts[1]
         missing = -p.dst_shape[0] % dst.blocks[0] * math.prod(dst.padded_shape(p.dst_shape)[1:]) * types.dst.itemsize
-        return len(self.first) * part + (move_seconds(0, missing) if missing else 0.0)
+        return len(self.first) * part + (machine.move_seconds(0, missing) if missing else 0.0)
 
 
 def _held(layout: Layout, images: int, part: int) -> Layout:

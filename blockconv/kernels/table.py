@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.one_pixel import columns_layout, columns_problem, has_images_of_one_pixel
 from blockconv.kernels.transposed import (
@@ -24,7 +26,7 @@ from blockconv.kernels.transposed import (
 )
 from blockconv.runtime import Op
 
-__all__ = ["Epilogue", "Primitive", "Row", "Transform", "WeightForm", "same_layout_row"]
+__all__ = ["Epilogue", "Primitive", "Reason", "Request", "Row", "Transform", "WeightForm", "same_layout_row"]
 
 
 TRANSPOSABLE = ("conv2d", "pool2d")  # ops that are the same of a transposed image
@@ -120,48 +122,77 @@ class Primitive:
 class Row:
     """One kernel, as tests, benchmarks, the dispatcher and `explain` see it.
 
-    op: "reorder", "conv2d", "pool2d", ... dtypes: the element types that it is for, as `str(Types)` names them; None is
-    any.
-    why_not(problem, src, dst, types): None if the kernel solves the problem of these types from and to these layouts,
-    else a sentence; asked of types that it takes.
-    make(problem, src, dst, types, threads, **options): the `Primitive`; options belong to the op, and stand in its
-    family's rows.
-    reference: covers everything, and is slow.
+    op: "reorder", "conv2d", "pool2d", ...
+    make(request, **options): the `Primitive`, or the reason why the kernel does not take the request.
+        It sees only types that the row is for. The options belong to the op; its family's rows document them.
+    dtypes: the element types that it is for, as `str(Types)` names them; None is any.
+    reference: it covers every problem, and is slow.
     whole_blocks: where images are in blocks, it takes these as dimensions like others, and a last one as if it were
-    whole; what that has no image for is filled afterwards.
+        whole; images that do not exist are filled afterwards.
     algorithm: "direct", by the definition, or "winograd": what users ask for by name.
-    error(problem): for a kernel that does not compute by the definition, its largest error against float64,
-    relative to the largest output, as measured; it may also spread a NaN or infinity over its neighbours.
+    error(problem): for a kernel that does not compute by the definition, its largest error against float64, relative
+        to the largest output, as measured. Such a kernel may also spread a NaN or infinity over its neighbours.
     """
 
     name: str
     op: str
-    make: Callable[..., Primitive]
-    why_not: Callable[[Any, Layout, Layout, Types], str | None] = lambda problem, src, dst, types: None
+    make: Callable[..., Primitive | Reason]
     dtypes: frozenset[str] | None = None
     reference: bool = False
     whole_blocks: bool = False
     algorithm: str = "direct"
     error: Callable[[Any], float] | None = None
 
-    def rejects(self, problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
-        """None if the kernel solves the problem from and to these layouts, else why it does not, in a sentence."""
-        if not self.takes(types):
-            return f"is not for {types}"
-        for layout in (src, dst):
+    def takes(self, types: Types) -> bool:
+        """Whether the kernel is for these element types."""
+        return self.dtypes is None or str(types) in self.dtypes
+
+    def decide(self, request: Request, **options: Any) -> Primitive | Reason:
+        """The kernel for a request, or why it does not take it. Whether and how a kernel runs is decided here alone."""
+        if not self.takes(request.types):
+            return f"is not for {request.types}"
+        for layout in (request.src, request.dst):
             if self.op in WINDOWS and not layout.is_native:
                 return f"is for layouts with at most one block, of up to {LARGEST_BLOCK} channels, not for {layout}"
-        if self.op == "conv2d" and has_images_of_one_pixel(problem, src, dst):
-            return self.rejects(columns_problem(problem), columns_layout(src), columns_layout(dst), types)
+        again = self._rewritten(request, options)
+        if again is None:
+            return self.make(request, **options)
+        inner = self.make(again.request, **options) if again.last else self.decide(again.request, **options)
+        return inner if isinstance(inner, Reason) else again.primitive(inner)
+
+    def prepare(
+        self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, **options: Any
+    ) -> Primitive:
+        """The kernel for a problem on this machine. Raises UnsupportedError if the kernel does not take it."""
+        found = self.decide(Request(problem, src, dst, types, threads), **options)
+        if isinstance(found, Reason):
+            raise UnsupportedError(f"{self.name} from {src} to {dst}, {types}: {found}")
+        return found
+
+    def rejects(self, problem: Any, src: Layout, dst: Layout, types: Types) -> Reason | None:
+        """Why the kernel does not take a problem on this machine; None if it does."""
+        found = self.decide(Request(problem, src, dst, types))
+        return found if isinstance(found, Reason) else None
+
+    def _rewritten(self, request: Request, options: Mapping[str, Any]) -> Rewritten | None:
+        """The request as kernels take it: images of one pixel as columns, w inside h, blocks of images in parts."""
+        p, src, dst = request.problem, request.src, request.dst
+        if self.op == "conv2d" and has_images_of_one_pixel(p, src, dst):
+            return Rewritten(request.of(columns_problem(p), columns_layout(src), columns_layout(dst)))
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
-            return self.rejects(transposed_problem(problem), transposed_layout(src), transposed_layout(dst), types)
-        parts = self._parts(problem, src, dst)
-        if parts is not None:
-            problem, src, dst = parts.problem, parts.src, parts.dst
-        return self.why_not(problem, src, dst, types)
+            turned = request.of(transposed_problem(p), transposed_layout(src), transposed_layout(dst))
+            return Rewritten(turned, _with_transposed_taps)
+        parts = self._parts(p, src, dst)
+        if parts is None:
+            return None
+        given = options.get("quantizations")
+        fill = given[-1].zero_point if given and given[-1] else 0
+        return Rewritten(
+            request.of(parts.problem, parts.src, parts.dst), self._of_parts(parts, request, fill), last=True
+        )
 
     def _parts(self, problem: Any, src: Layout, dst: Layout) -> Parts | None:
-        """What the kernel is asked instead, where images are in blocks."""
+        """The parts that a problem over blocks of images is solved in."""
         if src.blocks[0] * dst.blocks[0] == 1:
             return None
         if self.op in WINDOWS:
@@ -170,51 +201,45 @@ class Row:
             return None
         return Parts.of(problem, src, dst, whole=True)
 
-    def takes(self, types: Types) -> bool:
-        """Whether the kernel is for these element types."""
-        return self.dtypes is None or str(types) in self.dtypes
-
-    def prepare(
-        self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, **options: Any
-    ) -> Primitive:
-        """The kernel for a problem that it takes."""
-        if self.op == "conv2d" and has_images_of_one_pixel(problem, src, dst):
-            asked = columns_problem(problem), columns_layout(src), columns_layout(dst)
-            return self.prepare(*asked, types, threads, **options)
-        if self.op in TRANSPOSABLE and has_h_inside_w(dst):
-            asked = transposed_problem(problem), transposed_layout(src), transposed_layout(dst)
-            primitive = self.prepare(*asked, types, threads, **options)
-            form = primitive.weights
-            form = None if form is None else form._replace(layout=transposed_taps(form.layout))
-            return replace(primitive, weights=form)
-        parts = self._parts(problem, src, dst)
-        if parts is None:
-            return self.make(problem, src, dst, types, threads, **options)
-        primitive = self.make(parts.problem, parts.src, parts.dst, types, threads, **options)
-        given = options.get("quantizations")
-        fill = given[-1].zero_point if given and given[-1] else 0
-        return replace(
-            primitive,
-            cost=lambda: parts.seconds(primitive.seconds, types),
-            make=lambda: parts.ops(primitive.ops(), self.op, types, fill),
+    def _of_parts(self, parts: Parts, request: Request, fill: int) -> Callable[[Primitive], Primitive]:
+        """From the primitive of a part to that of the whole. fill: what stands for zero in images that do not exist."""
+        return lambda part: replace(
+            part,
+            cost=lambda: parts.seconds(request.machine, part.seconds, request.types),
+            make=lambda: parts.ops(part.ops(), self.op, request.types, fill),
         )
+
+
+class Rewritten(NamedTuple):
+    """A request in another form, and how the primitive for that form becomes the one for the first request.
+
+    last: no other rewriting applies to it.
+    """
+
+    request: Request
+    primitive: Callable[[Primitive], Primitive] = lambda primitive: primitive
+    last: bool = False
+
+
+def _with_transposed_taps(primitive: Primitive) -> Primitive:
+    form = primitive.weights
+    return primitive if form is None else replace(primitive, weights=form._replace(layout=transposed_taps(form.layout)))
 
 
 def same_layout_row(
     name: str,
     op: str,
     dtypes: Iterable[str],
-    seconds: Callable[..., float],
+    seconds: Callable[[Request], float],
     ops: Callable[..., list[Op]],
-    why_not: Callable[[Any, Layout, Layout, Types], str | None] = same_layout_why_not,
+    why_not: Callable[[Request], Reason | None] = same_layout_why_not,
 ) -> Row:
-    """A row of an op whose arrays are of one type, and whose destination lies as the source does.
+    """A row of an op whose arrays are of one type, and whose destination has the layout of the source.
 
-    seconds(problem, layout, element, threads): predicted. ops(problem, layout, element, threads, **options).
+    seconds(request): predicted. ops(request, **options): bound.
     """
 
-    def make(problem: Any, src: Layout, dst: Layout, types: Types, threads: int, **options: Any) -> Primitive:
-        asked = problem, dst, types.src, threads
-        return Primitive(lambda: seconds(*asked), lambda: ops(*asked, **options))
+    def make(request: Request, **options: Any) -> Primitive | Reason:
+        return why_not(request) or Primitive(lambda: seconds(request), lambda: ops(request, **options))
 
-    return Row(name, op, make, why_not, frozenset(dtypes), whole_blocks=True)
+    return Row(name, op, make, frozenset(dtypes), whole_blocks=True)

@@ -30,6 +30,7 @@ __all__ = [
     "Rates",
     "TileTimes",
     "committed",
+    "find",
     "median_of",
     "profile",
     "read",
@@ -185,6 +186,24 @@ class Profile:
         return self.rates.tile
 
     @functools.cached_property
+    def instruction_set(self) -> target.Isa:
+        """The instruction set that the profile was measured with; multiply-accumulates of integers tell the rest."""
+        is_x86 = self.isa != "neon"
+        return target.Isa(
+            self.isa,
+            self.vector_bytes,
+            self.registers,
+            fma=self.isa != "sse",
+            halves=self.halves,
+            vnni="vpdpbusd" in self.dots,
+            bf16="vdpbf16ps" in self.dots or "tdpbf16ps" in self.dots,
+            f16=self.isa != "sse",
+            ssse3=is_x86,
+            amx="tdpbusd" in self.dots,
+            vbmi=self.isa == "avx512" and "vpdpbusd" in self.dots,
+        )
+
+    @functools.cached_property
     def sets(self) -> int:
         """Of lines, in the first-level cache."""
         return self.caches["L1"] // (self.ways * self.line)
@@ -317,8 +336,19 @@ def _profile(given: str, *wanted: Any) -> Profile:
     if not given:
         here = identity.slug(identity.describe()["cpu"])
         return min(committed(), key=lambda known: _distance(known, here, *wanted))
-    named = next((known for known in committed() if known.name == given), None)
-    return named or read(Path(given))
+    return find(given)
+
+
+def find(name: str) -> Profile:
+    """The profile of this name, else the only one of this processor by LLVM's name ("znver3"), else that in the file.
+
+    Raises ArgumentError where there is none, or more than one.
+    """
+    named = [known for known in committed() if known.name == name] or [k for k in committed() if k.cpu == name]
+    if len(named) > 1:
+        names = ", ".join(known.name for known in named)
+        raise ArgumentError(VARIABLE, "profile", name, "is the processor of several profiles", f"take one of {names}")
+    return named[0] if named else read(Path(name))
 
 
 def _distance(

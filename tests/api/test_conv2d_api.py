@@ -32,6 +32,7 @@ from blockconv import runtime
 from blockconv.api import functional, prepared
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
+from blockconv.kernels.table import Request
 
 
 @pytest.fixture
@@ -460,7 +461,7 @@ def test_explain_names_every_row_and_why_not(monkeypatch):
     assert text.count(" taken") == len(bc.NATIVE)
     assert "not for ABcd16b16a" in " ".join(bc.explain(p, "ABcd16b16a", "NCHW").split())
     nchw = bc.Layout("NCHW")
-    assert all(c.why_not for c in selection.candidates("conv2d", p, nchw, nchw, Types.all("int8")))
+    assert all(c.why_not for c in selection.candidates("conv2d", Request(p, nchw, nchw, Types.all("int8"))))
 
 
 def test_a_convolution_says_what_it_is():

@@ -12,6 +12,7 @@ from quantized_oracle import Steps, limits
 
 import blockconv as bc
 from blockconv import Quantization
+from blockconv.core import target
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import dot_for
 
@@ -144,7 +145,7 @@ def test_no_whole_array_is_unpacked():
 
 def bytes_of_weight() -> int:
     """Of one as this machine multiplies it."""
-    return dot_for(Types.quantized("int4", "int4")).itemsize
+    return dot_for(Types.quantized("int4", "int4"), target.isa()).itemsize
 
 
 # ---------------------------------------------------------------- weights

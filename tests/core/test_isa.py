@@ -37,8 +37,9 @@ families.generate = noted
 for src, dst in (("NCHW", "NCHW16"), ("NCHW16", "NCHW"), ("NCHW", "NHWC"), ("NCHW16", "NCHW64")):
     loops = nest(Layout(src), Layout(dst), (1, 64, 32, 32))
     elements = reorder.Elements.bits(4)
-    reorder.transpose_op(loops, elements)
-    reorder.copy_op(loops, elements, True)
+    cut = reorder.transpose_blocking(loops, elements.moved, found.vector_bytes, False)
+    reorder.transpose_op(loops, cut, elements)
+    reorder.copy_op(loops, reorder.copy_blocking(loops, 4), elements, True)
 assert len(texts) > 1
 print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm", "ymm", "xmm")])
 """

@@ -25,7 +25,9 @@ from blockconv.kernels.common.dot import DOTS, dot_for, name_of
 from blockconv.kernels.conv import blocking as cut
 from blockconv.kernels.conv.blocking import TileShape
 from blockconv.kernels.conv.register_tiles import tiles_of, tiles_of_registers
+from blockconv.kernels.table import Request
 from blockconv.machine import profile as profiles
+from blockconv.machine.machine import host
 from blockconv.machine.profile import TileTimes, committed, median_of, profile, read
 
 NHWC = Layout("NHWC")
@@ -45,14 +47,16 @@ def test_committed_profiles_are_whole(known: profiles.Profile) -> None:
     assert known.record["cpu"]
     assert known.record["date"]
     with stand_in(next(at for at in MACHINES.values() if at.isa.name == known.isa)):
-        assert {(at.vectors, at.pixels) for at in known.tiles} >= set(tiles_of_registers(target.isa().fma))
-        for vectors, pixels in tiles_of_registers(target.isa().fma):
+        assert {(at.vectors, at.pixels) for at in known.tiles} >= set(
+            tiles_of_registers(target.isa(), target.isa().fma)
+        )
+        for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma):
             assert known.rates.step(pixels, vectors) == pytest.approx(
                 next(at.step for at in known.tiles if (at.pixels, at.vectors) == (pixels, vectors)), rel=0.02
             )
         for name, tiles in known.dots.items():
             if name in DOTS:
-                assert {(at.vectors, at.pixels) for at in tiles} >= set(tiles_of(DOTS[name]))
+                assert {(at.vectors, at.pixels) for at in tiles} >= set(tiles_of(DOTS[name], target.isa()))
             for at in tiles[:-1]:  # but the narrow one
                 assert known.by(name).step(at.pixels, at.vectors) == pytest.approx(at.step, rel=0.02)
 
@@ -96,23 +100,21 @@ def test_what_is_no_profile_is_refused(text: str, monkeypatch: pytest.MonkeyPatc
         read(path)
 
 
-def test_tiles_follow_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_follow_the_profile() -> None:
     """The tile whose step is said to take the least is taken: of each number of vectors, once."""
     problem, known = Conv2dProblem(1, 64, 12, 84, 96, 1, 1), profile()
-    for vectors, pixels in tiles_of_registers(target.isa().fma):
+    for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma):
         fast = [at._replace(step=at.step / 8) if at.vectors == vectors else at for at in known.tiles]
         faster = dataclasses.replace(known, tiles=tuple(at for at in fast if at.pixels > 2))
-        monkeypatch.setattr(cut, "profile", lambda faster=faster: faster)
-        cut.blocking.cache_clear()
-        at = cut.blocking(problem, NHWC, NHWC, Types.all("float32"), 1)
+        machine = dataclasses.replace(host(), profile=faster)
+        at = cut.blocking(Request(problem, NHWC, NHWC, Types.all("float32"), machine=machine))
         assert at.vectors == vectors
         assert at.rows * at.pixels <= pixels
-    cut.blocking.cache_clear()
 
 
 def test_a_tile_can_be_asked_for() -> None:
     problem = Conv2dProblem(1, 64, 12, 84, 96, 1, 1)
-    for vectors, pixels in tiles_of_registers(target.isa().fma):
+    for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma):
         tile = TileShape(1, pixels, vectors)
         at = named("conv2d", "conv_direct").prepare(problem, NHWC, NHWC, Types.all("float32"), tile=tile).blocking
         assert at.shape == tile
@@ -143,7 +145,7 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(measuring, "_transforms", lambda form, layout, fma: (1e-8, 1e-8))
     monkeypatch.setattr(measuring, "_winograd_spread", lambda: 1e-10)
     monkeypatch.setattr(measuring, "_depthwise", lambda: {"channels": [1e-10, 0.0]})
-    monkeypatch.setattr(measuring, "tiles_of", lambda dot: ((1, 3),))
+    monkeypatch.setattr(measuring, "tiles_of", lambda dot, isa: ((1, 3),))
     monkeypatch.setattr(measuring, "_PACKED", {"16": measuring._PACKED["16"], "4 cut": measuring._PACKED["4 cut"]})
     monkeypatch.setattr(memory, "_POOLED", {"pool_tiles": memory._POOLED["pool_tiles"]})
     found = measuring.measure(runs=2)
@@ -153,7 +155,7 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     again = read(path)
     assert again.tiles == found.tiles
     assert again.dots == found.dots
-    known = {name_of(dot_for(types)) for types in (*INT8, Types.converted("bfloat16", "bfloat16"))} - {""}
+    known = {name_of(dot_for(types, target.isa())) for types in (*INT8, Types.converted("bfloat16", "bfloat16"))} - {""}
     matrices = {"tdpbusd", "tdpbf16ps"} if target.isa().amx else set()
     assert set(found.dots) == known | matrices | {f"{name}, one step" for name in matrices}
     for name, tiles in {"": again.tiles, **again.dots}.items():

@@ -20,6 +20,7 @@ from blockconv.core.text import microseconds
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.kernels import TABLE
+from blockconv.kernels.table import Reason, Request
 from blockconv.network import archive, ops
 from blockconv.network.memory import Interval, packed, part, same_bytes
 from blockconv.network.planning import candidates, parameters, planned
@@ -222,11 +223,13 @@ def test_a_problem_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def counting(row: Any) -> Any:
-        def make(problem: Any, src: bc.Layout, dst: bc.Layout, *given: Any, **options: Any) -> Any:
-            primitive = row.prepare(problem, src, dst, *given, **options)
+        def make(request: Request, **options: Any) -> Any:
+            primitive = row.make(request, **options)
+            if isinstance(primitive, Reason):
+                return primitive
 
             def cost() -> float:
-                asked.append((row.name, problem, src, dst))
+                asked.append((row.name, request))
                 return float(primitive.seconds)
 
             return replace(primitive, cost=cost)

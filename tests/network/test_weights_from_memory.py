@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv.machine.profile import profile
+from blockconv.machine.machine import host
 from blockconv.network.planning import planned
 
 
@@ -22,11 +22,11 @@ def _plan() -> bc.Plan:
 @pytest.mark.parametrize(("last_cache", "kept"), [(1 << 40, True), (1 << 20, False)])
 def test_weights_from_memory_bound_an_op(last_cache: int, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """F(4x4) multiplies least, and packs four times the weights: from a slow memory they take longer than the rest."""
-    known = profile()
+    known = host().profile
     slow = dataclasses.replace(
         known, caches={**known.caches, "L3": last_cache}, reads={**known.reads, "memory": known.reads["memory"] / 100}
     )
-    monkeypatch.setattr(planned, "profile", lambda: slow)
+    monkeypatch.setattr(planned, "host", lambda: dataclasses.replace(host(), profile=slow))
     conv = next(action for action in _plan().actions if action.name == "conv")
     assert ("winograd" in conv.kernel) == kept
     direct_bytes = 4 * 9 * 256**2

@@ -27,7 +27,7 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block, pack_bias, pack_weights
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.common.activation import activation
-from blockconv.kernels.table import Epilogue
+from blockconv.kernels.table import Epilogue, Request
 
 Array = npt.NDArray[Any]
 
@@ -149,7 +149,7 @@ def grouped_shape(problem: Conv2dProblem) -> tuple[int, int, int, int]:
 def rows(problem: Conv2dProblem, src: str, dst: str, dtype: str | Types = "float32") -> list[Row]:
     """Every row of the table that takes a problem, not only the one that would be chosen. dtype: or all four types."""
     types = dtype if isinstance(dtype, Types) else Types.all(dtype)
-    found = selection.candidates("conv2d", problem, Layout(src), Layout(dst), types, math.inf)
+    found = selection.candidates("conv2d", Request(problem, Layout(src), Layout(dst), types), math.inf)
     return [c.row for c in found if c.why_not is None]
 
 

@@ -24,7 +24,7 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
 from blockconv.dispatch.quantizing import Quantizations, Requantization, quantized_bias, with_weights
 from blockconv.kernels.common.activation import activation
-from blockconv.kernels.table import Row
+from blockconv.kernels.table import Request, Row
 
 Array = npt.NDArray[Any]
 
@@ -136,7 +136,7 @@ def apart(storage: Array, dtype: str) -> Array:
 
 def rows(made: Case, src: str, dst: str) -> list[Row]:
     """Every row of the table that takes a case, but Winograd's, which compiles much and has tests of its own."""
-    found = selection.candidates("conv2d", made.problem, Layout(src), Layout(dst), made.types)
+    found = selection.candidates("conv2d", Request(made.problem, Layout(src), Layout(dst), made.types))
     return [c.row for c in found if c.why_not is None and "winograd" not in c.row.name]
 
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
 from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
 from blockconv.kernels.common.conversion import conversion_words
 from blockconv.kernels.common.loop_nest import Loop, fused
-from blockconv.kernels.common.tasks import lanes_of
-from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
+from blockconv.kernels.common.request import Request
 from blockconv.runtime import Buffer
 
 __all__ = ["Quantizations", "contiguous_axis", "cost", "element_words", "positions", "strided_axis"]
@@ -41,14 +39,13 @@ def positions(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) 
     return outer, inner
 
 
-def contiguous_axis(
-    layout: Layout, shape: tuple[int, ...], axis: int, element: ElementType, given: Quantizations = None
-) -> ContiguousAxis | None:
+def contiguous_axis(request: Request, axis: int, given: Quantizations = None) -> ContiguousAxis | None:
     """An axis whose elements are contiguous, at least in a block; None where they are not.
 
     Of a layout whose only block, if any, is on the channels. The source is buffer 0, the destination buffer 1.
     given: what integers of 8 bits stand for in both.
     """
+    layout, shape, element, m = request.dst, request.problem.shape, request.types.src, request.machine
     itemsize = element.itemsize
     axes = layout.axes(shape)
     if next(a.stride for a in reversed(axes) if a.dim == axis) != 1:
@@ -56,7 +53,7 @@ def contiguous_axis(
     along = fused(Loop(a.size, (a.stride * itemsize,)) for a in axes if a.size > 1 and a.dim == axis)
     size, (outer, inner) = shape[axis], positions(layout, shape, axis, itemsize)
     blocks, block = (along[0].src, along[1].size) if len(along) > 1 else (0, size)
-    fits = size * itemsize <= target.second_level_cache() // 4
+    fits = size * itemsize <= m.second_level_cache // 4
     return ContiguousAxis(
         src=Buffer(0),
         dst=Buffer(1),
@@ -67,15 +64,14 @@ def contiguous_axis(
         block=block,
         size=size,
         tail=layout.padded_shape(shape)[axis] - size,
-        gathered=int(len(along) > 1 and block % lanes_of(max(itemsize, 4)) > 0 and fits),
+        gathered=int(len(along) > 1 and block % m.lanes(max(itemsize, 4)) > 0 and fits),
         **element_words(element, given),
     )
 
 
-def strided_axis(
-    layout: Layout, shape: tuple[int, ...], axis: int, element: ElementType, given: Quantizations = None
-) -> StridedAxis:
+def strided_axis(request: Request, axis: int, given: Quantizations = None) -> StridedAxis:
     """An axis without blocks. The source is buffer 0, the destination buffer 1. given: as above."""
+    layout, shape, element = request.dst, request.problem.shape, request.types.src
     itemsize = element.itemsize
     axes = layout.axes(shape)
     found = next(a for a in axes if a.dim == axis)
@@ -104,9 +100,10 @@ def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:
     return {"zero": zero, "integers": conversion_words((element, element), (src, dst))}
 
 
-def cost(problem: Any, layout: Layout, element: ElementType, threads: int) -> float:
+def cost(request: Request) -> float:
     """Seconds to move source and destination, or for the work on each vector, or part of one, of a block."""
-    size, itemsize = layout.size(problem.shape), element.itemsize
+    layout, itemsize, m = request.dst, request.types.src.itemsize, request.machine
+    size = layout.size(request.problem.shape)
     part = min(16, layout.blocks[1]) if layout.is_blocked and layout.blocks[1] > 1 else 16
-    computed = size / part * MULTIPLY_ADDS * fma_seconds(16, 4)
-    return launch_seconds() + max(move_seconds(itemsize * size, itemsize * size), computed) / threads
+    computed = size / part * MULTIPLY_ADDS * m.fma_seconds(16, 4)
+    return m.launch_seconds() + max(m.move_seconds(itemsize * size, itemsize * size), computed) / request.threads

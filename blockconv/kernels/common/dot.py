@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from blockconv.core import target
+from blockconv.core.target import Isa
 from blockconv.core.types import BRAIN, SIGNED, Types, element
 from blockconv.jit.ir import call_llvm
 from blockconv.kernels.common.vectors import Vectors
@@ -84,33 +84,33 @@ MATRIX_DOTS = {
 }
 
 
-def dot_for(types: Types) -> Dot:
-    """The fastest multiply-accumulate of this machine for these types."""
+def dot_for(types: Types, isa: Isa) -> Dot:
+    """The fastest multiply-accumulate of an instruction set for these types."""
     if types.acc.is_float:
         if not types.src.is_half:
             return MULTIPLY_ADD
         # Where matrices of bfloat16 have a unit, an instruction of vectors takes as long as four multiply-adds.
-        has_dots = target.isa().bf16 and not target.isa().amx
+        has_dots = isa.bf16 and not isa.amx
         return BRAIN_DOTS["vdpbf16ps"] if types.src.kind == BRAIN and has_dots else WIDENED
-    if target.isa().vnni:
+    if isa.vnni:
         return DOTS["vpdpbusd"]
-    if not target.X86:
+    if not isa.is_x86:
         return DOTS["vpmaddwd, emulated"]
     fits = types.wei.narrow or types.src.is_packed
-    return DOTS["vpmaddubsw" if fits and target.isa().ssse3 else "vpmaddwd"]
+    return DOTS["vpmaddubsw" if fits and isa.ssse3 else "vpmaddwd"]
 
 
-def dot_of_words() -> Dot:
-    """The fastest multiply-accumulate of this machine for integers of 16 bits, whose sums wrap."""
-    if target.isa().vnni:
+def dot_of_words(isa: Isa) -> Dot:
+    """The fastest multiply-accumulate of an instruction set for integers of 16 bits, whose sums wrap."""
+    if isa.vnni:
         return DOTS["vpdpwssd"]
-    return DOTS["vpmaddwd" if target.X86 else "vpmaddwd, emulated"]
+    return DOTS["vpmaddwd" if isa.is_x86 else "vpmaddwd, emulated"]
 
 
-def matrix_dot_for(types: Types) -> Dot:
-    """The multiply-accumulate of matrices for these types; emulated where the machine has no unit for them."""
+def matrix_dot_for(types: Types, isa: Isa) -> Dot:
+    """The multiply-accumulate of matrices for these types; emulated where the processor has no unit for them."""
     name = "tdpbf16ps" if types.acc.is_float else "tdpbssd" if types.src.kind == SIGNED else "tdpbusd"
-    return MATRIX_DOTS[name if target.isa().amx else f"{name}, emulated"]
+    return MATRIX_DOTS[name if isa.amx else f"{name}, emulated"]
 
 
 def packed_as_one(types: Types, dot: Dot) -> int:

@@ -8,9 +8,8 @@ task gathers what it reads of some channels first, where pixels are neighbours (
 
 from __future__ import annotations
 
-from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
-from blockconv.machine.profile import profile
+from blockconv.machine.machine import Machine
 
 __all__ = ["FEW_SETS", "TOGETHER", "gathered_bytes", "gathering_seconds", "is_crowded", "rows_that_stay", "window_rows"]
 
@@ -18,9 +17,9 @@ FEW_SETS = 2  # in which all pixels lie: of 4 it takes longer to gather (strides
 TOGETHER = 256  # bytes of a pixel that are gathered at once: lines that follow one another are fetched ahead
 
 
-def is_crowded(pixels: int, step: int, few_sets: int = FEW_SETS) -> bool:
+def is_crowded(machine: Machine, pixels: int, step: int, few_sets: int = FEW_SETS) -> bool:
     """Whether so many pixels, `step` bytes apart, lie in so few sets that these hold only a part of them."""
-    known = profile()
+    known = machine.profile
     sets = known.sets_reached(step)
     return sets <= few_sets and pixels > known.ways * sets
 
@@ -31,12 +30,12 @@ def window_rows(problem: Conv2dProblem | Pool2dProblem, rows: int) -> int:
     return min(p.ih, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1)
 
 
-def rows_that_stay(row_bytes: int, window: int, stride: int) -> int:
+def rows_that_stay(machine: Machine, row_bytes: int, window: int, stride: int) -> int:
     """Of how many rows of outputs what is gathered stays in the second-level cache; 0 where not even of one.
 
     row_bytes: of a row that is gathered. window: rows of the source for one of outputs. stride: for one more.
     """
-    held = target.second_level_cache() // 4 // row_bytes
+    held = machine.second_level_cache // 4 // row_bytes
     return (held - window) // stride + 1 if held >= window else 0
 
 
@@ -46,7 +45,7 @@ def gathered_bytes(problem: Conv2dProblem | Pool2dProblem, nbytes: int, rows: in
     return nbytes * max(1.0, -(-p.oh // rows) * window_rows(p, rows) / p.ih)
 
 
-def gathering_seconds(nbytes: float) -> float:
+def gathering_seconds(machine: Machine, nbytes: float) -> float:
     """To gather so many bytes."""
-    known = profile()
+    known = machine.profile
     return nbytes / known.vector_bytes * known.pack(known.vector_bytes // 4, "apart")

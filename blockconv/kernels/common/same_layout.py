@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from blockconv.core.layout import Layout
-from blockconv.core.types import Types
+from blockconv.kernels.common.request import Reason, Request
 
 __all__ = ["same_layout_why_not"]
 
 
-def same_layout_why_not(
-    problem: Any, src: Layout, dst: Layout, types: Types, tails: tuple[int, ...] = (1,)
-) -> str | None:
+def same_layout_why_not(request: Request, tails: tuple[int, ...] = (1,)) -> Reason | None:
     """None for two equal layouts with at most one block of channels, the innermost, and only it cut; else a sentence.
 
     tails: the dimensions whose last block may have a tail. Blocks of others have to divide the problem's `dst_shape`:
     then they are dimensions like others.
     """
-    shape = problem.dst_shape
+    shape, src, dst = request.problem.dst_shape, request.src, request.dst
     if src != dst:
         return "does not change the layout"
     if dst.ndim != len(shape):

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from blockconv.core import target
-
-__all__ = ["TASK_BYTES", "chunk_of", "lanes_of", "splits_of"]
+__all__ = ["TASK_BYTES", "chunk_of", "splits_of"]
 
 TASK_BYTES = 16 * 1024  # work that is taken at a time, where there is plenty: half of a first-level cache
-
-
-def lanes_of(itemsize: int) -> int:
-    """Elements in a vector."""
-    return target.isa().vector_bytes // itemsize
 
 
 def chunk_of(tasks: int, nbytes: int, threads: int, limit: int = TASK_BYTES) -> int:

@@ -35,9 +35,9 @@ PARTS = 4  # vectors of 32 bits that a vector of bytes becomes
 UNIT = 16  # bytes within which is unpacked, and shuffled
 
 
-def permutes_bytes() -> bool:
+def permutes_bytes(isa: target.Isa) -> bool:
     """Whether one instruction permutes the bytes of a vector, wherever these are."""
-    return "avx512vbmi" in target.target_features()
+    return isa.vbmi
 
 
 @functools.cache

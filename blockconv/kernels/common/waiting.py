@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ElementType, Types
+from blockconv.core.types import ElementType
 from blockconv.kernels.common.geometry import geometry
-from blockconv.machine.costs import beyond_seconds
-from blockconv.machine.profile import profile
+from blockconv.kernels.common.request import Request
+from blockconv.machine.machine import Machine
 
 __all__ = ["is_beyond", "is_wide", "waiting_seconds"]
 
 
-def waiting_seconds(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
+def waiting_seconds(request: Request) -> float:
     """Seconds for cache lines to come from beyond the second-level cache where a kernel jumps from one to the next.
 
     It does where the channels of a pixel are more than a line, as in NHWC: a tile takes some vectors of each of its
     pixels. Processors fetch ahead what follows, which is for other tiles, so arithmetic hides none of this: of 16 to 96
     channels at 112x112 on AVX-512, 500 µs into blocks of 16 were 740 into NHWC.
     """
-    source = src, problem.src_shape, types.src
-    destination = dst, problem.dst_shape, types.dst
-    total = _nbytes(*source) + _nbytes(*destination)
-    return beyond_seconds(sum(_nbytes(*side) for side in (source, destination) if is_wide(*side)), total)
+    p, types, m = request.problem, request.types, request.machine
+    sides = (request.src, p.src_shape, types.src), (request.dst, p.dst_shape, types.dst)
+    total = sum(_nbytes(*side) for side in sides)
+    return m.beyond_seconds(sum(_nbytes(*side) for side in sides if is_wide(m, *side)), total)
 
 
 def _nbytes(layout: Layout, shape: tuple[int, ...], element: ElementType) -> int:
     return element.nbytes(layout.size(shape))
 
 
-def is_beyond(nbytes: int) -> bool:
+def is_beyond(machine: Machine, nbytes: int) -> bool:
     """Whether a source of so many bytes comes from beyond the second-level cache, at twice what that holds."""
-    return nbytes > 2 * target.second_level_cache()
+    return nbytes > 2 * machine.second_level_cache
 
 
-def is_wide(layout: Layout, shape: tuple[int, ...], element: ElementType, lines: int = 1) -> bool:
+def is_wide(machine: Machine, layout: Layout, shape: tuple[int, ...], element: ElementType, lines: int = 1) -> bool:
     """Whether neighbouring pixels are farther apart than so many cache lines, for more channels lie together."""
-    lies, line = geometry(layout, shape, element.itemsize), profile().line
+    lies, line = geometry(layout, shape, element.itemsize), machine.profile.line
     return lies.channel == element.itemsize and min(lies.length * element.itemsize, lies.col) > lines * line

@@ -7,18 +7,18 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import SIGNED, Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
 from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
 from blockconv.kernels.conv.register_tiles import are_far, tiles_of
 from blockconv.kernels.conv.space import Space, space
-from blockconv.machine.profile import profile
+from blockconv.machine.machine import Machine
 
 __all__ = [
     "NO_BLOCK",
@@ -139,27 +139,25 @@ def weight_layout(blocking: Blocking) -> Layout:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, tile: TileShape | None = None
-) -> Blocking:
-    """The blocking of a problem on this machine. Tile and block sizes do not depend on the threads.
+def blocking(request: Request, tile: TileShape | None = None) -> Blocking:
+    """The blocking of a problem on a machine. Tile and block sizes do not depend on the threads.
 
     tile: of a shape that is asked for, instead of the one of least predicted time.
     """
-    isa, p, at, dot = target.isa(), problem, space(problem, src, dst), dot_for(types)
+    p, types, m, isa = request.problem, request.types, request.machine, request.machine.isa
+    at, dot, s, d = space(p, request.src, request.dst), dot_for(types, isa), request.source, request.destination
     lanes, oc = isa.vector_bytes // types.acc.itemsize, p.oc // p.g
     is_half = p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2
     if is_half:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
-    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     unit = packed_as_one(types, dot)
     interleaved = not lies_in_units(p, s, unit)
     cb = unit if interleaved else _source_block(p, s, unit)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
-    shape = tile or _tile(p, at, d, stored, lanes, dot, is_half)
-    in_place = as_it_is and is_read_in_place(p, at, s, shape.pixels)
-    packs_planes = in_place and at.axes[2] == "hw" and pays_to_pack_planes(s, -(-oc // (shape.vectors * lanes)))
+    shape = tile or _tile(request, at, d, stored, lanes, dot, is_half)
+    in_place = as_it_is and is_read_in_place(m, p, at, s, shape.pixels)
+    packs_planes = in_place and at.axes[2] == "hw" and pays_to_pack_planes(isa, s, -(-oc // (shape.vectors * lanes)))
     # Steps of whole blocks prefetch the next one, which pays for blocks of four where these are read in place.
     blocks_are_steps = cb > 4 * dot.channels or (in_place and cb == 4 * dot.channels)
     inner = Inner(
@@ -173,7 +171,7 @@ def blocking(
         interleaved=interleaved,
         packs_planes=packs_planes,
     )
-    return divided(problem, src, dst, types, threads, inner)
+    return divided(request, inner)
 
 
 class Inner(NamedTuple):
@@ -191,9 +189,10 @@ class Inner(NamedTuple):
     packs_planes: bool = False
 
 
-def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, inner: Inner) -> Blocking:
+def divided(request: Request, inner: Inner) -> Blocking:
     """The blocking whose tasks are as large as caches allow, and as many as threads need."""
-    p, at, (rows, pixels, vectors, gap) = problem, space(problem, src, dst), inner.shape
+    p, dst, types, threads, m = request.problem, request.dst, request.types, request.threads, request.machine
+    at, (rows, pixels, vectors, gap) = space(p, request.src, dst), inner.shape
     itemsize, packed = types.acc.itemsize, inner.dot.itemsize or types.src.itemsize
     width, oc, cb = vectors * inner.lanes, p.oc // p.g, inner.cb
     ocbs = -(-(oc if inner.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
@@ -203,7 +202,8 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     # threads than there are blocks of output channels share both.)
     by_pixels = weights * oc <= channels * packed * at.ih * at.iw
     whole = channels * packed * math.prod(at.window(at.oh, at.ow))
-    room = target.second_level_cache() // 4 if by_pixels else room_for_window(weights * width, whole)
+    cache = m.second_level_cache
+    room = cache // 4 if by_pixels else room_for_window(cache, weights * width, whole)
     sharing = threads if by_pixels else -(-threads // ocbs)
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
@@ -216,7 +216,7 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     w_rows, w_cols = at.window(task_rows, panel)
     windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
     tiles = -(-task_rows // rows) * -(-task_cols // pixels)
-    k_blocks = _k_blocks(weights * width, tiles, inner)
+    k_blocks = _k_blocks(cache, weights * width, tiles, inner)
     kept = 3 + (tiles if k_blocks > 1 else 0)
     scratch = -(-windows // 128) * 128 + 256 + kept * inner.shape.lines * width * itemsize
     return Blocking(
@@ -244,13 +244,15 @@ def divided(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thre
     )
 
 
-def _k_blocks(weights: int, tiles: int, inner: Inner) -> int:
-    """How many blocks the steps of a reduction are taken in; `weights`: bytes that a tile reads, as `tiles` do.
+def _k_blocks(cache: int, weights: int, tiles: int, inner: Inner) -> int:
+    """How many blocks the steps of a reduction are taken in.
+
+    cache: bytes of the second level. weights: bytes that each of the `tiles` reads.
 
     What a tile reads is read again by the next one: by then longer reductions have pushed it out of the second-level
     cache, where the next weights and the windows lie too.
     """
-    most = target.second_level_cache() // 8
+    most = cache // 8
     if weights <= most or tiles == 1 or not inner.shared.dense or inner.dot.is_matrix:
         return 1
     return -(-2 * weights // most)
@@ -301,7 +303,7 @@ def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
 ELEMENT = 4  # bytes of what is broadcast where a multiply-accumulate takes several channels
 
 
-def is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: int) -> bool:
+def is_read_in_place(machine: Machine, problem: Conv2dProblem, at: Space, src: Geometry, pixels: int) -> bool:
     """Whether tiles may read the source where it is: the rows of a 1x1 convolution, if groups divide no block.
 
     Rows of images (HWCN) are read so where each channel has its own: to pack them is a short copy for each.
@@ -314,7 +316,7 @@ def is_read_in_place(problem: Conv2dProblem, at: Space, src: Geometry, pixels: i
         return False
     if problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length:
         return False
-    known = profile()
+    known = machine.profile
     return pixels <= known.ways * known.sets_reached(src.along(at.axes[2])) - 2
 
 
@@ -366,18 +368,17 @@ def why_not_window(blocking: Blocking) -> str | None:
     return None if fits else f"a tile's window, with what is between its taps, would take {blocking.scratch:.1e} bytes"
 
 
-def _tile(
-    problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot, binds: bool
-) -> TileShape:
+def _tile(request: Request, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot, binds: bool) -> TileShape:
     """The tile of least predicted time, by the machine's profile.
 
     binds: whether loads bind a tile of one vector, which has more of them than multiply-adds, and there are others: of
     half a register's vectors two multiply-adds are issued in a cycle, and no more loads.
     """
-    rates, groups, oc = profile().by(name_of(dot)), problem.g, problem.oc // problem.g
+    problem, m = request.problem, request.machine
+    rates, groups, oc = m.profile.by(name_of(dot)), problem.g, problem.oc // problem.g
     steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
     best: tuple[bool, float, int, int, TileShape] | None = None
-    for vectors, most in tiles_of(dot):
+    for vectors, most in tiles_of(dot, m.isa):
         width = vectors * lanes
         if straddles_blocks(problem, dst, stored, lanes, width):
             continue
@@ -385,7 +386,7 @@ def _tile(
             pixels = -(-at.ow // count)
             for r in {min(at.oh, most // pixels), 1}:
                 count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                step = rates.step(r * pixels, vectors, is_far=are_far(steps, vectors))
+                step = rates.step(r * pixels, vectors, is_far=are_far(m, steps, vectors))
                 seconds = steps * step + rates.end(r * pixels * vectors)
                 level = float(f"{count_of_tiles * seconds:.6e}")  # of sums that are equal but for their rounding
                 shape = TileShape(r, pixels, vectors)

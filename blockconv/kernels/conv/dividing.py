@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from blockconv.core import target
 from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.conv.space import Space
 
 __all__ = ["pixels_of_task", "room_for_window", "splits_of_tasks", "tasks_wanted"]
 
 
-def room_for_window(block: int, whole: int) -> int:
+def room_for_window(cache: int, block: int, whole: int) -> int:
     """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each.
 
+    cache: bytes of the second level.
     A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.
     """
-    cache = target.second_level_cache()
     return whole if whole <= cache else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
 
 

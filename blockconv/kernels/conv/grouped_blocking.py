@@ -10,16 +10,15 @@ from __future__ import annotations
 import functools
 import math
 
-from blockconv.core import target
-from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
 from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
-from blockconv.kernels.common.geometry import NO_BLOCK, geometry
+from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.interleaved import Shared
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv.blocking import Blocking, lies_in_units, store_width
 from blockconv.kernels.conv.dividing import pixels_of_task
 from blockconv.kernels.conv.space import Space, space
+from blockconv.machine.machine import Machine
 
 __all__ = ["blocking", "groups_per_vector"]
 
@@ -29,30 +28,30 @@ def groups_per_vector(problem: Conv2dProblem, lanes: int) -> int:
     return lanes // (problem.oc // problem.g)
 
 
-def _lanes(problem: Conv2dProblem, lanes: int) -> int:
+def _lanes(machine: Machine, problem: Conv2dProblem, lanes: int) -> int:
     """Of a vector, or of half of one where that costs nothing and leaves a tenth of them less idle."""
     half, p = lanes // 2, problem
-    if not target.isa().halves or p.oc // p.g > half:
+    if not machine.isa.halves or p.oc // p.g > half:
         return lanes
     total = {width: -(-p.g // groups_per_vector(p, width)) * width for width in (lanes, half)}
     return half if 10 * total[half] <= 9 * total[lanes] else lanes
 
 
-def _dot(problem: Conv2dProblem, src: Layout, types: Types) -> Dot:
+def _dot(request: Request) -> Dot:
     """The multiply-accumulate: of floats the one for wider ones where channels do not lie in pairs."""
-    dot = dot_for(types)
-    lies = geometry(src, problem.src_shape, types.src.itemsize)
-    if types.src.is_half and not lies_in_units(problem, lies, packed_as_one(types, dot)):
+    types, dot = request.types, dot_for(request.types, request.machine.isa)
+    if types.src.is_half and not lies_in_units(request.problem, request.source, packed_as_one(types, dot)):
         return WIDENED
     return dot
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
-    """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
-    isa, itemsize, p, at = target.isa(), types.acc.itemsize, problem, space(problem, src, dst)
-    lanes, registers = _lanes(p, isa.vector_bytes // itemsize), 32 if isa.registers == 32 else 16
-    dot = _dot(p, src, types)
+def blocking(request: Request) -> Blocking:
+    """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
+    p, types, threads, m = request.problem, request.types, request.threads, request.machine
+    itemsize, at, d = types.acc.itemsize, space(p, request.src, request.dst), request.destination
+    lanes, registers = _lanes(m, p, m.lanes(itemsize)), m.registers
+    dot = _dot(request)
     count = groups_per_vector(p, lanes)
     ic, oc = p.ic // p.g // dot.channels, p.oc // p.g
     # Of elements, and of what is packed as one: four bytes, which may be several elements.
@@ -65,15 +64,14 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thr
     rows, pixels = _tile(at, registers - taps - 2 - (dot.instructions > 1))
     groups = -(-p.g // count)
     task_rows, task_cols = pixels_of_task(
-        at, groups, rows, pixels, at.depth * pitch * itemsize, threads, target.second_level_cache() // 4
+        at, groups, rows, pixels, at.depth * pitch * itemsize, threads, m.second_level_cache // 4
     )
     w_rows, w_cols = at.window(task_rows, task_cols)
     window = at.depth * pitch * itemsize * w_rows * w_cols
     window += (lanes - 1) * pitch * itemsize  # planes are transposed in whole vectors of pixels
     scratch = -(-window // 128) * 128 + 256 + 3 * rows * pixels * lanes * itemsize
-    d = geometry(dst, p.dst_shape, types.dst.itemsize)
     width = store_width(d, at, types.dst.itemsize, lanes, groups_of=count * oc if groups > 1 else 0)
-    length = geometry(src, p.src_shape, 1).length
+    length = request.source.length
     cb = _source_block(channels, length if length == NO_BLOCK else length // unit, lanes)
     return Blocking(
         rows=rows,

@@ -11,13 +11,11 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from blockconv.core import target
-from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, name_of, packed_as_one
-from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.conv.blocking import (
     Blocking,
     Inner,
@@ -31,7 +29,6 @@ from blockconv.kernels.conv.blocking import (
 from blockconv.kernels.conv.matrix_tile import COLUMNS, LINE_BYTES, LINES, WORD, row_blocks
 from blockconv.kernels.conv.packing_units import spare_bytes
 from blockconv.kernels.conv.space import Space, space
-from blockconv.machine.profile import profile
 
 __all__ = ["SHAPES", "UNITS", "blocking", "extent", "shape_seconds", "tile_seconds", "why_not"]
 
@@ -62,10 +59,10 @@ def extent(cb: int, src: Geometry) -> int:
     return cb if src.length == NO_BLOCK else min(cb, src.length)
 
 
-def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+def why_not(request: Request) -> Reason | None:
     """Why no matrices can be made of a problem's windows."""
-    p, lies = problem, geometry(src, problem.src_shape, types.src.itemsize)
-    unit = packed_as_one(types, matrix_dot_for(types))
+    p, src, types, lies = request.problem, request.src, request.types, request.source
+    unit = packed_as_one(types, matrix_dot_for(types, request.machine.isa))
     interleaved, cb = not lies_in_units(p, lies, unit), _channels(p, lies, unit)
     if lies.length not in (1, NO_BLOCK):
         if interleaved:
@@ -78,27 +75,25 @@ def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> s
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, tile: TileShape | None = None
-) -> Blocking:
+def blocking(request: Request, tile: TileShape | None = None) -> Blocking:
     """The blocking of a problem. Tile and block sizes do not depend on the threads.
 
     tile: of a shape that is asked for, instead of the one of least predicted time.
     """
-    p, at, dot = problem, space(problem, src, dst), matrix_dot_for(types)
+    p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
+    at, dot = space(p, request.src, request.dst), matrix_dot_for(types, m.isa)
     unit = packed_as_one(types, dot)
-    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
     interleaved = not lies_in_units(p, s, unit)
     cb = _channels(p, s, unit)
     taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.ic // p.g <= cb else 1
     stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.oc // p.g if p.g > 1 else 0)
     as_it_is = not (interleaved or types.src.is_packed) and extent(cb, s) == cb and p.ic // p.g % cb == 0
-    shape = tile or _tile(p, at, d, stored, cb, taps, dot)
+    shape = tile or _tile(request, at, d, stored, cb, taps, dot)
     # Whole lines that are read once do not push each other out before they are.
     held = 1 if cb == UNITS * unit else shape.pixels
-    in_place = as_it_is and is_read_in_place(p, at, s, held)
+    in_place = as_it_is and is_read_in_place(m, p, at, s, held)
     if not (tile or in_place):
-        shape = _tile(p, at, d, stored, cb, taps, dot, gap=_gap(at))
+        shape = _tile(request, at, d, stored, cb, taps, dot, gap=_gap(at))
     inner = Inner(
         shape=shape,
         lanes=COLUMNS,
@@ -110,7 +105,7 @@ def blocking(
         interleaved=interleaved,
         shared=DENSE._replace(taps=taps),
     )
-    found = divided(problem, src, dst, types, threads, inner)
+    found = divided(request, inner)
     spare = 0 if found.in_place else spare_bytes(cb // unit, found.window_cols, 0 if interleaved else extent(cb, s))
     return replace(found, scratch=found.scratch + -(-spare // LINE_BYTES) * LINE_BYTES)
 
@@ -121,17 +116,18 @@ def _gap(at: Space) -> int:
 
 
 def _tile(
-    problem: Conv2dProblem, at: Space, dst: Geometry, stored: int, cb: int, taps: int, dot: Dot, gap: int = 0
+    request: Request, at: Space, dst: Geometry, stored: int, cb: int, taps: int, dot: Dot, gap: int = 0
 ) -> TileShape:
     """The tile of least predicted time, by the machine's profile. gap: where rows may be one, as in `TileShape`."""
-    oc, found = problem.oc // problem.g, []
+    problem, found = request.problem, []
+    oc = problem.oc // problem.g
     for vectors, blocks in SHAPES:
         width = vectors * COLUMNS
         if straddles_blocks(problem, dst, stored, COLUMNS, width):
             continue
         for shape in _shapes(at, blocks, vectors, gap):
             tiles = -(-at.oh // shape.rows) * -(-at.ow // shape.pixels) * -(-oc // width)
-            seconds = tiles * shape_seconds(problem, shape, cb, taps, dot)
+            seconds = tiles * shape_seconds(request, shape, cb, taps, dot)
             found.append((float(f"{seconds:.6e}"), shape.gap, abs(vectors - 2), -shape.rows * shape.pixels, shape))
     return min(found)[-1]
 
@@ -156,21 +152,22 @@ def _pixels(ow: int, blocks: int) -> list[int]:
     return sorted(pixels for pixels in found if pixels <= ow)
 
 
-def tile_seconds(problem: Conv2dProblem, blocking: Blocking) -> float:
+def tile_seconds(request: Request, blocking: Blocking) -> float:
     """Predicted, of a tile whose channels are stored whole."""
-    return shape_seconds(problem, blocking.shape, blocking.cb, blocking.shared.taps, blocking.dot)
+    return shape_seconds(request, blocking.shape, blocking.cb, blocking.shared.taps, blocking.dot)
 
 
-def shape_seconds(problem: Conv2dProblem, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
+def shape_seconds(request: Request, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
     """A block of few pixels, or of few channels, takes as long as one of sixteen, and of 64 bytes.
 
     A step waits for its weights, which come from the second-level cache, and have to come there first if they do not
     stay; and while matrices are multiplied the tile before is stored. What takes longer counts.
     """
-    p, name, blocks = problem, name_of(dot), len(row_blocks(shape.rows, shape.pixels, shape.gap))
-    rates, alone = profile().by(name), profile().by(f"{name}, one step")
+    p, m, name = request.problem, request.machine, name_of(dot)
+    blocks = len(row_blocks(shape.rows, shape.pixels, shape.gap))
+    rates, alone = m.profile.by(name), m.profile.by(f"{name}, one step")
     steps, vectors = -(-(p.ic // p.g) // cb) * p.kh * (p.kw // taps), shape.rows * shape.pixels * shape.vectors
     weights = p.oc * steps * LINE_BYTES
-    ways = 1 if weights <= target.second_level_cache() else 2
+    ways = 1 if weights <= m.second_level_cache else 2
     step = max(rates.step(LINES * blocks, shape.vectors), ways * shape.vectors * rates.latency)
     return max(steps * step + rates.end(vectors), alone.end(vectors))

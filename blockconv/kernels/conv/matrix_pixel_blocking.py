@@ -8,11 +8,8 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, packed_as_one
-from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.conv import matrix_blocking
 from blockconv.kernels.conv.blocking import Blocking, Inner, TileShape, divided
 from blockconv.kernels.conv.matrix_blocking import SHAPES, UNITS
@@ -22,11 +19,11 @@ from blockconv.kernels.conv.space import Space, space
 __all__ = ["blocking", "tile_seconds", "why_not"]
 
 
-def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+def why_not(request: Request) -> Reason | None:
     """Why no columns of matrices can be made of the pixels of a row."""
-    p, at = problem, space(problem, src, dst)
-    for layout, shape, type in ((src, p.src_shape, types.src), (dst, p.dst_shape, types.dst)):
-        lies = geometry(layout, shape, type.itemsize)
+    at, types = space(request.problem, request.src, request.dst), request.types
+    sides = (request.src, request.source, types.src), (request.dst, request.destination, types.dst)
+    for layout, lies, type in sides:
         if lies.length != 1 or lies.along(at.axes[2]) != type.itemsize:
             return f"is for layouts in which a channel's neighbouring pixels lie together, not for {layout}"
     if at.kw > 1 and at.sw > 1:
@@ -35,14 +32,15 @@ def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> s
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
+def blocking(request: Request) -> Blocking:
     """The blocking of a problem. A tile has all columns of its task; what is reduced together is of one size."""
-    p, at, dot = problem, space(problem, src, dst), matrix_dot_for(types)
+    p, types = request.problem, request.types
+    at, dot = space(p, request.src, request.dst), matrix_dot_for(types, request.machine.isa)
     unit = packed_as_one(types, dot)
     units = -(-(p.ic // p.g) // unit)
     steps = -(-units // UNITS)
     each = -(-units // steps)
-    vectors, blocks = _registers(p, at, unit * each, dot)
+    vectors, blocks = _registers(request, at, unit * each, dot)
     inner = Inner(
         shape=TileShape(1, min(at.ow, blocks * COLUMNS), vectors * LINES),
         lanes=1,
@@ -53,7 +51,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thr
         dot=dot,
         interleaved=True,
     )
-    found = divided(p, src, dst, types, threads, inner)
+    found = divided(request, inner)
     rows, cols = at.window(found.task_rows, found.task_cols)
     cols = -(-cols // COLUMNS) * COLUMNS  # whole cache lines, and blocks
     windows = steps * each * unit * types.src.itemsize * at.depth * rows * cols
@@ -69,23 +67,23 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, thr
     return replace(found, scratch=windows + 256 + 3 * found.lines * found.width * types.acc.itemsize)
 
 
-def _registers(problem: Conv2dProblem, at: Space, step: int, dot: Dot) -> tuple[int, int]:
+def _registers(request: Request, at: Space, step: int, dot: Dot) -> tuple[int, int]:
     """(blocks of output channels, of pixels) that are reduced together, of least predicted time by the profile."""
-    found, oc = [], problem.oc // problem.g
+    found, oc = [], request.problem.oc // request.problem.g
     for vectors, most in SHAPES:
         blocks = min(most, -(-at.ow // COLUMNS))
-        seconds = -(-oc // (vectors * LINES)) * _seconds(problem, at.ow, vectors, blocks, step, dot)
+        seconds = -(-oc // (vectors * LINES)) * _seconds(request, at.ow, vectors, blocks, step, dot)
         found.append((float(f"{seconds:.6e}"), abs(vectors - 2), -blocks, (vectors, blocks)))
     return min(found)[-1]
 
 
-def tile_seconds(problem: Conv2dProblem, found: Blocking) -> float:
+def tile_seconds(request: Request, found: Blocking) -> float:
     """Predicted, of a tile."""
-    return _seconds(problem, found.pixels, found.width // LINES, found.blocks, found.step, found.dot)
+    return _seconds(request, found.pixels, found.width // LINES, found.blocks, found.step, found.dot)
 
 
-def _seconds(problem: Conv2dProblem, pixels: int, vectors: int, blocks: int, step: int, dot: Dot) -> float:
+def _seconds(request: Request, pixels: int, vectors: int, blocks: int, step: int, dot: Dot) -> float:
     """Of a row of so many pixels: as of tiles whose lines are pixels, of as many blocks."""
     shape = TileShape(1, blocks * COLUMNS, vectors)
     count = -(-pixels // (blocks * COLUMNS))
-    return count * matrix_blocking.shape_seconds(problem, shape, step, 1, dot)
+    return count * matrix_blocking.shape_seconds(request, shape, step, 1, dot)

@@ -12,19 +12,16 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from blockconv.core import target
-from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ElementType
-from blockconv.kernels.common.geometry import geometry
+from blockconv.core.target import Isa
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv.blocking import Blocking
 from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES
 from blockconv.kernels.conv.register_tiles import tiles_of_registers
 from blockconv.kernels.conv.space import Space, is_pointwise, space
-from blockconv.machine.costs import cycle_seconds
-from blockconv.machine.profile import profile
+from blockconv.machine.machine import Machine
 
 __all__ = ["blocking", "cycles", "why_not"]
 
@@ -46,43 +43,43 @@ class _Tile(NamedTuple):
         return self.vectors * self.lanes
 
 
-def why_not(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType) -> str | None:
+def why_not(request: Request) -> Reason | None:
     """Why vectors cannot run along the pixels of a row, or the images of a pixel."""
-    p, at = problem, space(problem, src, dst, strided=True)
-    for layout, shape in ((src, p.src_shape), (dst, p.dst_shape)):
-        lies = geometry(layout, shape, element.itemsize)
-        if lies.length != 1 or lies.along(at.axes[2]) != element.itemsize:
+    p, itemsize = request.problem, request.types.src.itemsize
+    at = space(p, request.src, request.dst, strided=True)
+    for layout, lies in ((request.src, request.source), (request.dst, request.destination)):
+        if lies.length != 1 or lies.along(at.axes[2]) != itemsize:
             return f"is for layouts in which a channel's neighbouring pixels lie together, not for {layout}"
     if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
         return f"is for groups of at least {SERVED} output channels, which a vector of pixels is loaded for at each tap"
-    least = min(_lanes(element))
+    least = min(_lanes(request.machine, itemsize))
     if at.ow < least:
         return f"is for rows of at least {least} pixels, not of {at.ow}"
     return None
 
 
-def _lanes(element: ElementType) -> list[int]:
+def _lanes(machine: Machine, itemsize: int) -> list[int]:
     """Of a vector, and of half of one where that runs twice as fast."""
-    isa = target.isa()
-    lanes = isa.vector_bytes // element.itemsize
-    return [lanes, lanes // 2] if isa.halves else [lanes]
+    lanes = machine.lanes(itemsize)
+    return [lanes, lanes // 2] if machine.isa.halves else [lanes]
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementType, threads: int) -> Blocking:
-    """The blocking of a problem on this machine. Tile sizes do not depend on the threads."""
-    p, itemsize, at = problem, element.itemsize, space(problem, src, dst, strided=True)
+def blocking(request: Request) -> Blocking:
+    """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
+    p, m, threads, itemsize = request.problem, request.machine, request.threads, request.types.src.itemsize
+    at = space(p, request.src, request.dst, strided=True)
     oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
 
     def score(tile: _Tile) -> tuple[float, int]:  # of tiles whose times are equal but for their rounding, the largest
-        cycles = float(f"{_cycles(p, at, tile, at.oh, at.ow, itemsize):.3e}")
+        cycles = float(f"{_cycles(m, p, at, tile, at.oh, at.ow, itemsize):.3e}")
         return cycles, -tile.rows * tile.vectors * tile.channels
 
-    tile = min(_tiles(oc, at, element), key=score)
+    tile = min(_tiles(m, oc, at, itemsize), key=score)
     ocbs = -(-oc // tile.channels)
-    room, images = target.second_level_cache() // 4, at.images * p.g
+    room, images = m.second_level_cache // 4, at.images * p.g
     if at.oh == 1:
-        task_rows, task_cols = 1, _columns_of_task(p, at, tile, room // pixel_bytes, threads, itemsize)
+        task_rows, task_cols = 1, _columns_of_task(request, at, tile, room // pixel_bytes)
     else:
         task_rows, task_cols = pixels_of_task(at, p.g, tile.rows, tile.pixels, pixel_bytes, threads, room)
     tasks = images * -(-at.oh // task_rows) * -(-at.ow // task_cols)
@@ -109,7 +106,7 @@ def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, element: ElementT
         pixel_lanes=tile.lanes,
         phases=phases,
         # The one-tap problem's own rows, where its space is not what it is for every kernel.
-        line=p.ow if at != space(p, src, dst) else 0,
+        line=p.ow if at != space(p, request.src, request.dst) else 0,
     )
 
 
@@ -119,9 +116,10 @@ def _phases(at: Space, panel: int) -> tuple[int, int]:
     return max(tap % at.sw for tap in taps) + 1, panel + max(tap // at.sw for tap in taps)
 
 
-def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, threads: int, itemsize: int) -> int:
+def _columns_of_task(request: Request, at: Space, tile: _Tile, most: int) -> int:
     """Columns, at most so many, of the largest task of one row, that leave the least to do to the busiest thread."""
-    units, images = -(-at.ow // tile.pixels), at.images * problem.g
+    p, threads, itemsize = request.problem, request.threads, request.types.src.itemsize
+    units, images = -(-at.ow // tile.pixels), at.images * p.g
     largest = min(max(1, most // tile.pixels), -(-units // -(-tasks_wanted(threads) // images)))
     # Of the sizes that make the same number of tasks, the least; of very many, some, as each takes time to be priced.
     some = range(largest, 0, -max(1, largest // 64))
@@ -129,7 +127,7 @@ def _columns_of_task(problem: Conv2dProblem, at: Space, tile: _Tile, most: int, 
 
     def busiest(size: int) -> tuple[float, int]:
         tasks = images * -(-at.ow // size)
-        return -(-tasks // threads) / tasks * _cycles(problem, at, tile, 1, size, itemsize), -size
+        return -(-tasks // threads) / tasks * _cycles(request.machine, p, at, tile, 1, size, itemsize), -size
 
     return min(sizes, key=busiest)
 
@@ -142,62 +140,64 @@ PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 
 
-def cycles(problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) -> float:
+def cycles(machine: Machine, problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) -> float:
     """Predicted, on one thread."""
     tile = _Tile(found.rows, found.pixels // found.pixel_lanes, found.pixel_lanes, found.width)
-    return _cycles(problem, at, tile, found.task_rows, found.task_cols, itemsize)
+    return _cycles(machine, problem, at, tile, found.task_rows, found.task_cols, itemsize)
 
 
-def _cycles(problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int, itemsize: int) -> float:
+def _cycles(
+    machine: Machine, problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int, itemsize: int
+) -> float:
     """`cycles`, of tasks of so many rows and columns at the most."""
     p, ic, oc = problem, problem.ic // problem.g, problem.oc // problem.g
     down, along = -(-at.oh // rows), -(-at.ow // cols)
     tasks, columns = at.images * p.g * down * along, -(-at.ow // tile.pixels) / along
     ocbs, tiles, steps = -(-oc // tile.channels), -(-at.oh // tile.rows) / down * columns, ic * p.kh * p.kw
-    end = profile().rates.end(tile.rows * tile.vectors * tile.channels) / cycle_seconds()
-    step = _step_cycles(tile, itemsize, overlap=steps > ic)
+    end = machine.profile.rates.end(tile.rows * tile.vectors * tile.channels) / machine.cycle_seconds()
+    step = _step_cycles(machine, tile, itemsize, overlap=steps > ic)
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
     if is_pointwise(p):
         packed = rows * columns * (PANEL_ROW_CYCLES + tile.vectors)
     elif at.axes[2] == "hw":  # panels of parts of rows with strides
-        packed = columns * tile.pixels * p.sw * _element_cycles()
+        packed = columns * tile.pixels * p.sw * _element_cycles(machine)
     else:
         phases, each = _phases(at, cols)
-        packed = at.depth * at.window(rows, cols)[0] * phases * each * at.sw * _element_cycles()
+        packed = at.depth * at.window(rows, cols)[0] * phases * each * at.sw * _element_cycles(machine)
     return tasks * (reduced + ic * packed)
 
 
-def _element_cycles() -> float:
+def _element_cycles(machine: Machine) -> float:
     """To pack an element of a plane. Rows of them, whose ends are moved under masks, take no longer."""
-    return profile().pack(1, "") / cycle_seconds()
+    return machine.profile.pack(1, "") / machine.cycle_seconds()
 
 
-def _step_cycles(tile: _Tile, itemsize: int, overlap: bool) -> float:
+def _step_cycles(machine: Machine, tile: _Tile, itemsize: int, overlap: bool) -> float:
     """Cycles of a step of the reduction: multiply-adds, loads, latency or instructions, whichever bind.
 
     overlap: vectors of taps overlap, so they begin anywhere, and those which two lines share are loaded twice.
     """
-    isa, loaded, vector_bytes = target.isa(), tile.rows * tile.vectors, tile.lanes * itemsize
+    isa, loaded, vector_bytes = machine.isa, tile.rows * tile.vectors, tile.lanes * itemsize
     products = loaded * tile.channels
     each = 2.0 if isa.halves and vector_bytes == isa.vector_bytes else 1.0  # halves that a vector is run as
     multiply_adds, loads = products * each / 2, loaded * each
     if overlap:
         # As the profile has it of the other microkernel, which broadcasts so many pixels against so many vectors.
-        measured = profile().rates.step(tile.channels, loaded, part=each / 2 if isa.halves else 1.0)
-        multiply_adds = measured / cycle_seconds()
+        measured = machine.profile.rates.step(tile.channels, loaded, part=each / 2 if isa.halves else 1.0)
+        multiply_adds = measured / machine.cycle_seconds()
         loads *= 1 + (vector_bytes - itemsize) / LINE
     # Without FMA a product is a copy, a multiplication and an addition, and to broadcast is to load and to shuffle.
     instructions = loaded + (products + tile.channels if isa.fma else 3 * products + 2 * tile.channels)
     return max(multiply_adds, (loads + tile.channels + 1) / 2, 4.0, instructions / 6) + STEP_CYCLES
 
 
-def _held(isa: target.Isa, oc: int) -> Iterator[tuple[int, int]]:
+def _held(isa: Isa, oc: int) -> Iterator[tuple[int, int]]:
     """(vectors of pixels, the most output channels) of tiles that the registers hold: with all of a few, more vectors.
 
     Else the more channels, the fewer vectors are loaded for the same products.
     """
-    known = tiles_of_registers(isa.fma)
+    known = tiles_of_registers(isa, isa.fma)
     yield from known
     free = (32 if isa.registers == 32 else 16) - (1 if isa.fma else 2)  # of a weight, and of a product
     for held in range(max(vectors for vectors, _ in known) + 1, MOST_HELD + 1):
@@ -205,10 +205,10 @@ def _held(isa: target.Isa, oc: int) -> Iterator[tuple[int, int]]:
             yield held, oc
 
 
-def _tiles(oc: int, at: Space, element: ElementType) -> Iterator[_Tile]:
+def _tiles(machine: Machine, oc: int, at: Space, itemsize: int) -> Iterator[_Tile]:
     """Those that the registers hold; output channels are shared evenly."""
-    for lanes in _lanes(element):
-        for held, most in _held(target.isa(), oc):
+    for lanes in _lanes(machine, itemsize):
+        for held, most in _held(machine.isa, oc):
             channels = -(-oc // -(-oc // most))
             for vectors in range(1, held + 1):
                 if held % vectors == 0 and held // vectors <= at.oh and vectors * lanes <= at.ow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockconv.core import target
+from blockconv.core.target import Isa
 from blockconv.kernels.common.geometry import Geometry
 
 __all__ = [
@@ -19,22 +19,22 @@ PANEL_ROW_CYCLES = 6.0  # to pack a row of a panel of planes, beside a cycle for
 STEP = 1.4  # of a step's address, in multiply-adds
 
 
-def plane_read_cycles(src: Geometry) -> float:
+def plane_read_cycles(isa: Isa, src: Geometry) -> float:
     """Cycles of a step that reads pixels of a plane where it is, beside those of any step; as measured.
 
     Vectors of AVX-512 belong to tiles of more pixels, whose arithmetic hides it.
     """
-    if src.length != 1 or target.isa().vector_bytes == 64:
+    if src.length != 1 or isa.vector_bytes == 64:
         return 0.0
     return 1.2 if src.block % 16 else 0.3
 
 
-def pays_to_pack_planes(src: Geometry, ocbs: int) -> bool:
+def pays_to_pack_planes(isa: Isa, src: Geometry, ocbs: int) -> bool:
     """Whether a tile's pixels are packed channel by channel, though they could be read where they are.
 
     Each channel is then next to the one before it, and not in another page, for every block of output channels.
     """
-    waits = plane_read_cycles(src)
+    waits = plane_read_cycles(isa, src)
     return waits > 0 and ocbs * (waits + STEP / 2) > PANEL_ROW_CYCLES + 2
 
 

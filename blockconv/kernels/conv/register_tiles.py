@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from blockconv.core import target
+from blockconv.core.target import Isa
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
-from blockconv.machine.profile import profile
+from blockconv.machine.machine import Machine
 
 __all__ = ["are_far", "tiles_of", "tiles_of_registers"]
 
@@ -17,25 +17,25 @@ _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which 
 _TILES_OF_BYTES = {"sse": ((1, 12), (2, 5)), "avx2": ((1, 12), (2, 7), (2, 6))}
 
 
-def tiles_of_registers(fused: bool) -> tuple[tuple[int, int], ...]:
-    """(vectors, the most scalars that are broadcast against them) of the tiles that this machine's registers hold.
+def tiles_of_registers(isa: Isa, fused: bool) -> tuple[tuple[int, int], ...]:
+    """(vectors, the most scalars that are broadcast against them) of the tiles that the vector registers hold.
 
     fused: whether one instruction multiplies and adds; else each product takes a register before it is added.
     """
-    registers = 32 if target.isa().registers == 32 else 16
+    registers = 32 if isa.registers == 32 else 16
     return _TILES[registers] if fused or registers == 32 else _TILES_WITHOUT_FMA
 
 
-def tiles_of(dot: Dot) -> tuple[tuple[int, int], ...]:
+def tiles_of(dot: Dot, isa: Isa) -> tuple[tuple[int, int], ...]:
     """`tiles_of_registers` for a multiply-accumulate."""
-    if dot.instructions == 3 and target.isa().name in _TILES_OF_BYTES:
-        return _TILES_OF_BYTES[target.isa().name]
-    return tiles_of_registers(target.isa().fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1)
+    if dot.instructions == 3 and isa.name in _TILES_OF_BYTES:
+        return _TILES_OF_BYTES[isa.name]
+    return tiles_of_registers(isa, isa.fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1)
 
 
-def are_far(steps: int, vectors: int) -> bool:
+def are_far(machine: Machine, steps: int, vectors: int) -> bool:
     """Whether a tile's weights do not stay in the first-level cache for the next one, beside the source.
 
     vectors: that each step of the reduction reads.
     """
-    return steps * vectors * target.isa().vector_bytes > profile().caches["L1"] // 2
+    return steps * vectors * machine.isa.vector_bytes > machine.profile.caches["L1"] // 2

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import FLOAT, HALVES, INT4, INT8, Types, element
+from blockconv.core.types import FLOAT, HALVES, INT4, INT8, element
 from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
@@ -42,17 +41,8 @@ from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_re
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.register_tiles import are_far
 from blockconv.kernels.conv.space import space
-from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import (
-    cycle_seconds,
-    fma_seconds,
-    launch_seconds,
-    move_seconds,
-    scatter_seconds,
-    spread_seconds,
-    store_seconds,
-)
-from blockconv.machine.profile import SCATTERED, profile
+from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, WeightForm
+from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import Op
 
 __all__ = ["DIRECT", "GROUPED", "MATRIX", "MATRIX_PIXELS", "PIXELS", "REFERENCE"]
@@ -62,55 +52,62 @@ _NO_EPILOGUE = Epilogue()
 _FLOAT32 = element("float32")
 
 
-def _dense(cut: Callable[..., Blocking], seconds: Callable[..., float]) -> Callable[..., Primitive]:
-    """`Row.make` of tiles of one group, which `cut` blocks and which take so many `seconds` on one thread.
+def _tiled(
+    cut: Callable[..., Blocking],
+    seconds: Callable[[Request, Blocking], float],
+    weights: Callable[[Blocking], WeightForm],
+    why_not: Callable[[Request], Reason | None],
+) -> Callable[..., Primitive | Reason]:
+    """`Row.make` of tiles.
 
-    tile: one that is asked for, where `cut` can be.
+    cut(request): the blocking; its option `tile` is a shape to take. seconds(request, blocking): on one thread.
+    weights(blocking): the form of the weights. why_not(request): the reason beside a window that is too large.
     """
 
-    def make(
-        problem: Conv2dProblem,
-        src: Layout,
-        dst: Layout,
-        types: Types,
-        threads: int,
-        epilogue: Epilogue = _NO_EPILOGUE,
-        **tile: TileShape,
-    ) -> Primitive:
-        found = cut(problem, src, dst, types, threads, **tile)
+    def make(request: Request, epilogue: Epilogue = _NO_EPILOGUE, **tile: TileShape) -> Primitive | Reason:
+        # Whether a kernel takes a problem does not depend on the threads.
+        reason = why_not(request) or why_not_window(cut(request.on_threads(1), **tile))
+        if reason:
+            return reason
+        found = cut(request, **tile)
+        asked = request.problem, request.src, request.dst, request.types
         return Primitive(
-            cost=lambda: seconds(problem, src, dst, types, found) / threads + launch_seconds(),
-            make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
-            weights=WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot),
+            cost=lambda: seconds(request, found) / request.threads + request.machine.launch_seconds(),
+            make=lambda: bind_tiles(*asked, found, epilogue),
+            weights=weights(found),
             blocking=found,
         )
 
     return make
 
 
+def _weights_dense(found: Blocking) -> WeightForm:
+    return WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot)
+
+
 # ---------------------------------------------------------------- direct
 
 
-def _cost_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+def _cost_direct(request: Request, found: Blocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
-    p, at, itemsize, dot = problem, space(problem, src, dst), types.acc.itemsize, found.dot
-    known, rates = profile(), profile().by(name_of(dot))
+    p, m, itemsize, dot = request.problem, request.machine, request.types.acc.itemsize, found.dot
+    at, known, rates = space(p, request.src, request.dst), m.profile, m.profile.by(name_of(dot))
     # Elements that a multiply-accumulate takes, and of those that are packed, which are of as many bytes.
-    ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, fma_seconds(found.lanes, itemsize)
+    ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, m.fma_seconds(found.lanes, itemsize)
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     pixels = found.rows * found.pixels
     taps = ic * p.kh * p.kw
-    reduced = taps * rates.step(pixels, found.vectors, fma / known.fma, are_far(taps, found.vectors))
-    waits = plane_read_cycles(geometry(src, p.src_shape, itemsize)) if found.in_place else 0.0
-    each = STEP * fma + waits * cycle_seconds()
+    reduced = taps * rates.step(pixels, found.vectors, fma / known.fma, are_far(m, taps, found.vectors))
+    waits = plane_read_cycles(m.isa, request.source) if found.in_place else 0.0
+    each = STEP * fma + waits * m.cycle_seconds()
     steps = -(-p.ic // p.g // found.step) * p.kh * p.kw * each
     vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
-    stored = rates.end(vectors) + vectors * _storing(dst, found, existing)
-    if _ends_in_part(p, dst, found):  # of a tile's vectors the last
+    stored = rates.end(vectors) + vectors * _storing(request, found, existing)
+    if _ends_in_part(p, request.dst, found):  # of a tile's vectors the last
         stored += pixels * known.stores["partial"] / -(-oc // found.width)
-    packed = 0.0 if found.in_place else _packing(p, src, dst, types, found)
+    packed = 0.0 if found.in_place else _packing(request, found)
     computed = tiles * (reduced + steps + stored) + packed
-    return _with_memory(computed, p, src, dst, types, found.dot)
+    return _with_memory(computed, request, found.dot)
 
 
 def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: Blocking) -> bool:
@@ -119,24 +116,24 @@ def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: Blocking) -> bool:
     return found.store_width > 1 and oc // problem.g % found.lanes > 0
 
 
-def _storing(dst: Layout, found: Blocking, channels: float) -> float:
+def _storing(request: Request, found: Blocking, channels: float) -> float:
     """Seconds of a vector beyond one stored whole. channels: those that exist, which alone are scattered."""
     if found.store_width == SCATTERED:
-        return scatter_seconds(dst, channels, found.lanes)
-    return store_seconds(dst, found.store_width, found.lanes)
+        return request.machine.scatter_seconds(request.dst, channels, found.lanes)
+    return request.machine.store_seconds(request.dst, found.store_width, found.lanes)
 
 
-def _packing(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+def _packing(request: Request, found: Blocking) -> float:
     """Seconds to pack all windows: what the kernel takes, or the lines of the source and what is written of them."""
-    p, at, known, itemsize = problem, space(problem, src, dst), profile(), types.src.itemsize
-    lies, shared = geometry(src, p.src_shape, itemsize), found.shared.groups
+    p, src, known, itemsize = request.problem, request.src, request.machine.profile, request.types.src.itemsize
+    at, lies, shared = space(p, src, request.dst), request.source, found.shared.groups
     tasks = at.images * -(-p.g // shared) * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
     panels = tasks * -(-found.task_cols // found.panel)
     rows = panels * found.window_rows * at.depth
     ic = p.ic // p.g * shared
     parts, pixels, chunk = -(-ic // found.cb), rows * found.window_cols, found.cb * itemsize
     if found.has_panels_of_planes:
-        return panels * (known.packs["task"] + ic * (PANEL_ROW_CYCLES + 1) * cycle_seconds())
+        return panels * (known.packs["task"] + ic * (PANEL_ROW_CYCLES + 1) * known.cycle)
     stride, how = lies.along(at.axes[2]) * (at.sw if at.kw == 1 else 1), ""
     if found.shared.dense and p.g > 1 and lies.length < NO_BLOCK and ic % found.cb:
         how = "cut"
@@ -149,26 +146,22 @@ def _packing(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, fou
     return max(panels * known.packs["task"] + parts * (rows * known.packs["row"] + pixels * each), moved)
 
 
-def _with_memory(computed: float, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, dot: Dot) -> float:
+def _with_memory(computed: float, request: Request, dot: Dot) -> float:
     """Seconds of what is computed, or of source, weights and destination on their way if more, and of what waits.
 
     Weights may be packed wider than they are.
     """
-    p, wide = problem, dot.itemsize or types.wei.itemsize
-    read = types.src.nbytes(src.size(p.src_shape)) + wide * p.oc * (p.ic // p.g) * p.kh * p.kw
-    moved = move_seconds(read, types.dst.nbytes(dst.size(p.dst_shape)))
-    return max(computed, moved) + waiting_seconds(p, src, dst, types)
+    p, types = request.problem, request.types
+    wide = dot.itemsize or types.wei.itemsize
+    read = types.src.nbytes(request.src.size(p.src_shape)) + wide * p.oc * (p.ic // p.g) * p.kh * p.kw
+    moved = request.machine.move_seconds(read, types.dst.nbytes(request.dst.size(p.dst_shape)))
+    return max(computed, moved) + waiting_seconds(request)
 
 
-def _why_not_direct(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    reason = _why_not_pairs(problem, src, dst, types)
-    return reason or why_not_window(blocking(problem, src, dst, types, 1))
-
-
-def _why_not_pairs(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+def _why_not_pairs(request: Request) -> Reason | None:
     """Why pairs of 4 bits do not lie in a layout as kernels move them."""
-    p = problem
-    for layout, type, channels in ((src, types.src, p.ic), (dst, types.dst, p.oc)):
+    p, types = request.problem, request.types
+    for layout, type, channels in ((request.src, types.src, p.ic), (request.dst, types.dst, p.oc)):
         reason = why_not_packed(layout, channels // p.g, p.g) if type.is_packed else None
         if reason:
             return reason
@@ -179,8 +172,7 @@ DIRECT = Row(
     name="conv_direct",
     op="conv2d",
     dtypes=_DTYPES | {str(types) for types in INT4 | INT8 | HALVES},
-    why_not=_why_not_direct,
-    make=_dense(blocking, _cost_direct),
+    make=_tiled(blocking, _cost_direct, _weights_dense, _why_not_pairs),
 )
 
 
@@ -190,91 +182,77 @@ DIRECT = Row(
 _NO_MATRICES = "is for processors with a unit that multiplies matrices (AMX)"
 
 
-def _why_not_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    reason = _why_not_pairs(problem, src, dst, types)
-    if reason or not target.isa().amx:
+def _why_not_matrix(request: Request) -> Reason | None:
+    reason = _why_not_pairs(request)
+    if reason or not request.machine.isa.amx:
         return reason or _NO_MATRICES
-    reason = matrix_blocking.why_not(problem, src, dst, types)
-    return reason or why_not_window(matrix_blocking.blocking(problem, src, dst, types, 1))
+    return matrix_blocking.why_not(request)
 
 
-def _cost_matrix(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+def _cost_matrix(request: Request, found: Blocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
-    p, at = problem, space(problem, src, dst)
+    p, types = request.problem, request.types
+    at = space(p, request.src, request.dst)
     count = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     vectors, oc = found.rows * found.pixels * found.vectors, p.oc // p.g
     tiles = -(-oc // found.width)
-    stored = vectors * _storing(dst, found, oc / (tiles * found.vectors))
+    stored = vectors * _storing(request, found, oc / (tiles * found.vectors))
     packed = 0.0
     if not found.in_place:
-        together = matrix_blocking.extent(found.cb, geometry(src, p.src_shape, types.src.itemsize))
+        together = matrix_blocking.extent(found.cb, request.source)
         unit = packed_as_one(types, found.dot)
-        packed = _packing(p, src, dst, types, replace(found, cb=unit if found.interleaved else together))
-    computed = count * tiles * (matrix_blocking.tile_seconds(p, found) + stored) + packed
-    return _with_memory(computed, p, src, dst, types, found.dot)
+        packed = _packing(request, replace(found, cb=unit if found.interleaved else together))
+    computed = count * tiles * (matrix_blocking.tile_seconds(request, found) + stored) + packed
+    return _with_memory(computed, request, found.dot)
 
 
 MATRIX = Row(
     name="conv_matrix",
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
-    why_not=_why_not_matrix,
-    make=_dense(matrix_blocking.blocking, _cost_matrix),
+    make=_tiled(matrix_blocking.blocking, _cost_matrix, _weights_dense, _why_not_matrix),
 )
 
 
 # ---------------------------------------------------------------- matrices whose columns are pixels
 
 
-def _why_not_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    if not target.isa().amx:
-        return _NO_MATRICES
-    reason = matrix_pixel_blocking.why_not(problem, src, dst, types)
-    return reason or why_not_window(matrix_pixel_blocking.blocking(problem, src, dst, types, 1))
+def _why_not_matrix_pixels(request: Request) -> Reason | None:
+    return matrix_pixel_blocking.why_not(request) if request.machine.isa.amx else _NO_MATRICES
 
 
-def _cost_matrix_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+def _cost_matrix_pixels(request: Request, found: Blocking) -> float:
     """Seconds on one thread: tiles, whose vectors are stored whole, and packing of windows; or bytes moved."""
-    p, at = problem, space(problem, src, dst)
+    p, at = request.problem, space(request.problem, request.src, request.dst)
     count = at.images * p.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
-    computed = count * matrix_pixel_blocking.tile_seconds(p, found) + _packing(p, src, dst, types, found)
-    return _with_memory(computed, p, src, dst, types, found.dot)
+    computed = count * matrix_pixel_blocking.tile_seconds(request, found) + _packing(request, found)
+    return _with_memory(computed, request, found.dot)
 
 
 MATRIX_PIXELS = Row(
     name="conv_matrix_pixels",
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
-    why_not=_why_not_matrix_pixels,
-    make=_dense(matrix_pixel_blocking.blocking, _cost_matrix_pixels),
+    make=_tiled(matrix_pixel_blocking.blocking, _cost_matrix_pixels, _weights_dense, _why_not_matrix_pixels),
 )
 
 
 # ---------------------------------------------------------------- vectors along pixels
 
 
-def _why_not_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    reason = pixel_blocking.why_not(problem, src, dst, types.src)
-    return reason or why_not_window(pixel_blocking.blocking(problem, src, dst, types.src, 1))
-
-
-def _cut_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Blocking:
-    return pixel_blocking.blocking(problem, src, dst, types.src, threads)
-
-
-def _cost_pixels(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+def _cost_pixels(request: Request, found: Blocking) -> float:
     """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
-    itemsize = types.src.itemsize
-    cycles = pixel_blocking.cycles(problem, space(problem, src, dst, found.line > 0), found, itemsize)
-    return _with_memory(cycles * cycle_seconds(), problem, src, dst, types, found.dot)
+    p, m = request.problem, request.machine
+    at = space(p, request.src, request.dst, found.line > 0)
+    cycles = pixel_blocking.cycles(m, p, at, found, request.types.src.itemsize)
+    return _with_memory(cycles * m.cycle_seconds(), request, found.dot)
 
 
 PIXELS = Row(
     name="conv_pixels",
     op="conv2d",
     dtypes=_DTYPES,
-    why_not=_why_not_pixels,
-    make=_dense(_cut_pixels, _cost_pixels),
+    make=_tiled(pixel_blocking.blocking, _cost_pixels, _weights_dense, pixel_blocking.why_not),
 )
 
 
@@ -283,8 +261,8 @@ PIXELS = Row(
 WIDEST = 4  # vectors that the source channels of a vector's groups may fill
 
 
-def _why_not_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    p, lanes = problem, target.isa().vector_bytes // _FLOAT32.itemsize
+def _why_not_grouped(request: Request) -> Reason | None:
+    p, lanes = request.problem, request.machine.lanes(_FLOAT32.itemsize)
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g == 1:
         return "is for groups"
@@ -295,21 +273,9 @@ def _why_not_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Ty
     most = WIDEST * lanes // grouped_blocking.groups_per_vector(p, lanes)
     if ic > most:
         return f"is for groups of at most {most} input channels, not {ic}"
-    if types.src.itemsize == 1 and not lies_in_units(p, geometry(src, p.src_shape, 1), 4):
+    if request.types.src.itemsize == 1 and not lies_in_units(p, request.source, 4):
         return "is for groups whose channels lie in fours"
-    return why_not_window(grouped_blocking.blocking(problem, src, dst, types, 1))
-
-
-def _make_grouped(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
-) -> Primitive:
-    found = grouped_blocking.blocking(problem, src, dst, types, threads)
-    return Primitive(
-        cost=lambda: _cost_grouped(problem, src, dst, types, found) / threads + launch_seconds(),
-        make=lambda: bind_tiles(problem, src, dst, types, found, epilogue),
-        weights=_weights_grouped(found),
-        blocking=found,
-    )
+    return None
 
 
 def _weights_grouped(found: Blocking) -> WeightForm:
@@ -321,24 +287,24 @@ def _weights_grouped(found: Blocking) -> WeightForm:
     return WeightForm(Layout(f"{outer}{'C' if each > 1 else 'c'}de{inner}"), found.lanes, count, dot=found.dot)
 
 
-def _cost_grouped(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, found: Blocking) -> float:
+def _cost_grouped(request: Request, found: Blocking) -> float:
     """Seconds on one thread: arithmetic in whole tiles at the rate of vectors, or the bytes moved, the larger."""
-    p, at, itemsize = problem, space(problem, src, dst), types.acc.itemsize
+    p, m, itemsize = request.problem, request.machine, request.types.acc.itemsize
+    at = space(p, request.src, request.dst)
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.oc
-    step = max(vectors * spread_seconds("direct", found.lanes, itemsize), profile().latency)
+    step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.latency)
     multiply_adds = found.shared.ic * p.kh * p.kw * step
-    stored = vectors * _storing(dst, found, channels) + profile().rates.end(vectors)
-    computed = tiles * (multiply_adds + stored) + _packing(p, src, dst, types, found)
-    return _with_memory(computed, p, src, dst, types, found.dot)
+    stored = vectors * _storing(request, found, channels) + m.profile.rates.end(vectors)
+    computed = tiles * (multiply_adds + stored) + _packing(request, found)
+    return _with_memory(computed, request, found.dot)
 
 
 GROUPED = Row(
     name="conv_grouped",
     op="conv2d",
     dtypes=_DTYPES | {str(types) for types in INT8 | HALVES},
-    why_not=_why_not_grouped,
-    make=_make_grouped,
+    make=_tiled(grouped_blocking.blocking, _cost_grouped, _weights_grouped, _why_not_grouped),
 )
 
 
@@ -347,11 +313,10 @@ GROUPED = Row(
 _SIZES = ("ic", "oc", "ih", "iw", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw", "g")
 
 
-def _make_reference(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, epilogue: Epilogue = _NO_EPILOGUE
-) -> Primitive:
+def _make_reference(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive:
+    p, dst = request.problem, request.dst
+
     def make() -> list[Op]:
-        p, itemsize = problem, types.src.itemsize
         padded = dst.padded_shape(p.dst_shape)[1]
         args = ReferenceArguments(
             src=SRC,
@@ -363,15 +328,15 @@ def _make_reference(
             kind=epilogue.activation,
             **{name: getattr(p, name) for name in _SIZES},
             padded_oc=padded,
-            source=geometry(src, p.src_shape, itemsize),
-            destination=geometry(dst, p.dst_shape, itemsize),
+            source=request.source,
+            destination=request.destination,
         )
-        return [Op(conv_reference(itemsize), args, p.n * padded * p.oh, 4)]
+        return [Op(conv_reference(request.types.src.itemsize), args, p.n * padded * p.oh, 4)]
 
     return Primitive(
-        cost=lambda: problem.flops / (1e9 * threads),
+        cost=lambda: p.flops / (1e9 * request.threads),
         make=make,
-        weights=WeightForm(Layout("abcde"), problem.oc // problem.g),
+        weights=WeightForm(Layout("abcde"), p.oc // p.g),
     )
 
 

@@ -7,19 +7,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from blockconv.core import target
-from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.target import Isa
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
 from blockconv.kernels.common.gathering import window_rows
-from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.common.waiting import is_wide
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
 from blockconv.kernels.depthwise.tiling import Axis, Tiling, halved, outputs, tile_axis, tile_packed_axis
-from blockconv.machine.costs import fma_seconds
+from blockconv.machine.machine import Machine
 
 __all__ = ["Blocking", "ChannelRun", "blocking"]
 
@@ -130,25 +130,25 @@ class Blocking:
         rows = min(tiles, -(-rows // self.unrolled)) * self.unrolled
         return Packed(phase, row_stride, row_stride if s > 1 else 0, ((rows - 1) * p.sh + halo) * row_stride, rows)
 
-    def seconds(self, problem: Conv2dProblem) -> float:
+    def seconds(self, machine: Machine, problem: Conv2dProblem) -> float:
         """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""
         if self.whole:
             tiles = (1 if self.batched else problem.n) * len(self.runs) * -(-problem.oh // self.unrolled)
-            return tiles * integer_tile_seconds(problem, self.pixel, self.lanes, self.unrolled, self.dot)
+            return tiles * integer_tile_seconds(machine, problem, self.pixel, self.lanes, self.unrolled, self.dot)
         taps = problem.kh * problem.kw // self.joined
         span = (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
         read = span / self.unrolled if self.taps else taps  # positions for each output
         products = PARTS * self.groups * taps * self.dot.instructions
         # Masks take as long as loads, and so do shuffles of several vectors; without masks bytes are read one by one.
-        each_mask = 2 * max(1, self.columns) - 1 if target.isa().name == "avx512" else self.lanes
+        each_mask = 2 * max(1, self.columns) - 1 if machine.isa.name == "avx512" else self.lanes
         is_masked = self.masked > 0 or (self.columns > 0 and self.masks > 0)
         loads = is_masked * min(self.joined, self.dot.channels) * each_mask
         interleaved = PARTS if self.shuffled else _INTERLEAVED
         each = products + self.groups * read * (interleaved + loads) + _FINISHED + _PACKED * self.is_packed
         outputs = self.flops(problem) / (2 * self.lanes * problem.kh * problem.kw)
-        return outputs * each * ISSUED * fma_seconds(self.lanes // PARTS, 4)
+        return outputs * each * ISSUED * machine.fma_seconds(self.lanes // PARTS, 4)
 
-    def share(self, problem: Conv2dProblem, threads: int) -> tuple[int, int]:
+    def share(self, machine: Machine, problem: Conv2dProblem, threads: int) -> tuple[int, int]:
         """(entries, rows) of a task."""
         unit = self.unrolled if self.columns else self.loops
         entries, images = len(self.runs), 1 if self.batched else problem.n
@@ -162,7 +162,7 @@ class Blocking:
         rows = -(-problem.oh // (chunks * unit)) * unit
         tasks *= -(-problem.oh // rows)
         if self.gathered:
-            return span, gathered_rows(problem, self.part, rows, unit)
+            return span, gathered_rows(machine, problem, self.part, rows, unit)
         # Threads that share a pixel's channels fetch each other's lines: only where there are too few rows.
         if tasks < min(wanted, 3 * threads):
             span = -(-span // min(span, -(-wanted // tasks)))
@@ -170,47 +170,48 @@ class Blocking:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
-    """The blocking on this machine; a sentence where there is none."""
-    at = _in_place(problem, src, dst, types)
+def blocking(request: Request) -> Blocking | Reason:
+    """The blocking of a problem on a machine. It does not depend on the threads."""
+    problem, src, types, m = request.problem, request.src, request.types, request.machine
+    at = _in_place(request)
     if isinstance(at, str) or at.columns:
         return at
     each = (at.pixel if at.batched else at.lanes) * types.src.itemsize
-    lies = geometry(src, problem.src_shape, types.src.itemsize)
-    gathered = entries_gathered(problem, lies, each, at.span)
+    lies = request.source
+    gathered = entries_gathered(m, problem, lies, each, at.span)
     at = replace(at, gathered=gathered, entry_bytes=each)
     if gathered:
         return at
     nbytes = types.src.nbytes(src.size(problem.src_shape))
-    stay = entries_that_stay(problem, lies, each, at.span, window_rows(problem, at.loops), nbytes)
+    stay = entries_that_stay(m, problem, lies, each, at.span, window_rows(problem, at.loops), nbytes)
     if stay:
         return replace(at, span=stay)
-    return _in_two_rows(problem, at, types) if is_wide(src, problem.src_shape, types.src) else at
+    return _in_two_rows(m, problem, at, types) if is_wide(m, src, problem.src_shape, types.src) else at
 
 
-def _in_two_rows(problem: Conv2dProblem, at: Blocking, types: Types) -> Blocking:
+def _in_two_rows(machine: Machine, problem: Conv2dProblem, at: Blocking, types: Types) -> Blocking:
     """With tiles of two rows, which fetch each line fewer times, where a pixel's lines are many and none stays near.
 
     (144 channels of 56x56 in NHWC: 1.15 times as fast.)
     """
-    tiling = halved(_width(problem), at.unrolled, types)
+    tiling = halved(machine, _width(problem), at.unrolled, types)
     return replace(at, **tiling._asdict(), loops=min(problem.oh, 2)) if tiling else at
 
 
-def _in_place(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Blocking | str:
+def _in_place(request: Request) -> Blocking | Reason:
     """The blocking of a source that is read in place, but where rows of pixels are packed."""
-    computed = types.acc if types.acc.is_float else types.src
-    whole = target.isa().vector_bytes // computed.itemsize
+    problem, types, m = request.problem, request.types, request.machine
+    whole = m.lanes((types.acc if types.acc.is_float else types.src).itemsize)
     if types.acc.is_float:
-        at = _with_lanes(problem, src, dst, types, whole)
+        at = _with_lanes(request, whole)
         return replace(at, dot=WIDENED) if types.src.is_half and isinstance(at, Blocking) else at
-    found = [_with_lanes(problem, src, dst, types, lanes) for lanes in (64, 32, 16) if lanes <= whole]
-    taken = [at for at in found if isinstance(at, Blocking) and _is_sound(problem, at)]
+    found = [_with_lanes(request, lanes) for lanes in (64, 32, 16) if lanes <= whole]
+    taken = [at for at in found if isinstance(at, Blocking) and _is_sound(m.isa, problem, at)]
     if not taken:
         return next(at for at in found if isinstance(at, str))
-    dot = dot_for(types)
+    dot = dot_for(types, m.isa)
     joined = [_joined(problem, at, dot) for at in taken]
-    return min(joined, key=lambda at: at.seconds(problem))
+    return min(joined, key=lambda at: at.seconds(m, problem))
 
 
 def _joined(problem: Conv2dProblem, at: Blocking, dot: Dot) -> Blocking:
@@ -221,29 +222,29 @@ def _joined(problem: Conv2dProblem, at: Blocking, dot: Dot) -> Blocking:
     return replace(at, dot=dot, joined=p.kw if at.columns else p.kh, shuffled=step if within else 0)
 
 
-def _is_sound(problem: Conv2dProblem, at: Blocking) -> bool:
+def _is_sound(isa: Isa, problem: Conv2dProblem, at: Blocking) -> bool:
     """Whether vectors of so many bytes can be stored in planes, and permuted."""
     most = 16 if at.store_width == 1 else at.lanes
-    if problem.oc > problem.ic and not permutes_bytes():
+    if problem.oc > problem.ic and not permutes_bytes(isa):
         most = min(most, 32)
     return at.lanes <= most
 
 
-def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, lanes: int) -> Blocking | str:
+def _with_lanes(request: Request, lanes: int) -> Blocking | Reason:
     """With vectors of so many elements of the source."""
-    p = problem
-    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
+    s, d = request.source, request.destination
     padded = dst.padded_shape(p.dst_shape)[1]
     batched = _is_batched(s, p.n, types.src.itemsize)
-    if 2 * s.length == lanes and types.acc.is_float and not batched and _is_half_enough(p, s, types):
+    if 2 * s.length == lanes and types.acc.is_float and not batched and _is_half_enough(m, p, s, types):
         lanes = s.length
     # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
     if s.length >= lanes or lanes % s.length:
-        return _over_channels(p, s, d, padded, lanes, types)
+        return _over_channels(m, p, s, d, padded, lanes, types)
     pixel = s.length * (p.n if batched else 1)
     if not batched and not _is_row(s, p.iw, pixel, types.src.itemsize):
         if s.length > 1:
-            return _over_channels(p, s, d, padded, lanes, types)
+            return _over_channels(m, p, s, d, padded, lanes, types)
         return f"neither the channels nor the images nor the pixels of a row lie together in {src}"
     in_rows = _is_row(d, p.ow, pixel, types.dst.itemsize)
     # Planes of one pixel are a pixel's channels, and may be written as planes all the same.
@@ -253,27 +254,27 @@ def _with_lanes(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
     runs = _runs(p, s.length, padded, s.length, NO_BLOCK)
     in_rows = in_rows and _is_row(s, p.iw, pixel, types.src.itemsize)
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
-        tiling, loops = _tiles_of_pixels(p, types)
+        tiling, loops = _tiles_of_pixels(m, p, types)
         masked = int(pixel < lanes)
         span = len(runs) if s.block < s.col else 1  # what lies together is read together
         return Blocking(
             lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=span
         )
-    return _over_pixels(p, lanes, s.length, batched, runs, types)
+    return _over_pixels(m, p, lanes, s.length, batched, runs, types)
 
 
-def _is_half_enough(problem: Conv2dProblem, s: Geometry, types: Types) -> bool:
+def _is_half_enough(machine: Machine, problem: Conv2dProblem, s: Geometry, types: Types) -> bool:
     """Whether a block that is half a vector is better computed by itself than as two pixels of a row.
 
     It is where half a vector takes half as long; and where strides are in long rows, of which a tile holds one or less:
     to pick every second pixel takes longer than the arithmetic (96 channels of 112x112 in blocks of 8: 1.7 times).
     """
-    isa = target.isa()
+    isa = machine.isa
     if isa.halves:
         return True
     if problem.sw == 1 or isa.name != "avx512":
         return False
-    rows = whole_rows(problem, 2 * s.length, s.length, s.length, types)
+    rows = whole_rows(machine, problem, 2 * s.length, s.length, s.length, types)
     return rows is None or rows[1] > MOST_PICKED
 
 
@@ -288,6 +289,7 @@ def _is_row(at: Geometry, width: int, pixel: int, itemsize: int) -> bool:
 
 
 def _over_pixels(
+    machine: Machine,
     problem: Conv2dProblem,
     lanes: int,
     block: int,
@@ -296,12 +298,12 @@ def _over_pixels(
     types: Types,
 ) -> Blocking | str:
     """Vectors along a row, of pixels that repeat a block's channels."""
-    p, isa, (most, least) = problem, target.isa(), outputs(types)
+    p, isa, (most, least) = problem, machine.isa, outputs(machine, types)
     pixel = block * (p.n if batched else 1)
     if types.acc.is_float:
-        found = whole_rows(problem, lanes, block, pixel, types)
+        found = whole_rows(machine, problem, lanes, block, pixel, types)
     else:
-        found = whole_integer_rows(problem, lanes, block, pixel)
+        found = whole_integer_rows(isa, problem, lanes, block, pixel)
     if found is not None:
         lanes, loops, tiling = found
         return Blocking(
@@ -315,7 +317,7 @@ def _over_pixels(
     # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast), if
     # windows are not as high as the tile.
     if p.sw == 1 and p.kh < most // 2:
-        tiling = halved(axis, tiling.unrolled, types) or tiling
+        tiling = halved(machine, axis, tiling.unrolled, types) or tiling
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
     masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
@@ -327,9 +329,11 @@ def _width(problem: Conv2dProblem) -> Axis:
     return Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw)
 
 
-def _tiles_of_pixels(problem: Conv2dProblem, types: Types, one_by_one: bool = False) -> tuple[Tiling, int]:
+def _tiles_of_pixels(
+    machine: Machine, problem: Conv2dProblem, types: Types, one_by_one: bool = False
+) -> tuple[Tiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
-    most, least = outputs(types)
+    most, least = outputs(machine, types)
     tiling = tile_axis(_width(problem), 1 if one_by_one else most)
     return tiling, min(problem.oh, -(-least // tiling.unrolled))
 
@@ -337,7 +341,9 @@ def _tiles_of_pixels(problem: Conv2dProblem, types: Types, one_by_one: bool = Fa
 # ---------------------------------------------------------------- vectors of channels
 
 
-def _over_channels(problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int, lanes: int, types: Types) -> Blocking:
+def _over_channels(
+    machine: Machine, problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int, lanes: int, types: Types
+) -> Blocking:
     """Vectors of a pixel's channels, which end where a block of the source does.
 
     Where the parts of a vector that a block of the destination holds would not be evenly far apart, a vector ends with
@@ -348,7 +354,7 @@ def _over_channels(problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int
     ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
     runs = _runs(p, s.length, padded, lanes, cut)
     if (
-        ragged and target.isa().halves and types.acc.is_float
+        ragged and machine.isa.halves and types.acc.is_float
     ):  # half vectors, which take half as long, if fewer of their lanes are idle
         halved, width = _stores(s.length * m, d.length, lanes // 2)
         halves = _runs(p, s.length, padded, lanes // 2, halved)
@@ -364,7 +370,7 @@ def _over_channels(problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int
         runs = (*runs[:-1], ChannelRun(p.oc - lanes, lanes, p.ic - lanes))
         masked = 0
     scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
-    tiling, loops = _tiles_of_pixels(p, types, one_by_one=scattered)
+    tiling, loops = _tiles_of_pixels(machine, p, types, one_by_one=scattered)
     span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return Blocking(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.target import Isa
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, outputs, registers, tile_axis
-from blockconv.machine.costs import fma_seconds
+from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, outputs, tile_axis
+from blockconv.machine.machine import Machine
 
 __all__ = ["ISSUED", "integer_tile_seconds", "picked_unit", "row_columns", "whole_integer_rows", "whole_rows"]
 
@@ -31,34 +31,34 @@ def row_columns(
     return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, src_row, dst_row, tap, unit)
 
 
-def picked_unit(problem: Conv2dProblem, pixel: int, lanes: int, types: Types) -> int:
+def picked_unit(isa: Isa, problem: Conv2dProblem, pixel: int, lanes: int, types: Types) -> int:
     """`Columns.unit`, of vectors of so many floats."""
     unit, stride = min(lanes, UNIT // types.src.itemsize), problem.sw
-    if target.isa().name == "avx512" or types.src.is_half:  # one instruction permutes two vectors, whole
+    if isa.name == "avx512" or types.src.is_half:  # one instruction permutes two vectors, whole
         return 0
     return unit if (stride == 2 and 2 * pixel <= unit) or (stride > 1 and pixel == unit) else 0
 
 
 def whole_rows(
-    problem: Conv2dProblem, lanes: int, block: int, pixel: int, types: Types
+    machine: Machine, problem: Conv2dProblem, lanes: int, block: int, pixel: int, types: Types
 ) -> tuple[int, int, Tiling] | None:
     """(lanes, vectors of a row, tiling) of tiles of whole rows of floats, where that is few vectors; else None.
 
     block: channels of a pixel; pixel: elements of one.
     """
-    p, (most, _) = problem, outputs(types)
+    p, isa, registers, (most, _) = problem, machine.isa, machine.registers, outputs(machine, types)
     elements, half = p.ow * pixel, lanes // 2
-    fewer_idle = target.isa().halves and -(-elements // half) < 2 * -(-elements // lanes)
+    fewer_idle = isa.halves and -(-elements // half) < 2 * -(-elements // lanes)
     if half % block == 0 and half > block and (elements <= half or fewer_idle):
         lanes = half
     loops = -(-elements // lanes)
-    taps = row_columns(p, pixel, picked_unit(p, pixel, lanes, types)).groups(p.kh, lanes)
-    most = max(most, registers() - SPARE - p.kh * max(map(len, taps)))
+    taps = row_columns(p, pixel, picked_unit(isa, p, pixel, lanes, types)).groups(p.kh, lanes, registers)
+    most = max(most, registers - SPARE - p.kh * max(map(len, taps)))
     # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
     # more where tiles of other shapes would have no masks, inside a row whose vectors are whole.
-    rows = 1 if p.sw > 1 else 2 if elements % lanes or target.isa().name == "avx512" else 3
+    rows = 1 if p.sw > 1 else 2 if elements % lanes or isa.name == "avx512" else 3
     # Without masks other tiles read borders lane by lane, where strides are: one row that is spilled takes less.
-    widest = max(most, MOST_SPILLED) if p.sw > 1 and target.isa().name not in ("avx512", "avx2") else most // rows
+    widest = max(most, MOST_SPILLED) if p.sw > 1 and isa.name not in ("avx512", "avx2") else most // rows
     if p.kw > MOST_TAPS or loops > widest:
         return None
     tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), max(1, most // loops))
@@ -67,17 +67,19 @@ def whole_rows(
     return lanes, loops, tiling
 
 
-def whole_integer_rows(problem: Conv2dProblem, lanes: int, block: int, pixel: int) -> tuple[int, int, Tiling] | None:
+def whole_integer_rows(
+    isa: Isa, problem: Conv2dProblem, lanes: int, block: int, pixel: int
+) -> tuple[int, int, Tiling] | None:
     """As `whole_rows`, of bytes, where a vector has whole blocks of channels."""
     p, each, unit = problem, lanes // PARTS, UNIT // PARTS
-    if not (target.X86 and target.isa().ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
+    if not (isa.is_x86 and isa.ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
         return None
     # A unit of lanes takes bytes that are within a unit, or within what is permuted with one that is the padding.
     pixels = unit // pixel - 1 if unit % pixel == 0 else 0 if pixel % unit == 0 else unit // pixel + 1
     inside = min(unit, pixel) if unit % pixel == 0 or pixel % unit == 0 else pixel
     reach = (pixels * p.sw + (min(p.kw, UNIT // unit) - 1) * p.dw) * pixel + inside
     most = MOST_OF_INTEGERS * each // row_columns(p, pixel).row_lanes(each)
-    if reach > (lanes - 1 if permutes_bytes() else UNIT) or not most:
+    if reach > (lanes - 1 if permutes_bytes(isa) else UNIT) or not most:
         return None
     tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
     rows = (tiling.unrolled - 1) * p.sh + (tiling.taps - 1) * p.dh + 1 - tiling.begin - tiling.end
@@ -86,7 +88,9 @@ def whole_integer_rows(problem: Conv2dProblem, lanes: int, block: int, pixel: in
     return lanes, -(-p.ow * pixel // lanes), tiling
 
 
-def integer_tile_seconds(problem: Conv2dProblem, pixel: int, lanes: int, rows: int, dot: Dot) -> float:
+def integer_tile_seconds(
+    machine: Machine, problem: Conv2dProblem, pixel: int, lanes: int, rows: int, dot: Dot
+) -> float:
     """What a tile of so many rows of bytes takes."""
     p, each = problem, lanes // PARTS
     columns = row_columns(p, pixel)
@@ -95,5 +99,7 @@ def integer_tile_seconds(problem: Conv2dProblem, pixel: int, lanes: int, rows: i
     read = {(k % across, k // across * shared * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}
     taps = -(-p.kw // dot.channels)
     count = taps * (vectors * p.kh * dot.instructions + _SHUFFLED * len(read)) + _FINISHED * vectors
-    of_halves = target.isa().halves and lanes == target.isa().vector_bytes
-    return ISSUED * (count * (_OF_HALVES if of_halves else 1) * fma_seconds(each, 4) + _TILE * fma_seconds(8, 4))
+    of_halves = machine.isa.halves and lanes == machine.isa.vector_bytes
+    return ISSUED * (
+        count * (_OF_HALVES if of_halves else 1) * machine.fma_seconds(each, 4) + _TILE * machine.fma_seconds(8, 4)
+    )

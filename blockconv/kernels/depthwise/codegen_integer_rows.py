@@ -13,6 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from blockconv.core import target
 from blockconv.jit.ir import I64, call_llvm, const, emitted, join, pointer, shuffle
 from blockconv.kernels.common.unpacked import UNIT, permutes_bytes
 from blockconv.kernels.common.vectors import Vectors
@@ -118,7 +119,7 @@ class Source:
         self.known: dict[Any, Any] = {}
         # Vectors of the source, of which each byte may go to any lane, and one is the padding.
         self.spans: list[tuple[int, int]] = []
-        for begin, end in sorted(map(reach, all_wanted)) if permutes_bytes() else ():
+        for begin, end in sorted(map(reach, all_wanted)) if permutes_bytes(target.isa()) else ():
             if not 0 < end - begin < self.bytes.lanes:
                 continue
             if self.spans and end < self.spans[-1][0] + self.bytes.lanes:
@@ -128,7 +129,7 @@ class Source:
 
     def picked(self, wanted: Wanted) -> Any:
         begin, end = reach(wanted)
-        if permutes_bytes() and 0 < end - begin < self.bytes.lanes:
+        if permutes_bytes(target.isa()) and 0 < end - begin < self.bytes.lanes:
             spans = [span for span in self.spans if span[0] <= begin and end <= span[1]]
             return self.of_span(wanted, *(spans or [(begin, end)])[0])
         units = [wanted[k : k + UNIT] for k in range(0, len(wanted), UNIT)]

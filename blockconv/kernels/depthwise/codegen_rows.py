@@ -57,7 +57,7 @@ class RowsTile(FloatTile):
         return self.accs
 
     def reduce(self, variant: tuple[int, int, int]) -> None:
-        for taps in self.columns.groups(self.spec.taps, self.spec.lanes):
+        for taps in self.columns.groups(self.spec.taps, self.spec.lanes, target.isa().registers):
             self.reduce_taps(variant, taps)
 
     def reduce_taps(self, variant: tuple[int, int, int], taps: list[int]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from blockconv.core import target
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 
 __all__ = ["Columns"]
@@ -66,7 +65,7 @@ class Columns(NamedTuple):
         unit, inside = divmod(output % (lanes // 2), half)
         return unit * self.unit + output // (lanes // 2) * half + inside
 
-    def groups(self, rows: int, lanes: int) -> list[list[int]]:
+    def groups(self, rows: int, lanes: int, registers: int) -> list[list[int]]:
         """Taps that are reduced at once, in order, where each has weights for so many rows.
 
         Those that are picked from the same two vectors are, where that is one instruction.
@@ -76,7 +75,7 @@ class Columns(NamedTuple):
         if self.unit > self.pixel:
             pairs = sorted({self.pair(tap)[0] for tap in range(self.taps)})
             return [[tap for tap in range(self.taps) if self.pair(tap)[0] == first] for first in pairs]
-        several = self.stride > 1 and self.taps * rows <= (MOST_WEIGHTS if target.isa().registers == 32 else 0)
+        several = self.stride > 1 and self.taps * rows <= (MOST_WEIGHTS if registers == 32 else 0)
         if not several and (self.stride == 1 or (self.src <= 2 * lanes and not self.unit)):
             return [[tap] for tap in range(self.taps)]
         phases = [[tap for tap in range(self.taps) if self.phase(tap) == phase] for phase in range(self.stride)]

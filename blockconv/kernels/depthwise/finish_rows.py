@@ -51,7 +51,7 @@ class _RowsEpilogue(TileEpilogue):
         # Bytes of four vectors where one instruction permutes them, else those within which it does.
         if self.args:
             self.args = EpilogueArguments.load(builder, out.activation, held=True)
-            lanes = PARTS * lanes if permutes_bytes() else UNIT
+            lanes = PARTS * lanes if permutes_bytes(target.isa()) else UNIT
         self.stored = self.unit = Vectors(builder, self.stored.type, lanes)
         self.is_dense = columns.dst_row == columns.dst * self.unit.itemsize
         self.extents = self.extents_of(columns.row_lanes(tile.lanes))

@@ -21,7 +21,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds, window_rows
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
@@ -40,8 +40,8 @@ from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
 from blockconv.kernels.depthwise.kernels_rows import depthwise_rows
 from blockconv.kernels.depthwise.tiling import lines_bind
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
-from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
-from blockconv.machine.costs import beyond_seconds, depthwise_seconds, launch_seconds, move_seconds, store_seconds
+from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, WeightForm
+from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import OWN_TABLE, Block, Op
 
@@ -51,10 +51,10 @@ __all__ = ["ROWS"]
 # ---------------------------------------------------------------- what is packed, and the table
 
 
-def _weights(problem: Conv2dProblem, at: Blocking) -> WeightForm:
+def _weights(machine: Machine, problem: Conv2dProblem, at: Blocking) -> WeightForm:
     """[block of source channels][tap][source channel][multiplier]; the bias as it is."""
     if at.joined:
-        return packed_taps(problem.oc, problem.kh, problem.kw, at)
+        return packed_taps(machine, problem.oc, problem.kh, problem.kw, at)
     block, m = at.wei_block, problem.oc // problem.ic
     if not block:
         return WeightForm(Layout("cdeab"), m, dot=at.dot)
@@ -64,11 +64,11 @@ def _weights(problem: Conv2dProblem, at: Blocking) -> WeightForm:
     return WeightForm(Layout(layout), m, dot=at.dot)
 
 
-def _table(problem: Conv2dProblem, src: Layout, dst: Layout, at: Blocking, types: Types) -> Block:
+def _table(request: Request, at: Blocking) -> Block:
     """The table's entries, and the index vectors of the multiplier."""
-    p, m, width, itemsize = problem, problem.oc // problem.ic, at.period, types.src.itemsize
-    s, d = geometry(src, p.src_shape, itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
-    padded = dst.padded_shape(p.dst_shape)[1]
+    p, types, s, d = request.problem, request.types, request.source, request.destination
+    m, width, itemsize = p.oc // p.ic, at.period, types.src.itemsize
+    padded = request.dst.padded_shape(p.dst_shape)[1]
     oc, count, ic = np.array(at.runs, np.int64).T
     # A vector past the last channel is written as zero: it reads what the last one does.
     existing = np.minimum(np.arange(len(oc)), np.searchsorted(oc, p.oc) - 1)
@@ -107,19 +107,17 @@ def _tap(problem: Conv2dProblem, at: Blocking, types: Types) -> int:
 # ---------------------------------------------------------------- the op
 
 
-def _op(
-    problem: Conv2dProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    at: Blocking,
-    epilogue: Epilogue,
-    threads: int,
-) -> Op:
-    p, itemsize, entries, tap = problem, types.dst.itemsize, len(at.runs), _tap(problem, at, types)
-    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, itemsize)
+def _op(request: Request, at: Blocking, epilogue: Epilogue) -> Op:
+    p, types, threads, m = request.problem, request.types, request.threads, request.machine
+    itemsize, entries, tap, s, d = (
+        types.dst.itemsize,
+        len(at.runs),
+        _tap(p, at, types),
+        request.source,
+        request.destination,
+    )
     images = 1 if at.batched else p.n
-    span, rows = at.share(p, threads)
+    span, rows = at.share(m, p, threads)
     chunks, groups = -(-p.oh // rows), -(-entries // span)
     scratch, packed = _scratch(p, at, types, rows)
     args = DepthwiseArguments(
@@ -151,13 +149,13 @@ def _op(
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
         scales=entries * entry_lanes(at) * types.acc.itemsize,
-        **_prefetched(p, src, types, at),
+        **_prefetched(request, at),
         **packed,
     )
-    spec = _spec(problem, at, types, epilogue)
-    table = _table(p, src, dst, at, types)
+    spec = _spec(p, at, types, epilogue)
+    table = _table(request, at)
     if at.whole:
-        unit = picked_unit(p, at.pixel, at.lanes, types) if types.acc.is_float else 0
+        unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
         columns = row_columns(p, at.pixel, unit, s.row, d.row, tap)
         return Op(depthwise_rows(*spec, *columns), args, images * groups * chunks, 1, scratch, table)
     if at.columns:
@@ -177,19 +175,19 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[in
     return along, 0, s.col if s.col == d.col and s.length != NO_BLOCK else 0
 
 
-def _prefetched(problem: Conv2dProblem, src: Layout, types: Types, at: Blocking) -> dict[str, int]:
+def _prefetched(request: Request, at: Blocking) -> dict[str, int]:
     """What tiles prefetch of the source, in all rows or those that no tile above has read."""
-    p, s = problem, geometry(src, problem.src_shape, types.src.itemsize)
+    p, src, types, m, s = request.problem, request.src, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:
         # A tile reads a few lines of each of many rows, in which the next tile reads the next ones (1.1 times as fast).
         vector = at.lanes * types.src.itemsize
-        in_lines = lines_bind() and vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
+        in_lines = lines_bind(m.isa) and vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
         return {"ahead": at.loops * vector + 2 * LINE, "ahead_rows": span if in_lines else 0}
     # The processor expects a pixel's lines to be read one after the other, and fetches these; of pixels that are many
     # lines, as in NHWC, a tile reads one of each. So it has the next line of each fetched where these are far away.
-    wide = is_wide(src, p.src_shape, types.src, lines=2)
-    if at.gathered or not (wide and is_beyond(types.src.nbytes(src.size(p.src_shape)))):
+    wide = is_wide(m, src, p.src_shape, types.src, lines=2)
+    if at.gathered or not (wide and is_beyond(m, types.src.nbytes(src.size(p.src_shape)))):
         return {"ahead": 0, "ahead_rows": 0}
     rows = at.loops * p.sh
     return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}
@@ -243,69 +241,62 @@ def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue
 _WIDENED = 1.15  # times as long for floats of 16 bits, which are widened and rounded
 
 
-def _cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, threads: int) -> float:
+def _cost(request: Request, at: Blocking) -> float:
     """Multiply-adds in whole tiles and outputs at the machine's rates, or the bytes moved, and what stores take.
 
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.
     """
-    p, itemsize = problem, types.src.itemsize
-    moved = move_seconds(itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape))
+    p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
+    itemsize = types.src.itemsize
+    moved = m.move_seconds(itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape))
     stored = 0.0
     if at.columns == 0:
         # A vector of channels to as many planes takes what storing them one by one does.
-        each = store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
-        stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(p, src, dst, types)
+        each = m.store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
+        stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(request)
     if at.gathered:
-        stored += gathering_seconds(gathered_bytes(p, itemsize * src.size(p.src_shape), at.share(p, threads)[1]))
+        stored += gathering_seconds(
+            m, gathered_bytes(p, itemsize * src.size(p.src_shape), at.share(m, p, request.threads)[1])
+        )
     if at.joined:
-        computed = at.seconds(p)
+        computed = at.seconds(m, p)
     else:
         products = at.flops(p) / (2 * at.lanes)
         kind = "channels" if at.columns == 0 else "pixels" if at.columns == 1 else "pixels apart"
-        product, output = depthwise_seconds(kind, at.lanes, types.acc.itemsize)
+        product, output = m.depthwise_seconds(kind, at.lanes, types.acc.itemsize)
         # A loop over taps that is not unrolled waits for each product.
         computed = products * (product if at.taps else 3 * product) + products / (p.kh * p.kw) * output
         computed *= _WIDENED if types.src.is_half else 1
-    return launch_seconds() + (max(computed, moved) + stored + waiting_seconds(p, src, dst, types)) / threads
+    return m.launch_seconds() + (max(computed, moved) + stored + waiting_seconds(request)) / request.threads
 
 
-def _refetched_seconds(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> float:
+def _refetched_seconds(request: Request) -> float:
     """To fetch lines of the destination again which blocks of the source write parts of, each in a pass of its own.
 
     (32 channels of 112x112 from NCHW8 into NCHW16 took 206 µs, into NCHW8 147.)
     """
-    p = problem
-    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
+    p, src, dst, types = request.problem, request.src, request.dst, request.types
+    s, d = request.source, request.destination
     together = min(d.length * types.dst.itemsize, LINE)
     parts = -(-together // (s.length * (p.oc // p.ic) * types.dst.itemsize))
     sizes = types.src.itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape)
-    return (parts - 1) * beyond_seconds(sizes[1], sum(sizes))
-
-
-def _why_not(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    if not problem.is_depthwise:
-        return f"{problem.ic // problem.g} channels a group, not one"
-    found = blocking(problem, src, dst, types)
-    return found if isinstance(found, str) else None
+    return (parts - 1) * request.machine.beyond_seconds(sizes[1], sum(sizes))
 
 
 NO_EPILOGUE = Epilogue()
 
 
-def _make(
-    problem: Conv2dProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    threads: int,
-    epilogue: Epilogue = NO_EPILOGUE,
-) -> Primitive:
-    at = blocking(problem, src, dst, types)
-    assert isinstance(at, Blocking)
+def _make(request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primitive | Reason:
+    problem = request.problem
+    if not problem.is_depthwise:
+        return f"{problem.ic // problem.g} channels a group, not one"
+    at = blocking(request.on_threads(1))
+    if isinstance(at, Reason):
+        return at
     return Primitive(
-        cost=lambda: _cost(problem, src, dst, types, at, threads),
-        make=lambda: [_op(problem, src, dst, types, at, epilogue, threads)],
-        weights=_weights(problem, at),
+        cost=lambda: _cost(request, at),
+        make=lambda: [_op(request, at, epilogue)],
+        weights=_weights(request.machine, problem, at),
         blocking=at,
     )
 
@@ -315,7 +306,6 @@ ROWS = (
         "conv_depthwise",
         "conv2d",
         dtypes=frozenset(ITEMSIZE) | {str(types) for types in INT8 | HALVES},
-        why_not=_why_not,
         make=_make,
     ),
 )

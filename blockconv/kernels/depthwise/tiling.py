@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from blockconv.core import target
+from blockconv.core.target import Isa
 from blockconv.core.types import Types
+from blockconv.machine.machine import Machine
 
 __all__ = [
     "MOST_TAPS",
@@ -14,7 +15,6 @@ __all__ = [
     "halved",
     "lines_bind",
     "outputs",
-    "registers",
     "tile_axis",
     "tile_packed_axis",
 ]
@@ -46,27 +46,22 @@ class Tiling(NamedTuple):
     edges: int
 
 
-def registers() -> int:
-    """Vector registers of the machine, as tiles are known for."""
-    return 32 if target.isa().registers == 32 else 16
-
-
-def lines_bind() -> bool:
+def lines_bind(isa: Isa) -> bool:
     """Whether a tile of floats may wait for cache lines: a vector is a line, and is not computed in two halves.
 
     Where arithmetic takes twice as long for a line, what saves fetches made no difference (Zen 4).
     """
-    isa = target.isa()
     return isa.name == "avx512" and not isa.halves
 
 
-def outputs(types: Types) -> tuple[int, int]:
+def outputs(machine: Machine, types: Types) -> tuple[int, int]:
     """(most, least) vectors of outputs of a tile."""
+    registers = machine.registers
     if not types.acc.is_float:
-        return MOST_OF_BYTES[registers()], LEAST_OF_BYTES[registers()]
-    most = MOST_OUTPUTS[registers()]
+        return MOST_OF_BYTES[registers], LEAST_OF_BYTES[registers]
+    most = MOST_OUTPUTS[registers]
     # Of vectors of 128 bits a tile is so little arithmetic that what it costs besides is shared by more of them.
-    return most, most if target.isa().vector_bytes == 16 else LEAST_OUTPUTS[registers()]
+    return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
 
 
 def tile_axis(axis: Axis, most: int) -> Tiling:
@@ -85,14 +80,14 @@ def tile_axis(axis: Axis, most: int) -> Tiling:
     return Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)
 
 
-def halved(axis: Axis, outputs_of_tile: int, types: Types) -> Tiling | None:
+def halved(machine: Machine, axis: Axis, outputs_of_tile: int, types: Types) -> Tiling | None:
     """The axis in tiles of half as many outputs, for tiles of twice as many along the other one, where lines bind.
 
     None where tiles are not as long as registers hold, or are not halved evenly. With fewer registers tiles would be
     too low or too narrow for it: too much is read again.
     """
-    most, _ = outputs(types)
-    if not (lines_bind() and types.acc.is_float) or outputs_of_tile != most:
+    most, _ = outputs(machine, types)
+    if not (lines_bind(machine.isa) and types.acc.is_float) or outputs_of_tile != most:
         return None
     found = tile_axis(axis, most // 2)
     return found if 2 * found.unrolled == most else None

@@ -20,7 +20,7 @@ from blockconv.kernels.depthwise.blocking import Blocking
 from blockconv.kernels.depthwise.codegen_integers import repeats
 from blockconv.kernels.depthwise.kernels_gather import TASK, GatherArguments, gather
 from blockconv.kernels.table import Transform, WeightForm
-from blockconv.machine.costs import scalar_seconds
+from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["entry_lanes", "packed_taps"]
@@ -32,7 +32,7 @@ def entry_lanes(at: Blocking) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def packed_taps(oc: int, kh: int, kw: int, at: Blocking) -> WeightForm:
+def packed_taps(machine: Machine, oc: int, kh: int, kw: int, at: Blocking) -> WeightForm:
     """The weights' form. [entry][row of taps][tap][lane][tap of a group], of which one axis is of groups."""
     channels = _channels(oc, at)
     return WeightForm(
@@ -42,7 +42,7 @@ def packed_taps(oc: int, kh: int, kw: int, at: Blocking) -> WeightForm:
         Transform(
             partial(_gather, channels, kh, kw, at),
             lambda problem: 4 * _elements(channels, kh, kw, at),
-            lambda problem: scalar_seconds() * _elements(channels, kh, kw, at),
+            lambda problem: machine.scalar_seconds() * _elements(channels, kh, kw, at),
         ),
         at.dot._replace(is_unsigned=True),
         lambda problem: channels.reshape(-1),

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
-from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.kernels.common.operands import ACT, BIA
 from blockconv.kernels.common.requantize import EpilogueArguments, QuantizationArguments
-from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.dynamic.codegen import FOUND_BYTES
 from blockconv.kernels.dynamic.kernels import (
     DynamicEpilogueArgs,
@@ -30,8 +28,8 @@ from blockconv.kernels.dynamic.kernels import (
     find_quantization,
     find_range,
 )
-from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import QUANTIZED_CYCLES, cycle_seconds, launch_seconds, move_seconds
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["EPILOGUE_BYTES", "RANGES_BYTES", "ROWS", "dynamic_epilogue_op"]
@@ -42,8 +40,8 @@ EPILOGUE_BYTES = EpilogueArguments.nbytes
 ITEMSIZE = 4
 
 
-def _find_ops(problem: FindQuantizationProblem, layout: Layout, threads: int) -> list[Op]:
-    size, lanes = layout.size(problem.shape), lanes_of(ITEMSIZE)
+def _find_ops(request: Request) -> list[Op]:
+    size, lanes, threads = request.src.size(request.problem.shape), request.machine.lanes(ITEMSIZE), request.threads
     least = TASK_BYTES // ITEMSIZE
     task_size = max(least, -(-size // (MOST_RANGES * least)) * least)
     tasks, ranges = -(-size // task_size), Buffer(2)
@@ -56,36 +54,34 @@ def _find_ops(problem: FindQuantizationProblem, layout: Layout, threads: int) ->
     ]
 
 
-def _find(
-    problem: FindQuantizationProblem, src: Layout, dst: Layout, types: Types, threads: int, **options: Any
-) -> Primitive:
+def _find(request: Request, **options: Any) -> Primitive:
     def cost() -> float:
-        return 2 * launch_seconds() + move_seconds(ITEMSIZE * src.size(problem.shape), 0) / threads
+        m, nbytes = request.machine, ITEMSIZE * request.src.size(request.problem.shape)
+        return 2 * m.launch_seconds() + m.move_seconds(nbytes, 0) / request.threads
 
-    return Primitive(cost, lambda: _find_ops(problem, src, threads))
+    return Primitive(cost, lambda: _find_ops(request))
 
 
-def _quantize_ops(problem: ActivationProblem, layout: Layout, threads: int) -> list[Op]:
-    size, task_size = layout.size(problem.shape), TASK_BYTES // ITEMSIZE
+def _quantize_ops(request: Request) -> list[Op]:
+    size, task_size = request.dst.size(request.problem.shape), TASK_BYTES // ITEMSIZE
     if not size:
         return []
     args = QuantizeArgs(src=Buffer(0), found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
     tasks = -(-size // task_size)
-    kernel = dynamic_quantize(lanes_of(ITEMSIZE))
-    return [Op(kernel, args, tasks, chunk_of(tasks, TASK_BYTES, threads), scratch=QuantizationArguments.nbytes)]
+    kernel = dynamic_quantize(request.machine.lanes(ITEMSIZE))
+    return [Op(kernel, args, tasks, chunk_of(tasks, TASK_BYTES, request.threads), scratch=QuantizationArguments.nbytes)]
 
 
-def _quantize(problem: ActivationProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
+def _quantize(request: Request) -> Primitive | Reason:
+    if request.src != request.dst:
+        return "does not change the layout"
+
     def cost() -> float:
-        size = dst.size(problem.shape)
-        computed = size / lanes_of(ITEMSIZE) * QUANTIZED_CYCLES * cycle_seconds()
-        return launch_seconds() + max(move_seconds(ITEMSIZE * size, size), computed) / threads
+        m, size = request.machine, request.dst.size(request.problem.shape)
+        computed = size / m.lanes(ITEMSIZE) * QUANTIZED_CYCLES * m.cycle_seconds()
+        return m.launch_seconds() + max(m.move_seconds(ITEMSIZE * size, size), computed) / request.threads
 
-    return Primitive(cost, lambda: _quantize_ops(problem, dst, threads))
-
-
-def _why_not_quantize(problem: ActivationProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    return None if src == dst else "does not change the layout"
+    return Primitive(cost, lambda: _quantize_ops(request))
 
 
 ROWS = (
@@ -94,7 +90,6 @@ ROWS = (
         "dynamic_quantize",
         "dynamic_quantize",
         make=_quantize,
-        why_not=_why_not_quantize,
         dtypes=frozenset({str(Types.converted("float32", "uint8"))}),
     ),
 )

@@ -28,17 +28,17 @@ import numpy as np
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout, row_major
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.core.types import BYTES, FLOATS, ElementType
 from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.same_layout import same_layout_why_not
-from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.eltwise.codegen import UNROLL, EltwiseQuantization, Operand, OpKind
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
-from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import QUANTIZED_CYCLES, cycle_seconds, launch_seconds, move_seconds
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -174,18 +174,15 @@ def _channels(loop: Loop) -> int:
 class How:
     """How an op is computed, whatever its shape is.
 
+    lanes: of a vector that is computed with.
     quantizations: of the sources and the destination, of integers; None: they stand for themselves.
     """
 
     element: ElementType
     threads: int
+    lanes: int
     activation: Activation
     quantizations: tuple[Quantization, ...] | None = None
-
-    @property
-    def lanes(self) -> int:
-        """Of a vector that is computed with."""
-        return lanes_of(self.element.computed.itemsize)
 
     def integers(self, *buffers: int) -> EltwiseQuantization:
         """Of these sources and the destination."""
@@ -293,55 +290,52 @@ def _affine_ops(problem: AffineProblem, dst: Layout, how: How) -> list[Op]:
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _why_not(problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
-    return same_layout_why_not(problem, src, dst, types, tails=(0, 1) if dst.is_native else (1,))
+def _why_not(request: Request) -> Reason | None:
+    return same_layout_why_not(request, tails=(0, 1) if request.dst.is_native else (1,))
 
 
-def _why_not_binary(
-    problem: BinaryProblem, src: Layout, dst: Layout, types: Types, other: Layout | None = None
-) -> str | None:
-    why_not = _why_not(problem, src, dst, types)
-    return why_not or _without_extents(_binary(problem, dst, other))
+def _why_not_binary(request: Request, other: Layout | None = None) -> Reason | None:
+    return _why_not(request) or _without_extents(request, _binary(request.problem, request.dst, other))
 
 
-def _why_not_affine(problem: AffineProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    return _why_not(problem, src, dst, types) or _without_extents(_affine(problem, dst))
+def _why_not_affine(request: Request) -> Reason | None:
+    return _why_not(request) or _without_extents(request, _affine(request.problem, request.dst))
 
 
-def _without_extents(storage: Operated) -> str | None:
-    found = storage.found(lanes_of(4)) if 0 not in storage.shape else []
-    return found if isinstance(found, str) else None
+def _without_extents(request: Request, storage: Operated) -> Reason | None:
+    found = storage.found(request.machine.lanes(4)) if 0 not in storage.shape else []
+    return found if isinstance(found, Reason) else None
 
 
 # Of a vector of float32, to dequantize a source. To round a result to 16 bits takes as long as to quantize it.
 DEQUANTIZED_CYCLES = 2
 
 
-def _cost(problem: Any, dst: Layout, how: How) -> float:
+def _cost(request: Request, how: How) -> float:
     """The result, and the operands that are as large, at the speed of memory; or the time to convert integers."""
-    elements = dst.size(problem.dst_shape)
+    problem, m = request.problem, request.machine
+    elements = request.dst.size(problem.dst_shape)
     result = how.element.itemsize * elements
     arrays = 2 if isinstance(problem, BinaryProblem) and problem.src == problem.other else 1
     converted = 0.0 if how.element == how.element.computed else arrays * DEQUANTIZED_CYCLES + QUANTIZED_CYCLES
-    computed = elements / how.lanes * converted * cycle_seconds()
-    return launch_seconds() + max(move_seconds(arrays * result, result), computed) / how.threads
+    computed = elements / how.lanes * converted * m.cycle_seconds()
+    return m.launch_seconds() + max(m.move_seconds(arrays * result, result), computed) / how.threads
 
 
-def _row(op: str, why_not: Callable[..., str | None], ops: Callable[..., list[Op]], dtypes: tuple[str, ...]) -> Row:
+def _row(op: str, why_not: Callable[..., Reason | None], ops: Callable[..., list[Op]], dtypes: tuple[str, ...]) -> Row:
     def make(
-        problem: Any,
-        src: Layout,
-        dst: Layout,
-        types: Types,
-        threads: int,
+        request: Request,
         activation: Activation = IDENTITY,
         quantizations: tuple[Quantization, ...] | None = None,
         **options: Any,
-    ) -> Primitive:
-        how = How(types.src, threads, activation, quantizations)
-        return Primitive(cost=lambda: _cost(problem, dst, how), make=lambda: ops(problem, dst, how, **options))
+    ) -> Primitive | Reason:
+        reason, element = why_not(request, **options), request.types.src
+        lanes = request.machine.lanes(element.computed.itemsize)
+        how = How(element, request.threads, lanes, activation, quantizations)
+        asked = request.problem, request.dst, how
+        return reason or Primitive(lambda: _cost(request, how), lambda: ops(*asked, **options))
 
-    return Row(op, op, dtypes=frozenset(dtypes), why_not=why_not, make=make)
+    return Row(op, op, make, frozenset(dtypes))
 
 
 ROWS = (

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 
-from blockconv.core.eltwise_problem import LrnProblem
-from blockconv.core.layout import Layout
-from blockconv.core.types import BYTES, FLOATS, ElementType, element
+from blockconv.core.types import BYTES, FLOATS, element
 from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
-from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.lrn.codegen import ANY_POWER, THREE_QUARTERS
 from blockconv.kernels.lrn.kernels import LINE, ChannelWindow, ContiguousLrn, Factors, StridedLrn, lrn_lines, lrn_planes
-from blockconv.kernels.table import same_layout_row
+from blockconv.kernels.table import Request, same_layout_row
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
@@ -23,14 +21,13 @@ __all__ = ["ROWS"]
 STRETCH = 8  # vectors of a plane in a task, if there are plenty: of less, memory streams worse
 
 
-def _ops(
-    problem: LrnProblem, layout: Layout, kind: ElementType, threads: int, quantizations: Quantizations = None
-) -> list[Op]:
-    p, itemsize = problem, kind.itemsize
+def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
+    p, kind, threads = request.problem, request.types.src, request.threads
+    itemsize = kind.itemsize
     if 0 in p.shape:
         return []
     held = kind.computed.itemsize
-    lanes, axis = lanes_of(held), contiguous_axis(layout, p.shape, 1, kind, quantizations)
+    lanes, axis = request.machine.lanes(held), contiguous_axis(request, 1, quantizations)
     channels, positions = p.shape[1], math.prod(p.shape) // p.shape[1]
     bits = element("float64").bits
     factors = Factors(scale=bits(p.alpha / p.size), bias=bits(p.bias), beta=bits(p.beta))
@@ -42,7 +39,7 @@ def _ops(
         scratch = squares + (channels * itemsize if axis.gathered else 0)
         chunk = chunk_of(positions, channels * itemsize, threads)
         return [Op(lrn_lines(*params), args, positions, chunk, scratch=scratch)]
-    axes = strided_axis(layout, p.shape, 1, kind, quantizations)
+    axes = strided_axis(request, 1, quantizations)
     pixels = axes.inner
     stretch = min(STRETCH, positions // (4 * threads * lanes))
     task_pixels = max(1, stretch, TASK_BYTES // (channels * itemsize * lanes)) * lanes

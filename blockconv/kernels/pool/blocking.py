@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,10 +23,11 @@ from blockconv.kernels.common.gathering import TOGETHER, rows_that_stay, window_
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
-from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, Reduction, held_type
 from blockconv.kernels.pool.tiles import pays_to_gather
+from blockconv.machine.machine import Machine, host
 from blockconv.runtime import OWN_TABLE, Block, Buffer
 
 __all__ = [
@@ -195,6 +196,7 @@ class Blocking:
     threads: int = 1
     quantizations: tuple[Quantization, Quantization] | None = None  # of source and destination, of integers
     is_odd: bool = False
+    machine: Machine = field(default_factory=host)
 
     @property
     def in_pairs(self) -> Blocking:
@@ -256,7 +258,7 @@ class Blocking:
 
     @property
     def lanes(self) -> int:
-        return lanes_of(self.held.itemsize) // (2 if self.element.is_packed else 1)
+        return self.machine.lanes(self.held.itemsize) // (2 if self.element.is_packed else 1)
 
     @property
     def step(self) -> float:
@@ -310,7 +312,7 @@ class Blocking:
     @cached_property
     def part(self) -> int:
         """Elements of a pixel that tiles gather at once, or 0."""
-        pays = pays_to_gather(self.problem, self.strides[0][1], self.pixel_bytes)
+        pays = pays_to_gather(self.machine, self.problem, self.strides[0][1], self.pixel_bytes)
         return TOGETHER // self.itemsize if pays else 0
 
     @cached_property
@@ -319,7 +321,7 @@ class Blocking:
         p = self.problem
         rows = max(1, min(p.oh, TASK_BYTES * p.oh // (p.ih * self.row_bytes)))
         if self.part:
-            rows = min(p.oh, rows_that_stay(p.iw * TOGETHER, window_rows(p, 1), p.sh))
+            rows = min(p.oh, rows_that_stay(self.machine, p.iw * TOGETHER, window_rows(p, 1), p.sh))
         wanted = -(-4 * self.threads // self.view.planes)
         if wanted > 1:
             rows = max(1, min(rows, (p.oh - 1) // (wanted - 1)))

@@ -8,14 +8,7 @@ from typing import NamedTuple
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
 from blockconv.kernels.pool.blocking import Blocking, all_taps
 from blockconv.kernels.pool.tiles import crowded_seconds
-from blockconv.machine.costs import (
-    QUANTIZED_CYCLES,
-    cycle_seconds,
-    fma_seconds,
-    launch_seconds,
-    move_seconds,
-    pool_rates,
-)
+from blockconv.machine.machine import QUANTIZED_CYCLES
 
 __all__ = [
     "MOST_VECTORS",
@@ -112,17 +105,18 @@ def cost(b: Blocking, name: str) -> float:
 
     And the part of the other one that is not hidden behind it.
     """
-    rates, moved = pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
+    m = b.machine
+    rates, moved = m.pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
     computed = sum(count * rate for count, rate in zip(counts[name](b), rates, strict=True))
     if b.is_widened:
-        computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * cycle_seconds()
+        computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * m.cycle_seconds()
     nbytes = b.itemsize * b.src.size(b.problem.src_shape)
     if name == "pool_tiles" and b.part:
-        computed += gathering_seconds(gathered_bytes(b.problem, nbytes, b.task_rows))
+        computed += gathering_seconds(m, gathered_bytes(b.problem, nbytes, b.task_rows))
     elif name == "pool_wide_lines":
-        computed += crowded_seconds(b.problem, b.strides[0][1], nbytes)
+        computed += crowded_seconds(m, b.problem, b.strides[0][1], nbytes)
     exposed = _exposed(b, name) * min(moved, computed)
-    return launch_seconds() + (max(moved, computed) + exposed) / b.threads
+    return m.launch_seconds() + (max(moved, computed) + exposed) / b.threads
 
 
 def _exposed(b: Blocking, name: str) -> float:
@@ -138,11 +132,11 @@ def _exposed(b: Blocking, name: str) -> float:
 
 def reference_cost(b: Blocking, each: float) -> float:
     """Seconds of a kernel that takes an element at a time, at so many multiply-adds."""
-    p = b.problem
+    p, m = b.problem, b.machine
     elements = p.n * p.ic * all_taps(p, "h") * all_taps(p, "w")
-    return launch_seconds() + max(_moved(b), elements * each * fma_seconds(b.lanes, b.held.itemsize)) / b.threads
+    return m.launch_seconds() + max(_moved(b), elements * each * m.fma_seconds(b.lanes, b.held.itemsize)) / b.threads
 
 
 def _moved(b: Blocking) -> float:
     p = b.problem
-    return move_seconds(b.itemsize * b.src.size(p.src_shape), b.itemsize * b.dst.size(p.dst_shape))
+    return b.machine.move_seconds(b.itemsize * b.src.size(p.src_shape), b.itemsize * b.dst.size(p.dst_shape))

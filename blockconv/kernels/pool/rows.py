@@ -24,16 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 import blockconv.kernels.pool.kernels as pk
 import blockconv.kernels.pool.kernels_lines as pl
-from blockconv.core import target
-from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import NIBBLES, ElementType, Types, element
+from blockconv.core.types import NIBBLES, Types, element
 from blockconv.jit import Kernel
 from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.nibbles import why_not_packed
@@ -53,12 +50,10 @@ from blockconv.kernels.pool.shuffles import pool_shuffles
 from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.pool.tables import Scales, masks_of, table_of
 from blockconv.kernels.pool.tiles import tile_pixels
-from blockconv.kernels.table import Primitive, Row
+from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import Block, Op
 
 __all__ = ["MOST_SUMMED", "ROWS"]
-
-Reason = str | None  # why a kernel does not solve a problem; None: it does
 
 MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
 MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
@@ -71,12 +66,12 @@ LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own
 # ---------------------------------------------------------------- what several rows ask
 
 
-def _why_not_wide(b: Blocking) -> Reason:
+def _why_not_wide(b: Blocking) -> Reason | None:
     inner, lanes = b.view.inner, b.lanes
     return None if inner >= lanes else f"a pixel of {b.src} has {inner} elements here, fewer than a vector's {lanes}"
 
 
-def _why_not_narrow(b: Blocking, most: int | None = None) -> Reason:
+def _why_not_narrow(b: Blocking, most: int | None = None) -> Reason | None:
     """most: elements of a pixel; by default fewer than a vector's."""
     inner, most = b.view.inner, most or b.lanes - 1
     if inner > most:
@@ -84,17 +79,17 @@ def _why_not_narrow(b: Blocking, most: int | None = None) -> Reason:
     return None if b.has_contiguous_pixels else f"the pixels of a row do not follow one another in {b.src}"
 
 
-def _why_not_padding(b: Blocking) -> Reason:
+def _why_not_padding(b: Blocking) -> Reason | None:
     """Of kernels that read whole windows, their padding too."""
     columns, most = b.line_columns, MOST_MARGIN * (b.problem.iw + 16)
     return f"windows span {columns} columns, of which the image has {b.problem.iw}" if columns > most else None
 
 
-def _why_not_equal(b: Blocking) -> Reason:
+def _why_not_equal(b: Blocking) -> Reason | None:
     return "windows are of unequal sizes" if b.is_adaptive else None
 
 
-def _why_not_rows(b: Blocking) -> Reason:
+def _why_not_rows(b: Blocking) -> Reason | None:
     return None if b.has_contiguous_rows else f"the rows of a plane do not follow one another in {b.src}"
 
 
@@ -112,26 +107,28 @@ def _op(
 # ---------------------------------------------------------------- pool_tiles, pool_windows, pool_shuffles
 
 
-def _why_not_tiles(b: Blocking) -> Reason:
+def _why_not_tiles(b: Blocking) -> Reason | None:
     if (reason := _why_not_wide(b) or _why_not_equal(b)) is not None:
         return reason
     if b.is_global:
         return "one window has no columns to share"
-    if tile_pixels(b.problem):
+    if tile_pixels(b.machine.isa, b.problem):
         return None
     return f"{b.problem.kw} columns of a window are more than the vector registers hold"
 
 
 def _tiles(b: Blocking) -> Op:
     p = b.problem
-    tile = pk.Tile(int(b.part > 0), tile_pixels(b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw)
+    tile = pk.Tile(
+        int(b.part > 0), tile_pixels(b.machine.isa, b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw
+    )
     part = b.part or b.view.inner
     args = pk.TilesArgs(**b.args._asdict(), dh=p.dh, part=part, parts=b.view.inner // part)
     scratch = pk.LINE + window_rows(p, b.task_rows) * p.iw * b.part * b.itemsize
     return _op(b, pk.pool_tiles(*b.reduction, *tile), args, b.tasks, scratch, table_of(b))
 
 
-def _why_not_windows(b: Blocking) -> Reason:
+def _why_not_windows(b: Blocking) -> Reason | None:
     if (reason := _why_not_wide(b)) is not None:
         return reason
     p = b.problem
@@ -170,7 +167,7 @@ def _shuffles(b: Blocking) -> Op:
 # ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
 
 
-def _why_not_wide_lines(b: Blocking) -> Reason:
+def _why_not_wide_lines(b: Blocking) -> Reason | None:
     return _why_not_equal(b) or _why_not_padding(b) or _why_not_wide(b)
 
 
@@ -180,7 +177,7 @@ def _wide_lines(b: Blocking) -> Op:
     return _op(b, pl.pool_wide_lines(*b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
 
 
-def _why_not_lines(b: Blocking) -> Reason:
+def _why_not_lines(b: Blocking) -> Reason | None:
     if (reason := _why_not_equal(b)) is not None:
         return reason
     sw = b.problem.sw
@@ -206,12 +203,12 @@ def _bins(b: Blocking) -> Op:
     return _op(b, pl.pool_bins(*b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
 
 
-def _why_not_runs(b: Blocking) -> Reason:
+def _why_not_runs(b: Blocking) -> Reason | None:
     if (reason := _why_not_equal(b)) is not None:
         return reason
     if b.is_widened:
         return "what is summed is wider than the elements that its buffers hold"
-    p, isa = b.problem, target.isa()
+    p, isa = b.problem, b.machine.isa
     if (p.sh, p.sw) != (1, 1) or p.ow != p.iw:
         return "is for stride 1 and rows of as many outputs as the image has columns"
     if max(p.kh, p.kw) > MOST_TAPS:
@@ -242,7 +239,7 @@ def _runs(b: Blocking) -> Op:
 # ---------------------------------------------------------------- pool_planes
 
 
-def _why_not_planes(b: Blocking) -> Reason:
+def _why_not_planes(b: Blocking) -> Reason | None:
     if not b.is_global:
         return "there are several windows, or they are not the whole image"
     return _why_not_narrow(b, b.lanes) or _why_not_rows(b)
@@ -266,11 +263,11 @@ def _planes(b: Blocking) -> Op:
 # ---------------------------------------------------------------- maxima and their indices
 
 
-def _why_not_indices(b: Blocking) -> Reason:
+def _why_not_indices(b: Blocking) -> Reason | None:
     return "only a maximum has an index" if b.is_average else None
 
 
-def _why_not_indices_by_vectors(b: Blocking) -> Reason:
+def _why_not_indices_by_vectors(b: Blocking) -> Reason | None:
     if b.problem.ih * b.problem.iw >= 1 << 31:
         return "indices have more than 31 bits"
     return _why_not_indices(b)
@@ -288,7 +285,7 @@ def _index_args(b: Blocking, line_elements: int, line_bytes: int) -> pl.IndexArg
     )
 
 
-def _why_not_wide_indices(b: Blocking) -> Reason:
+def _why_not_wide_indices(b: Blocking) -> Reason | None:
     return _why_not_indices_by_vectors(b) or _why_not_wide(b)
 
 
@@ -297,7 +294,7 @@ def _wide_indices(b: Blocking) -> Op:
     return _op(b, kernel, _index_args(b, 0, 0), b.tasks, pk.LINE, table_of(b, columns=True))
 
 
-def _why_not_line_indices(b: Blocking) -> Reason:
+def _why_not_line_indices(b: Blocking) -> Reason | None:
     return _why_not_indices_by_vectors(b) or _why_not_lines(b)
 
 
@@ -312,15 +309,10 @@ def _line_indices(b: Blocking) -> Op:
 # ---------------------------------------------------------------- rows of the table
 
 
-def _blocking(problem: Any, src: Layout, dst: Layout, type: ElementType, *others: Any) -> Blocking:
-    b = Blocking(problem, src, dst, type, *others)
-    return b.in_pairs if type.is_packed else b
-
-
 def _row(
     name: str,
     dtypes: tuple[str, ...],
-    why_not: Callable[[Blocking], Reason] | None,
+    why_not: Callable[[Blocking], Reason | None],
     op_of: Callable[[Blocking], Op],
     seconds: Callable[[Blocking], float],
     op: str,
@@ -328,36 +320,30 @@ def _row(
     """A row of the table; one for elements of any size is the reference."""
     reference = dtypes == ANY_TYPE
 
-    def reason(problem: Any, src: Layout, dst: Layout, types: Types) -> Reason:
-        if src != dst and not reference:
-            return "does not change the layout"
-        if types.src.is_packed and (reason := why_not_packed(src, problem.ic, 1)):
-            return reason
-        b = _blocking(problem, src, dst, types.src)
+    def unsolved(b: Blocking, types: Types) -> Reason | None:
         sums_integers = b.is_average and not types.src.is_float
         if sums_integers and types.src.itemsize > 1:
             return "averages are of floats or of integers of 8 bits"
         if sums_integers and b.most_taps > MOST_SUMMED:
             return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"
-        return None if why_not is None else why_not(b)
+        return why_not(b)
 
-    def make(
-        problem: Any,
-        src: Layout,
-        dst: Layout,
-        types: Types,
-        threads: int,
-        quantizations: tuple[Quantization, Quantization] | None = None,
-    ) -> Primitive:
-        b = _blocking(problem, src, dst, types.src, threads, quantizations)
-        return Primitive(lambda: seconds(b), lambda: [op_of(b)], blocking=b)
+    def make(request: Request, quantizations: tuple[Quantization, Quantization] | None = None) -> Primitive | Reason:
+        problem, src, dst, types = request.problem, request.src, request.dst, request.types
+        if src != dst and not reference:
+            return "does not change the layout"
+        if types.src.is_packed and (reason := why_not_packed(src, problem.ic, 1)):
+            return reason
+        b = Blocking(problem, src, dst, types.src, request.threads, quantizations, machine=request.machine)
+        b = b.in_pairs if types.src.is_packed else b
+        return unsolved(b, types) or Primitive(lambda: seconds(b), lambda: [op_of(b)], blocking=b)
 
-    return Row(name, op, dtypes=frozenset(dtypes), why_not=reason, make=make, reference=reference)
+    return Row(name, op, make, frozenset(dtypes), reference)
 
 
 def _rows(
     name: str,
-    why_not: Callable[[Blocking], Reason],
+    why_not: Callable[[Blocking], Reason | None],
     op_of: Callable[[Blocking], Op],
     seconds: Callable[[Blocking], float] | None = None,
     op: str = "pool2d",
@@ -383,7 +369,12 @@ ROWS = (
     *_rows("pool_lines", _why_not_lines, _lines),
     *_rows("pool_bins", _why_not_narrow, _bins),
     _row(
-        "pool_reference", ANY_TYPE, None, partial(reference_op, indices=0), partial(reference_cost, each=8.0), "pool2d"
+        "pool_reference",
+        ANY_TYPE,
+        lambda b: None,
+        partial(reference_op, indices=0),
+        partial(reference_cost, each=8.0),
+        "pool2d",
     ),
     *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, _INDICES, "pool2d_indices"),
     *_rows("pool_line_indices", _why_not_line_indices, _line_indices, _INDICES, "pool2d_indices"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from blockconv.core import target
+from blockconv.kernels.common.request import Reason
 from blockconv.kernels.pool.blocking import MASK_VECTORS, Blocking
 from blockconv.kernels.pool.shuffles import ShuffledTile, ShufflesArgs
 
@@ -17,9 +17,9 @@ MOST_BYTES = 20 * 1024  # of rows of the image that are read again for the next 
 SPARE = 8  # vector registers for anything but the columns of a tile
 
 
-def why_not_shuffled(b: Blocking) -> str | None:
+def why_not_shuffled(b: Blocking) -> Reason | None:
     """None for a pool that is cut into such tiles, else why it is not, in a sentence."""
-    p, isa, inner = b.problem, target.isa(), b.view.inner
+    p, isa, inner = b.problem, b.machine.isa, b.view.inner
     if b.is_adaptive:
         return "windows are of unequal sizes"
     if not b.has_contiguous_pixels:
@@ -48,7 +48,7 @@ def shuffled_tile(b: Blocking) -> ShuffledTile:
 def _tiles(b: Blocking) -> list[ShuffledTile]:
     """Tiles of whole pixels, or of a whole row of outputs, whose columns fit the registers."""
     lanes, outputs = b.lanes, b.problem.ow * b.view.inner
-    period, most = math.lcm(b.view.inner, lanes) // lanes, min(target.isa().registers - SPARE, MOST_COLUMNS)
+    period, most = math.lcm(b.view.inner, lanes) // lanes, min(b.machine.isa.registers - SPARE, MOST_COLUMNS)
     choices = {-(-outputs // lanes), *range(period, min(MASK_VECTORS, outputs // lanes) + 1, period)}
     tiles = [_tile(b, vectors) for vectors in sorted(choices) if vectors <= MASK_VECTORS]
     return [tile for tile in tiles if tile.columns(lanes) <= most]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from blockconv.core import target
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
+from blockconv.core.target import Isa
 from blockconv.kernels.common.gathering import (
     FEW_SETS,
     TOGETHER,
@@ -12,13 +12,14 @@ from blockconv.kernels.common.gathering import (
     rows_that_stay,
     window_rows,
 )
+from blockconv.machine.machine import Machine
 
 __all__ = ["crowded_seconds", "pays_to_gather", "tile_pixels"]
 
 MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
 
 
-def pays_to_gather(problem: Pool2dProblem | AdaptivePool2dProblem, s_col: int, pixel: int) -> bool:
+def pays_to_gather(machine: Machine, problem: Pool2dProblem | AdaptivePool2dProblem, s_col: int, pixel: int) -> bool:
     """Whether it takes less time to gather a window's pixels, of so many bytes, than to read them where they are.
 
     s_col: bytes from one to the next. A window of three rows reads each pixel so few times that two sets of the cache
@@ -27,15 +28,16 @@ def pays_to_gather(problem: Pool2dProblem | AdaptivePool2dProblem, s_col: int, p
     p = problem
     if isinstance(p, AdaptivePool2dProblem) or pixel % TOGETHER or p.kw <= p.sw:
         return False
-    if not rows_that_stay(p.iw * TOGETHER, window_rows(p, 1), p.sh):
+    if not rows_that_stay(machine, p.iw * TOGETHER, window_rows(p, 1), p.sh):
         return False
-    return is_crowded(window_rows(p, 1) * p.iw, s_col, FEW_SETS if p.kh > 3 else 1)
+    return is_crowded(machine, window_rows(p, 1) * p.iw, s_col, FEW_SETS if p.kh > 3 else 1)
 
 
-def crowded_seconds(problem: Pool2dProblem, s_col: int, nbytes: int) -> float:
+def crowded_seconds(machine: Machine, problem: Pool2dProblem, s_col: int, nbytes: int) -> float:
     """What rows of windows wait beyond their loads if they read each row of an image of so many bytes by itself."""
     p = problem
-    return gathering_seconds(nbytes * p.kh / p.sh) if is_crowded(window_rows(p, 1) * p.iw, s_col) else 0.0
+    is_slow = is_crowded(machine, window_rows(p, 1) * p.iw, s_col)
+    return gathering_seconds(machine, nbytes * p.kh / p.sh) if is_slow else 0.0
 
 
 def _tile_columns(problem: Pool2dProblem, pixels: int) -> int:
@@ -43,9 +45,9 @@ def _tile_columns(problem: Pool2dProblem, pixels: int) -> int:
     return len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
 
 
-def tile_pixels(problem: Pool2dProblem) -> int:
+def tile_pixels(isa: Isa, problem: Pool2dProblem) -> int:
     """Outputs of a tile, so that the fewest columns are read; 0 if a window has too many for the registers."""
-    p, most = problem, target.isa().registers - 8
+    p, most = problem, isa.registers - 8
     if p.kw <= p.sw + 1:
         most = min(most, max(MOST_COLUMNS, p.kw))
     if p.kw > most:

@@ -19,14 +19,13 @@ from typing import NamedTuple
 
 from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Axis, Layout
-from blockconv.core.types import FLOATS, ElementType, Types
+from blockconv.core.types import FLOATS, ElementType
 from blockconv.jit import Kernel
 from blockconv.kernels.common.same_layout import same_layout_why_not
-from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of, lanes_of
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.reduce.codegen import rows_at_once
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
-from blockconv.kernels.table import same_layout_row
-from blockconv.machine.costs import launch_seconds, move_seconds
+from blockconv.kernels.table import Reason, Request, same_layout_row
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
@@ -67,8 +66,9 @@ class Axes(NamedTuple):
         return self.outer[-1][1] * self.inner * itemsize <= LONGEST_LINE
 
 
-def _ops(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
-    p, lanes = problem, lanes_of(element.computed.itemsize)
+def _ops(request: Request) -> list[Op]:
+    p, layout, element, threads = request.problem, request.dst, request.types.src, request.threads
+    lanes = request.machine.lanes(element.computed.itemsize)
     if 0 in p.shape:
         return []
     at = Axes.of(p, layout, lanes)
@@ -159,15 +159,16 @@ def _three(loops: list[MeanLoop]) -> list[MeanLoop]:
     return [_ONCE] * (LOOPS - len(loops)) + loops
 
 
-def _why_not(problem: ReduceMeanProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    why_not = same_layout_why_not(problem, src, dst, types)
-    if why_not is None and any(dst.blocks[axis] > 1 for axis in problem.axes):
+def _why_not(request: Request) -> Reason | None:
+    why_not, dst = same_layout_why_not(request), request.dst
+    if why_not is None and any(dst.blocks[axis] > 1 for axis in request.problem.axes):
         return f"does not sum over the blocks of {dst}"
     return why_not
 
 
-def _cost(problem: ReduceMeanProblem, layout: Layout, element: ElementType, threads: int) -> float:
-    return launch_seconds() + move_seconds(element.itemsize * math.prod(problem.shape), 0) / threads
+def _cost(request: Request) -> float:
+    m, nbytes = request.machine, request.types.src.itemsize * math.prod(request.problem.shape)
+    return m.launch_seconds() + m.move_seconds(nbytes, 0) / request.threads
 
 
 ROWS = (same_layout_row("reduce_mean", "reduce_mean", FLOATS, _cost, _ops, _why_not),)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from blockconv.core import target
 from blockconv.kernels.common.conversion import Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest
 from blockconv.kernels.common.tasks import TASK_BYTES
@@ -111,7 +110,7 @@ class Transpose(NamedTuple):
         return -(-self.us // self.u_strip) * -(-self.vs // self.v_strip)
 
 
-def transpose_blocking(nest: Nest, moved: Moved, stream: bool) -> Transpose | str:
+def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool) -> Transpose | str:
     """How to transpose a nest whose unit strides are in two different loops; else a sentence that says why not."""
     u = next((loop for loop in nest.loops if loop.src == 1), None)
     v = next((loop for loop in nest.loops if loop.dst == 1), None)
@@ -122,7 +121,7 @@ def transpose_blocking(nest: Nest, moved: Moved, stream: bool) -> Transpose | st
         return f"both unit strides are in one dimension, or {_TOO_MANY_TAILS}"
     if nest.partial(v) and nest.limits[v.dim][1] % (v.step * v.size):
         return "the destination's contiguous dimension is cut by the source's blocks and has a tail"
-    lanes = min(16, target.isa().vector_bytes // moved.itemsize)
+    lanes = min(16, vector_bytes // moved.itemsize)
     # Rows of whole vectors too: read on and on, they stream.
     short = u.size < lanes or (u.size == lanes and not nest.partial(u))
     u_outer = _around(nest, u, v, lambda loop: loop.src) if short else None

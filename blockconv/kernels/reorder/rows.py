@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv import jit
 from blockconv.core.eltwise_problem import TransposeProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
@@ -28,8 +27,7 @@ from blockconv.jit.arguments import Arguments
 from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
-from blockconv.kernels.common.tasks import lanes_of
-from blockconv.kernels.reorder.blocking import copy_blocking, transpose_blocking
+from blockconv.kernels.reorder.blocking import Copy, Transpose, copy_blocking, transpose_blocking
 from blockconv.kernels.reorder.codegen import BOUNCE, TABLED
 from blockconv.kernels.reorder.kernels import (
     SCRATCH,
@@ -47,8 +45,8 @@ from blockconv.kernels.reorder.kernels import (
     reorder_transpose,
 )
 from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles, unpacked_bytes
-from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds, scalar_seconds
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -128,12 +126,9 @@ def _outer_loop(loop: Loop, dims: tuple[int, ...], moved: Moved) -> OuterLoop:
     return OuterLoop(size=loop.size, src=loop.src * moved.src_bytes, dst=loop.dst * moved.dst_bytes, **steps)
 
 
-def copy_op(nest: Nest, elements: Elements, stream: bool = False) -> Op | str:
-    """The op that copies contiguous extents; else why not, in a sentence."""
+def copy_op(nest: Nest, c: Copy, elements: Elements, stream: bool = False) -> Op:
+    """The op that copies contiguous extents."""
     moved = elements.moved
-    c = copy_blocking(nest, moved.itemsize)
-    if isinstance(c, str):
-        return c
     nbytes, most = c.extent.size * moved.src_bytes, CONVERTED_LANES * moved.src_bytes if moved.is_converted else 64
     vector_bytes = min(most, 1 << (nbytes.bit_length() - 1))
     aligned = all(loop.dst * moved.dst_bytes % 64 == 0 for loop in (c.x, c.y, *c.outer))
@@ -153,12 +148,9 @@ def copy_op(nest: Nest, elements: Elements, stream: bool = False) -> Op | str:
     return Op(kernel, args, c.tasks * math.prod(loop.size for loop in c.outer), scratch=SCRATCH)
 
 
-def transpose_op(nest: Nest, elements: Elements, stream: bool = False) -> Op | str:
-    """The op that transposes tiles; else why not, in a sentence."""
+def transpose_op(nest: Nest, t: Transpose, elements: Elements, stream: bool = False) -> Op:
+    """The op that transposes tiles."""
     moved = elements.moved
-    t = transpose_blocking(nest, moved, stream)
-    if isinstance(t, str):
-        return t
     d1, d0 = (stride * moved.dst_bytes for stride in t.u_strides)
     s1, s0 = (stride * moved.src_bytes for stride in t.v_strides)
     tabled, bounce = t.shape.flags & TABLED, t.shape.flags & BOUNCE
@@ -198,32 +190,19 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Elem
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-Make = Callable[[Nest, Elements, bool], Op | str]
+Cut = Callable[..., Any]  # cut(nest, moved, vector_bytes, stream): a `Copy` or a `Transpose`, or a `Reason`
 
 
-def _nested(
-    problem: ReorderProblem, src: Layout, dst: Layout, make: Make, elements: Elements, stream: bool = False
-) -> Op | str:
-    loops = nest(src, dst, problem.shape)
-    if loops is None:
-        return "the blocks of the two layouts do not nest: neither size divides the other"
-    return make(loops, elements, stream)
-
-
-def _why_not(make: Make) -> Callable[[ReorderProblem, Layout, Layout, Types], str | None]:
-    def why_not(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-        with jit.collecting():  # to ask compiles nothing
-            found = _nested(problem, src, dst, make, Elements.bits(problem.itemsize))
-        return found if isinstance(found, str) else None
-
-    return why_not
+def _cut_copy(loops: Nest, moved: Moved, vector_bytes: int, stream: bool) -> Copy | Reason:
+    return copy_blocking(loops, moved.itemsize)
 
 
 class Sizes(NamedTuple):
-    """Bytes that are read and written."""
+    """Bytes that are read and written, on a machine."""
 
     read: int
     written: int
+    machine: Machine
 
     @property
     def moved(self) -> int:
@@ -231,7 +210,7 @@ class Sizes(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        return move_seconds(self.read, self.written)
+        return self.machine.move_seconds(self.read, self.written)
 
 
 Cost = Callable[[ReorderProblem, Layout, Layout, Sizes], float]
@@ -246,19 +225,19 @@ def _copy_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) 
     loops = nest(src, dst, problem.shape)
     assert loops is not None
     extent = next((loop.size for loop in loops.loops if loop.src == loop.dst == 1), 1) * problem.itemsize
-    return max(sizes.seconds, sizes.moved / 2 / min(extent, LINE) * MOVE * scalar_seconds())
+    return max(sizes.seconds, sizes.moved / 2 / min(extent, LINE) * MOVE * sizes.machine.scalar_seconds())
 
 
 def _elements_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) -> float:
     return sizes.moved * 10e-9
 
 
-def _converted_seconds(elements: int, types: Types) -> float:
+def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:
     """To convert so many elements, which takes longer than to move them where they are in the caches."""
     if types.src.kind == BITS:
         return 0.0
     each = QUANTIZED_CYCLES if types.dst.itemsize == 1 else DEQUANTIZED_CYCLES
-    return elements / lanes_of(4) * each * cycle_seconds()
+    return elements / machine.lanes(4) * each * machine.cycle_seconds()
 
 
 MOVE = 1.6  # scalar moves that a load and a store of a vector take, and the loop around them
@@ -269,46 +248,48 @@ QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 12, 4
 EIGHT_NIBBLES_CYCLES = 3  # to pack eight integers of 4 bits, or unpack them
 
 
-def _row(name: str, op: Make | None, cost: Cost) -> Row:
+def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row:
     """Options of the primitive: fill, the bits of the destination's padding; stream, to store past the caches.
 
     quantizations: what the integers of source and destination stand for, of types that are converted; the padding then
-    is the zero point. op: None for the reference.
+    is the zero point.
+
+    cut: None for the reference, whose `bind` takes the layouts. bind(nest, cut, elements, stream): the op.
     """
 
     def make(
-        problem: ReorderProblem,
-        src: Layout,
-        dst: Layout,
-        types: Types,
-        threads: int,
-        fill: int = 0,
-        stream: bool = False,
-        quantizations: Quantizations | None = None,
-    ) -> Primitive:
-        sizes = Sizes(types.src.itemsize * src.size(problem.shape), types.dst.itemsize * dst.size(problem.shape))
+        request: Request, fill: int = 0, stream: bool = False, quantizations: Quantizations | None = None
+    ) -> Primitive | Reason:
+        problem, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
+        shape, vector_bytes = problem.shape, m.isa.vector_bytes
+        if 0 in shape:
+            return Primitive(m.launch_seconds, list)
+        loops = None if cut is None else nest(src, dst, shape)
+        if cut is not None:
+            if loops is None:
+                return "the blocks of the two layouts do not nest: neither size divides the other"
+            # Whether a nest can be cut does not depend on the elements.
+            found = cut(loops, Elements.bits(problem.itemsize).moved, vector_bytes, stream)
+            if isinstance(found, Reason):
+                return found
+        sizes = Sizes(types.src.itemsize * src.size(shape), types.dst.itemsize * dst.size(shape), m)
 
         def ops() -> list[Op]:
-            if 0 in problem.shape:
-                return []
             if quantizations is None:
                 elements = Elements.bits(types.src.itemsize, fill)
             else:
                 elements = Elements.converted(types, quantizations)
-            if op is None:
-                return [elements_op(src, dst, problem.shape, elements)]
-            found = _nested(problem, src, dst, op, elements, stream)
-            assert isinstance(found, Op), found
-            return [found]
+            if cut is None:
+                return [bind(src, dst, shape, elements)]
+            return [bind(loops, cut(loops, elements.moved, vector_bytes, stream), elements, stream)]
 
         def seconds() -> float:
-            computed = _converted_seconds(dst.size(problem.shape), types)
-            return launch_seconds() + max(cost(problem, src, dst, sizes), computed) / threads
+            computed = _converted_seconds(m, dst.size(shape), types)
+            return m.launch_seconds() + max(cost(problem, src, dst, sizes), computed) / request.threads
 
         return Primitive(seconds, ops)
 
-    why_not = (lambda problem, src, dst, types: None) if op is None else _why_not(op)
-    return Row(name, "reorder", why_not=why_not, make=make, dtypes=CONVERTED | MOVED, reference=op is None)
+    return Row(name, "reorder", make, CONVERTED | MOVED, reference=cut is None)
 
 
 # ---------------------------------------------------------------- packed integers of 4 bits
@@ -317,19 +298,11 @@ def _row(name: str, op: Make | None, cost: Cost) -> Row:
 def _packed_row(of: Row) -> Row:
     """A conversion's row as one from or to packed integers."""
 
-    def why_not(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-        return of.why_not(problem, src, dst, types)
-
-    def make(
-        problem: ReorderProblem,
-        src: Layout,
-        dst: Layout,
-        types: Types,
-        threads: int,
-        quantizations: Quantizations | None = None,
-        stream: bool = False,
-    ) -> Primitive:
-        inner = of.prepare(problem, src, dst, types, threads, quantizations=quantizations, stream=stream)
+    def make(request: Request, quantizations: Quantizations | None = None, stream: bool = False) -> Primitive | Reason:
+        inner = of.make(request, quantizations=quantizations, stream=stream)
+        if isinstance(inner, Reason):
+            return inner
+        problem, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
         ends = [(type, layout.size(problem.shape)) for type, layout in ((types.src, src), (types.dst, dst))]
         passed = sum(unpacked_bytes(count) for type, count in ends if type.is_packed)
 
@@ -345,9 +318,9 @@ def _packed_row(of: Row) -> Row:
             return made
 
         between = passed / 8 * EIGHT_NIBBLES_CYCLES
-        return Primitive(lambda: inner.seconds + between * cycle_seconds() / threads, ops)
+        return Primitive(lambda: inner.seconds + between * m.cycle_seconds() / request.threads, ops)
 
-    return Row(f"{of.name}_i4", "reorder", why_not=why_not, make=make, dtypes=PACKED, reference=of.reference)
+    return Row(f"{of.name}_i4", "reorder", make, PACKED, of.reference)
 
 
 # ---------------------------------------------------------------- permutations of row-major arrays
@@ -363,23 +336,20 @@ def _as_reorder(problem: TransposeProblem, itemsize: int) -> tuple[ReorderProble
 def _transpose_row(of: Row) -> Row:
     """A reorder's row as one of transpose."""
 
-    def why_not(problem: TransposeProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-        wanted = row_major(len(problem.shape))
-        if not src == dst == wanted:
+    def make(request: Request) -> Primitive | Reason:
+        problem, wanted = request.problem, row_major(len(request.problem.shape))
+        if not request.src == request.dst == wanted:
             return f"is for row-major arrays of {wanted.ndim} dimensions, {wanted.tag}"
-        return None if 0 in problem.shape else of.why_not(*_as_reorder(problem, types.src.itemsize), types)
-
-    def make(problem: TransposeProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Primitive:
-        return of.prepare(*_as_reorder(problem, types.src.itemsize), types, threads)
+        return of.make(request.of(*_as_reorder(problem, request.types.src.itemsize)))
 
     name = of.name.replace("reorder", "transpose")
-    return Row(name, "transpose", why_not=why_not, make=make, reference=of.reference)
+    return Row(name, "transpose", make, reference=of.reference)
 
 
 REORDERS = (
-    _row("reorder_transpose", transpose_op, _transpose_cost),
-    _row("reorder_copy", copy_op, _copy_cost),
-    _row("reorder_elements", None, _elements_cost),
+    _row("reorder_transpose", transpose_blocking, transpose_op, _transpose_cost),
+    _row("reorder_copy", _cut_copy, copy_op, _copy_cost),
+    _row("reorder_elements", None, elements_op, _elements_cost),
 )
 
 ROWS = (*REORDERS, *map(_packed_row, REORDERS), *map(_transpose_row, REORDERS))

@@ -27,13 +27,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core import target
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import BYTES, FLOATS, ElementType
 from blockconv.jit import Kernel
 from blockconv.kernels.common.axis import Quantizations, element_words
-from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
 from blockconv.kernels.resize.kernels import (
     ResizeArgs,
@@ -44,9 +43,9 @@ from blockconv.kernels.resize.kernels import (
     resize_pixels,
     resize_rows,
 )
-from blockconv.kernels.table import same_layout_row
+from blockconv.kernels.table import Request, same_layout_row
 from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
-from blockconv.machine.costs import fma_seconds, launch_seconds, move_seconds
+from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS", "taps"]
@@ -117,25 +116,24 @@ def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
     return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
 
 
-def _ops(
-    problem: ResizeProblem, layout: Layout, element: ElementType, threads: int, quantizations: Quantizations = None
-) -> list[Op]:
-    p, layout = _with_w_inside_h(problem, layout)
+def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
+    element, threads, m = request.types.src, request.threads, request.machine
+    p, layout = _with_w_inside_h(request.problem, request.dst)
     at, itemsize = _storage(layout, p.src_shape), element.itemsize
     if p.n == 0:
         return []
     pixel = at.inner * itemsize
     row, linear, held = p.iw * pixel, p.mode == "linear", element.computed.itemsize
-    lanes = min(lanes_of(held if linear else itemsize), MOST_LANES)
+    lanes = min(m.lanes(held if linear else itemsize), MOST_LANES)
     args = _args(p, at, element, quantizations)
     tasks = at.planes * at.between * p.oh
     # Where rows are blended first, one lies in the scratch; of large pixels two lie there.
-    whole = not linear or row <= target.second_level_cache()
+    whole = not linear or row <= m.second_level_cache
     large = at.inner > LARGEST_BLOCK
-    fits = not linear or 2 * at.inner * held <= target.second_level_cache() if large else whole
+    fits = not linear or 2 * at.inner * held <= m.second_level_cache if large else whole
     if fits and (at.valid == at.block or at.blocks_are_planes):
         chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
-        built, scratch, tables = _whole(p, layout, at, element, lanes)
+        built, scratch, tables = _whole(m, p, layout, at, element, lanes)
         table = np.concatenate([_table(p, "h", at.between * row), *tables])
         return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
     inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
@@ -163,7 +161,7 @@ def _ops(
 
 
 def _whole(
-    problem: ResizeProblem, layout: Layout, at: Storage, element: ElementType, lanes: int
+    machine: Machine, problem: ResizeProblem, layout: Layout, at: Storage, element: ElementType, lanes: int
 ) -> tuple[Kernel, int, list[Words]]:
     """Of whole rows of results: the kernel, bytes of scratch, and the table of columns."""
     p, inner, itemsize, held = problem, at.inner, element.itemsize, element.computed.itemsize
@@ -175,9 +173,9 @@ def _whole(
     if linear:
         family, scratch, read = resize_rows, p.iw * inner * held, held
         nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * inner * held
-        stays = nbytes <= target.last_level_cache() // SHARE
+        stays = nbytes <= machine.last_level_cache // SHARE
         pays = stays or (inner <= lanes // FEW and at.between == 1)
-        if p.ih <= p.oh and inner < lanes and pays and results <= target.second_level_cache():
+        if p.ih <= p.oh and inner < lanes and pays and results <= machine.second_level_cache:
             family, scratch, read = resize_columns, results, itemsize
     tables, near = [_table(p, "w", inner * read)], None
     if pixels_of_a_vector(lanes, inner) > 1:
@@ -258,14 +256,15 @@ def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProb
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _cost(problem: ResizeProblem, layout: Layout, element: ElementType, threads: int) -> float:
+def _cost(request: Request) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
-    (p, layout), itemsize = _with_w_inside_h(problem, layout), element.itemsize
+    p, layout = _with_w_inside_h(request.problem, request.dst)
+    itemsize, m = request.types.src.itemsize, request.machine
     size, inner = layout.size(p.dst_shape), _storage(layout, p.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
-    moved = move_seconds(itemsize * layout.size(p.src_shape), itemsize * size)
-    computed = vectors * (6 if p.mode == "linear" else 3) * 2 * fma_seconds(16, 4)
-    return launch_seconds() + max(moved, computed) / threads
+    moved = m.move_seconds(itemsize * layout.size(p.src_shape), itemsize * size)
+    computed = vectors * (6 if p.mode == "linear" else 3) * 2 * m.fma_seconds(16, 4)
+    return m.launch_seconds() + max(moved, computed) / request.threads
 
 
 ROWS = (same_layout_row("resize", "resize", (*FLOATS, *BYTES), _cost, _ops),)

@@ -15,17 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockconv.core import target
-from blockconv.core.eltwise_problem import ShuffleProblem
-from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, ElementType, Types
+from blockconv.core.types import FLOATS
 from blockconv.kernels.common.axis import positions
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.same_layout import same_layout_why_not
-from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.shuffle.kernels import Result, ShuffleArgs, Source, permute_channels
-from blockconv.kernels.table import same_layout_row
-from blockconv.machine.costs import cycle_seconds, launch_seconds, move_seconds
+from blockconv.kernels.table import Reason, Request, same_layout_row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -39,16 +35,17 @@ class Tile(NamedTuple):
     cycles: float
 
 
-def _tile(problem: ShuffleProblem, layout: Layout, itemsize: int) -> Tile:
+def _tile(request: Request) -> Tile:
     """The tile that takes the fewest cycles.
 
     A pixel of a tile is loaded or stored, and joined with others to vectors; these are shuffled as often as their
     number is halved.
     """
+    problem, layout, itemsize = request.problem, request.dst, request.types.src.itemsize
     outer, inner = positions(layout, problem.shape, 1, itemsize)
     g, padded = geometry(layout, problem.shape, itemsize), layout.padded_shape(problem.shape)[1]
     block = min(g.length, padded)
-    pixels = 1 << min(lanes_of(itemsize), inner.size).bit_length() - 1
+    pixels = 1 << min(request.machine.lanes(itemsize), inner.size).bit_length() - 1
     widths = (1 << k for k in range(min(pixels, block).bit_length()))
     tiles = outer.size * -(-inner.size // pixels) * (padded // block)
 
@@ -59,12 +56,12 @@ def _tile(problem: ShuffleProblem, layout: Layout, itemsize: int) -> Tile:
     return Tile(pixels, best, cycles(best))
 
 
-def _ops(problem: ShuffleProblem, layout: Layout, element: ElementType, threads: int) -> list[Op]:
-    p, itemsize = problem, element.itemsize
+def _ops(request: Request) -> list[Op]:
+    p, layout, itemsize, threads = request.problem, request.dst, request.types.src.itemsize, request.threads
     c = p.shape[1]
     if p.shape[0] == 0:
         return []
-    (pixels, width, _), g = _tile(p, layout, itemsize), geometry(layout, p.shape, itemsize)
+    (pixels, width, _), g = _tile(request), geometry(layout, p.shape, itemsize)
     padded, plane = layout.padded_shape(p.shape)[1], pixels * itemsize
     block = min(g.length, padded)
     firsts = [start + min(k, block - width) for start in range(0, padded, block) for k in range(0, block, width)]
@@ -93,22 +90,23 @@ def _ops(problem: ShuffleProblem, layout: Layout, element: ElementType, threads:
     return [Op(kernel, args, tasks, chunk, scratch=size + plane, table=np.array(table, np.int64))]
 
 
-def _why_not(problem: ShuffleProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    why_not, itemsize = same_layout_why_not(problem, src, dst, types), types.src.itemsize
+def _why_not(request: Request) -> Reason | None:
+    problem, dst, itemsize, m = request.problem, request.dst, request.types.src.itemsize, request.machine
+    why_not = same_layout_why_not(request)
     if why_not or 0 in problem.shape:
         return why_not
     if geometry(dst, problem.shape, itemsize).channel != itemsize:
         return f"neighbouring channels are not contiguous in {dst}"
-    pixels, padded = lanes_of(itemsize), dst.padded_shape(problem.shape)[1]
-    if (padded + 1) * pixels * itemsize > target.second_level_cache():
+    pixels, padded = m.lanes(itemsize), dst.padded_shape(problem.shape)[1]
+    if (padded + 1) * pixels * itemsize > m.second_level_cache:
         return f"a tile of {pixels} pixels by {padded} channels is larger than a second-level cache"
     return None
 
 
-def _cost(problem: ShuffleProblem, layout: Layout, element: ElementType, threads: int) -> float:
-    size = element.itemsize * layout.size(problem.shape)
-    computed = _tile(problem, layout, element.itemsize).cycles * cycle_seconds() if size else 0.0
-    return launch_seconds() + max(move_seconds(size, size), computed) / threads
+def _cost(request: Request) -> float:
+    m, size = request.machine, request.types.src.itemsize * request.dst.size(request.problem.shape)
+    computed = _tile(request).cycles * m.cycle_seconds() if size else 0.0
+    return m.launch_seconds() + max(m.move_seconds(size, size), computed) / request.threads
 
 
 ROWS = (same_layout_row("shuffle_planes", "shuffle", FLOATS, _cost, _ops, _why_not),)

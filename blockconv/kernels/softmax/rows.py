@@ -8,35 +8,32 @@ from __future__ import annotations
 
 import math
 
-from blockconv.core.eltwise_problem import SoftmaxProblem
-from blockconv.core.layout import Layout
-from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.core.types import BYTES, FLOATS
 from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
 from blockconv.kernels.common.same_layout import same_layout_why_not
-from blockconv.kernels.common.tasks import chunk_of, lanes_of
+from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.softmax.kernels import LINE, softmax_lines, softmax_planes
-from blockconv.kernels.table import same_layout_row
+from blockconv.kernels.table import Reason, Request, same_layout_row
 from blockconv.runtime import Op
 
 __all__ = ["ROWS"]
 
 
-def _ops(
-    problem: SoftmaxProblem, layout: Layout, element: ElementType, threads: int, quantizations: Quantizations = None
-) -> list[Op]:
-    p, itemsize = problem, element.itemsize
+def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
+    p, layout, element, threads = request.problem, request.dst, request.types.src, request.threads
+    itemsize = element.itemsize
     if 0 in p.shape:
         return []
     is_narrow = element != element.computed
-    lanes, nbytes = lanes_of(element.computed.itemsize), p.shape[p.axis] * itemsize
-    contiguous = contiguous_axis(layout, p.shape, p.axis, element, quantizations)
+    lanes, nbytes = request.machine.lanes(element.computed.itemsize), p.shape[p.axis] * itemsize
+    contiguous = contiguous_axis(request, p.axis, quantizations)
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
         kernel = softmax_lines(element.code, lanes, int(p.log))
         powers = p.shape[p.axis] * element.computed.itemsize if is_narrow else 0
         scratch = -(-nbytes // LINE) * LINE * contiguous.gathered + powers
         return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
-    strided = strided_axis(layout, p.shape, p.axis, element, quantizations)
+    strided = strided_axis(request, p.axis, quantizations)
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
     ragged = layout.padded_shape(p.shape) != p.shape
@@ -45,9 +42,9 @@ def _ops(
     return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads), powers)]
 
 
-def _why_not(problem: SoftmaxProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    why_not = same_layout_why_not(problem, src, dst, types)
-    if why_not is None and problem.axis == 0 and dst.blocks[0] > 1:
+def _why_not(request: Request) -> Reason | None:
+    why_not, dst = same_layout_why_not(request), request.dst
+    if why_not is None and request.problem.axis == 0 and dst.blocks[0] > 1:
         return f"does not go over the blocks of images of {dst}"
     return why_not
 

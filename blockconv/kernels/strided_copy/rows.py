@@ -36,7 +36,6 @@ from blockconv.kernels.common.conversion import ConversionArguments, Moved
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.loop_nest import nest
 from blockconv.kernels.common.requantize import quantization_words
-from blockconv.kernels.common.tasks import lanes_of
 from blockconv.kernels.strided_copy.blocking import blocking_of
 from blockconv.kernels.strided_copy.kernels import FILL, CopyArgs, PixelLoop, strided_copy
 from blockconv.kernels.strided_copy.regions import (
@@ -49,8 +48,8 @@ from blockconv.kernels.strided_copy.regions import (
     loops_of,
     pixels,
 )
-from blockconv.kernels.table import Primitive, Row
-from blockconv.machine.costs import QUANTIZED_CYCLES, cycle_seconds, launch_seconds, move_seconds, scalar_seconds
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
@@ -201,7 +200,8 @@ def _reorder_ops(
     return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
 
 
-def _why_not_reorder(problem: ReorderProblem, src: Layout, dst: Layout, types: Types) -> str | None:
+def _why_not_reorder(request: Request) -> Reason | None:
+    problem, src, dst = request.problem, request.src, request.dst
     if not (src.is_native and dst.is_native):
         return "is for layouts with at most one block of channels, and one of images around it"
     if problem.itemsize not in ITEMSIZE.values():
@@ -243,7 +243,8 @@ def _in_four(problem: Any, groups: Sequence[range]) -> Any:
     return SliceProblem(of(p.shape), of(p.begins, sum), of(p.sizes), of(p.steps))
 
 
-def _why_not(problem: Any, src: Layout, dst: Layout, types: Types) -> str | None:
+def _why_not(request: Request) -> Reason | None:
+    problem, src, dst = request.problem, request.src, request.dst
     rank = len(problem.dst_shape)
     if rank == 4:
         return None
@@ -256,44 +257,49 @@ def _why_not(problem: Any, src: Layout, dst: Layout, types: Types) -> str | None
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _seconds(problem: Any, src: Layout, dst: Layout, itemsize: int) -> float:
+def _seconds(request: Request) -> float:
     """Bytes at the speed of a copy, and moves of elements, where no extent is longer than one."""
-    elements = dst.size(problem.dst_shape)
-    moved = move_seconds(itemsize * elements, itemsize * elements)
+    problem, src, dst, m = request.problem, request.src, request.dst, request.machine
+    itemsize, elements = request.types.src.itemsize, dst.size(problem.dst_shape)
+    moved = m.move_seconds(itemsize * elements, itemsize * elements)
     if isinstance(problem, ReorderProblem):
-        return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * scalar_seconds())
+        return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * m.scalar_seconds())
     if isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, itemsize).channel == itemsize:
-        return moved + elements * scalar_seconds()
+        return moved + elements * m.scalar_seconds()
     return moved if src == dst else 3 * moved
 
 
-def _requantized_seconds(problem: Any, dst: Layout, how: How) -> float:
+def _requantized_seconds(request: Request, how: How) -> float:
     """To requantize as many elements as the destination has, where some stand for something else."""
     given = how.quantizations
     if given is None or all(one == given[-1] for one in given):
         return 0.0
-    return dst.size(problem.dst_shape) / lanes_of(4) * QUANTIZED_CYCLES * cycle_seconds()
+    m = request.machine
+    return request.dst.size(request.problem.dst_shape) / m.lanes(4) * QUANTIZED_CYCLES * m.cycle_seconds()
 
 
-def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
+def _row(
+    op: str,
+    ops: Callable[..., list[Op]],
+    why_not: Callable[[Request], Reason | None] = _why_not,
+    dtypes: Iterable[str] = (*FLOATS, *BYTES),
+) -> Row:
     def make(
-        problem: Any,
-        src: Layout,
-        dst: Layout,
-        types: Types,
-        threads: int,
-        quantizations: tuple[Quantization, ...] | None = None,
-        **options: Any,
-    ) -> Primitive:
-        how = How(types.src, threads, quantizations)
-        if len(problem.dst_shape) != 4:
-            problem, src, dst = _in_four(problem, _groups(problem)), row_major(4), row_major(4)
+        request: Request, quantizations: tuple[Quantization, ...] | None = None, **options: Any
+    ) -> Primitive | Reason:
+        reason = why_not(request)
+        if reason:
+            return reason
+        if len(request.problem.dst_shape) != 4:
+            request = request.of(_in_four(request.problem, _groups(request.problem)), row_major(4), row_major(4))
+        problem, src, dst, types = request.problem, request.src, request.dst, request.types
+        how = How(types.src, request.threads, quantizations)
 
         def cost() -> float:
-            moved = _seconds(problem, src, dst, types.src.itemsize)
-            return launch_seconds() + max(moved, _requantized_seconds(problem, dst, how)) / threads
+            seconds = max(_seconds(request), _requantized_seconds(request, how))
+            return request.machine.launch_seconds() + seconds / request.threads
 
-        def make() -> list[Op]:
+        def bound() -> list[Op]:
             found = ops(problem, src, dst, how, **options)
             if isinstance(problem, ReorderProblem):  # which fills images too with its own
                 return found
@@ -303,9 +309,9 @@ def _row(op: str, ops: Callable[..., list[Op]], **given: Any) -> Row:
                 found += fill_images(dst, problem.dst_shape, types.src.itemsize, buffer.index, zero)
             return found
 
-        return Primitive(cost=cost, make=make)
+        return Primitive(cost=cost, make=bound)
 
-    return Row(f"{op}_box", op, make=make, **{"why_not": _why_not, "dtypes": frozenset((*FLOATS, *BYTES)), **given})
+    return Row(f"{op}_box", op, make, frozenset(dtypes))
 
 
 MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())

@@ -8,18 +8,17 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.core import target
-from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD
-from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.waiting import is_beyond
-from blockconv.kernels.table import Epilogue
+from blockconv.kernels.table import Epilogue, Request
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, reads_windows, window_columns
@@ -33,14 +32,13 @@ from blockconv.runtime import OWN_TABLE, Buffer, Op
 __all__ = ["winograd_op"]
 
 
-def winograd_op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, epilogue: Epilogue) -> Op:
+def winograd_op(request: Request, at: Blocking, epilogue: Epilogue) -> Op:
     """The op. The residual lies in memory as the destination does."""
-    p = problem
-    s, d = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
-    padded = dst.padded_shape(p.dst_shape)[1]
+    p, types, s, d = request.problem, request.types, request.source, request.destination
+    padded = request.dst.padded_shape(p.dst_shape)[1]
     parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
     tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, at, padded, at.lanes))]
-    src_bytes = types.src.nbytes(src.size(p.src_shape))
+    src_bytes = types.src.nbytes(request.src.size(p.src_shape))
     args = _arguments(
         p,
         at,
@@ -50,8 +48,8 @@ def winograd_op(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, 
         src_strides=s,
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
-        scales=ITEMSIZE * weight_form(p, dst, at).bias,
-        prefetch_rows=at.form.side if is_beyond(src_bytes) else 0,
+        scales=ITEMSIZE * weight_form(request, at).bias,
+        prefetch_rows=at.form.side if is_beyond(request.machine, src_bytes) else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
         dst_parts=8 * (len(tables[0]) + len(tables[1])),

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words
@@ -17,6 +16,7 @@ from blockconv.kernels.winograd.arguments import HEADER_BYTES
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.codegen_finish import row_tiles
 from blockconv.kernels.winograd.transforms import Form
+from blockconv.machine.machine import Machine
 
 __all__ = [
     "ITEMSIZE",
@@ -178,39 +178,44 @@ class Blocking:
         return self.sets * self.set_ocbs * self.wei_ocb(problem)
 
 
-def vector_images(problem: Conv2dProblem, src: Layout, dst: Layout) -> int:
+def vector_images(machine: Machine, problem: Conv2dProblem, src: Layout, dst: Layout) -> int:
     """Images of a vector, where a channel's images lie together in source and destination; else 0.
 
     A last vector of fewer images is moved back to be whole.
     """
     p = problem
     together = all(geometry(lies, shape, 1).n == 1 for lies, shape in ((src, p.src_shape), (dst, p.dst_shape)))
-    images = min(target.isa().vector_bytes // ITEMSIZE, 1 << p.n.bit_length() >> 1)
+    images = min(machine.lanes(ITEMSIZE), 1 << p.n.bit_length() >> 1)
     return images if together and images >= LEAST_IMAGES else 0
 
 
 def blocking(
-    problem: Conv2dProblem, dst: Layout, m: int, threads: int, exact: bool = False, images: int = 0
+    machine: Machine, problem: Conv2dProblem, dst: Layout, m: int, threads: int, exact: bool = False, images: int = 0
 ) -> Blocking:
-    """How a problem is cut on this machine. The order of sums does not depend on the threads.
+    """How a problem is cut on a machine. The order of sums does not depend on the threads.
 
     exact: of integers. images: as in `Blocking`; packed weights are the same.
     """
-    p, form, isa = problem, Form(m, problem.sh, exact), target.isa()
-    dot, wei_lanes = dot_of_words() if exact else MULTIPLY_ADD, isa.vector_bytes // ITEMSIZE
+    p, form, isa = problem, Form(m, problem.sh, exact), machine.isa
+    dot, wei_lanes = dot_of_words(isa) if exact else MULTIPLY_ADD, machine.lanes(ITEMSIZE)
     lanes = images or wei_lanes
     src_lanes = lanes * dot.channels
     ic, oc, oc_padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
     set_groups = 1 if p.g == 1 or images else lanes // math.gcd(lanes, ic, oc)
     sets, src_vectors = -(-p.g // set_groups), ic if images else -(-set_groups * ic // src_lanes)
     shared = _is_shared(p, wei_lanes)
-    out_lanes, vectors = (ic, 1) if shared else _block_vectors(p, wei_lanes)
+    out_lanes, vectors = (ic, 1) if shared else _block_vectors(machine, p, wei_lanes)
     width = vectors * out_lanes
     ocbs = -(-(oc_padded if p.g == 1 else oc) // width)
     tile_rows, tile_cols = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, -(-p.n // (images or 1)) * tile_rows * tile_cols)
-    held, tile_bytes = _held_tiles(vectors, width, images), form.positions * src_vectors * lanes * ITEMSIZE
-    at_most = _most_tiles_of_images(tile_bytes, tiles, held) if images else _most_tiles(tile_bytes, set_groups * oc)
+    held, tile_bytes = (
+        _held_tiles(machine.registers, vectors, width, images),
+        form.positions * src_vectors * lanes * ITEMSIZE,
+    )
+    at_most = (
+        _most_tiles_of_images(tile_bytes, tiles, held) if images else _most_tiles(machine, tile_bytes, set_groups * oc)
+    )
     # More threads than there are blocks of output channels share the tiles too.
     tile_pixels, block_tiles = _tile_block(tiles, at_most, held, -(-threads // (sets * ocbs)))
     if set_groups == 1:
@@ -238,7 +243,7 @@ def blocking(
         out_lanes=out_lanes,
         vectors=vectors,
         tile_pixels=tile_pixels,
-        tile_channels=_tile_channels(width, tile_pixels) if images else width,
+        tile_channels=_tile_channels(machine.registers, width, tile_pixels) if images else width,
         ocbs=ocbs,
         splits=splits,
         chunk=chunk,
@@ -274,18 +279,17 @@ def _tile_block(tiles: int, at_most: int, held: int, tasks: int) -> tuple[int, i
     return tile_pixels, min(tiles, calls * tile_pixels)
 
 
-def _held_tiles(vectors: int, width: int, images: int) -> int:
+def _held_tiles(registers: int, vectors: int, width: int, images: int) -> int:
     """Tiles that are in registers together, at most, with a block of so many output channels, or a part of it."""
-    registers = 32 if target.isa().registers == 32 else 16
     if not images:
         return _TILE_PIXELS[registers][vectors]
     accumulators, fewest = _IMAGE_TILES[registers]
     return accumulators // math.gcd(width, fewest)
 
 
-def _tile_channels(width: int, tiles: int) -> int:
+def _tile_channels(registers: int, width: int, tiles: int) -> int:
     """Output channels of a block that are in registers with so many tiles of images, which divide the block."""
-    accumulators, _ = _IMAGE_TILES[32 if target.isa().registers == 32 else 16]
+    accumulators, _ = _IMAGE_TILES[registers]
     return max(k for k in range(1, width + 1) if width % k == 0 and k * tiles <= accumulators)
 
 
@@ -295,12 +299,12 @@ def _is_shared(problem: Conv2dProblem, lanes: int) -> bool:
     return problem.g > 1 and ic == oc and lanes % ic == 0
 
 
-def _block_vectors(problem: Conv2dProblem, lanes: int) -> tuple[int, int]:
+def _block_vectors(machine: Machine, problem: Conv2dProblem, lanes: int) -> tuple[int, int]:
     """(lanes, vectors) of a block of output channels: halves of vectors, if these cost nothing and fewer are idle."""
     oc = problem.oc // problem.g
     half, whole = lanes // 2, -(-oc // lanes)
     halves = 2 * whole - 1
-    if problem.g > 1 and target.isa().halves and oc <= halves * half and halves in _TILE_PIXELS[32]:
+    if problem.g > 1 and machine.isa.halves and oc <= halves * half and halves in _TILE_PIXELS[32]:
         return half, halves
     return lanes, min(2, whole)
 
@@ -345,12 +349,12 @@ def odd_lines(nbytes: int) -> int:
     return (-(-nbytes // LINE) | 1) * LINE
 
 
-def _most_tiles(tile_bytes: int, oc: int) -> int:
+def _most_tiles(machine: Machine, tile_bytes: int, oc: int) -> int:
     """Tiles of a block, at most. tile_bytes: of a tile's transformed source.
 
     More use weights more often; fewer stay in the second-level cache, with the weights if these fit too.
     """
-    often = 28 if tile_bytes * oc <= 8 * target.second_level_cache() else 56
+    often = 28 if tile_bytes * oc <= 8 * machine.second_level_cache else 56
     return max(1, min(often, SCRATCH // tile_bytes))
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
 from blockconv.kernels.common.dot import name_of
-from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, blocking
-from blockconv.machine.costs import (
-    cycle_seconds,
-    fma_seconds,
-    launch_seconds,
-    move_seconds,
-    spread_seconds,
-    transform_seconds,
-)
-from blockconv.machine.profile import profile
+from blockconv.kernels.winograd.transforms import Form
+from blockconv.machine.machine import Machine
 
 __all__ = ["cost", "multiply_adds", "transforms", "weight_seconds"]
 
@@ -30,52 +22,52 @@ _EDGE = 0.35  # more for a source over the image's edge
 _SEEN = 0.25
 
 
-def cost(problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, at: Blocking, threads: int) -> float:
+def cost(request: Request, at: Blocking) -> float:
     """Seconds: of the products or their weights' way to the core, and of transforms or pixels in and out."""
-    p = problem
+    p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
     wei_bytes = at.wei_bytes(p)
-    stays = wei_bytes // at.sets <= target.second_level_cache() // 2
-    again = move_seconds(wei_bytes, 0)
+    stays = wei_bytes // at.sets <= m.second_level_cache // 2
+    again = m.move_seconds(wei_bytes, 0)
     # In a network of integers others' weights fit the last cache, and these do not stay there: 740 µs for the 19 MB of
     # 512 channels of 7x7, whose products take 200.
     # What does not fit the last cache, beside the rest, is not there any more when it is read again.
-    is_far = at.form.exact or 2 * wei_bytes > profile().caches["L3"]
-    first = wei_bytes / profile().reads["memory"] if is_far else again
+    is_far = at.form.exact or 2 * wei_bytes > m.profile.caches["L3"]
+    first = wei_bytes / m.profile.reads["memory"] if is_far else again
     streamed = first + (0 if stays else at.tile_blocks - 1) * again
-    rates = profile().by(name_of(at.dot))
-    each = rates.each if at.form.exact else fma_seconds(at.lanes, ITEMSIZE)
-    products = multiply_adds(p, at) * each
+    rates = m.profile.by(name_of(at.dot))
+    each = rates.each if at.form.exact else m.fma_seconds(at.lanes, ITEMSIZE)
+    products = multiply_adds(m, p, at) * each
     multiply = max(products, streamed) + (0.0 if stays else _SEEN * min(products, streamed))
     read, written = types.src.nbytes(src.size(p.src_shape)), types.dst.nbytes(dst.size(p.dst_shape))
     # Transforms are timed in the second-level cache, and hide nothing of what comes from beyond it.
-    beyond = max(0.0, move_seconds(read, written) - (read + written) / profile().copies["L2"])
+    beyond = max(0.0, m.move_seconds(read, written) - (read + written) / m.profile.copies["L2"])
     form, (source, destination) = (at.form.m, at.form.stride), transforms(p, dst, at)
-    lies = geometry(src, p.src_shape, types.src.itemsize), geometry(dst, p.dst_shape, types.dst.itemsize)
-    source *= transform_seconds(form, *_lies(lies[0], at.src_lanes, at))[0]
-    stored = transform_seconds(form, *_lies(lies[1], at.lanes, at))[1]
+    source *= m.transform_seconds(form, *_lies(request.source, at.src_lanes, at))[0]
+    stored = m.transform_seconds(form, *_lies(request.destination, at.lanes, at))[1]
     if types.is_requantized:
         stored += at.form.m**2 * rates.tile
     destination *= stored
-    begin, waiting = launch_seconds() + _BEGIN * cycle_seconds(), waiting_seconds(p, src, dst, types)
-    return begin + (multiply + source + destination + beyond + waiting) / threads
+    begin, waiting = m.launch_seconds() + _BEGIN * m.cycle_seconds(), waiting_seconds(request)
+    return begin + (multiply + source + destination + beyond + waiting) / request.threads
 
 
-def weight_seconds(m: int, exact: bool, problem: Conv2dProblem) -> float:
+def weight_seconds(form: Form, machine: Machine, problem: Conv2dProblem) -> float:
     """To transform the weights, whose vectors of output channels take what those of a source's tile do.
 
     Floats are transposed first, as planes are, and transformed in float64: twice as many vectors.
     """
-    p, at = problem, blocking(problem, Layout("NHWC"), m, 1, exact)
-    each = transform_seconds((m, p.sh), 0, False)[0] if exact else 2 * transform_seconds((m, p.sh), 1, False)[0]
+    p, m, exact = problem, form.m, form.exact
+    at, seconds = blocking(machine, p, Layout("NHWC"), m, 1, exact), machine.transform_seconds
+    each = seconds((m, p.sh), 0, False)[0] if exact else 2 * seconds((m, p.sh), 1, False)[0]
     return at.elements(p.ic) * at.ocbs * at.width / at.lanes * each
 
 
-def multiply_adds(problem: Conv2dProblem, at: Blocking) -> float:
+def multiply_adds(machine: Machine, problem: Conv2dProblem, at: Blocking) -> float:
     """What the products take, in multiply-adds of vectors."""
     p, positions = problem, at.form.positions
     tiles = at.tile_blocks * at.block_tiles
     if at.shared:
-        spread = spread_seconds("winograd", at.lanes, ITEMSIZE) / fma_seconds(at.lanes, ITEMSIZE)
+        spread = machine.spread_seconds("winograd", at.lanes, ITEMSIZE) / machine.fma_seconds(at.lanes, ITEMSIZE)
         return positions * tiles * -(-p.ic // at.lanes) * (p.ic // p.g) * spread
     # Fewer than eight accumulators wait for each other.
     held, vectors = at.tile_pixels * (at.tile_channels if at.images else at.vectors), at.block_vectors

@@ -37,13 +37,10 @@ import functools
 import math
 from dataclasses import replace
 
-from blockconv.core import target
-from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import HALVES, INT8, LIGHT, Types
+from blockconv.core.types import HALVES, INT8, LIGHT
 from blockconv.kernels.common.dot import WIDENED
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.table import Epilogue, Primitive, Row
+from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row
 from blockconv.kernels.winograd.arguments import PLANE_BYTES
 from blockconv.kernels.winograd.binding import winograd_op
 from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, SCRATCH, blocking, vector_images
@@ -58,14 +55,14 @@ __all__ = ["FINITE_BELOW", "ROWS"]
 UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often
 
 
-def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    p = problem
+def _why_not(m: int, request: Request) -> Reason | None:
+    p, src, dst, types = request.problem, request.src, request.dst, request.types
     if (p.kh, p.kw) != (3, 3):
         return f"is for 3x3, not {p.kh}x{p.kw}"
     strides = [form.stride for form in FORMS if form.m == m]
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
-    images = vector_images(p, src, dst) if types.acc.is_float else 0
+    images = vector_images(request.machine, p, src, dst) if types.acc.is_float else 0
     for layout, shape in () if images else ((src, p.src_shape), (dst, p.dst_shape)):
         at = geometry(layout, shape, 1)
         if at.length > 1 and at.length % 2:
@@ -86,23 +83,19 @@ def _why_not(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Ty
 NO_EPILOGUE = Epilogue()
 
 
-def _make(
-    m: int,
-    problem: Conv2dProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    threads: int,
-    epilogue: Epilogue = NO_EPILOGUE,
-) -> Primitive:
-    images = vector_images(problem, src, dst) if types.acc.is_float else 0
-    at = blocking(problem, dst, m, threads, exact=not types.acc.is_float, images=images)
+def _make(m: int, request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primitive | Reason:
+    p, src, dst, types, machine = request.problem, request.src, request.dst, request.types, request.machine
+    reason = (_why_not if types.acc.is_float else _why_not_exact)(m, request)
+    if reason:
+        return reason
+    images = vector_images(machine, p, src, dst) if types.acc.is_float else 0
+    at = blocking(machine, p, dst, m, request.threads, exact=not types.acc.is_float, images=images)
     if types.src.is_half:
         at = replace(at, dot=WIDENED)
     return Primitive(
-        cost=lambda: cost(problem, src, dst, types, at, threads),
-        make=lambda: [winograd_op(problem, src, dst, types, at, epilogue)],
-        weights=weight_form(problem, dst, at),
+        cost=lambda: cost(request, at),
+        make=lambda: [winograd_op(request, at, epilogue)],
+        weights=weight_form(request, at),
         blocking=at,
     )
 
@@ -136,19 +129,19 @@ FINITE_BELOW = {(2, 1): 2.0**125, (4, 1): 2.0**123, (6, 1): 2.0**120, (2, 2): 2.
 
 # A form of integers is exact while 64 times a pixel is an int32 (see `codegen_finish`), and so up to 256 times `LIGHT`.
 # Only F(4x4) is: F(2x2) would save a ninth of what VNNI multiplies, F(3x3) less than F(4x4) of everything.
-def _why_not_exact(m: int, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> str | None:
-    p, lanes = problem, target.isa().vector_bytes // ITEMSIZE
+def _why_not_exact(m: int, request: Request) -> Reason | None:
+    p, lanes = request.problem, request.machine.lanes(ITEMSIZE)
     if p.sh != 1 or p.sw != 1:
         return "is for stride 1"
-    reason = _why_not(m, problem, src, dst, types)
+    reason = _why_not(m, request)
     if reason:
         return reason
     if p.g > 1 and (p.ic // p.g % (2 * lanes) or p.oc // p.g % lanes):
         return f"is for groups of a multiple of {2 * lanes} channels in and {lanes} out"
-    if src.size(p.src_shape) < PLANE_BYTES:
+    if request.src.size(p.src_shape) < PLANE_BYTES:
         return f"is for sources of {PLANE_BYTES} bytes or more"
     most = (LIGHT - 1) // (TAPS * TAPS * 128)
-    if not types.wei.light and p.ic // p.g > most:
+    if not request.types.wei.light and p.ic // p.g > most:
         return f"is for up to {most} channels, or weights that are known to keep sums below {256 * LIGHT}"
     return None
 
@@ -158,7 +151,6 @@ def _exact_row(m: int) -> Row:
         f"conv_winograd_f{m}_int8",
         "conv2d",
         dtypes=frozenset(map(str, INT8)),
-        why_not=functools.partial(_why_not_exact, m),
         make=functools.partial(_make, m),
         algorithm="winograd",
     )
@@ -169,7 +161,6 @@ def _row(m: int) -> Row:
         f"conv_winograd_f{m}",
         "conv2d",
         dtypes=frozenset({ELEMENT.name, *map(str, HALVES)}),
-        why_not=functools.partial(_why_not, m),
         make=functools.partial(_make, m),
         algorithm="winograd",
         error=lambda problem: _ERROR[m, problem.sh] * math.sqrt(problem.ic // problem.g),

@@ -6,19 +6,20 @@ import functools
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.table import Transform, WeightForm
+from blockconv.kernels.table import Request, Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, blocking
 from blockconv.kernels.winograd.costs import weight_seconds
-from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
+from blockconv.kernels.winograd.transforms import TAPS, Form
+from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["weight_form"]
 
 
-def _transform_op(form: Form, problem: Conv2dProblem) -> Op:
-    p, m, at = problem, form.m, blocking(problem, Layout("NHWC"), form.m, 1, form.exact)
+def _transform_op(form: Form, machine: Machine, problem: Conv2dProblem) -> Op:
+    p, m, at = problem, form.m, _blocking(form, machine, problem)
     args = WinogradWeightsArgs(
         src=Buffer(0),
         dst=Buffer(1),
@@ -35,23 +36,28 @@ def _transform_op(form: Form, problem: Conv2dProblem) -> Op:
     return Op(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
 
 
-def _transformed_bytes(form: Form, problem: Conv2dProblem) -> int:
-    return blocking(problem, Layout("NHWC"), form.m, 1, form.exact).wei_bytes(problem)
+def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> int:
+    return _blocking(form, machine, problem).wei_bytes(problem)
 
 
-def weight_form(problem: Conv2dProblem, dst: Layout, at: Blocking) -> WeightForm:
-    """What to pack for a problem that is cut so."""
-    whole = max(at.width, at.lanes)
-    bias = -(-dst.padded_shape(problem.dst_shape)[1] // whole) * whole
-    layout = Layout(f"aBCde{at.width}b{at.dot.channels}c" if at.form.exact else "abcde")
-    return WeightForm(layout, bias, problem.g, TRANSFORMS[at.form], at.dot)
+def _blocking(form: Form, machine: Machine, problem: Conv2dProblem) -> Blocking:
+    """A blocking of the problem: transformed weights are the same for every layout and number of threads."""
+    return blocking(machine, problem, Layout("NHWC"), form.m, 1, form.exact)
 
 
-TRANSFORMS = {  # one for each stride too, that forms differ: packed weights are kept by them
-    form: Transform(
-        functools.partial(_transform_op, form),
-        functools.partial(_transformed_bytes, form),
-        functools.partial(weight_seconds, form.m, form.exact),
+@functools.cache
+def transform(form: Form, machine: Machine) -> Transform:
+    """One object for each form, stride and machine: packed weights are kept by it."""
+    return Transform(
+        functools.partial(_transform_op, form, machine),
+        functools.partial(_transformed_bytes, form, machine),
+        functools.partial(weight_seconds, form, machine),
     )
-    for form in (*FORMS, *EXACT_FORMS)
-}
+
+
+def weight_form(request: Request, at: Blocking) -> WeightForm:
+    """What to pack for a problem that is cut so."""
+    problem, whole = request.problem, max(at.width, at.lanes)
+    bias = -(-request.dst.padded_shape(problem.dst_shape)[1] // whole) * whole
+    layout = Layout(f"aBCde{at.width}b{at.dot.channels}c" if at.form.exact else "abcde")
+    return WeightForm(layout, bias, problem.g, transform(at.form, request.machine), at.dot)

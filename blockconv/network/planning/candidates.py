@@ -13,6 +13,8 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.jit.compile_processes import compile_together
 from blockconv.kernels import TABLE, Row
+from blockconv.kernels.table import Primitive, Reason, Request
+from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Reshape
 from blockconv.network.planning.parameters import Parameters, Unpacked
@@ -72,7 +74,9 @@ def _with_kernels(network: Network, node: Node, rule: Rule, pricing: Pricing) ->
     types = element_types(network, node)
     srcs, dsts = (pricing.layouts if rank == 4 else (row_major(rank),) for rank in ranks)
     for op, problem, *layouts in rule.asked(network, node, srcs, dsts):
-        for taken in accepted(op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references):
+        for taken in accepted(
+            pricing.machine, op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references
+        ):
             src = taken.src if src_rank == 4 else row_major(src_rank)
             dst = taken.dst if dst_rank == 4 else row_major(dst_rank)
             found = rule.srcs(network, node, src, dst)
@@ -82,6 +86,7 @@ def _with_kernels(network: Network, node: Node, rule: Rule, pricing: Pricing) ->
 
 @functools.lru_cache(maxsize=4096)
 def accepted(
+    machine: Machine,
     op: str,
     problem: Any,
     types: Types,
@@ -94,24 +99,19 @@ def accepted(
     Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
     """
     rows = [row for row in TABLE if row.op == op]
-    found = [
-        (row, src, dst)
-        for row in rows
-        for src in layouts[0]
-        for dst in layouts[1]
-        if selection.why_not(row, problem, src, dst, types, accuracy) is None
-    ]
+    asked = [Request(problem, src, dst, types, 1, machine) for src in layouts[0] for dst in layouts[1]]
+    decided = [(row, request, selection.decide(row, request, accuracy)) for row in rows for request in asked]
+    found = [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]
     if not references:
         found = [item for item in found if not item[0].reference] or found
-    return tuple(_taken(row, problem, src, dst, types) for row, src, dst in found)
+    return tuple(_taken(row, request, primitive) for row, request, primitive in found)
 
 
-def _taken(row: Row, problem: Any, src: Layout, dst: Layout, types: Types) -> Taken:
-    """A row that takes the problem, with what it is predicted to take and to read."""
-    primitive = row.prepare(problem, src, dst, types)
+def _taken(row: Row, request: Request, primitive: Primitive) -> Taken:
+    """A row that takes the problem, with its predicted time and the bytes of weights that it reads."""
     weights = primitive.weights
-    wei_bytes = 0 if weights is None else weights.read_bytes(problem, types.wei.itemsize)
-    return Taken(row, src, dst, primitive.seconds, wei_bytes)
+    wei_bytes = 0 if weights is None else weights.read_bytes(request.problem, request.types.wei.itemsize)
+    return Taken(row, request.src, request.dst, primitive.seconds, wei_bytes)
 
 
 # ---------------------------------------------------------------- binding

@@ -25,7 +25,7 @@ from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, short
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
-from blockconv.machine.profile import profile
+from blockconv.machine.machine import host
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.passes.nibbles import widened
@@ -271,7 +271,7 @@ def _weight_rate(network: Network) -> float:
     number of threads, and 38 MB of F(4x4) for 512 channels of 7x7 take as long as 17 MB of F(2x2) on one core of a
     Zen 4, and 1.7 times as long on two.
     """
-    known = profile()
+    known = host().profile
     nbytes = sum(array.nbytes for array in network.constants.values())
     return known.reads["memory"] / 2 if nbytes > known.caches["L3"] else math.inf
 

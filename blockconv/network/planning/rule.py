@@ -8,7 +8,7 @@ concatenation whose inputs are written where it has them) is a *view*: no kernel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import known_weights
 from blockconv.kernels import Row
+from blockconv.machine.machine import Machine, host
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.planning.parameters import Parameters
@@ -93,6 +94,7 @@ class Pricing:
     reorder, or of a copy. accuracy: the largest error that a kernel may have; see `selection.ACCURACY`.
     every: keep each kernel, not the cheapest for its layouts alone. references: take reference kernels too where there
     are others.
+    machine: that costs are for.
     """
 
     layouts: tuple[Layout, ...]
@@ -101,6 +103,7 @@ class Pricing:
     accuracy: float = selection.ACCURACY
     every: bool = False
     references: bool = False
+    machine: Machine = field(default_factory=host)
 
 
 class Rule:

@@ -7,9 +7,11 @@ import itertools
 import pytest
 
 from blockconv import NATIVE, Layout
-from blockconv.core.types import element
+from blockconv.core.eltwise_problem import SoftmaxProblem
+from blockconv.core.types import Types
 from blockconv.kernels.common.axis import contiguous_axis, strided_axis
 from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 
 LAYOUTS = [*NATIVE, *map(Layout, ("cdba", "bcda", "aBcd24b", "acBd4b", "Bcda8b"))]
@@ -25,11 +27,15 @@ def test_loops_that_are_one_in_every_operand_are_fused() -> None:
     assert fused([]) == []
 
 
+def request(layout: Layout, shape: tuple[int, ...], axis: int) -> Request:
+    return Request(SoftmaxProblem(shape, axis), layout, layout, Types.all("uint8"))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_contiguous_axis_is_where_the_layout_has_it(layout: Layout, shape: tuple[int, ...]) -> None:
     for axis in range(4):
-        a = contiguous_axis(layout, shape, axis, element("uint8"))
+        a = contiguous_axis(request(layout, shape, axis), axis)
         if a is None:
             continue
         found = set()
@@ -44,7 +50,7 @@ def test_a_contiguous_axis_is_where_the_layout_has_it(layout: Layout, shape: tup
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_strided_axis_is_where_the_layout_has_it(layout: Layout, shape: tuple[int, ...]) -> None:
     for axis in range(4):
-        a = strided_axis(layout, shape, axis, element("uint8"))
+        a = strided_axis(request(layout, shape, axis), axis)
         outer = range(_positions(shape, axis) // a.inner)
         starts = [i * a.outer_stride + j for i in outer for j in range(a.inner)]
         assert {tuple(at + k * a.stride for k in range(a.size)) for at in starts} == _lines(layout, shape, axis)

@@ -8,6 +8,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.waiting import waiting_seconds
+from blockconv.kernels.table import Request
 from blockconv.machine.profile import profile
 
 FLOAT32 = Types.all("float32")
@@ -15,7 +16,7 @@ FLOAT32 = Types.all("float32")
 
 def waiting(channels: int, size: int, src: str, dst: str) -> float:
     problem = Conv2dProblem(1, channels, size, size, channels, 1, 1)
-    return waiting_seconds(problem, Layout(src), Layout(dst), FLOAT32)
+    return waiting_seconds(Request(problem, Layout(src), Layout(dst), FLOAT32))
 
 
 def test_pixels_that_are_wider_than_a_line_wait_beyond_the_cache() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 
 import pytest
 
 from blockconv.core import target
 from blockconv.kernels.common.dot import MATRIX_DOTS
-from blockconv.kernels.conv import matrix_blocking, matrix_pixel_blocking, rows
+from blockconv.kernels.conv import matrix_blocking, matrix_pixel_blocking
 from blockconv.kernels.conv.matrix_tile import is_instruction
 
 
@@ -19,9 +18,11 @@ def emulated_matrices(monkeypatch):
     named = {dot: MATRIX_DOTS[f"{name}, emulated"] for name, dot in MATRIX_DOTS.items() if is_instruction(dot)}
     chosen, packages = matrix_blocking.matrix_dot_for, (matrix_blocking, matrix_pixel_blocking)
     pretended = dataclasses.replace(target.isa(), amx=True)
-    monkeypatch.setattr(rows, "target", types.SimpleNamespace(**{**vars(target), "isa": lambda: pretended}))
+    monkeypatch.setattr(target, "isa", lambda: pretended)
     for package in packages:
-        monkeypatch.setattr(package, "matrix_dot_for", lambda types: named.get(chosen(types), chosen(types)))
+        monkeypatch.setattr(
+            package, "matrix_dot_for", lambda types, isa: named.get(chosen(types, isa), chosen(types, isa))
+        )
         package.blocking.cache_clear()
     yield
     for package in packages:

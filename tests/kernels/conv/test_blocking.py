@@ -13,7 +13,9 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.conv.blocking import blocking
 from blockconv.kernels.conv.space import space
+from blockconv.kernels.table import Request
 from blockconv.kernels.winograd.blocking import blocking as winograd_blocking
+from blockconv.machine.machine import host
 
 NHWC, NCHW16, FLOAT32 = Layout("NHWC"), Layout("NCHW16"), Types.all("float32")
 DIRECT = (
@@ -62,7 +64,7 @@ def test_no_thread_has_much_more_to_do_than_its_share(descriptor, on_machine):
     """Its share of the tiles, that is: pixels that a tile has too many of are the tile's affair."""
     p = Conv2dProblem.from_descriptor(descriptor)
     for threads, limit in LIMITS[on_machine].direct.items():
-        cut, at = blocking(p, NCHW16, NCHW16, FLOAT32, threads), space(p, NCHW16, NCHW16)
+        cut, at = blocking(Request(p, NCHW16, NCHW16, FLOAT32, threads)), space(p, NCHW16, NCHW16)
         down = shares(-(-at.oh // cut.rows), -(-at.oh // cut.task_rows))
         along = shares(-(-at.ow // cut.pixels), -(-at.ow // cut.task_cols))
         sizes = itertools.product(range(at.images), down, along, shares(cut.ocbs, cut.splits))
@@ -76,7 +78,7 @@ def test_no_thread_has_much_more_to_do_than_its_share(descriptor, on_machine):
 def test_nor_in_winograds(descriptor, on_machine):
     p = Conv2dProblem.from_descriptor(descriptor)
     for threads, limit in LIMITS[on_machine].winograd.items():
-        cut = winograd_blocking(p, NHWC, 4, threads)
+        cut = winograd_blocking(host(), p, NHWC, 4, threads)
         tasks = [cut.block_tiles * share for _ in range(cut.tile_blocks) for share in shares(cut.ocbs, cut.splits)]
         assert busiest(tasks, threads) <= limit * cut.tiles * cut.ocbs / threads, threads
 
@@ -87,7 +89,7 @@ def test_weights_that_are_most_of_it_are_read_once(layout, on_machine):
     """One window of the whole image, as long as that is in the second-level cache."""
     p = Conv2dProblem.from_descriptor("mb1ic512ih14oc512oh7kh3sh2ph1")
     at, whole = space(p, Layout(layout), Layout(layout)), 512 * 15 * 15 * 4
-    cut = blocking(p, Layout(layout), Layout(layout), FLOAT32, 1)
+    cut = blocking(Request(p, Layout(layout), Layout(layout), FLOAT32))
     assert ((cut.task_rows, cut.task_cols) >= (at.oh, at.ow)) == (whole <= MACHINES[on_machine].second_level_cache)
 
 
@@ -100,7 +102,7 @@ def test_a_tile_does_more_multiply_adds_than_it_loads_vectors_and_fills_the_regi
     isa = MACHINES[on_machine].isa
     registers, loads = isa.registers, 1.34 if isa.halves else 0.67
     for descriptor in ("mb1ic64ih56oc256kh1", "mb1ic256ih56oc64kh1", "mb1ic64ih56oc64kh3ph1"):
-        cut = blocking(Conv2dProblem.from_descriptor(descriptor), NHWC, NHWC, FLOAT32, 1)
+        cut = blocking(Request(Conv2dProblem.from_descriptor(descriptor), NHWC, NHWC, FLOAT32))
         pixels = cut.rows * cut.pixels
         assert pixels + cut.vectors <= loads * pixels * cut.vectors
         assert pixels * cut.vectors >= 0.75 * (registers - 4)

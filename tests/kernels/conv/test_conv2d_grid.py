@@ -13,8 +13,6 @@ from conv_problems import AS_OTHERS, BATCHES, GRID, GROUPED, SAMPLED, SLOW, WHOL
 
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.conv import blocking as direct
-from blockconv.kernels.conv import grouped_blocking, pixel_blocking
 from blockconv.machine.profile import profile
 
 MARKED = [pytest.param(d, marks=[pytest.mark.isa] * (d in AS_OTHERS) + [pytest.mark.slow] * (d in SLOW)) for d in GRID]
@@ -101,11 +99,6 @@ def test_float64(descriptor):
 def small_cache(monkeypatch):
     """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
-    for family in (direct, grouped_blocking, pixel_blocking):
-        family.blocking.cache_clear()
-    yield
-    for family in (direct, grouped_blocking, pixel_blocking):
-        family.blocking.cache_clear()
 
 
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
@@ -117,10 +110,7 @@ def test_tiles_wider_than_would_be_chosen(monkeypatch):
     """Several vectors where a group ends inside a block: as if a tile took nothing but its multiply-adds."""
     known = profile()
     level = tuple(at._replace(step=at.pixels * at.vectors * known.fma) for at in known.tiles)
-    monkeypatch.setattr(direct, "profile", lambda: dataclasses.replace(known, tiles=level))
-    direct.blocking.cache_clear()
-    try:
-        for descriptor in SAMPLED[21:23]:
-            each(descriptor, "integers", residual=True, reference=False)
-    finally:
-        direct.blocking.cache_clear()
+    pretended = dataclasses.replace(known, tiles=level)
+    monkeypatch.setattr("blockconv.machine.machine.profile", lambda: pretended)
+    for descriptor in SAMPLED[21:23]:
+        each(descriptor, "integers", residual=True, reference=False)

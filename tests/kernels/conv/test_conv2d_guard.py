@@ -19,8 +19,6 @@ from conv_problems import ALONG_PIXELS, GRID, SLOW, pairs
 
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.conv import blocking as direct
-from blockconv.kernels.conv import pixel_blocking
 from blockconv.runtime import address_of
 
 pytestmark = pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
@@ -58,8 +56,6 @@ def test_canaries_tell_of_a_write(memory, at):
 def run_all(descriptors: list[str], small: bool) -> None:
     if small:
         target.second_level_cache = lambda: 8 << 10  # type: ignore[assignment]
-        direct.blocking.cache_clear()
-        pixel_blocking.blocking.cache_clear()
     runs = 0
     for descriptor in descriptors:
         p = Conv2dProblem.from_descriptor(descriptor)

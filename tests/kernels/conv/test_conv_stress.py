@@ -19,8 +19,7 @@ import blockconv as bc
 from blockconv import runtime
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.conv import blocking as direct
-from blockconv.kernels.conv import grouped_blocking
+from blockconv.kernels.table import Reason
 
 CALLS = int(os.environ.get("BLOCKCONV_STRESS", "1000"))
 THREADS = 16
@@ -47,19 +46,17 @@ def test_the_same_bits_for_any_number_of_threads_and_any_split(descriptor, src, 
                 assert run(chunked, p, src, dst, given, threads=threads).tobytes() == wanted, chunk
         for size in (4 << 10, 64 << 10):
             monkeypatch.setattr(target, "second_level_cache", lambda size=size: size)
-            direct.blocking.cache_clear()
-            grouped_blocking.blocking.cache_clear()
             assert run(row, p, src, dst, given, threads=2).tobytes() == wanted, "another cut"
         monkeypatch.undo()
-        direct.blocking.cache_clear()
-        grouped_blocking.blocking.cache_clear()
 
 
 def _with_ops(row, change):
     """The row with `change(op)`, ops, in place of each op."""
 
-    def make(*args, **options):
-        primitive = row.prepare(*args, **options)
+    def make(request, **options):
+        primitive = row.make(request, **options)
+        if isinstance(primitive, Reason):
+            return primitive
         return dataclasses.replace(primitive, make=lambda: [new for op in primitive.make() for new in change(op)])
 
     return dataclasses.replace(row, make=make)

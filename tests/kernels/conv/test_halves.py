@@ -99,7 +99,7 @@ def dot(request, monkeypatch):
     packages = direct, grouped_blocking
     chosen = {element("bfloat16"): request.param, element("float16"): WIDENED}
     for package in packages:
-        monkeypatch.setattr(package, "dot_for", lambda types: chosen.get(types.src, MULTIPLY_ADD))
+        monkeypatch.setattr(package, "dot_for", lambda types, isa: chosen.get(types.src, MULTIPLY_ADD))
         package.blocking.cache_clear()
     yield request.param
     for package in packages:

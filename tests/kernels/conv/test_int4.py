@@ -13,7 +13,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import INT4
 from blockconv.dispatch import selection
-from blockconv.kernels.conv import blocking as direct
+from blockconv.kernels.table import Request
 
 KINDS = tuple(sorted({(types.src.name, types.dst.name) for types in INT4}))
 ENDS = {"uint4": (0, 15), "int4": (-8, 7), "uint8": (0, 255), "int8": (-128, 127)}
@@ -33,9 +33,6 @@ PROBLEMS = (
 def small_cache(monkeypatch):
     """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
-    direct.blocking.cache_clear()
-    yield
-    direct.blocking.cache_clear()
 
 
 def residual_of(dst: str) -> str | None:
@@ -99,7 +96,7 @@ def test_layouts_without_pairs_are_refused(src, dst):
     """Where a byte would hold channels of two pixels, or of two groups."""
     for layout, descriptor in (("NHWC", PROBLEMS[0]), ("NCHW", PROBLEMS[0]), ("aBcd2b", PROBLEMS[0])):
         made = case(descriptor, src, dst)
-        found = selection.candidates("conv2d", made.problem, Layout(layout), Layout(layout), made.types)
+        found = selection.candidates("conv2d", Request(made.problem, Layout(layout), Layout(layout), made.types))
         reasons = {c.why_not for c in found if c.row.takes(made.types)}
         assert reasons == {
             f"two integers of 4 bits to a byte are for blocks of a multiple of 4 channels, not for {layout}"
@@ -112,7 +109,7 @@ def test_windows_alone_are_unpacked():
     """A worker's scratch stays within the second-level cache, however large the source is."""
     problem, layout = Conv2dProblem.from_descriptor("mb1ic256ih200oc8kh1"), Layout("NCHW64")
     for types in INT4:
-        found = next(c for c in selection.candidates("conv2d", problem, layout, layout, types) if c.primitive)
+        found = next(c for c in selection.candidates("conv2d", Request(problem, layout, layout, types)) if c.primitive)
         with jit.collecting():  # to ask compiles nothing
             (op,) = found.primitive.ops()
         assert op.scratch < target.second_level_cache() < layout.size(problem.src_shape)

@@ -11,6 +11,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.conv import blocking, rows
+from blockconv.kernels.table import Request
 
 NHWC, FLOAT32 = Layout("NHWC"), Types.all("float32")
 # One tap and several, tails of channels in source and destination, groups, tiles that reach back, a stride.
@@ -22,7 +23,7 @@ def in_blocks(monkeypatch):
     """A function that makes all dense tiles of floats take their reductions in so many blocks."""
 
     def make(count):
-        monkeypatch.setattr(blocking, "_k_blocks", lambda weights, tiles, inner: count)
+        monkeypatch.setattr(blocking, "_k_blocks", lambda cache, weights, tiles, inner: count)
         blocking.blocking.cache_clear()
 
     yield make
@@ -51,12 +52,12 @@ def test_long_reductions_are_in_blocks_whose_weights_stay_in_the_second_level_ca
     cache = MACHINES[on_machine].second_level_cache
     for descriptor in ("mb1ic2048ih7oc512kh1", "mb1ic512ih7oc512kh3ph1", "mb1ic64ih56oc64kh3ph1"):
         problem = Conv2dProblem.from_descriptor(descriptor)
-        cut = blocking.blocking(problem, NHWC, NHWC, FLOAT32, 1)
+        cut = blocking.blocking(Request(problem, NHWC, NHWC, FLOAT32))
         weights = problem.ic * problem.kh * problem.kw * cut.width * 4
         assert weights / cut.k_blocks <= cache / 8
         assert cut.k_blocks == 1 or weights > cache / 8
 
 
 def test_what_one_tile_reads_is_read_once_and_not_in_blocks():
-    cut = blocking.blocking(Conv2dProblem.from_descriptor("mb1ic65536ih1oc64kh1"), NHWC, NHWC, FLOAT32, 1)
+    cut = blocking.blocking(Request(Conv2dProblem.from_descriptor("mb1ic65536ih1oc64kh1"), NHWC, NHWC, FLOAT32))
     assert (cut.tiles, cut.k_blocks) == (1, 1)

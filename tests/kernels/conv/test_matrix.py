@@ -7,7 +7,6 @@ Where a processor has the unit, every test of quantized convolution and of float
 from __future__ import annotations
 
 import dataclasses
-import types
 
 import numpy as np
 import pytest
@@ -19,9 +18,10 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.kernels.conv import matrix_blocking, rows
+from blockconv.kernels.conv import matrix_blocking
 from blockconv.kernels.conv.matrix_tile import LINES, is_instruction, row_blocks
 from blockconv.kernels.conv.rows import MATRIX
+from blockconv.kernels.table import Request
 
 PAIRS = (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "NCHW32"), ("NCHW64", "NCHW4"), ("CHWN4", "NCHW16"))
 KINDS = (
@@ -54,7 +54,7 @@ PROBLEMS = (
 def test_emulated(emulated_matrices, number):
     src, dst = PAIRS[number]
     made = case(PROBLEMS[number], **KINDS[number])
-    assert not is_instruction(matrix_blocking.blocking(made.problem, Layout(src), Layout(dst), made.types, 1).dot)
+    assert not is_instruction(matrix_blocking.blocking(Request(made.problem, Layout(src), Layout(dst), made.types)).dot)
     check(made, src, dst, taken=[MATRIX])
 
 
@@ -71,7 +71,7 @@ def test_problems(number, descriptor):
 
 def test_without_the_unit_it_is_not_taken(monkeypatch):
     without = dataclasses.replace(target.isa(), amx=False)
-    monkeypatch.setattr(rows, "target", types.SimpleNamespace(**{**vars(target), "isa": lambda: without}))
+    monkeypatch.setattr(target, "isa", lambda: without)
     problem, layout = Conv2dProblem.from_descriptor("mb1ic64ih14oc64kh3ph1"), Layout("NHWC")
     reason = MATRIX.rejects(problem, layout, layout, Types.quantized("uint8", "uint8"))
     assert "AMX" in reason
@@ -89,7 +89,9 @@ def test_with_the_unit_wide_layers_take_it():
 def test_blockings_fit_into_the_registers(src, ic):
     for ow in (1, 7, 13, 16, 17, 31, 33, 56, 112):
         problem = Conv2dProblem(1, ic, 9, ow, 70, 3, 3, ph=1, pw=1)
-        found = matrix_blocking.blocking(problem, Layout(src), Layout("NHWC"), Types.quantized("uint8", "uint8"), 1)
+        found = matrix_blocking.blocking(
+            Request(problem, Layout(src), Layout("NHWC"), Types.quantized("uint8", "uint8"))
+        )
         blocks = row_blocks(found.rows, found.pixels, found.gap)
         assert not found.gap or found.window_cols == found.task_cols + found.gap == found.pixels + found.gap
         assert max(block.pixels for block in blocks) <= LINES
@@ -121,5 +123,5 @@ def test_rows_that_are_one(emulated_matrices, descriptor):
     made = case(descriptor, **KINDS[0])
     for src, dst in PAIRS[:4]:
         layouts = Layout(src), Layout(dst)
-        assert matrix_blocking.blocking(made.problem, *layouts, made.types, 1).gap > 0
+        assert matrix_blocking.blocking(Request(made.problem, *layouts, made.types)).gap > 0
         check(made, src, dst, taken=[MATRIX])

@@ -23,6 +23,7 @@ from blockconv.kernels.conv import matrix_pixel_blocking
 from blockconv.kernels.conv.matrix_pixel_tile import register_sizes
 from blockconv.kernels.conv.matrix_tile import REGISTERS, is_instruction
 from blockconv.kernels.conv.rows import MATRIX, MATRIX_PIXELS
+from blockconv.kernels.table import Request
 
 HAS_UNIT = pytest.mark.skipif(not target.isa().amx, reason="needs a processor with AMX")
 BYTES, BRAIN = Types.quantized("uint8", "uint8"), Types.converted("bfloat16", "bfloat16")
@@ -57,7 +58,7 @@ def made_for(descriptor: str, number: int):
 def test_emulated(emulated_matrices, number):
     made, name = made_for(PROBLEMS[number], number), "bcda" if number == 6 else "NCHW"
     layout = Layout(name)
-    assert not is_instruction(matrix_pixel_blocking.blocking(made.problem, layout, layout, made.types, 1).dot)
+    assert not is_instruction(matrix_pixel_blocking.blocking(Request(made.problem, layout, layout, made.types)).dot)
     check(made, name, name, taken=[MATRIX_PIXELS])
 
 
@@ -88,15 +89,11 @@ def test_values_at_the_ends(src):
 @pytest.mark.parametrize("number", [0, 1])
 def test_cut_into_many_tasks(number, monkeypatch):
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
-    matrix_pixel_blocking.blocking.cache_clear()
-    try:
-        made = made_for(("mb1ic96ih14oc40kh1", "mb1ic40ih20oc33kh3ph1")[number], number)
-        layout = Layout("NCHW")
-        found = matrix_pixel_blocking.blocking(made.problem, layout, layout, made.types, 3)
-        assert found.task_cols < made.problem.oh * made.problem.ow
-        check(made, "NCHW", "NCHW", threads=3, taken=[MATRIX_PIXELS])
-    finally:
-        matrix_pixel_blocking.blocking.cache_clear()
+    made = made_for(("mb1ic96ih14oc40kh1", "mb1ic40ih20oc33kh3ph1")[number], number)
+    layout = Layout("NCHW")
+    found = matrix_pixel_blocking.blocking(Request(made.problem, layout, layout, made.types, 3))
+    assert found.task_cols < made.problem.oh * made.problem.ow
+    check(made, "NCHW", "NCHW", threads=3, taken=[MATRIX_PIXELS])
 
 
 @HAS_UNIT
@@ -130,7 +127,7 @@ def test_blockings_fit_into_the_registers(ic, oc):
     for types in (BYTES, BRAIN):
         for size in (1, 3, 7, 14, 30, 56):
             problem = Conv2dProblem(1, ic, size, size, oc, 1, 1)
-            found = [matrix_pixel_blocking.blocking(problem, layout, layout, types, k) for k in (1, 2, 16)]
+            found = [matrix_pixel_blocking.blocking(Request(problem, layout, layout, types, k)) for k in (1, 2, 16)]
             assert len({(at.blocks, at.width, at.step) for at in found if at.task_cols >= 64}) <= 1
             for at in found:
                 sizes = list(register_sizes(at.width, at.blocks, at.step * types.src.itemsize // 4))

@@ -14,6 +14,7 @@ from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.kernels.conv import pixel_blocking
 from blockconv.kernels.conv.rows import PIXELS
+from blockconv.kernels.table import Request
 
 FLOAT32 = element("float32")
 IMAGES_INSIDE = {"bcda", "cdba", "cbda"}
@@ -89,16 +90,15 @@ def test_activations(descriptor, act):
 def test_cut_into_many_tasks(descriptor, monkeypatch):
     """As on a machine with a second-level cache of 2 KiB."""
     monkeypatch.setattr(target, "second_level_cache", lambda: 2 << 10)
-    pixel_blocking.blocking.cache_clear()
-    try:
-        each(descriptor, "integers", residual=True)
-    finally:
-        pixel_blocking.blocking.cache_clear()
+    each(descriptor, "integers", residual=True)
 
 
 def test_any_number_of_threads_gives_the_same_bits():
     p, layout = read("mb1ic40ih20oc50kh1"), Layout("NCHW")
-    cut = {threads: pixel_blocking.blocking(p, layout, layout, FLOAT32, threads) for threads in (1, 2, 5, 16)}
+    cut = {
+        threads: pixel_blocking.blocking(Request(p, layout, layout, Types.all("float32"), threads))
+        for threads in (1, 2, 5, 16)
+    }
     assert len({(at.rows, at.pixels, at.vectors, at.pixel_lanes) for at in cut.values()}) == 1
     assert len({(at.task_cols, at.splits) for at in cut.values()}) > 1
 
@@ -117,7 +117,7 @@ LAYERS = (
 def test_panels_are_in_the_second_level_cache_and_tiles_fill_the_registers(descriptor, on_machine):
     p, layout, machine = read(descriptor), Layout("NCHW"), MACHINES[on_machine]
     for threads in (1, 2, 16):
-        at = pixel_blocking.blocking(p, layout, layout, FLOAT32, threads)
+        at = pixel_blocking.blocking(Request(p, layout, layout, Types.all("float32"), threads))
         assert at.scratch <= machine.second_level_cache // 2
         held = at.pixels // at.pixel_lanes * at.width
         assert 0.6 * (machine.isa.registers - 4) <= held <= machine.isa.registers - 3

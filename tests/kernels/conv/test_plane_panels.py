@@ -14,6 +14,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.conv import blocking as direct
 from blockconv.kernels.conv.rows import DIRECT
+from blockconv.kernels.table import Request
 
 # Steps of 16 channels with and without a rest, a rest alone; groups; one row that is wider than a tile.
 PROBLEMS = (
@@ -28,7 +29,7 @@ PROBLEMS = (
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wherever planes could be read where they are, on processors too that gain nothing by it."""
-    monkeypatch.setattr(direct, "pays_to_pack_planes", lambda src, ocbs: src.length == 1)
+    monkeypatch.setattr(direct, "pays_to_pack_planes", lambda isa, src, ocbs: src.length == 1)
     direct.blocking.cache_clear()
     yield
     direct.blocking.cache_clear()
@@ -36,7 +37,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def blocking(descriptor: str, dst: str, dtype: str = "float32") -> direct.Blocking:
     p = Conv2dProblem.from_descriptor(descriptor)
-    return direct.blocking(p, Layout("NCHW"), Layout(dst), Types.all(dtype), 1)
+    return direct.blocking(Request(p, Layout("NCHW"), Layout(dst), Types.all(dtype)))
 
 
 def each(descriptor: str, kind: str, dtype: str = "float32", **options: bool) -> None:

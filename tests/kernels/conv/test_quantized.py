@@ -67,7 +67,7 @@ def dot(request, monkeypatch):
     """The multiply-accumulate of this name, whatever the target would choose."""
     for package in (direct, grouped_blocking):
         monkeypatch.setattr(
-            package, "dot_for", lambda types: MULTIPLY_ADD if types.acc.is_float else DOTS[request.param]
+            package, "dot_for", lambda types, isa: MULTIPLY_ADD if types.acc.is_float else DOTS[request.param]
         )
         package.blocking.cache_clear()
     yield DOTS[request.param]
@@ -84,11 +84,6 @@ def weights_for(dot) -> dict[str, bool]:
 def small_cache(monkeypatch):
     """A second-level cache of 8 KiB, so that small problems are cut as large ones are."""
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
-    for package in (direct, grouped_blocking):
-        package.blocking.cache_clear()
-    yield
-    for package in (direct, grouped_blocking):
-        package.blocking.cache_clear()
 
 
 # ---------------------------------------------------------------- the grid

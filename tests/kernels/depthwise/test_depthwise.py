@@ -24,6 +24,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.table import Request
 from blockconv.machine.profile import profile
 
 SAME = tuple((name, name) for name in NAMES)
@@ -121,7 +122,7 @@ def test_the_row_is_chosen_and_its_reasons_are_sentences(name):
     p = read(name)
     for src in NAMES:
         for dst in NAMES:
-            found = selection.candidates("conv2d", p, Layout(src), Layout(dst), Types.all("float32"))
+            found = selection.candidates("conv2d", Request(p, Layout(src), Layout(dst), Types.all("float32")))
             mine = next(c for c in found if c.row.name == "conv_depthwise" and "float32" in c.row.dtypes)
             assert (mine.primitive is None) == bool(mine.why_not)
             # Where a destination is mostly padding, which this row computes too, or lanes are permuted, as several
@@ -137,7 +138,7 @@ def test_every_way_of_cutting_is_among_the_problems(on_machine):
         c
         for name in PROBLEMS
         for src in NAMES
-        if isinstance(c := blocking(read(name), Layout(src), Layout(src), Types.all("float32")), Blocking)
+        if isinstance(c := blocking(Request(read(name), Layout(src), Layout(src), Types.all("float32"))), Blocking)
     ]
     assert {c.edges for c in cuts} == {1, 3}
     assert {0, 2, 3, 5, 7} <= {c.taps for c in cuts}
@@ -155,7 +156,9 @@ def test_a_task_takes_channels_whose_window_stays_in_the_first_level_cache(on_ma
     """Of pixels of many channels, all of whose window it does not hold; elsewhere it takes a pixel's channels."""
 
     def cut(descriptor):
-        at = blocking(Conv2dProblem.from_descriptor(descriptor), Layout("NHWC"), Layout("NHWC"), Types.all("float32"))
+        at = blocking(
+            Request(Conv2dProblem.from_descriptor(descriptor), Layout("NHWC"), Layout("NHWC"), Types.all("float32"))
+        )
         assert isinstance(at, Blocking)
         return at
 
@@ -185,7 +188,9 @@ def test_a_task_takes_channels_whose_window_stays_in_the_first_level_cache(on_ma
     ],
 )
 def test_tiles_are_as_high_as_what_they_read_asks_for(layout, descriptor, tile, on_machine):
-    at = blocking(Conv2dProblem.from_descriptor(descriptor), Layout(layout), Layout(layout), Types.all("float32"))
+    at = blocking(
+        Request(Conv2dProblem.from_descriptor(descriptor), Layout(layout), Layout(layout), Types.all("float32"))
+    )
     assert isinstance(at, Blocking)
     assert (at.unrolled, at.loops) == tile
 
@@ -200,7 +205,7 @@ def test_blocks_of_half_a_vector_are_computed_by_themselves_where_that_takes_les
         ("g24mb1ic24ih9iw28oc24kh3kw3sh2sw2ph1pw1", False),
         ("g24mb1ic24ih9iw45oc24kh3kw3ph1pw1", False),
     ):
-        at = blocking(Conv2dProblem.from_descriptor(descriptor), nchw8, nchw8, Types.all("float32"))
+        at = blocking(Request(Conv2dProblem.from_descriptor(descriptor), nchw8, nchw8, Types.all("float32")))
         assert isinstance(at, Blocking)
         assert at.lanes == (8 if less or target.isa().halves else 16)
 
@@ -212,7 +217,7 @@ def test_the_cost_ranks():
         costs = {
             (c.row.name, p.ih): c.primitive.seconds
             for p in (small, large)
-            for c in selection.candidates("conv2d", p, layout, layout, Types.all("float32"))
+            for c in selection.candidates("conv2d", Request(p, layout, layout, Types.all("float32")))
             if c.primitive
         }
         assert costs["conv_depthwise", 14] < costs["conv_depthwise", 56] < costs["conv_direct", 56]

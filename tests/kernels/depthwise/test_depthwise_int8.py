@@ -20,6 +20,7 @@ from blockconv.dispatch import selection
 from blockconv.kernels.common.dot import DOTS
 from blockconv.kernels.common.unpacked import permutes_bytes
 from blockconv.kernels.depthwise import blocking as cut
+from blockconv.kernels.table import Request
 
 ROW = "conv_depthwise"
 # Source, destination, and what comes between.
@@ -66,7 +67,7 @@ AS_OTHERS = ("3x3 s2", "rows that share vectors", "5x5, two outputs a channel")
 def marked(name):
     marks = [pytest.mark.isa] if name in AS_OTHERS else []
     if name == FAR:
-        marks.append(pytest.mark.skipif(not permutes_bytes(), reason="permutes no bytes of a whole vector"))
+        marks.append(pytest.mark.skipif(not permutes_bytes(target.isa()), reason="permutes no bytes of a whole vector"))
     return pytest.param(name, marks=marks)
 
 
@@ -120,7 +121,7 @@ def test_ties_saturation_and_bounds(away, dst):
 def test_other_multiply_accumulates(name, monkeypatch):
     if not has_dot(name):
         pytest.skip(f"{target.isa().name} has no {name}")
-    monkeypatch.setattr(cut, "dot_for", lambda types: DOTS[name])
+    monkeypatch.setattr(cut, "dot_for", lambda types, isa: DOTS[name])
     cut.blocking.cache_clear()
     try:
         for layout in ("NHWC", "NCHW"):
@@ -158,7 +159,7 @@ def test_whole_rows_of_every_kind_are_among_the_problems(on_machine):
     """Else the tests above would pass on less than they say."""
     cuts, types = [], Types.quantized("uint8", "uint8")
     for descriptor, _, _ in PROBLEMS.values():
-        made = cut.blocking(Conv2dProblem.from_descriptor(descriptor), Layout("NCHW"), Layout("NCHW"), types)
+        made = cut.blocking(Request(Conv2dProblem.from_descriptor(descriptor), Layout("NCHW"), Layout("NCHW"), types))
         if isinstance(made, cut.Blocking) and made.whole:
             cuts.append((made, Conv2dProblem.from_descriptor(descriptor)))
     assert {at.edges for at, _ in cuts} == {1, 3}
@@ -179,7 +180,7 @@ def test_the_row_is_chosen(types):
 def test_what_is_not_taken_is_said():
     types = Types.quantized("uint8", "uint8")
     dense = Conv2dProblem.from_descriptor("ic16ih5oc16kh3ph1")
-    found = selection.candidates("conv2d", dense, Layout("NHWC"), Layout("NHWC"), types)
+    found = selection.candidates("conv2d", Request(dense, Layout("NHWC"), Layout("NHWC"), types))
     assert next(c for c in found if c.row.name == ROW).why_not == "16 channels a group, not one"
 
 

@@ -15,6 +15,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
 from blockconv.kernels.depthwise.gathering import gathered_words
+from blockconv.kernels.table import Request
 
 ROW = selection.named("conv2d", "conv_depthwise")
 FLOATS = Types.all("float32")
@@ -36,7 +37,7 @@ def read(name: str) -> tuple[Conv2dProblem, str, str]:
 
 
 def cut(problem: Conv2dProblem, src: str, dst: str, types: Types = FLOATS) -> Blocking:
-    at = blocking(problem, Layout(src), Layout(dst), types)
+    at = blocking(Request(problem, Layout(src), Layout(dst), types))
     assert isinstance(at, Blocking)
     return at
 

@@ -19,6 +19,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
 from blockconv.kernels.common.activation import activation
+from blockconv.kernels.table import Request
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -118,10 +119,10 @@ def test_an_operand_of_channels_may_lie_densely(layout: str) -> None:
 def test_an_operand_that_cannot_be_walked_is_refused() -> None:
     (row,) = [row for row in TABLE if row.op == "binary"]
     p, layout, types = BinaryProblem("add", (1, 32, 4, 4), (1, 32, 4, 4)), Layout("NCHW16"), Types.all("float32")
-    said = row.why_not(p, layout, layout, types, Layout("NCHW"))  # type: ignore[call-arg]
+    said = row.decide(Request(p, layout, layout, types), other=Layout("NCHW"))
     assert said == "an operand in NCHW does not lie as NCHW16 does"
-    assert "does not change" in str(row.why_not(p, layout, Layout("NHWC"), types))
-    assert "of 4 dimensions" in str(row.why_not(BinaryProblem("add", (3, 4), (4,)), layout, layout, types))
+    assert "does not change" in str(row.rejects(p, layout, Layout("NHWC"), types))
+    assert "of 4 dimensions" in str(row.rejects(BinaryProblem("add", (3, 4), (4,)), layout, layout, types))
 
 
 @pytest.mark.parametrize("name", conv_oracle.ACTIVATIONS)

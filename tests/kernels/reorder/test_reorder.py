@@ -69,7 +69,7 @@ def expected(layout: str, shape: Shape, itemsize: int) -> Array:
 def cases(src: str, dst: str, shape: Shape, itemsize: int) -> Iterator[tuple[Row, bool, Program]]:
     """The kernels that say they can, each with ordinary and with streaming stores."""
     problem = ReorderProblem(shape, src, dst, itemsize)
-    taken = [row for row in ROWS if row.why_not(problem, Layout(src), Layout(dst), Types.bits(itemsize)) is None]
+    taken = [row for row in ROWS if row.rejects(problem, Layout(src), Layout(dst), Types.bits(itemsize)) is None]
     assert any(row.reference for row in taken)
     for row, stream in itertools.product(taken, (False, True)):
         yield (

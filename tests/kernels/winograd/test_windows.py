@@ -14,6 +14,7 @@ from blockconv.dispatch import packing
 from blockconv.dispatch.packing import pack_weights
 from blockconv.kernels.winograd import blocking as winograd_blocking
 from blockconv.kernels.winograd.blocking import blocking
+from blockconv.machine.machine import host
 
 pytestmark = pytest.mark.isa
 NHWC = Layout("NHWC")
@@ -42,7 +43,7 @@ def test_windows_cut_anyhow_give_the_same_bits(m, monkeypatch):
     shapes = set()
     for nbytes in (1, 4 << 10, 16 << 10, 1 << 20):
         monkeypatch.setattr(winograd_blocking, "WINDOW", nbytes)
-        window = blocking(CUT, NHWC, m, 1).window
+        window = blocking(host(), CUT, NHWC, m, 1).window
         shapes.add((window.rows, window.cols))
         for src in LAYOUTS:
             assert run(row(CUT, m), CUT, src, "NCHW", given).tobytes() == wanted, (src, nbytes)
@@ -64,7 +65,7 @@ def test_weights_of_groups_that_do_not_exist_are_zeros(m, monkeypatch):
     """They are multiplied; what memory held before may be nearly 0, and products of that take a processor long."""
     p = Conv2dProblem.from_descriptor("g5mb1ic20ih9oc20kh3ph1")
     given, form = data(p, "floats"), row(p, m).prepare(p, NHWC, NHWC, Types.all("float32")).form
-    at = blocking(p, NHWC, m, 1)
+    at = blocking(host(), p, NHWC, m, 1)
     if at.sets * at.set_groups == p.g:
         pytest.skip("vectors of one group")
 

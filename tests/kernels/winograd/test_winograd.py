@@ -24,10 +24,12 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
 from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.table import Request
 from blockconv.kernels.winograd import blocking as winograd_blocking
 from blockconv.kernels.winograd.blocking import blocking
 from blockconv.kernels.winograd.rows import FINITE_BELOW
 from blockconv.kernels.winograd.transforms import FORMS, POINTS, Form, destination_1d, source_1d, transform_2d
+from blockconv.machine.machine import host
 
 NHWC = Layout("NHWC")
 FLOATS = Types.all("float32")
@@ -104,7 +106,7 @@ def test_weights_are_transformed_in_float64_and_rounded_once(m, stride):
     p = strided(problem(5, 8, 37), stride)
     w = np.random.default_rng(1).standard_normal(p.wei_shape).astype(np.float32)
     form = row(m).prepare(p, NHWC, NHWC, FLOATS).form
-    at = blocking(p, NHWC, m, 1)
+    at = blocking(host(), p, NHWC, m, 1)
     blocks = -(-p.oc // at.width)
     packed = pack_weights(p, w, form).view(np.float32).reshape(blocks, at.wei_positions, -1)
     padded = np.zeros((blocks * at.width, p.ic, 3, 3))
@@ -298,7 +300,7 @@ def test_scratch_is_bounded():
     ):
         p = strided(problem(ic, size, oc), stride)
         if row(m).rejects(p, NHWC, NHWC, FLOATS) is None:
-            assert blocking(p, NHWC, m, 2).scratch.nbytes <= winograd_blocking.SCRATCH + (2 << 20)
+            assert blocking(host(), p, NHWC, m, 2).scratch.nbytes <= winograd_blocking.SCRATCH + (2 << 20)
     assert "scratch" in row(6).rejects(problem(1 << 16, 7, 8), NHWC, NHWC, FLOATS)
 
 
@@ -328,7 +330,7 @@ def test_auto_weighs_tile_sizes_against_direct(on_machine):
     assert "a multiple of 4 channels" in row(4).rejects(problem(48, 56, 48, g=8), NHWC, NHWC, FLOATS)
     assert chosen(problem(256, 28, 256, g=32)) == "conv_winograd_f4"
     assert "float64" in selection.why_not(row(4), LARGE, NHWC, NHWC, Types.all("float64"))
-    named = {c.row.name for c in selection.candidates("conv2d", LARGE, NHWC, NHWC, FLOATS)}
+    named = {c.row.name for c in selection.candidates("conv2d", Request(LARGE, NHWC, NHWC, FLOATS))}
     assert {f"conv_winograd_f{m}" for m in SIZES[1]} < named
 
 
@@ -393,16 +395,16 @@ def test_bits_do_not_depend_on_threads_or_blocks(m, stride, monkeypatch):
     wanted = run(row(m), p, "NHWC", "NCHW16", given, threads=1).tobytes()
     for threads in (2, 3, 7):
         assert run(row(m), p, "NHWC", "NCHW16", given, threads=threads).tobytes() == wanted
-    lanes = blocking(p, NHWC, m, 1).lanes
+    lanes = blocking(host(), p, NHWC, m, 1).lanes
     padded = -(-p.ic // lanes) * lanes
     monkeypatch.setattr(
         winograd_blocking, "SCRATCH", 3 * Form(m, stride).positions * padded * 4
     )  # blocks of three tiles
-    assert blocking(p, Layout("NCHW16"), m, 1).block_tiles < 4
+    assert blocking(host(), p, Layout("NCHW16"), m, 1).block_tiles < 4
     assert run(row(m), p, "NHWC", "NCHW16", given, threads=2).tobytes() == wanted
 
 
 def test_every_row_of_this_family_is_seen_by_the_grid():
     for stride, sizes in SIZES.items():
         assert {r.name for r in rows(strided(RAGGED, stride), "NHWC", "NHWC")} >= {f"conv_winograd_f{m}" for m in sizes}
-    assert target.isa().vector_bytes // 4 == blocking(RAGGED, NHWC, 4, 1).lanes
+    assert target.isa().vector_bytes // 4 == blocking(host(), RAGGED, NHWC, 4, 1).lanes

@@ -19,6 +19,7 @@ from blockconv.core.types import LIGHT, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import is_light, with_weights
 from blockconv.kernels.common.dot import DOTS
+from blockconv.kernels.table import Request
 from blockconv.kernels.winograd.transforms import (
     EXACT_FORMS,
     destination_1d,
@@ -147,7 +148,7 @@ def test_every_multiply_accumulate(name, monkeypatch):
     if not has_dot(name):
         pytest.skip(f"{target.isa().name} has no {name}")
     module = importlib.import_module("blockconv.kernels.winograd.blocking")
-    monkeypatch.setattr(module, "dot_of_words", lambda: DOTS[name])
+    monkeypatch.setattr(module, "dot_of_words", lambda isa: DOTS[name])
     exact(case(RAGGED, ends=True))
 
 
@@ -188,6 +189,6 @@ def test_predictions_choose():
         p = Conv2dProblem(1, ic, size, size, ic, 3, 3, ph=1, pw=1)
         types = Types.quantized("uint8", "uint8")
         types = types._replace(wei=dataclasses.replace(types.wei, light=True))
-        found = selection.candidates("conv2d", p, Layout("NHWC"), Layout("NHWC"), types)
+        found = selection.candidates("conv2d", Request(p, Layout("NHWC"), Layout("NHWC"), types))
         direct, ours = (next(c.primitive for c in found if c.row.name == name) for name in ("conv_direct", ROW.name))
         assert (ours.seconds < direct.seconds) == wanted

@@ -1,0 +1,133 @@
+"""A machine as a value: what blockings, choices and prices depend on. It is handed down, and never looked up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.target import Isa
+from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, find, profile
+
+__all__ = ["QUANTIZED_CYCLES", "Machine", "host", "named"]
+
+QUANTIZED_CYCLES = 10.0  # to make an integer of each lane of a float32 vector; a division is most of it
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A processor that kernels are chosen, blocked and priced for.
+
+    isa: the instruction set that kernels may use.
+    profile: the measured rates of this model of processor.
+    second_level_cache, last_level_cache: bytes.
+
+    Two machines are equal only if they are the same object: `host` and `named` return one object for each.
+    """
+
+    isa: Isa
+    profile: Profile
+    second_level_cache: int
+    last_level_cache: int
+
+    def lanes(self, itemsize: int) -> int:
+        """Elements of this size in a vector."""
+        return self.isa.vector_bytes // itemsize
+
+    @property
+    def registers(self) -> int:
+        """Vector registers that tiles are made for: 32 or 16."""
+        return 32 if self.isa.registers == 32 else 16
+
+    # ------------------------------------------------------------ seconds
+
+    def cycle_seconds(self) -> float:
+        """One cycle of the clock under load."""
+        return self.profile.cycle
+
+    def fma_seconds(self, lanes: int, itemsize: int) -> float:
+        """One multiply-add of vectors; a half vector takes half the time where the machine runs vectors as halves."""
+        known = self.profile
+        part = 2 * lanes * itemsize <= known.vector_bytes
+        return known.fma / 2 if part and known.halves else known.fma
+
+    def spread_seconds(self, kernel: str, lanes: int, itemsize: int) -> float:
+        """One multiply-add whose source is spread over groups that share a vector. kernel: "direct" or "winograd"."""
+        known = self.profile
+        return known.spread[kernel] / known.fma * self.fma_seconds(lanes, itemsize)
+
+    def depthwise_seconds(self, kind: str, lanes: int, itemsize: int) -> tuple[float, float]:
+        """One multiply-add and one output vector of a depthwise convolution. kind: as in `Profile.depthwise`."""
+        known = self.profile
+        part = self.fma_seconds(lanes, itemsize) / known.fma
+        product, output = known.depthwise[kind]
+        return product * part, output * part
+
+    def move_seconds(self, read: float, written: float) -> float:
+        """To read and write so many bytes on one core, in the smallest caches that hold them all."""
+        return self.profile.move(read, written)
+
+    def beyond_seconds(self, nbytes: float, total: float) -> float:
+        """To read the part of `nbytes` that does not stay in the second-level cache, where `total` bytes are used."""
+        known = self.profile
+        beyond = max(0.0, 1 - known.caches["L2"] / total) if total else 0.0
+        return nbytes * beyond / known.reads["L3"]
+
+    def pool_rates(self, row: str, kind: str, width: int) -> Sequence[float]:
+        """Seconds of a plane, a row, an output vector and a load of this row of pools.
+
+        kind: "max" or "average". width: contiguous channels of a pixel.
+        """
+        return self.profile.pool(row, kind, width)
+
+    def launch_seconds(self) -> float:
+        """One op, beside its tasks."""
+        return self.profile.launch
+
+    def scalar_seconds(self) -> float:
+        """To move one element in a loop: about two cycles, where a multiply-add has a latency of four."""
+        return self.profile.latency / 2
+
+    def store_seconds(self, dst: Layout, channels: int, lanes: int) -> float:
+        """One vector, beyond one whole store. channels: stored at once; 1 for planes, 0 for single elements."""
+        return self.profile.store(channels, lanes, rows=dst.blocks[1] == 1)
+
+    def scatter_seconds(self, dst: Layout, channels: float, lanes: int) -> float:
+        """A vector's channels that are scattered to the destination's blocks."""
+        known, block = self.profile, dst.blocks[1]
+        return known.stores[str(SCATTERED)] * _blocks(channels, block) / _blocks(lanes, SCATTERED_BLOCK)
+
+    def transform_seconds(self, form: tuple[int, int], width: int, rows: bool) -> tuple[float, float]:
+        """Winograd's transforms of one vector of a tile's channels: source, destination.
+
+        form: m and stride. width, rows: as in `Profile.transform`.
+        """
+        return self.profile.transform(*form, width, rows)
+
+
+def _blocks(channels: float, block: int) -> float:
+    """The mean number of blocks that so many channels from any first one on lie in."""
+    return (channels + block - 1) / block
+
+
+def host() -> Machine:
+    """This machine, with the instruction set that Numba compiles for and the profile that counts here."""
+    found = target.isa(), profile(), target.second_level_cache(), target.last_level_cache()
+    isa, known, *caches = found
+    return _HOSTS.setdefault((isa, id(known), *caches), Machine(*found))
+
+
+_HOSTS: dict[tuple[Any, ...], Machine] = {}  # a machine holds its profile, so no other has the profile's id
+
+
+@functools.lru_cache(maxsize=64)
+def named(name: str) -> Machine:
+    """The machine of a profile, by name, by LLVM's name of its processor ("znver3"), or by the path of a file.
+
+    Raises ArgumentError for an unknown name.
+    """
+    known = find(name)
+    return Machine(known.instruction_set, known, known.caches["L2"], known.caches["L3"])
