@@ -209,13 +209,9 @@ def blocking(
     ocbs = -(-(oc_padded if p.g == 1 else oc) // width)
     tile_rows, tile_cols = -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, -(-p.n // (images or 1)) * tile_rows * tile_cols)
-    held, tile_bytes = (
-        _held_tiles(machine.registers, vectors, width, images),
-        form.positions * src_vectors * lanes * ITEMSIZE,
-    )
-    at_most = (
-        _most_tiles_of_images(tile_bytes, tiles, held) if images else _most_tiles(machine, tile_bytes, set_groups * oc)
-    )
+    tile_bytes, registers = form.positions * src_vectors * lanes * ITEMSIZE, machine.registers
+    held, few = _held_tiles(registers, vectors, width, images), _most_tiles(machine, tile_bytes, set_groups * oc)
+    at_most = _most_tiles_of_images(tile_bytes, tiles, held) if images else few
     # More threads than there are blocks of output channels share the tiles too.
     tile_pixels, block_tiles = _tile_block(tiles, at_most, held, -(-threads // (sets * ocbs)))
     if set_groups == 1:
@@ -243,7 +239,7 @@ def blocking(
         out_lanes=out_lanes,
         vectors=vectors,
         tile_pixels=tile_pixels,
-        tile_channels=_tile_channels(machine.registers, width, tile_pixels) if images else width,
+        tile_channels=_tile_channels(registers, width, tile_pixels) if images else width,
         ocbs=ocbs,
         splits=splits,
         chunk=chunk,
