@@ -1,8 +1,9 @@
-"""`python -m bench tables` without files: all kept results, by CPU, as README.md and results/README.md show them.
+"""`python -m bench tables` without files: writes every page that shows kept results.
 
-README.md has, for each CPU model, its networks, how each file of results stands to the best peers, and every loss; and
-the times of layers by each algorithm in each type. results/README.md has the tables in full. A test compares both with
-what this makes of the files.
+README.md has the networks of one CPU and the largest losses. docs/performance has a page for each processor: its
+networks, how each result file compares with the best peers, every loss, what planning gains, and layers by algorithm.
+docs/explanation/planner.md has the plan beside fixed layouts on all processors. results/README.md has every case.
+A test compares all of them with what `shown` makes of the files.
 """
 
 from __future__ import annotations
@@ -14,17 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from blockconv.core import text
+from blockconv.machine.identity import slug
 
-from . import cpu, tables
+from . import cpu, lab, tables
 from .grid import markdown
 from .report import STANDINGS, best_speedup, short_title, standing
 from .results import Case, Entry, load, seconds
 from .standings import timed
 
-__all__ = ["RESULTS", "algorithms", "by_cpu", "details", "overview", "write"]
+__all__ = ["RESULTS", "algorithms", "by_cpu", "details", "front", "overview", "planning", "shown", "write"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
+FRONT = "AMD EPYC (Zen 5, family 26 model 2, avx512)"  # README.md shows its networks
+ISAS = {"sse": "SSE4", "avx2": "AVX2", "avx512": "AVX-512"}
+PEERS = {  # of networks: a column's head, and its entries, the first that was measured
+    "ONNX Runtime": ("onnxruntime",),
+    "OpenVINO": ("openvino",),
+    "PyTorch": ("torch compiled", "torch eager"),
+}
 
 TITLE = """# Results
 
@@ -42,11 +51,35 @@ def by_cpu(folder: Path = RESULTS) -> dict[str, list[Path]]:
 
 
 def write(root: Path = ROOT) -> None:
-    """Write what README.md and results/README.md show of the files."""
+    """Write every page that shows the files."""
+    for path, page in shown(root).items():
+        path.write_text(page, encoding="utf-8")
+
+
+def shown(root: Path = ROOT) -> dict[Path, str]:
+    """The pages below a root that show its result files, each with the text that it has to have."""
     files = by_cpu(root / "bench" / "results")
-    tables.insert(root / "README.md", "results", overview(files))
-    tables.insert(root / "README.md", "algorithms", algorithms(files))
-    (root / "bench" / "results" / "README.md").write_text(details(files), encoding="utf-8")
+    pages: dict[Path, dict[str, str]] = {
+        root / "README.md": {"networks": front(files)},
+        root / "docs" / "explanation" / "planner.md": {"planning": planning(files)},
+    }
+    processors: dict[str, dict[str, list[Path]]] = {}
+    for name, paths in files.items():
+        processors.setdefault(_processor(name)[0], {})[name] = list(paths)
+    for processor, found in processors.items():
+        page = root / "docs" / "performance" / f"{slug(processor)}.md"
+        pages[page] = {"results": overview(found)}
+        if not page.exists():
+            page.write_text(f"# {processor}\n\n{tables.marked('results', '')}\n", encoding="utf-8")
+    texts = {page: tables.inserted(page, parts) for page, parts in pages.items()}
+    return texts | {root / "bench" / "results" / "README.md": details(files)}
+
+
+def _processor(name: str) -> tuple[str, str]:
+    """A CPU's name without its family, model and instruction set, and that instruction set."""
+    maker, _, facts = name.partition(" (")
+    model, *more = facts.rstrip(")").split(", ")
+    return (f"{maker} ({model})", more[-1]) if more else (maker, model)
 
 
 def details(files: Mapping[str, Sequence[Path]]) -> str:
@@ -59,24 +92,100 @@ def details(files: Mapping[str, Sequence[Path]]) -> str:
 
 
 def overview(files: Mapping[str, Sequence[Path]]) -> str:
-    """Networks, means and losses, by CPU."""
-    compared = {name: paths for name, paths in files.items() if any(map(_has_peers, paths))}
-    return "\n\n".join(part for name, paths in compared.items() for part in _of_cpu(name, paths))
+    """A section for each CPU, the widest vectors first: networks, means, losses, plans, layers by algorithm."""
+    narrowest_first = sorted(
+        files, key=lambda name: ([*ISAS, _processor(name)[1]].index(_processor(name)[1]), len(name))
+    )
+    return "\n\n".join(part for name in reversed(narrowest_first) for part in _of_cpu(name, files[name]))
+
+
+def front(files: Mapping[str, Sequence[Path]]) -> str:
+    """README.md's table: the float32 networks of one CPU on one thread. Below it the largest losses of all CPUs."""
+    cases = [case for path in files.get(FRONT, ()) for case in load(path)[1].values()]
+    nets = [c for c in _nets(cases) if c["params"]["threads"] == 1 and "dtype" not in c["params"]]
+    peers = {head: names for head, names in PEERS.items() if any(_first(case, names) for case in nets)}
+    rows = [
+        (case["params"]["network"], *(_ms(_first(case, names)) for names in (*peers.values(), ("blockconv auto",))),
+         _ratio(case))
+        for case in nets
+    ]  # fmt: skip
+    heads = ("one image, one thread, ms", *peers, "blockconv", "times as fast as the best")
+    return "\n".join([*markdown(heads, rows), "", _worst(files)])
+
+
+def _first(case: Case, names: Sequence[str]) -> Entry | None:
+    found = {entry["name"]: entry for role in ("ours", "peer") for entry in timed(case, role)}
+    return next((found[name] for name in names if name in found), None)
+
+
+def _ms(entry: Entry | None) -> str:
+    return f"{seconds(entry) * 1e3:.3g}" if entry else ""
+
+
+def _ratio(case: Case) -> str:
+    speedup = best_speedup(case)
+    return tables.ratio_text(speedup["median"]) if speedup else ""
+
+
+def _worst(files: Mapping[str, Sequence[Path]]) -> str:
+    """How many comparisons there are, how many are lost, and each processor's largest loss."""
+    compared = [
+        (_processor(name)[0], case, ratio)
+        for name, paths in files.items()
+        for path in paths
+        for case in load(path)[1].values()
+        if (ratio := best_speedup(case))
+    ]
+    lost = [
+        (float(ratio["median"]), short_title(case), cpu) for cpu, case, ratio in compared if standing(ratio) == "behind"
+    ]
+    worst: dict[str, tuple[float, str, str]] = {}
+    for loss in sorted(lost):
+        worst.setdefault(loss[2], loss)
+    told = "; ".join(f"{ratio:.2f} for `{title}` on {cpu}" for ratio, title, cpu in worst.values())
+    return (
+        f"blockconv loses {len(lost)} of {len(compared)} comparisons of layers, pools, reorders and networks with the "
+        f"fastest peer. The largest losses, as times as fast: {told or 'none'}."
+    )
+
+
+def planning(files: Mapping[str, Sequence[Path]]) -> str:
+    """For each network and CPU of the lab: by how many percent the plan takes less time than the best fixed layout."""
+    gains: dict[str, dict[str, str]] = {}
+    for name, paths in files.items():
+        for case in (case for path in paths for case in _lab_networks(path)):
+            fixed, gain = _gain(lab.regrets(case))
+            rounded = round(gain, 1) + 0.0  # no "-0.0"
+            number = f"{rounded:+.1f}" if rounded >= 0 else f"**{rounded:+.1f}**"
+            gains.setdefault(case["params"]["network"], {})[", ".join(_processor(name))] = f"{number} ({fixed})"
+    heads = list(dict.fromkeys(cpu for row in gains.values() for cpu in row))
+    rows = [(network, *(row.get(head, "") for head in heads)) for network, row in gains.items()]
+    return "\n".join(markdown(("network, %", *heads), rows)) if rows else ""
+
+
+def _lab_networks(path: Path) -> list[Case]:
+    return [case for case in load(path)[1].values() if case["suite"] == "lab" and "network" in case["params"]]
+
+
+def _gain(regrets: Mapping[str, float]) -> tuple[str, float]:
+    """The best fixed layout, and by how many percent the chosen plan takes less time."""
+    fixed = min((choice for choice in regrets if choice in lab.CHOICES[3:]), key=regrets.__getitem__)
+    return fixed, 100 * (1 - (1 + regrets["auto"]) / (1 + regrets[fixed]))
 
 
 def algorithms(files: Mapping[str, Sequence[Path]]) -> str:
     """For each file of layers by several algorithms, the time of each layer in each type by each of them."""
     return "\n\n".join(
-        f"**{name}{_by_matrices(path)}**, {text.threads(cases[0]['params']['threads'])}:\n\n"
+        f"{text.threads(cases[0]['params']['threads']).capitalize()}{_by_matrices(path)}:\n\n"
         + "\n".join(_by_algorithm(cases))
-        for name, paths in files.items()
+        for paths in files.values()
         for path in paths
         if (cases := [case for case in load(path)[1].values() if "algorithm" in case["params"]])
     )
 
 
 def _by_matrices(path: Path) -> str:
-    return ", by matrices" if "amx-int8" in _record(path)["numba_features"] else ""
+    return ", with AMX" if "amx-int8" in _record(path)["numba_features"] else ""
 
 
 def _by_algorithm(cases: Sequence[Case]) -> Iterator[str]:
@@ -95,20 +204,34 @@ def _by_algorithm(cases: Sequence[Case]) -> Iterator[str]:
     return markdown(("µs", *ways), [(name, *(cell(row, way) for way in ways)) for name, row in rows.items()])
 
 
-def _has_peers(path: Path) -> bool:
-    return any(case["speedups"] for case in load(path)[1].values())
-
-
 def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:
-    suites = {path.stem: [*load(path)[1].values()] for path in paths}
+    suites = {path.stem: [*load(path)[1].values()] for path in sorted(paths, key=lambda path: path.stem)}
+    cases = [case for found in suites.values() for case in found]
+    tables_of = {
+        "Networks": ["\n".join(_networks(nets)) for found in suites.values() if (nets := _nets(found))],
+        "All comparisons": ["\n".join(_means(suites)), "\n".join(_losses(cases))],
+        "The plan beside the best fixed layout": [planning({name: paths})],
+        "3x3 layers by algorithm": [algorithms({name: paths})],
+    }
+    if not any(map(best_speedup, cases)):
+        del tables_of["All comparisons"]
+    shown = {head: [table for table in found if table] for head, found in tables_of.items()}
+    if not any(shown.values()):
+        return
     record = _record(paths[-1])
     versions = ", ".join(f"{peer} {record['versions'][peer]}" for peer in tables.PEERS if peer in record["versions"])
-    yield f"**{name}**, {record['affinity']} processors, {record['os'].partition('-')[0]}, {versions}:"
-    for cases in suites.values():
-        if networks := [case for case in cases if case["suite"] == "nets"]:
-            yield "\n".join(_networks(networks))
-    yield "\n".join(_means(suites))
-    yield _losses(suites)
+    isa = _processor(name)[1]
+    yield f"## {ISAS.get(isa, isa)}"
+    cores = f"{record['affinity']} core{'s' if record['affinity'] > 1 else ''}"
+    yield f"`{name}`: {cores}, {record['os'].partition('-')[0]}, {versions}."
+    for head, found in shown.items():
+        if found:
+            yield f"### {head}"
+            yield from found
+
+
+def _nets(cases: Sequence[Case]) -> list[Case]:
+    return [case for case in cases if case["suite"] == "nets"]
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -137,13 +260,7 @@ def _networks(cases: Sequence[Case]) -> Iterator[str]:
 
 def _cells(case: Case) -> tuple[str, str, str]:
     ours, peer = (min(timed(case, role), key=seconds, default=None) for role in ("ours", "peer"))
-
-    def text(entry: Entry) -> str:
-        return f"{seconds(entry) * 1e3:.3g}"
-
-    speedup = best_speedup(case)
-    ratio = tables.ratio_text(speedup["median"]) if speedup else ""
-    return text(ours) if ours else "", f"{text(peer)} ({peer['name']})" if peer else "", ratio
+    return _ms(ours), f"{_ms(peer)} ({peer['name']})" if peer else "", _ratio(case)
 
 
 def _means(suites: Mapping[str, Sequence[Case]]) -> Iterator[str]:
@@ -163,16 +280,18 @@ def _means(suites: Mapping[str, Sequence[Case]]) -> Iterator[str]:
     return markdown(heads, rows)
 
 
-def _losses(suites: Mapping[str, Sequence[Case]]) -> str:
-    """The problems that are behind the best peer on any number of threads, with the ratios, the worst first."""
+def _losses(cases: Sequence[Case]) -> Iterator[str]:
+    """A row for each problem that is behind the best peer on any number of threads, the worst first."""
     behind: dict[str, dict[int, float]] = {}
-    for cases in suites.values():
-        for case in cases:
-            ratio = best_speedup(case)
-            if ratio and standing(ratio) == "behind":
-                behind.setdefault(short_title(case), {})[case["params"]["threads"]] = float(ratio["median"])
-    told = [
-        f"{title} ({', '.join(f'{ratio:.2f} on {text.threads(count)}' for count, ratio in ratios.items())})"
+    for case in cases:
+        ratio = best_speedup(case)
+        if ratio and standing(ratio) == "behind":
+            behind.setdefault(short_title(case), {})[case["params"]["threads"]] = float(ratio["median"])
+    if not behind:
+        return iter(["No case is behind the best peer."])
+    counts = sorted({count for ratios in behind.values() for count in ratios})
+    rows = [
+        (title, *(f"{ratios[count]:.2f}" if count in ratios else "" for count in counts))
         for title, ratios in sorted(behind.items(), key=lambda pair: min(pair[1].values()))
     ]
-    return f"Behind the best peer: {'; '.join(told) or 'nothing'}."
+    return markdown(("behind the best peer: times as fast", *map(text.threads, counts)), rows)

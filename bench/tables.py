@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from .report import DISTURBED, bandwidth, share_of_copy, short_title, summary
 from .results import Case, Entry, load, seconds
 from .standings import against, is_wide, layout_speeds, libraries, timed
 
-__all__ = ["PEERS", "insert", "markdown", "marked", "ratio_text"]
+__all__ = ["PEERS", "inserted", "markdown", "marked", "ratio_text"]
 
 PEERS = ("torch", "onnxruntime", "openvino", "ncnn", "ai-edge-litert")  # as packages are called
 
@@ -29,14 +29,17 @@ def marked(what: str, text: str) -> str:
     return f"{begin}\n{text}\n<!-- end of {what} -->"
 
 
-def insert(readme: Path, what: str, text: str) -> None:
-    """Replace what stands between the lines of `marked`; ValueError if they are not there."""
-    begin, end = marked(what, "").splitlines()[0::2]
-    before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
-    _, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise ValueError(f"{readme} does not have the lines {begin!r} and {end!r}")
-    readme.write_text(before + marked(what, text) + after, encoding="utf-8")
+def inserted(page: Path, parts: Mapping[str, str]) -> str:
+    """A page's text with each part, by its name, between its lines of `marked`; ValueError if they are not there."""
+    page_text = page.read_text(encoding="utf-8")
+    for what, text in parts.items():
+        begin, end = marked(what, "").splitlines()[0::2]
+        before, found, rest = page_text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"{page} does not have the lines {begin!r} and {end!r}")
+        page_text = before + marked(what, text) + after
+    return page_text
 
 
 def _section(headers: list[dict[str, Any]], cases: dict[str, Case]) -> str:

@@ -8,7 +8,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import figures  # noqa: E402
+
 import blockconv  # noqa: E402  (the sources beside these pages, installed or not)
+
+figures.write()
 
 project, author, release = "blockconv", "The blockconv authors", blockconv.__version__
 copyright = "the blockconv authors, BSD 3-Clause"
@@ -16,7 +20,7 @@ copyright = "the blockconv authors, BSD 3-Clause"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "command_output"]
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["deflist"]
-myst_heading_anchors = 2
+myst_heading_anchors = 3
 smartquotes = False  # quotes are those of Python's strings
 
 add_module_names = False

@@ -1,4 +1,4 @@
-"""What `help` says, and the pages that are made of it: every public name has its place, with all its arguments."""
+"""README.md and the pages of docs/: their code runs, their links hold, and every public name has its place."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import doctest
 import importlib.util
 import inspect
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import pages
 import pytest
 
 import blockconv as bc
 from blockconv.__main__ import main
 
 ROOT = Path(__file__).parent.parent
-REFERENCE = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+EVERY = sorted({ROOT / "README.md", *ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "bench").glob("*.md")})
+EXECUTED = [page for page in EVERY if pages.blocks(page.read_text(encoding="utf-8"), "python") and DOCS in page.parents]
 
 COMPLETE = (
     "BlockedArray",
@@ -60,6 +66,82 @@ def test_the_examples_of_help_say_what_they_say(name: str) -> None:
     assert not report, "".join(report)
 
 
+# ---------------------------------------------------------------- all pages
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code of pages runs in an empty folder, and what it sets of threads ends with it."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    bc.set_num_threads(None)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *EXECUTED], ids=named)
+def test_the_code_of_a_page_gives_what_it_says(page: Path, elsewhere: None) -> None:
+    assert pages.run_blocks(page)
+
+
+def test_a_wrong_value_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1 + 1  # -> 2\n```\n```python\nx + 1  # -> 4\n```\n")
+    with pytest.raises(AssertionError, match=r"x \+ 1"):
+        pages.run_blocks(page)
+
+
+@pytest.mark.parametrize("page", EVERY, ids=named)
+def test_the_links_of_a_page_hold(page: Path) -> None:
+    assert not [*pages.broken_links(page)]
+
+
+def test_broken_links_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# One `thing`, twice\n## Again\n## Again\n```sh\n# no heading\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md) [b](other.md#one-thing-twice) [c](other.md#again-1) [d](https://example.org)\n"
+        "[![e](e.svg)](f.md) [g](other.md#again-2) [h](#none) `[i](code.md)`\n"
+        "```text\n[j](code.md)\n```\n[k](other.md#no-heading)\n"
+    )
+    found = [link.partition(":")[0] for link in pages.broken_links(page)]
+    assert found == ["e.svg", "f.md", "other.md#again-2", "#none", "other.md#no-heading"]
+
+
+@pytest.mark.parametrize("page", EVERY, ids=named)
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    lines = [line for block in pages.blocks(page.read_text(encoding="utf-8"), "sh") for line in block.splitlines()]
+    calls = [shlex.split(call, comments=True) for line in lines for call in line.split("&&")]
+    for words in calls:
+        words = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        if words and words[0].rpartition("/")[2] == "blockconv":
+            with pytest.raises(SystemExit, match="0"):
+                main([*words[1:], "--help"])
+
+
+def test_readme_is_short_and_has_its_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.encode()) <= 10_000
+    assert [line.rpartition("&& ")[2] for block in pages.blocks(text, "sh") for line in block.splitlines()] == [
+        ".venv/bin/blockconv run --report plan.html",
+        ".venv/bin/python -m pytest -n auto",
+    ]
+
+
+def test_the_figures_are_those_that_layouts_give() -> None:
+    figures = of_docs("figures")
+    assert {path for path, _ in figures.figures()} == {*figures.FOLDER.iterdir()}
+    for path, text in figures.figures():
+        assert path.read_text(encoding="utf-8") == text, f"run `python docs/figures.py`: {path.name} differs"
+    order = figures.cells(bc.Layout("NCHW4"), (1, 6, 1, 2))
+    assert [index and index[1::2] for index in order] == [
+        *((0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1), (3, 1)),
+        *((4, 0), (5, 0), None, None, (4, 1), (5, 1), None, None),
+    ]
+
+
 # ---------------------------------------------------------------- the pages of the reference
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in REFERENCE.glob("*.md")}
@@ -88,6 +170,11 @@ def test_a_missing_name_is_seen_and_one_that_stands_twice(name: str) -> None:
     assert misplaced({**PAGES, "more.md": ".. autofunction:: blockconv.unknown"}) == {"unknown": ["more.md"]}
 
 
+def test_the_summary_names_everything_public() -> None:
+    named = re.findall(r"{py:(?:func|class|data)}`(\w+)`", PAGES["index.md"])
+    assert sorted(named) == sorted(bc.__all__)
+
+
 def test_the_native_layouts_are_those_that_the_page_lists() -> None:
     (listed,) = re.findall(r"in this order: ([A-Z0-9, \n]+)\.", PAGES["layouts.md"])
     assert re.findall(r"\w+", listed) == [str(layout) for layout in bc.NATIVE]
@@ -111,14 +198,19 @@ def test_every_environment_variable_is_on_its_page() -> None:
 # ---------------------------------------------------------------- docstrings as pages show them
 
 
-@pytest.fixture(scope="module")
-def docstrings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+def of_docs(name: str) -> ModuleType:
+    """A module of docs/."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def docstrings() -> ModuleType:
+    return of_docs("docstrings")
 
 
 def public_members() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Kept results: the CPU that they hold for, where they lie, and what README.md and bench/results/README.md show."""
+"""Kept results: the CPU that they hold for, their folder, and the pages that show them."""
 
 from __future__ import annotations
 
@@ -37,28 +37,56 @@ def test_a_cpu_is_named_so_that_models_differ(monkeypatch):
     assert cpu.folder(record) == f"intel-xeon-sapphirerapids-family-6-model-143-{record['isa']}"
 
 
-def test_results_are_shown_for_each_cpu(tmp_path):
-    """Of the networks every one, of the rest the means and what is behind its best peer."""
+def network(name: str, ratio: float) -> dict:
+    case = layer(name, ratio) | {"suite": "nets", "params": {"network": name, "batch": 1, "threads": 1}}
+    for entry, who in zip(case["entries"], ("blockconv auto", "openvino"), strict=True):
+        entry["name"] = who
+    return case | {"speedups": {"blockconv auto": {"median": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio}}}
+
+
+def lab_case(name: str, **seconds: float) -> dict:
+    """A network of the lab, and how long each choice takes."""
+    entries = [
+        {"name": f"blockconv {choice}", "role": "ours", "verdict": "ok", "timing": {"median": 1e9 * time}}
+        for choice, time in seconds.items()
+    ]
+    params = {"network": name, "batch": 1, "threads": 1}
+    return {"key": name, "suite": "lab", "title": name, "params": params, "entries": entries, "speedups": {}}
+
+
+def test_results_are_shown_for_each_cpu(tmp_path, monkeypatch):
+    """README has the networks of one CPU; a processor's page has its networks, means, losses and plans."""
     about = {"os": "Linux-6", "affinity": 2, "versions": {"torch": "2.13", "numpy": "2"}}
-    kept = tmp_path / "bench" / "results"
+    kept, planner = tmp_path / "bench" / "results", tmp_path / "docs" / "explanation" / "planner.md"
+    for folder in (planner.parent, tmp_path / "docs" / "performance"):
+        folder.mkdir(parents=True)
     for folder, machine in (("a", ZEN4), ("b", {"cpu": "M9 (neon)", "isa": "neon"})):
         (kept / folder).mkdir(parents=True)
-        net = layer("n", 2.0) | {"suite": "nets", "params": {"network": "resnet50", "batch": 1, "threads": 1}}
-        for stem, cases in {"layers": (layer("fast", 2.0), layer("slow", 0.5)), "nets": (net,)}.items():
+        lab = lab_case("resnet50", auto=1.0, measured=0.5, NHWC=1.25, NCHW16=2.0)
+        files = {"layers": (layer("fast", 2.0), layer("slow", 0.5)), "nets": (network("resnet50", 2.0),), "lab": (lab,)}
+        for stem, cases in files.items():
             results = ResultFile(kept / folder / f"{stem}.jsonl", {"machine": {**machine, **about}})
             for case in cases:
                 results.add(case)
-    parts = (tables.marked(what, "old") for what in ("algorithms", "results"))
-    (tmp_path / "README.md").write_text("\n".join(["before", *parts, "after"]))
+    for page, what in ((tmp_path / "README.md", "networks"), (planner, "planning")):
+        page.write_text(f"before\n{tables.marked(what, 'old')}\nafter")
+    monkeypatch.setattr(publish, "FRONT", "AMD EPYC (Zen 4, avx512)")
     publish.write(tmp_path)
     readme, full = (tmp_path / "README.md").read_text(), (kept / "README.md").read_text()
-    first, second = readme.split("**M9 (neon)**")
-    assert "**AMD EPYC (Zen 4, avx512)**, 2 processors, Linux, torch 2.13:" in first
     assert "old" not in readme
-    for part in (first, second):
-        assert "| resnet50 | 1e+03 | 2e+03 (torch x) | 2.00 |" in part
-        assert "| layers | 1 | 2 | 1 | 0 | 1 | 1.00 |" in part
-        assert "Behind the best peer: layer slow (0.50 on 1 thread)." in part
+    assert "| resnet50 | 1e+03 |" not in readme, "a column is a peer's"
+    assert "| resnet50 | 2e+03 | 1e+03 | 2.00 |" in readme
+    assert "blockconv loses 2 of 6 comparisons" in readme
+    assert "0.50 for `layer slow` on M9." in readme
+    assert "| resnet50 | +20.0 (NHWC) | +20.0 (NHWC) |" in planner.read_text()
+    for stem, said in (("amd-epyc-zen-4", "## AVX-512"), ("m9", "## neon")):
+        page = (tmp_path / "docs" / "performance" / f"{stem}.md").read_text()
+        assert said in page
+        assert "2 cores, Linux, torch 2.13." in page
+        assert "| resnet50 | 1e+03 | 2e+03 (openvino) | 2.00 |" in page
+        assert "| layers | 1 | 2 | 1 | 0 | 1 | 1.00 |" in page
+        assert "| layer slow | 0.50 |" in page
+        assert "| resnet50 | +20.0 (NHWC) |" in page
     assert full.count("\n## ") == 2
     assert full.count("| layer slow | 1 | 200 | 400 (torch x) | **0.50** |") == 2
 
@@ -80,17 +108,14 @@ def test_layers_by_algorithm_are_shown_side_by_side(tmp_path):
         ours["timing"]["median"] = 1e3 * (ratio or 0)
         results.add(case | {"entries": [ours] if ratio else []})
     text = publish.algorithms({"a processor": [tmp_path / "algorithms.jsonl"]})
-    assert text.splitlines()[0] == "**a processor**, 1 thread:"
+    assert text.splitlines()[0] == "1 thread:"
     assert text.splitlines()[2] == "| µs | float32, direct | float32, winograd | int8, direct | int8, winograd |"
     assert text.splitlines()[4] == "| 3x3 | 4 | 2 | **1** |  |"
 
 
 def test_the_figures_that_are_shown_are_generated():
-    files = publish.by_cpu()
-    readme = (publish.ROOT / "README.md").read_text(encoding="utf-8")
-    assert tables.marked("results", publish.overview(files)) in readme
-    assert tables.marked("algorithms", publish.algorithms(files)) in readme
-    assert publish.details(files) == (publish.RESULTS / "README.md").read_text(encoding="utf-8")
+    for page, text in publish.shown().items():
+        assert page.read_text(encoding="utf-8") == text, f"run `python -m bench tables`: {page.name} differs"
 
 
 def test_results_are_kept_by_cpu_unless_a_name_is_given(tmp_path, monkeypatch):

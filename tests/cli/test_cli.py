@@ -1,4 +1,4 @@
-"""The command line, and what the README says of it."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,6 @@ from blockconv.__main__ import layouts_markdown, main
 from blockconv.cli import arguments
 from blockconv.cli import run as compare_plans
 from blockconv.core import target
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -39,19 +35,17 @@ def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
         assert row.tag in said
 
 
-def test_the_readmes_table_of_layouts_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["layouts", "--markdown"]) == 0
     said = capsys.readouterr().out
     assert said == layouts_markdown()
-    tables = re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE)
-    assert said in tables
     rows = [line.split("|") for line in said.splitlines()[2:]]
     assert [row[1].strip(" `") for row in rows] == [row.name for row in bc.known_layouts()]
     assert [row[5].strip() == "native" for row in rows] == [bc.Layout(row.name).is_native for row in bc.known_layouts()]
     assert {layout.name for layout in bc.NATIVE} < {row[1].strip(" `") for row in rows if row[5].strip() == "native"}
 
 
-def test_the_readmes_table_of_onnx_ops_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_onnx_ops(capsys: pytest.CaptureFixture[str]) -> None:
     onnx = pytest.importorskip("onnx")
     from blockconv.frontends.onnx.ops import OPS
 
@@ -60,7 +54,6 @@ def test_the_readmes_table_of_onnx_ops_is_the_generated_one(capsys: pytest.Captu
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines()[2:]]
     listed = sorted(name for row in rows for name in row[0].split(", "))
     if onnx.defs.onnx_opset_version() >= 24:  # an older onnx does not know them all
-        assert said in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE)
         assert listed == sorted(OPS)
     assert main(["ops"]) == 0
     shown = capsys.readouterr().out
@@ -299,36 +292,6 @@ def test_without_pillow_the_remedy_is_named(
 def test_as_a_module(run_python: Any) -> None:
     assert run_python(["-m", "blockconv", "--version"]).stdout == f"blockconv {bc.__version__}\n"
     run_python(["-m", "blockconv", "nonsense"], status=2)
-
-
-# ---------------------------------------------------------------- the README
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_the_readmes_examples_say_what_they_say(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each block runs; a line that ends in a comment `# -> value` has that value."""
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(compile(blocks("python")[number], f"README.md, block {number}", "exec"), names)
-    for line in blocks("python")[number].splitlines():
-        expression, arrow, wanted = line.partition("  # -> ")
-        if arrow:
-            assert repr(eval(expression.partition(" = ")[2] or expression, names)) == wanted, line
-
-
-def test_the_readmes_commands_exist() -> None:
-    ours = [shlex.split(line.split("&&")[-1]) for text in blocks("sh") for line in text.splitlines()]
-    commands = [words[1:] for words in ours if words and words[0].endswith("bin/blockconv")]
-    assert ["run", "--report", "plan.html"] in commands
-    assert ["doctor"] in commands
-    for words in commands:
-        with pytest.raises(SystemExit, match="0"):
-            main([*words, "--help"])
-    assert (ROOT / ".ci/run").read_text().count("-m pytest") >= 1
 
 
 def test_plan_explains_draws_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

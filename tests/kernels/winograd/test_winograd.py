@@ -33,7 +33,7 @@ from blockconv.machine.machine import host
 
 NHWC = Layout("NHWC")
 FLOATS = Types.all("float32")
-README = Path(__file__).parents[3] / "README.md"
+LIMITS = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 SIZES = {stride: [form.m for form in FORMS if form.stride == stride] for stride in (1, 2)}
 EVERY = pytest.mark.parametrize(("m", "stride"), [(form.m, form.stride) for form in FORMS])
 GROUPS = [
@@ -265,8 +265,8 @@ def test_up_to_the_stated_bounds_results_are_finite(m, stride):
         assert np.isfinite(run(direct, p, layout, layout, larger)[places(layout, p.dst_shape)[0]]).all()
 
 
-def test_the_readme_states_the_bounds():
-    (limit,) = re.findall(r"^- \*\*Magnitudes\.\*\*(?:.|\n)*?(?=^- )", README.read_text(encoding="utf-8"), re.MULTILINE)
+def test_the_page_of_limits_states_the_bounds():
+    (limit,) = re.findall(r"^## Magnitudes\n(?:.|\n)*?(?=^## )", LIMITS.read_text(encoding="utf-8"), re.MULTILINE)
     stated = [float(2 ** int(power)) for power in re.findall(r"2\^(\d+)", limit)]
     assert stated == [*sorted(set(FINITE_BELOW.values()), reverse=True), 2.0**128]
 
