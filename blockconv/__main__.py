@@ -47,11 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     plan_command.add_tune(commands.add_parser("tune", help="measure this machine, and a network's kernels"))
 
     command = commands.add_parser("layouts", help="the layouts that have names")
-    command.add_argument("--markdown", action="store_true", help="as the table in README.md")
+    command.add_argument("--markdown", action="store_true", help="as a table in Markdown")
     command.set_defaults(run=_layouts)
 
     command = commands.add_parser("ops", help="the ONNX ops that models may hold")
-    command.add_argument("--markdown", action="store_true", help="as the table in README.md")
+    command.add_argument("--markdown", action="store_true", help="as a table in Markdown")
     command.set_defaults(run=_ops)
 
     cache_command.add_cache(commands.add_parser("cache", help="compiled kernels on disk: their sizes, and removal"))
@@ -87,7 +87,7 @@ _HEADINGS = ("layout", "tag", "other names", "used for", "kernels")
 
 
 def layouts_markdown() -> str:
-    """The table of layouts that README.md shows."""
+    """The table of layouts that the reference shows."""
     lines = [_HEADINGS, ("---",) * len(_HEADINGS)]
     lines += [(f"`{name}`", f"`{tag}`", *rest) for name, tag, *rest in _layout_rows()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -79,7 +79,7 @@ def legend(shape: Sequence[int], top: int) -> tuple[list[str], int]:
     pixels = list(itertools.product(range(n), range(h), range(w)))
     for k, (image, row, column) in enumerate(pixels):
         x = MARGIN + k * (WIDTH - 2 * MARGIN) // len(pixels)
-        name = f"pixel ({row}, {column})" if n == 1 else f"image {image}, w {column}"
+        name = f"pixel ({row}, {column})" if n == 1 else f"n = {image}, w = {column}"
         drawn.append(f'<g stroke="{LINE}">{_box(x, top, 14, 14, PIXELS[k])}</g>')
         drawn.append(_text(x + 19, top + 12, name, ' font-size="11"'))
     return drawn, 14 + MARGIN

@@ -11,7 +11,7 @@ COMMANDS = {
     "lab": "what layouts matter in networks, how well they are chosen, break-even",
     "reorders": "changes of layout, beside torch and a copy",
     "launcher": "what a plan costs between its ops",
-    "tables": "result files as Markdown; of none, README.md's and bench/results'",
+    "tables": "result files as Markdown; of none, all pages that show results",
     "page": "result files as one HTML page with plots",
     "pools": "pooling, in every layout, beside the peers and a copy",
     "costs": "what rows predict beside what they take, and what choices cost",

@@ -80,8 +80,8 @@ class Conv2d:
         stride 1, exactly), "reference", or "auto": Winograd's where it is predicted to be faster. Of floats it rounds
         otherwise than the definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels. Its
         values on the way are larger than its results, which are sure to be finite only while max|input|, max|weight|
-        and max|input| * sum|weight| (of an output channel) are below 2^120, or 1.3e36; by tile size, see README's
-        limits.
+        and max|input| * sum|weight| (of an output channel) are below 2^120, or 1.3e36; by tile size, see
+        docs/reference/limits.md.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
     input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 or 4 bits stand

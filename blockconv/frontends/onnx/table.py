@@ -1,4 +1,4 @@
-"""The table of ONNX's ops that are read, as `blockconv ops` and README.md show it."""
+"""The table of ONNX's ops that are read, as `blockconv ops` and the reference show it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def _opsets(name: str, since: int) -> str:
 
 
 def markdown() -> str:
-    """The table that README.md shows."""
+    """The table that the reference shows."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *rows()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
