@@ -20,7 +20,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     common.add_common(command)
     common.add_problems(command, "(default: bench/shapes/peers.txt)")
     common.add_dtypes(command, layers.TOLERANCE)
-    text = "how ours are computed, as bc.conv2d is told; a file with other ways than auto is shown by the processor's page"
+    text = "how ours are computed, as bc.conv2d is told; its page shows a file with other ways than auto"
     command.add_argument("--algorithms", nargs="+", default=["auto"], choices=("auto", "direct", "winograd"), help=text)
 
 
