@@ -59,19 +59,20 @@ def write(root: Path = ROOT) -> None:
 def shown(root: Path = ROOT) -> dict[Path, str]:
     """The pages below a root that show its result files, each with the text that it has to have."""
     files = by_cpu(root / "bench" / "results")
-    pages: dict[Path, dict[str, str]] = {
-        root / "README.md": {"networks": front(files)},
-        root / "docs" / "explanation" / "planner.md": {"planning": planning(files)},
+    pages = {
+        root / "README.md": ("", "networks", front(files)),
+        root / "docs" / "explanation" / "planner.md": ("", "planning", planning(files)),
     }
     processors: dict[str, dict[str, list[Path]]] = {}
     for name, paths in files.items():
-        processors.setdefault(_processor(name)[0], {})[name] = list(paths)
-    for processor, found in processors.items():
-        page = root / "docs" / "performance" / f"{slug(processor)}.md"
-        pages[page] = {"results": overview(found)}
-        if not page.exists():
-            page.write_text(f"# {processor}\n\n{tables.marked('results', '')}\n", encoding="utf-8")
-    texts = {page: tables.inserted(page, parts) for page, parts in pages.items()}
+        processors.setdefault(_processor(name)[0], {})[name] = paths
+    for name, found in processors.items():
+        new = f"# {name}\n\n{tables.marked('results', '')}\n"
+        pages[root / "docs" / "performance" / f"{slug(name)}.md"] = new, "results", overview(found)
+    texts = {
+        page: tables.inserted(page.read_text(encoding="utf-8") if page.exists() else new, what, text)
+        for page, (new, what, text) in pages.items()
+    }
     return texts | {root / "bench" / "results" / "README.md": details(files)}
 
 
@@ -110,7 +111,8 @@ def front(files: Mapping[str, Sequence[Path]]) -> str:
         for case in nets
     ]  # fmt: skip
     heads = ("one image, one thread, ms", *peers, "blockconv", "times as fast as the best")
-    return "\n".join([*markdown(heads, rows), "", _worst(files)])
+    told = f"Float32, random weights, {', '.join(_processor(FRONT))}:"
+    return "\n".join([told, "", *markdown(heads, rows), "", _worst(files)])
 
 
 def _first(case: Case, names: Sequence[str]) -> Entry | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,14 @@ def marked(what: str, text: str) -> str:
     return f"{begin}\n{text}\n<!-- end of {what} -->"
 
 
-def inserted(page: Path, parts: Mapping[str, str]) -> str:
-    """A page's text with each part, by its name, between its lines of `marked`; ValueError if they are not there."""
-    page_text = page.read_text(encoding="utf-8")
-    for what, text in parts.items():
-        begin, end = marked(what, "").splitlines()[0::2]
-        before, found, rest = page_text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not found or not ended:
-            raise ValueError(f"{page} does not have the lines {begin!r} and {end!r}")
-        page_text = before + marked(what, text) + after
-    return page_text
+def inserted(page: str, what: str, text: str) -> str:
+    """A page with a text between its lines of `marked`; ValueError if they are not there."""
+    begin, end = marked(what, "").splitlines()[0::2]
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"the page does not have the lines {begin!r} and {end!r}")
+    return before + marked(what, text) + after
 
 
 def _section(headers: list[dict[str, Any]], cases: dict[str, Case]) -> str:
