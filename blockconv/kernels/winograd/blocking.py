@@ -206,8 +206,7 @@ def blocking(
     shared = _is_shared(p, wei_lanes)
     out_lanes, vectors = (ic, 1) if shared else _block_vectors(machine, p, wei_lanes)
     width = vectors * out_lanes
-    ocbs = -(-(oc_padded if p.g == 1 else oc) // width)
-    tile_rows, tile_cols = -(-p.oh // m), -(-p.ow // m)
+    ocbs, tile_rows, tile_cols = -(-(oc_padded if p.g == 1 else oc) // width), -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, -(-p.n // (images or 1)) * tile_rows * tile_cols)
     tile_bytes, registers = form.positions * src_vectors * lanes * ITEMSIZE, machine.registers
     held, few = _held_tiles(registers, vectors, width, images), _most_tiles(machine, tile_bytes, set_groups * oc)
