@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight, as_weight
-from blockconv.api.modules import KEPT, Conv2d
+from blockconv.api.modules import KEPT, Conv1dCall, Conv2d, Conv2dCall
 from blockconv.api.repeated import Repeated, repeatable
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_autocast, as_numpy, like
@@ -173,7 +173,7 @@ def _conv2d_like(w: Weight, b: Array | None, options: tuple[Any, ...], quantized
     known = _called.get(key)
     if known is not None:
         return known._with(w, b, quantized)
-    conv = Conv2d(
+    conv = Conv2dCall(
         w,
         b,
         stride,
@@ -184,7 +184,6 @@ def _conv2d_like(w: Weight, b: Array | None, options: tuple[Any, ...], quantized
         activation=activation,
         algorithm=algorithm,
         accuracy=accuracy,
-        op="conv2d",
         **quantized._asdict(),
     )
     if len(_called) >= KEPT:
@@ -243,7 +242,7 @@ def conv1d(
     if x.ndim not in (2, 3):
         raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
     wide = padding if isinstance(padding, str) else (0, single(padding))
-    conv = Conv2d(
+    conv = Conv1dCall(
         w[:, :, None],
         bias,
         (1, single(stride)),
@@ -253,7 +252,6 @@ def conv1d(
         out_layout="NCHW",
         activation=activation,
         algorithm=algorithm,
-        op="conv1d",
     )
     result: DenseT = like(input, conv(x[..., None, :])[..., 0, :])
     return result

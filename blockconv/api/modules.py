@@ -47,7 +47,7 @@ from blockconv.dispatch.quantizing import check_zero_point, with_weights
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.runtime import get_num_threads
 
-__all__ = ["KEPT", "Conv2d"]
+__all__ = ["KEPT", "Conv1dCall", "Conv2d", "Conv2dCall"]
 
 KEPT = 256  # problems that a Conv2d keeps bound
 
@@ -92,7 +92,6 @@ class Conv2d:
         in a BlockedArray). By default the input's where there is an out_quantization, else "float32" where there is one
         of input or weight, else "int32". Of bfloat16 and float16 the input's, or "float32": sums that are not rounded.
     rounding: to integers of 8 or 4 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
-    op: the name of the operation in the texts of its errors.
 
     It can be copied and pickled, used or not: what is kept is what it was made of, and the copy packs for itself, in
     any process on any machine.
@@ -107,6 +106,9 @@ class Conv2d:
     >>> conv(bc.to_layout(np.ones((1, 3, 5, 5), np.float32), "NCHW8"))
     BlockedArray(NCHW8, shape=(1, 8, 5, 5), dtype=float32, storage=(1, 1, 5, 5, 8))
     """
+
+    _op = "Conv2d"  # the name in the texts of errors
+    _packs_at_each_call = False
 
     def __init__(
         self,
@@ -128,12 +130,9 @@ class Conv2d:
         residual_quantization: Quantization | None = None,
         out_dtype: npt.DTypeLike | None = None,
         rounding: str = "half_even",
-        op: str = "Conv2d",
     ) -> None:
-        self._op = op
+        op = self._op
         self.weight: Weight = as_weight(weight, op)
-        # A function packs its weights at every call.
-        self._once = op != "Conv2d" and not isinstance(self.weight, BlockedArray)
         self.bias = None if bias is None else as_numpy(bias, op, "bias")
         self.groups, self.padding = self._check_parameters(groups), padding
         self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
@@ -300,12 +299,13 @@ class Conv2d:
             return Bound(problem, types, (problem.n, 0, problem.oh, problem.ow), dst, None)
         if problem.n == 0:
             return Bound(problem, types, problem.dst_shape, dst, None)
-        given = self.weight if self._once else None
-        weights = None if given is None or isinstance(given, BlockedArray) else weights_as_read(problem, given)[1]
-        if not self._once:  # a function's problem is bound for whatever weights come
-            types = with_weights(types, self.weight)
+        weights, each_call = None, self._packs_at_each_call
+        if each_call and not isinstance(self.weight, BlockedArray):  # what is bound serves all weights that come
+            weights = weights_as_read(problem, self.weight)[1]
+        else:
+            types, each_call = with_weights(types, self.weight), False
         if self.algorithm == "auto":
-            row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=self._once)
+            row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=each_call)
         else:
             row = by_algorithm(self._op, self.algorithm, problem, src, dst, types, self.accuracy)
         epilogue = self.arithmetic.epilogue(types, residual)
@@ -345,7 +345,7 @@ class Conv2d:
 
     def _with(self, weight: Weight, bias: Array | None, options: QuantizedOptions) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
-        other = object.__new__(Conv2d)
+        other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.weight, other.bias, other._packed = weight, bias, {}
         if not self.arithmetic.is_float:
@@ -377,6 +377,19 @@ class Conv2d:
         if bias is not None and bias.shape != (weight.shape[0],):
             raise ArgumentError(self._op, "bias", bias, f"has to be of shape ({weight.shape[0]},)")
         return number
+
+
+class Conv2dCall(Conv2d):
+    """The convolution of a call of `conv2d`. Dense weights are packed at each call, which counts in the choice."""
+
+    _op = "conv2d"
+    _packs_at_each_call = True
+
+
+class Conv1dCall(Conv2dCall):
+    """The same for `conv1d`."""
+
+    _op = "conv1d"
 
 
 def _accuracy(op: str, value: Any) -> float:

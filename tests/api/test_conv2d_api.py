@@ -435,7 +435,7 @@ def test_algorithms(algorithm):
 
 def test_a_fall_to_the_reference_warns_of_what_was_missing(monkeypatch):
     table = tuple(
-        row if row.op != "conv2d" or row.reference else dataclasses.replace(row, why_not=lambda *_: "is switched off")
+        row if row.op != "conv2d" or row.reference else dataclasses.replace(row, make=lambda *_: "is switched off")
         for row in selection.TABLE
     )
     monkeypatch.setattr(selection, "TABLE", table)
