@@ -207,9 +207,56 @@ def test_what_cannot_be_is_refused(network: bc.Network, arguments: Any, says: st
         bc.quantize(network, **arguments)
 
 
-def test_samples_of_nan_are_refused(network: bc.Network) -> None:
-    with pytest.raises(bc.ArgumentError, match="a pair of finite numbers"):
-        bc.quantize(network, [np.full((1, 3, 12, 12), np.nan, np.float32)])
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+@pytest.mark.parametrize("factor", [1e-38, 1e-30, 1e-3, 1.0, 1e6, 1e20])
+@pytest.mark.parametrize("kind", ["constant", "negative", "neighbours", "one far off", "noise"])
+def test_numbers_of_any_size_have_a_range(method: str, factor: float, kind: str) -> None:
+    """The output is within the rounding of 8 bits. A constant leaves one number, which is exact to 1 %."""
+    x = np.full((1, 4, 6, 6), factor, np.float32)
+    if kind == "negative":
+        x = -x
+    elif kind == "neighbours":
+        x[0, 0] = np.nextafter(x[0, 0], np.float32(np.inf))
+    elif kind == "one far off":
+        x[0, 0, 0, 0] *= 1e6
+    elif kind == "noise":
+        x *= values(x.shape, 3)
+    builder = bc.NetworkBuilder("one layer")
+    builder.output(builder.conv2d(builder.input("x", x.shape), np.eye(4, dtype=np.float32)[:, :, None, None]))
+    made = bc.quantize(builder.build(), [x, x], method, percentile=99)
+    low, high = made.calibration.ranges["x"]
+    assert x.min() <= low <= high <= x.max()
+    if kind == "one far off" and method == "percentile":
+        assert high <= 1.01 * np.float32(factor)
+        return
+    assert (low, high) == (x.min(), x.max()) or (method == "percentile" and kind == "noise")
+    if factor >= 1e-20:  # a scale is at least 1e-30
+        wanted = np.clip(x, low, high)
+        assert np.abs(made.evaluate(x)[made.outputs[0]] - wanted).max() <= 0.01 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("given", [True, False])
+def test_numbers_without_a_range_are_named(
+    network: bc.Network, made: Any, method: str, odd: float, given: bool
+) -> None:
+    samples = [x.copy() for x in SAMPLES]
+    samples[2][0, 1, 3, 3] = odd
+    known = made.calibration if given else None
+    with pytest.raises(bc.ArgumentError, match=rf"samples\[2\]=.*'x' no range, which holds 1 numbers.* {odd}"):
+        bc.quantize(network, samples, method, calibration=known)
+
+
+def test_a_value_that_overflows_and_an_empty_sample_are_named() -> None:
+    builder = bc.NetworkBuilder("one layer")
+    x = builder.input("x", (1, 4, 6, 6))
+    builder.output(builder.conv2d(x, np.full((4, 4, 1, 1), 1e38, np.float32), name="large"))
+    sample = np.full((1, 4, 6, 6), 0.5, np.float32)
+    with pytest.raises(bc.ArgumentError, match=r"samples\[1\]=.*'large' no range, which holds 144 numbers.*inf"):
+        bc.quantize(builder.build(), [sample, 10 * sample])
+    with pytest.raises(bc.ArgumentError, match=r"samples\[1\]=.*'x' no range, which is empty"):
+        bc.quantize(builder.build(), [sample, sample[:0]])
 
 
 def test_a_network_of_other_types_is_refused() -> None:

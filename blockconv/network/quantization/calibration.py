@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.interop import as_numpy
 from blockconv.network.graph import Network
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.plan import Plan, compile
@@ -22,7 +23,8 @@ __all__ = ["METHODS", "Calibration", "flowing", "measured", "read_samples", "wit
 
 Array = npt.NDArray[Any]
 METHODS = ("minmax", "percentile")
-BINS = 2048  # of a histogram over the whole range of a value
+DROPPED = 16  # bits of a float32 that do not tell bins of a histogram apart
+BINS = 1 << 32 - DROPPED
 OP = "quantize"
 
 
@@ -62,7 +64,7 @@ class Calibration:
 
 
 def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
-    """What the network is fed, by the names of its inputs, for each sample."""
+    """What the network is fed, by the names of its inputs, for each sample. Raises ArgumentError without a range."""
     names = [tensor.name for tensor in network.inputs]
     if isinstance(samples, (str, bytes, Mapping)) or not isinstance(samples, Iterable):
         rule = "has to be a sequence of what the network is called with"
@@ -77,6 +79,10 @@ def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
         if set(given) != set(names):
             rule = f"has to be the inputs {', '.join(names)}: a dict by name, a tuple, or the array of the only one"
             raise ArgumentError(OP, f"samples[{k}]", sorted(map(str, given)), rule)
+        for name in names:
+            array = as_numpy(given[name], OP, f"samples[{k}]")
+            if array.dtype == np.float32:  # a call refuses others
+                _extent(k, name, array)
         found.append(given)
     if not found:
         raise ArgumentError(OP, "samples", [], "has to hold a sample at least", "or give calibration=")
@@ -108,41 +114,61 @@ def _ordered(plan: Plan, sample: Mapping[str, Any]) -> list[Any]:
 def measured(
     network: Network, samples: Sequence[Mapping[str, Any]], method: str, percentile: float, threads: int | None
 ) -> Calibration:
-    """The ranges of a network's values over samples: all that occurs, or what leaves out the rarest on either side."""
+    """The ranges of a network's values over samples: all that occurs, or what leaves out the rarest on either side.
+
+    Raises ArgumentError, with the sample and the value, where a value is empty or holds a NaN or an infinity.
+    """
     fused = fuse(network)
     names = flowing(fused)
     plan = with_outputs(fused, names, threads)
-    lows, highs = dict.fromkeys(names, math.inf), dict.fromkeys(names, -math.inf)
-    for sample in samples:
-        for name, value in _found(plan, names, sample):
-            lows[name], highs[name] = min(lows[name], float(value.min())), max(highs[name], float(value.max()))
-    ranges = {name: (lows[name], highs[name]) for name in names}
-    whole = Calibration(ranges)  # checks that they are finite
-    if method == "minmax":
-        return whole
-    counts = {name: np.zeros(BINS, np.int64) for name in names}
-    for sample in samples:
-        for name, value in _found(plan, names, sample):
-            low, high = _around(*ranges[name])
-            counts[name] += np.histogram(value, BINS, (low, high))[0]
-    return Calibration({name: _inner(counts[name], ranges[name], percentile) for name in names}, method)
+    ranges: dict[str, tuple[float, float]] = {}
+    counts = {name: np.zeros(BINS, np.int64) for name in (names if method == "percentile" else ())}
+    for k, sample in enumerate(samples):
+        found = values_of(plan, sample)
+        for name in names:
+            value = np.asarray(found[name] if name in found else sample[name])
+            low, high = _extent(k, name, value)
+            known = ranges.get(name, (low, high))
+            ranges[name] = min(low, known[0]), max(high, known[1])
+            if name in counts:
+                counts[name] += np.bincount(_bins(value), minlength=BINS)
+    inner = {name: _inner(count, ranges[name], percentile) for name, count in counts.items()}
+    return Calibration(inner or ranges, method)
 
 
-def _found(plan: Plan, names: Iterable[str], sample: Mapping[str, Any]) -> Iterable[tuple[str, Array]]:
-    values = values_of(plan, sample)
-    for name in names:
-        yield name, np.asarray(values[name] if name in values else sample[name])
+def _extent(sample: int, name: str, value: Array) -> tuple[float, float]:
+    """The least and the largest number of a value. Raises ArgumentError where it has no range."""
+    low, high = (float(value.min()), float(value.max())) if value.size else (math.nan, math.nan)
+    if math.isfinite(low) and math.isfinite(high):
+        return low, high
+    odd = value[~np.isfinite(value)]
+    what = f"holds {odd.size} numbers that are NaN or infinite, such as {odd[0]}" if odd.size else "is empty"
+    rule = f"gives value {name!r} no range, which {what}"
+    raise ArgumentError(OP, f"samples[{sample}]", value, rule, "leave this sample out, or mend it")
 
 
-def _around(low: float, high: float) -> tuple[float, float]:
-    """A range that is not empty."""
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
+def _bins(value: Array) -> npt.NDArray[np.int64]:
+    """The bin of each number, in the order of numbers.
+
+    A bin holds the float32 numbers of one sign and exponent, with equal first 7 bits of the mantissa. Every bin is less
+    than 1 % wide, so one outlier does not make the bins of the others coarse.
+    """
+    bits = np.ascontiguousarray(value, np.float32).reshape(-1).view(np.int32) >> DROPPED
+    return np.where(bits < 0, -1 - (bits & (BINS // 2 - 1)), bits).astype(np.int64) + BINS // 2
+
+
+def _edge(number: int) -> float:
+    """The least magnitude in a bin."""
+    at = number - BINS // 2
+    magnitude = np.int32((at if at >= 0 else -1 - at) << DROPPED).view(np.float32)
+    return float(magnitude if at >= 0 else -magnitude)
 
 
 def _inner(counts: Array, given: tuple[float, float], percentile: float) -> tuple[float, float]:
     """The part of a range that all but the rarest numbers are in; `percentile` of all is at or below its end."""
-    low, high = _around(*given)
-    share, width = np.cumsum(counts) / counts.sum(), (high - low) / BINS
+    share = np.cumsum(counts) / counts.sum()
     first = int(np.searchsorted(share, 1 - percentile / 100, side="right"))
     last = int(np.searchsorted(share, percentile / 100))
-    return max(given[0], low + first * width), min(given[1], low + (last + 1) * width)
+    low = _edge(first) if first >= BINS // 2 else _edge(first - 1)  # a bin's outer edge is its neighbour's inner one
+    high = _edge(last + 1) if last >= BINS // 2 else _edge(last)
+    return max(given[0], low), min(given[1], high)

@@ -64,7 +64,7 @@ def quantize(
 
     network: of float32. It is not changed.
     samples: what it is called with, typical inputs: a sequence of arrays, or of {input: array} where there are several
-        inputs. Values are measured on all of them; ten to a few hundred do.
+        inputs. Values are measured on all of them; ten to a few hundred do. Each value has to be finite.
     method: the range of a value: "minmax", all that occurs, or "percentile", which leaves out the rarest of either end.
     per_channel: each output channel's weights have a scale of their own; else a layer's have one.
     float32: the names of nodes that are to compute in float32.
@@ -83,7 +83,8 @@ def quantize(
     calibration: ranges that were measured before, in place of measuring them; samples then are for the report alone.
 
     The result's `report` has the signal-to-noise ratio of each layer against the network of floats, over the samples;
-    its `calibration` can be saved and given again. Raises ArgumentError, NetworkError for what breaks these rules.
+    its `calibration` can be saved and given again. Raises ArgumentError, NetworkError for what breaks these rules. For
+    a NaN, an infinity or an empty sample the error names the sample and the value.
 
     >>> import numpy as np, blockconv as bc
     >>> rng = np.random.default_rng(0)
