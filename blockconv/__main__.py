@@ -12,11 +12,11 @@ from rich.table import Table
 from blockconv import runtime
 from blockconv._version import __version__
 from blockconv.cli import cache as cache_command
-from blockconv.cli import doctor
+from blockconv.cli import doctor, output
 from blockconv.cli import plan as plan_command
 from blockconv.cli import run as compare_plans
 from blockconv.cli.arguments import Parser, positive
-from blockconv.core.errors import BlockconvError, UnsupportedError
+from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, known_layouts
 
 __all__ = ["layouts_markdown", "main"]
@@ -24,13 +24,12 @@ __all__ = ["layouts_markdown", "main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    try:
+
+    def command(console: Console) -> int:
+        options = _parser().parse_args(arguments)
         return int(options.run(options, console))
-    except (BlockconvError, OSError) as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        return 2
+
+    return output.run(command)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -51,12 +51,10 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
 
 def _say_removed(removed: Sequence[CachedFingerprint], console: Console) -> None:
     for kept in removed:
-        console.print(
-            f"removed {kept.fingerprint}, last used {_ago(kept.age)}: {kept.entries} entries", highlight=False
-        )
+        console.print(f"removed {kept.fingerprint}, last used {_ago(kept.age)}: {kept.entries} entries")
     size = decimal(sum(kept.nbytes for kept in removed))
     plural = "" if len(removed) == 1 else "s"
-    console.print(f"{len(removed)} fingerprint{plural} removed, {size}", highlight=False)
+    console.print(f"{len(removed)} fingerprint{plural} removed, {size}")
 
 
 def _list(cache: KernelCache, console: Console) -> None:
@@ -70,12 +68,11 @@ def _list(cache: KernelCache, console: Console) -> None:
     for kept in found:
         used = "in use" if kept.fingerprint == cache.fingerprint else ""
         table.add_row(kept.fingerprint, str(kept.entries), decimal(kept.nbytes), _ago(kept.age), used)
-    console.print(f"compiled kernels in {cache.base}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"compiled kernels in {cache.base}", soft_wrap=True)
     console.print(table)
     console.print(
         "A fingerprint stands for one version of blockconv, Numba, LLVM and Python on one kind of processor. "
         f"Those not used for {KEPT_DAYS:.0f} days are removed when kernels are compiled.",
-        highlight=False,
     )
 
 

@@ -59,13 +59,13 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
         if options.profile:
             steps.begin("timing every call")
             plan.profile(*_noise(plan))
-    console.print(plan.explain(), highlight=False, markup=False, soft_wrap=True)
+    console.print(plan.explain(), soft_wrap=True)
     if options.report:
         plan.report(options.report)
-        console.print(f"drawn: {options.report}", highlight=False, markup=False)
+        console.print(f"drawn: {options.report}")
     if options.save:
         plan.save(options.save)
-        console.print(f"saved: {options.save}", highlight=False, markup=False)
+        console.print(f"saved: {options.save}")
     return 0
 
 
@@ -92,7 +92,7 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
             steps.begin("measuring this machine, which should have nothing else to do")
             known = measuring.measure(options.runs)
         options.profile.write_text(known.to_json(), encoding="utf-8")
-        console.print(f"written: {options.profile}", highlight=False, markup=False)
+        console.print(f"written: {options.profile}")
         return 0
     with Steps(1 if options.model is None else 2) as steps:
         steps.begin("measuring a convolution and a copy")
@@ -102,8 +102,7 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
             compile(read_model("tune", options), measure=True)
     console.print(
         f"times over those that rows predict: convolutions {found.compute:.2f}, what moves memory {found.memory:.2f}",
-        highlight=False,
     )
     if options.model is not None:
-        console.print(f"{len(tuning.Costs())} kernels timed on {get_num_threads()} threads, kept", highlight=False)
+        console.print(f"{len(tuning.Costs())} kernels timed on {get_num_threads()} threads, kept")
     return 0

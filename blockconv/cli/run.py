@@ -71,13 +71,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(
         f"Medians of {LEAST} to {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: plan, compile and pack "
         "what is not there from a plan above or an earlier run, call once.",
-        highlight=False,
     )
     if options.report:
         plan = found[-1].plan
         plan.profile(*inputs)
         plan.report(options.report, {c.name: seconds for c, seconds in zip(found, times, strict=True)})
-        console.print(f"the chosen plan: {options.report}", highlight=False)
+        console.print(f"the chosen plan: {options.report}")
     return 0 if max(errors) <= TOLERANCE else 1
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from blockconv.core import text
 
 __all__ = ["Steps"]
 
@@ -18,7 +19,7 @@ class Steps:
     """
 
     def __init__(self, total: int) -> None:
-        self.console, self.total = Console(stderr=True), total
+        self.console, self.total = text.console(stderr=True), total
         self._begun, self._start = 0, time.perf_counter()
         self._moving: Progress | None = None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
@@ -33,7 +34,7 @@ class Steps:
         else:
             seconds = time.perf_counter() - self._start
             line = f"{seconds:6.1f} s  {self._begun + 1} of {self.total}: {what}"
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(line, soft_wrap=True)
         self._begun += 1
 
     def __enter__(self) -> Steps:

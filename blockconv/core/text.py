@@ -14,6 +14,7 @@ from rich.table import Table
 __all__ = [
     "WIDTH",
     "arrow",
+    "console",
     "dims",
     "duration",
     "free_name",
@@ -90,6 +91,11 @@ def shortened(name: str, most: int) -> str:
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
+def console(**options: Any) -> Console:
+    """A console that prints text as it is: what models and files are called may look like markup or emoji."""
+    return Console(**{"markup": False, "emoji": False, "highlight": False, **options})
+
+
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), rules: Iterable[int] = ()
 ) -> str:
@@ -109,7 +115,7 @@ def table(
             shown.add_section()
         shown.add_row(*row)
     text = io.StringIO()
-    Console(file=text, width=WIDTH, highlight=False, markup=False, color_system=None).print(shown)
+    console(file=text, width=WIDTH, color_system=None).print(shown)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     return "\n".join(lines).strip("\n")
 

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -192,7 +194,7 @@ def test_a_model_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["run", str(tmp_path / "tiny.onnx"), "--input", "random", "--layouts", "NCHW"]) == 0
     assert "tiny, 1x4x5x5" in capsys.readouterr().out
     assert main(["run", str(tmp_path / "tiny.onnx"), "--input", "mine.png"]) == 2
-    assert "no picture" in capsys.readouterr().out.replace("\n", " ")
+    assert "no picture" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.fixture
@@ -245,7 +247,7 @@ def test_a_shape_is_read_before_the_model(open_model: str, capsys: pytest.Captur
     ):
         for command in ("plan", "run"):
             assert main([command, open_model, *wrong]) == 2
-            said = capsys.readouterr().out.replace("\n", " ")
+            said = capsys.readouterr().err.replace("\n", " ")
             assert f"error: {command}: --shape" in said
             assert why in said
 
@@ -255,7 +257,7 @@ def test_layouts_of_nodes(open_model: str, capsys: pytest.CaptureFixture[str]) -
     assert main([*command, "node_add_1=NHWC", "--layouts", "node_relu_1=NHWC"]) == 0
     assert "layouts node_conv_1: NHWC" in capsys.readouterr().out
     assert main([*command, "node_add_1=NHWC", "--layouts", "NCHW"]) == 2
-    assert "NODE=LAYOUT" in capsys.readouterr().out.replace("\n", " ")
+    assert "NODE=LAYOUT" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_options_are_taken_in_full(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,9 +275,9 @@ def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.Ca
     assert main(["run", str(tmp_path / "text.png")]) == 2
     assert main(["run", "--layouts", "aBCd4b4c"]) == 2
     assert main(["run", "--threads", "100000"]) == 2
-    assert "set_num_threads: n=100000" in capsys.readouterr().out.replace("\n", " ")
+    assert "set_num_threads: n=100000" in capsys.readouterr().err.replace("\n", " ")
     assert main(["run", "--batch", "0"]) == 2
-    assert "--batch=0" in capsys.readouterr().out
+    assert "--batch=0" in capsys.readouterr().err
     for wrong in (["run", "--batch", "many"], ["walk"], []):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
@@ -286,7 +288,7 @@ def test_without_pillow_the_remedy_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert main(["run", "--input", str(tmp_path / "mine.png")]) == 2
-    assert "pip install pillow" in capsys.readouterr().out.replace("\n", "")
+    assert "pip install pillow" in capsys.readouterr().err.replace("\n", "")
 
 
 def test_as_a_module(run_python: Any) -> None:
@@ -307,4 +309,81 @@ def test_plan_explains_draws_and_saves(tmp_path: Path, capsys: pytest.CaptureFix
     assert "NCHW16" in said
     assert "<svg" in page.read_text(encoding="utf-8")
     assert main(["plan", "--shape", "1xa"]) == 2
-    assert "--shape" in capsys.readouterr().out
+    assert "--shape" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- where output and errors leave
+
+ODD = "[/x] [bold]:smile: → µ"
+
+
+@pytest.fixture(scope="module")
+def odd_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of names that look like markup, and that few encodings have."""
+    onnx = pytest.importorskip("onnx")
+    h = onnx.helper
+    weight = onnx.numpy_helper.from_array(np.ones((8, 8, 1, 1), np.float32), "w")
+    node = h.make_node("Conv", ["x", "w"], ["y"], f"{ODD} node")
+    values = [h.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8, 6, 6]) for name in "xy"]
+    graph = h.make_graph([node], f"{ODD} graph", values[:1], values[1:], [weight])
+    path = tmp_path_factory.mktemp("models") / f"{ODD} file.onnx".replace("/", "")
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9), path)
+    return str(path)
+
+
+def blockconv(shell: str, *words: str, **variables: str) -> tuple[int, str, str]:
+    """The status of the command itself, its output and its errors, as a shell command runs it: `{} | head -1`."""
+    command = shlex.join([sys.executable, "-m", "blockconv", *words])
+    line = shell.format(f"{{ {command}; echo status $? >&2; }}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **variables}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, env=environment, timeout=300, check=False)
+    errors, _, status = done.stderr.decode("utf-8", "replace").rpartition("status ")
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+    return int(status), done.stdout.decode(variables.get("PYTHONIOENCODING", "utf-8")), errors
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "ascii"])
+def test_any_text_is_printed_as_it_is_in_any_encoding(odd_model: str, encoding: str) -> None:
+    status, said, errors = blockconv("{}", "plan", odd_model, "--measure", PYTHONIOENCODING=encoding, FORCE_COLOR="1")
+    assert status == 0, errors
+    shown = {"utf-8": ODD, "cp1252": ODD.replace("→", ">"), "ascii": ODD.replace("→", ">").replace("µ", "u")}[encoding]
+    assert f"{shown} graph: layouts" in said
+    assert f"{shown} node" in said
+    status, said, errors = blockconv("{}", "run", odd_model, "--layouts", "NHWC", PYTHONIOENCODING=encoding)
+    assert status == 0, errors
+    assert f"{shown} graph, 1x8x6x6" in said
+    assert blockconv("{}", "layouts", PYTHONIOENCODING=encoding)[0] == 0
+
+
+def test_errors_leave_on_the_error_stream(odd_model: str) -> None:
+    status, said, errors = blockconv("{}", "plan", odd_model, "--layouts", f"{ODD}=NHWC", PYTHONIOENCODING="ascii")
+    assert (status, said) == (2, "")
+    assert "error: [/x] [bold]:smile: > u graph: layouts='[/x] [bold]:smile: > u'" in errors
+    assert blockconv("{}", "plan", "none.onnx")[0] == 2
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["ops --markdown", "plan"])
+def test_output_that_cannot_be_written_ends_a_command(odd_model: str, words: str, unbuffered: str) -> None:
+    given = [*words.split(), *[odd_model] * (words == "plan")]
+    assert blockconv("{} | true", *given, PYTHONUNBUFFERED=unbuffered)[0] in (0, 1)
+    if os.path.exists("/dev/full"):
+        status, _, errors = blockconv("{} > /dev/full", *given, PYTHONUNBUFFERED=unbuffered)
+        assert status == 2
+        assert "error: [Errno 28]" in errors
+
+
+def test_closed_streams_take_the_output_away() -> None:
+    assert blockconv("{} >&-", "layouts")[:2] == (0, "")
+    assert blockconv("{} | head -1", "--help")[0] in (0, 1)
+
+
+def test_one_place_makes_consoles() -> None:
+    """No other text is taken for markup, then."""
+    files = {path: path.read_text(encoding="utf-8") for path in Path(bc.__file__).parent.rglob("*.py")}
+    makers = [path.name for path, text in files.items() if re.search(r"(?<!def )(?<!-> )\bConsole\(", text)]
+    assert makers == ["text.py"]
+    columns = [line for text in files.values() for line in text.splitlines() if 'TextColumn("' in line and "{" in line]
+    assert columns
+    assert all("markup=False" in line for line in columns)

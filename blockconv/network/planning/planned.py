@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -219,7 +217,8 @@ def _optimal(problem: Assignment) -> Solution:
 
 def _progress(*columns: ProgressColumn) -> Progress:
     """Progress on the terminal's error stream, gone when it is done; none where that is no terminal."""
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    console = text.console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def plan_layouts(network: Network, options: Options) -> Planned:
@@ -324,7 +323,12 @@ def measured(
     cheapest kernel for each pair of layouts stays. Times are kept on disk.
     """
     known = tuning.Costs()
-    columns = TextColumn("timing {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("timing {task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     done = []
     with _progress(*columns) as shown:
         task = shown.add_task("", total=len(found))
