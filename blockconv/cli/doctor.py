@@ -15,7 +15,7 @@ from blockconv import jit
 from blockconv._version import __version__
 from blockconv.core import target
 from blockconv.core.errors import BlockconvError
-from blockconv.machine.profile import profile
+from blockconv.machine.profile import selected
 from blockconv.runtime import get_num_threads, openmp, pools
 
 __all__ = ["findings"]
@@ -41,7 +41,13 @@ VARIABLES = (
 
 def findings() -> dict[str, dict[str, str]]:
     """Sections of facts, by their names. Starts Numba's threading layer, and compiles nothing."""
-    return {"versions": _versions(), "threads": _threads(), "processor": _processor(), "kernels": _kernels()}
+    return {
+        "versions": _versions(),
+        "threads": _threads(),
+        "processor": _processor(),
+        "machine profile, which costs and tiles go by": _profile(),
+        "kernels": _kernels(),
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -113,16 +119,23 @@ def _processor() -> dict[str, str]:
         "vectors": f"{isa.name}: {isa.registers} registers of {8 * isa.vector_bytes} bits, {multiply}",
         "dot products": _dot_products(isa),
         "features": " ".join(sorted(target.target_features())) or "none beyond the architecture's own",
-        "costs and tiles": _profile(),
         "second-level cache": f"{target.second_level_cache() / 2**20:g} MiB a core",
     }
 
 
-def _profile() -> str:
-    """Which machine profile counts, and whether it is this processor's."""
-    known, isa = profile(), target.isa()
-    same = (known.cpu, known.isa) == (target.target_cpu(), isa.name)
-    return f"as measured on {known.record['cpu']}" + ("" if same else ": the nearest; blockconv tune --profile FILE")
+def _profile() -> dict[str, str]:
+    """The machine profile that counts, and why."""
+    try:
+        known = selected()
+    except BlockconvError as error:  # the variable names none; the other facts help to see why
+        return {"name": f"none: {error}"}
+    record = known.profile.record
+    return {
+        "name": known.profile.name,
+        "measured on": f"{record['cpu']}, {record['date']}" if "date" in record else str(record["cpu"]),
+        "file": str(known.file),
+        "because": known.why,
+    }
 
 
 def _kernels() -> dict[str, str]:

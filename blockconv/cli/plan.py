@@ -92,7 +92,7 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
             steps.begin("measuring this machine, which should have nothing else to do")
             known = measuring.measure(options.runs)
         options.profile.write_text(known.to_json(), encoding="utf-8")
-        console.print(f"written: {options.profile}")
+        console.print(f"written: {options.profile}; {VARIABLE}={options.profile} makes costs and tiles go by it")
         return 0
     with Steps(1 if options.model is None else 2) as steps:
         steps.begin("measuring a convolution and a copy")

@@ -28,12 +28,14 @@ __all__ = [
     "VARIABLE",
     "Profile",
     "Rates",
+    "Selected",
     "TileTimes",
     "committed",
     "find",
     "median_of",
     "profile",
     "read",
+    "selected",
 ]
 
 VARIABLE = "BLOCKCONV_MACHINE"  # names a committed profile, or the file of one
@@ -324,19 +326,39 @@ def committed() -> tuple[Profile, ...]:
     return tuple(read(path) for path in sorted(DIRECTORY.glob("*.json")))
 
 
+class Selected(NamedTuple):
+    """The profile that counts, its file, and why it is this one, as a sentence."""
+
+    profile: Profile
+    file: Path
+    why: str
+
+
 def profile() -> Profile:
     """What costs and blockings go by: the one that `BLOCKCONV_MACHINE` names, else the nearest committed one."""
+    return selected().profile
+
+
+def selected() -> Selected:
+    """The profile that counts. Raises ArgumentError where `BLOCKCONV_MACHINE` names none."""
     isa = target.isa()
     wanted = isa.name, isa.vector_bytes, isa.registers, isa.halves, target.target_cpu(), target.second_level_cache()
-    return _profile(os.environ.get(VARIABLE, ""), *wanted)
+    return _selected(os.environ.get(VARIABLE, ""), *wanted)
 
 
 @functools.cache
-def _profile(given: str, *wanted: Any) -> Profile:
-    if not given:
-        here = identity.slug(identity.describe()["cpu"])
-        return min(committed(), key=lambda known: _distance(known, here, *wanted))
-    return find(given)
+def _selected(given: str, *wanted: Any) -> Selected:
+    if given:
+        known = find(given)
+        if known not in committed():
+            return Selected(known, Path(given).absolute(), f"{VARIABLE} names this file")
+        return Selected(known, DIRECTORY / f"{known.name}.json", f"{VARIABLE} names this profile")
+    here = identity.slug(identity.describe()["cpu"])
+    nearest = min(committed(), key=lambda known: _distance(known, here, *wanted))
+    why = "it was measured on this model of processor"
+    if nearest.name != here:
+        why = f"it is the nearest, since {here} has none; blockconv tune --profile FILE measures one"
+    return Selected(nearest, DIRECTORY / f"{nearest.name}.json", f"{why}; {VARIABLE} is not set")
 
 
 def find(name: str) -> Profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -20,7 +21,10 @@ import blockconv as bc
 from blockconv.__main__ import layouts_markdown, main
 from blockconv.cli import arguments
 from blockconv.cli import run as compare_plans
+from blockconv.cli.doctor import findings
 from blockconv.core import target
+from blockconv.machine import identity
+from blockconv.machine.profile import _selected, committed, profile
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +97,34 @@ def test_doctor_tells_the_pool_and_why(run_python: Any) -> None:
         assert beside["threading layer"].startswith("openmp, ")
         assert "PyTorch is in this process" in beside["because"]
         assert beside["its library"].startswith(os.path.dirname(str(torch.origin)))
+
+
+def test_doctor_tells_the_machine_profile_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The written one is the median of three, which a test has no time for."""
+    mine = dataclasses.replace(profile(), name="mine", record={"cpu": "my processor", "date": "2026-01-02"})
+    monkeypatch.setattr("blockconv.cli.plan.measuring.measure", lambda runs: mine)
+    monkeypatch.chdir(tmp_path)
+    (about,) = [name for name in findings() if "profile" in name]
+
+    def told(**variables: str) -> dict[str, str]:
+        with patch.dict(os.environ, variables):
+            return findings()[about]
+
+    assert "BLOCKCONV_MACHINE is not set" in told()["because"]
+    assert Path(told()["file"]).is_file()
+    assert main(["tune", "--profile", "mine.json"]) == 0
+    assert told(BLOCKCONV_MACHINE="mine.json") == {
+        "name": "mine",
+        "measured on": "my processor, 2026-01-02",
+        "file": str(tmp_path / "mine.json"),
+        "because": "BLOCKCONV_MACHINE names this file",
+    }
+    named = committed()[-1].name
+    assert told(BLOCKCONV_MACHINE=named)["because"] == "BLOCKCONV_MACHINE names this profile"
+    assert "is no machine profile" in told(BLOCKCONV_MACHINE="none.json")["name"]
+    monkeypatch.setattr(identity, "describe", lambda: {"cpu": "another", "isa": "sse"})
+    with patch("blockconv.machine.profile._selected", _selected.__wrapped__):
+        assert "it is the nearest, since another has none; blockconv tune" in told()["because"]
 
 
 @pytest.fixture
@@ -335,7 +367,7 @@ def blockconv(shell: str, *words: str, **variables: str) -> tuple[int, str, str]
     """The status of the command itself, its output and its errors, as a shell command runs it: `{} | head -1`."""
     command = shlex.join([sys.executable, "-m", "blockconv", *words])
     line = shell.format(f"{{ {command}; echo status $? >&2; }}")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **variables}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "200", **variables}
     done = subprocess.run(["bash", "-c", line], capture_output=True, env=environment, timeout=300, check=False)
     errors, _, status = done.stderr.decode("utf-8", "replace").rpartition("status ")
     assert "Traceback" not in errors

@@ -71,7 +71,7 @@ def test_a_machine_takes_its_own_profile(known: profiles.Profile, monkeypatch: p
     """Where Numba holds it to a lesser instruction set too, which all machines then have the same name for."""
     monkeypatch.setattr(profiles.identity, "describe", lambda: {"cpu": known.record["cpu"], "isa": known.isa})
     facts = known.isa, known.vector_bytes, known.registers, known.halves, known.cpu, known.caches["L2"]
-    assert profiles._profile.__wrapped__("", *facts) == known
+    assert profiles._selected.__wrapped__("", *facts).profile == known
 
 
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
