@@ -35,6 +35,7 @@ from blockconv.frontends.onnx import load_onnx
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 from blockconv.network.plan import Plan, compile
+from blockconv.network.planning.own import LayoutProblem
 from blockconv.network.quantization.calibration import Calibration
 from blockconv.network.quantization.quantize import quantize
 from blockconv.runtime import get_num_threads, get_threading, set_num_threads, set_threading
@@ -54,6 +55,7 @@ __all__ = [
     "KnownLayout",
     "Layout",
     "LayoutError",
+    "LayoutProblem",
     "Network",
     "NetworkBuilder",
     "NetworkError",

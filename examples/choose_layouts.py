@@ -27,8 +27,9 @@ def network() -> bc.Network:
     return b.build()
 
 
-def by_width(net: bc.Network) -> dict[str, str]:
+def by_width(problem: bc.LayoutProblem) -> dict[str, str]:
     """A planner: blocks of 16 for wide convolutions, channels last for narrow ones."""
+    net = problem.network
     return {node.name: "NCHW16" if net.problem(node).oc >= 64 else "NHWC" for node in net.nodes}
 
 

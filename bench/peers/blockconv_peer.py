@@ -14,7 +14,6 @@ import numpy as np
 import blockconv as bc
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.core.types import FloatType
-from blockconv.network.passes.fuse import fuse
 
 from . import NUMBERS, ZERO, QuantizedLayer, Variant, is_symmetric, spoil
 
@@ -146,7 +145,7 @@ def _plan(choice: str, net: bc.Network, asked: Any) -> Any:
     if choice.endswith(".json"):
         return bc.compile(net, layouts=json.loads(Path(choice).read_text()), **asked)
     if ":" in choice:
-        return _own(choice, fuse(net), asked)
+        return _own(choice, net, asked)
     if choice in ("auto", "measured"):
         return bc.compile(net, measure=choice == "measured", **asked)
     if choice == "greedy":
@@ -155,14 +154,20 @@ def _plan(choice: str, net: bc.Network, asked: Any) -> Any:
 
 
 def _own(choice: str, net: bc.Network, asked: Any) -> Any:
-    """What a planner of one's own, `module:function`, makes of a fused network: layouts, which `bc.compile` takes from
-    a planner, or a plan, or anything else that is called with the input."""
+    """What a planner of one's own, `module:function`, makes of a network: choices, which `bc.compile` takes, or a plan,
+    or anything else that is called with the input."""
     module, _, function = choice.partition(":")
     planner = getattr(importlib.import_module(module), function)
-    found = planner(net)
-    if callable(found):
-        return found
-    return bc.compile(net, planner=functools.wraps(planner)(lambda _: found), **asked)
+    made: list[Any] = []
+
+    @functools.wraps(planner)
+    def choices(problem: bc.LayoutProblem) -> Any:
+        found = planner(problem)
+        made.extend([found] * callable(found))
+        return {} if callable(found) else found
+
+    plan = bc.compile(net, planner=choices, **asked)
+    return made[0] if made else plan
 
 
 def _told(action: Any, seconds: float) -> dict[str, Any]:

@@ -98,12 +98,12 @@ class Costs:
 
 
 def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> dict[str, float]:
-    """A user's own costs: seconds by `key`, as a mapping or the path of a JSON file of one."""
+    """A user's own costs: seconds, as `Plan.cost_table` gives them, or the path of a JSON file of them."""
     if table is None:
         return {}
     found: Any = table
     if not isinstance(table, (Mapping, str, os.PathLike)):
-        rule = "has to be a mapping of seconds by `tuning.key`, or the path of a JSON file of one"
+        rule = "has to be a mapping of seconds, as Plan.cost_table gives it, or the path of a JSON file of one"
         raise ArgumentError("compile", "costs", table, rule, "a function has to be called for each key first")
     if not isinstance(table, Mapping):
         try:

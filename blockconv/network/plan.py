@@ -26,16 +26,16 @@ from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
 from blockconv.network.planning.candidates import Parameters, compile_kernels
+from blockconv.network.planning.own import OwnPlanner, check_costs, chosen_by, cost_table
 from blockconv.network.planning.planned import (
-    Chooser,
     Layouts,
     Options,
     Planned,
     Planner,
-    chosen_by,
     plan_layouts,
     read_layouts,
 )
+from blockconv.network.planning.planner import Choice
 from blockconv.network.reporting import explain, predict
 from blockconv.network.reporting import page as report
 from blockconv.network.reporting.explain import Sizes
@@ -54,7 +54,7 @@ KEPT = 8  # sizes of inputs that a plan keeps itself bound for
 def compile(
     network: Network,
     layouts: Layouts = "auto",
-    planner: Planner | Chooser = "optimal",
+    planner: Planner | OwnPlanner = "optimal",
     measure: bool = False,
     input_shapes: Any = None,
     threads: int | None = None,
@@ -74,15 +74,15 @@ def compile(
     input_shapes: a shape for the network's input, or {input: shape}; by default those that the network has.
     threads: the most that a call of the plan uses; by default what `get_num_threads` says now.
     accuracy: "default", or "strict": no Winograd kernels.
-    costs: seconds of your own, which go before all others: a mapping by `tuning.key` and `planned.reorder_key`, or a
-        JSON file of one.
+    costs: seconds of your own, which go before all others: a mapping with keys of `Plan.cost_table`, or a JSON file of
+        one. A key that nothing in the network reads is refused.
     precision: "float32", where every value has the type that the network gives it; or "bfloat16" or "float16", in which
         the weights and values of a network of float32 are stored, each rounded once; sums are float32. Inputs and
         outputs stay what the network says. `plan.network.evaluate` rounds as the plan does.
 
-    A planner of your own is called once, with the network as it will run, after fusion (a `Network`: its `nodes` in
-    order, `shape(value)`, `problem(node)`, `readers`), and returns {node: layout}, as `layouts` takes it; nodes that
-    it leaves out are planned optimally. For other sizes of inputs its answer holds too.
+    A planner of your own is called once, with a `LayoutProblem`: the ops after fusion, the choices of each with their
+    costs, the costs of reorders, the network. It returns {node: choice}, or {node: layout}, as `layouts` takes it.
+    Nodes that it leaves out are planned optimally. For other sizes of inputs its answer holds, where its choices exist.
 
     The inputs and outputs of the network are arrays of logical shape, (N, C, H, W) for images.
     Raises NetworkError, LayoutError, ArgumentError, and UnsupportedError for a node that no kernel takes.
@@ -94,10 +94,11 @@ def compile(
     >>> plan = bc.compile(builder.build(), layouts="NCHW8", threads=1)
     >>> plan(np.ones((1, 3, 5, 5), np.float32))[0, 0, 0]
     array([12., 18., 18., 18., 12.], dtype=float32)
-    >>> def by_width(network):
-    ...     convs = [node for node in network.nodes if node.op == "conv2d"]
-    ...     return {node.name: "NCHW16" if network.problem(node).oc >= 16 else "NHWC" for node in convs}
-    >>> bc.compile(builder.build(), planner=by_width).actions[0].writes[1]
+    >>> def quickest(problem):
+    ...     return {step.name: min(step.choices, key=lambda choice: choice.cost) for step in problem.steps}
+    >>> bc.compile(builder.build(), planner=quickest).cost >= plan.cost > 0
+    True
+    >>> bc.compile(builder.build(), planner=lambda problem: {problem.steps[0].name: "NHWC"}).actions[0].writes[1]
     Layout('NHWC')
     """
     check_network("compile", network)
@@ -106,9 +107,10 @@ def compile(
     _check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = stored_as(fuse(network), precision)
-    if callable(planner):
-        layouts, planner = chosen_by(planner, network, layouts), "optimal"
-    return Plan(network, Options(read_layouts(network, layouts), planner, measure, count, accuracy, read_costs(costs)))
+    named = planner if isinstance(planner, str) else "optimal"
+    options = Options(read_layouts(network, layouts), named, measure, count, accuracy, read_costs(costs))
+    check_costs(network, options)
+    return Plan(network, options if isinstance(planner, str) else chosen_by(planner, network, options))
 
 
 def _check_options(op: str, planner: object, accuracy: object, precision: object = "float32") -> None:
@@ -152,7 +154,8 @@ class Plan:
             raise NetworkError(
                 self.network.name, "with_layouts", layouts, "the plan's weights were released", "make it before"
             )
-        asked = replace(self.options, layouts=read_layouts(self.network, layouts), chosen=None)
+        planner = "optimal" if self.options.is_own else self.options.planner
+        asked = replace(self.options, layouts=read_layouts(self.network, layouts), planner=planner, chosen=None)
         return Plan(self.network, asked, self)
 
     # -- files and copies
@@ -180,10 +183,12 @@ class Plan:
         options = self._asked("save", str(path))
         asked: Any = options.layouts
         if isinstance(asked, Mapping):
-            asked = {name: lay.tag for name, lay in asked.items()}
+            written = {name: lay.dst if isinstance(lay, Choice) else lay for name, lay in asked.items()}
+            asked = {name: lay.tag for name, lay in written.items() if lay.is_native}
         elif asked != "auto":
             asked = [lay.tag for lay in asked] if isinstance(asked, tuple) else asked.tag
-        kept = {"layouts": asked, "planner": options.planner, "threads": options.threads, "accuracy": options.accuracy}
+        planner = "optimal" if options.is_own else options.planner
+        kept = {"layouts": asked, "planner": planner, "threads": options.threads, "accuracy": options.accuracy}
         archive.write(path, self.network, {"options": kept, "chosen": options.chosen})
 
     @classmethod
@@ -362,6 +367,15 @@ class Plan:
     def cost(self) -> float:
         """Predicted seconds of a call on one thread."""
         return self._first.planned.solution.cost
+
+    def cost_table(self) -> dict[str, float]:
+        """The seconds of every kernel and reorder that the planner chose among, as `costs` of `compile` takes them.
+
+        A kernel's key is its name, the problem, its layouts, the element types and the threads, with " | " between:
+        "conv_direct | ... | NHWC -> NCHW16 | float32 | 1 threads". The key of a reorder stands for all values of its
+        shape: "reorder | 1x64x56x56 | NHWC -> NCHW16".
+        """
+        return cost_table(self.planned)
 
     def summary(self) -> str:
         """What was planned, how well, and what it takes, in a few lines."""

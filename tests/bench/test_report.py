@@ -462,14 +462,14 @@ def test_reorders_beside_a_copy(tmp_path):
 
 
 PLANNERS = """import blockconv as bc
-def by_node(network):
-    assert network.nodes
-    return {node.name: "NHWC" for node in network.nodes}
-def broken(network):
+def by_node(problem):
+    assert problem.steps
+    return {step.name: "NHWC" for step in problem.steps}
+def broken(problem):
     return 1 / 0
-def silent(network): pass
-def whole(network):
-    return bc.compile(network, "NCHW8")
+def silent(problem): pass
+def whole(problem):
+    return bc.compile(problem.network, "NCHW8")
 """
 
 
@@ -494,7 +494,7 @@ def test_networks_beside_their_peers(tmp_path):
     choices = ["auto", "measured", "greedy", "NHWC", str(tmp_path / "layouts.json"), "mine:by_node", "mine:whole"]
     wrong = {
         "mine:broken": "ZeroDivisionError: division by zero (mine.py, line 6)",
-        "mine:silent": "planner='silent': has to return {node: layout}",
+        "mine:silent": "planner='silent': has to return {node: choice or layout}",
         "mine:absent": "has no attribute 'absent'",
         "NCHW17": "layouts='NCHW17': '17' is no block",
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import gc
 import json
+import random
 import threading
 import weakref
 from dataclasses import replace
@@ -142,9 +144,9 @@ def test_what_is_no_node_that_runs_has_no_layout() -> None:
 def test_a_planner_of_ones_own() -> None:
     network, seen = conv_network(), []
 
-    def planner(given: bc.Network) -> dict[str, str]:
-        seen.append([node.name for node in given.nodes])
-        return {node.name: "NCHW8" for node in given.nodes if given.problem(node).ic == 16}
+    def planner(given: bc.LayoutProblem) -> dict[str, str]:
+        seen.append([step.name for step in given.steps])
+        return {node.name: "NCHW8" for node in given.network.nodes if given.network.problem(node).ic == 16}
 
     plan = bc.compile(network, planner=planner)
     check(plan, network, values((1, 16, 6, 6)))
@@ -157,19 +159,20 @@ def test_a_planner_of_ones_own() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [(None, "has to return {node: layout}, and returned None"), ("NHWC", "has to return"), ({"x": "NHWC"}, "no node"),
-     ({"conv": "NHWX"}, "NHWX"), ({"conv": 5}, "not int"), ({"conv": "aBCd4b4c"}, "kernels run in")],
+    [(None, "has to return {node: choice or layout}, and returned None"), ("NHWC", "has to return"),
+     ({"x": "NHWC"}, "no node"), ({"conv": "NHWX"}, "NHWX"), ({"conv": 5}, "not int"),
+     ({"conv": "aBCd4b4c"}, "kernels run in")],
 )  # fmt: skip
 def test_what_a_planner_may_not_return(answer: Any, why: str) -> None:
     with pytest.raises(bc.ArgumentError, match=f"(?s)compile.*{why}|parts.*{why}"):
-        bc.compile(conv_network(), planner=lambda network: answer)
+        bc.compile(conv_network(), planner=lambda problem: answer)
 
 
 def test_a_planner_of_ones_own_is_alone() -> None:
-    with pytest.raises(bc.ArgumentError, match="layouts='NHWC': has to be 'auto'"):
-        bc.compile(conv_network(), "NHWC", planner=lambda network: {})
+    with pytest.raises(bc.ArgumentError, match=r"layouts=Layout\('NHWC'\): has to be 'auto'"):
+        bc.compile(conv_network(), "NHWC", planner=lambda problem: {})
     with pytest.raises(ZeroDivisionError):
-        bc.compile(conv_network(), planner=lambda network: {"conv": str(1 / 0)})
+        bc.compile(conv_network(), planner=lambda problem: {"conv": str(1 / 0)})
 
 
 def test_what_compile_says_of_planners() -> None:
@@ -381,14 +384,111 @@ def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
     problem = network.problem(next(node for node in network.nodes if node.name == "a"))
     row = next(row for row in TABLE if row.name == "conv_direct")
     lay = bc.Layout("NCHW32")
-    dear = {planned.reorder_key(network.shape(node.output), a, b): 1e-9 for node in network.nodes
-            for a in bc.NATIVE for b in bc.NATIVE if len(network.shape(node.output)) == 4}  # fmt: skip
-    costs = {tuning.key(row, problem, lay, lay, FLOATS, 1): 0.0, **dear}
+    known = bc.compile(network).cost_table()
+    dear = {key: 1e-9 for key in known if key.startswith("reorder | ")}
+    (free,) = [key for key in known if key == tuning.key(row, problem, lay, lay, FLOATS, 1)]
+    costs = {free: 0.0, **dear}
     (tmp_path / "costs.json").write_text(json.dumps(costs))
     plan = bc.compile(network, costs=tmp_path / "costs.json")
     assert next(action for action in plan.actions if action.name == "a").writes[1] == lay
     with pytest.raises(bc.ArgumentError, match="seconds"):
         bc.compile(network, costs={"x": -1.0})
+
+
+@pytest.mark.parametrize("asked", [{}, {"layouts": "NHWC"}, {"layouts": ["NCHW8", "NHWC"]}, {"measure": True}])
+def test_every_key_of_the_table_is_read(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of made-up costs, by the keys of another, has exactly these."""
+    monkeypatch.setattr(tuning, "seconds_of", lambda *_: 1e-5)
+    monkeypatch.setattr(planned, "MOST", 1000)
+    network = inception_network()
+    known = bc.compile(network, **asked).cost_table()
+    own = {key: 1e-6 * (1 + k) for k, key in enumerate(known)}
+    again = bc.compile(network, **asked, costs=own)
+    table = again.cost_table()
+    assert {key: table[key] for key in own if key in table} == {key: own[key] for key in own if key in table}
+    assert len(table.keys() & own.keys()) > 0.3 * len(own)  # others are dearer for the same layouts now
+    assert bc.compile(network, **asked, costs=known).cost_table() == known
+
+
+def test_a_key_that_nothing_reads_is_refused(tmp_path: Path) -> None:
+    network = residual_network()
+    key = next(key for key in bc.compile(network).cost_table() if key.startswith("conv_direct | "))
+    for wrong in (key.replace("conv_direct", "conv_dirext"), key.replace("1 threads", "7 threads"), "a", "reorder"):
+        (tmp_path / "costs.json").write_text(json.dumps({key: 1.0, wrong: 5.0}))
+        with pytest.raises(bc.ArgumentError, match=r"as are 1 of the 2 keys; Plan\.cost_table gives all") as caught:
+            bc.compile(network, costs=tmp_path / "costs.json")
+        listed = caught.value.remedy.partition("nearest: ")[2].split("; ")
+        assert len(listed) == 3
+        assert repr(key) in listed or not wrong.startswith("conv")
+
+
+# ---------------------------------------------------------------- planners of one's own
+
+
+def by_hand(problem: bc.LayoutProblem) -> dict[str, Any]:
+    """Greedy, from what a planner is given alone."""
+    where = dict(problem.given)
+    made = set(where.items())
+    chosen = {}
+    for step in problem.steps:
+
+        def price(choice: Any, step: Any = step, made: Any = frozenset(made)) -> float:
+            wanted = dict.fromkeys(zip(step.inputs, choice.srcs, strict=True))
+            return choice.cost + sum(problem.reorder(v, where[v], lay) for v, lay in wanted if (v, lay) not in made)
+
+        chosen[step.name] = best = min(step.choices, key=price)
+        where[step.output] = best.dst
+        made |= {(step.output, best.dst), *zip(step.inputs, best.srcs, strict=True)}
+    return chosen
+
+
+@pytest.mark.parametrize("make", [residual_network, inception_network])
+def test_a_planner_by_costs_is_as_good_as_greedy(make: Any) -> None:
+    network, costs = make(), []
+
+    def planner(problem: bc.LayoutProblem) -> dict[str, Any]:
+        costs.append(problem.cost(by_hand(problem)))
+        return by_hand(problem)
+
+    own, greedy = bc.compile(network, planner=planner), bc.compile(network, planner="greedy")
+    assert own.cost == pytest.approx(greedy.cost)
+    assert costs == [pytest.approx(own.cost)]
+    assert "not searched for the least" in own.summary().replace("\n", " ")
+    assert "planner()" in own.summary()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_random_planner_gets_what_it_chose(seed: int, tmp_path: Path) -> None:
+    network, asked = residual_network(), {}
+
+    def planner(problem: bc.LayoutProblem) -> dict[str, Any]:
+        rng = random.Random(seed)
+        asked.update({step.name: rng.choice(step.choices) for step in problem.steps})
+        values = {edge.value for edge in problem.edges}
+        assert values == {tensor.name for tensor in problem.network.inputs} | {step.output for step in problem.steps}
+        assert {edge.reader for edge in problem.edges} == {None, *asked}
+        return asked
+
+    plan = bc.compile(network, planner=planner)
+    check(plan, network, values((1, 3, 12, 12)))
+    check(plan, network.with_input_shapes((2, 3, 12, 12)), values((2, 3, 12, 12)))
+    found = {step.name: choice for step, choice in zip(
+        plan.planned.problem.steps, [s.choices[k] for s, k in zip(
+            plan.planned.problem.steps, plan.planned.solution.chosen, strict=True)], strict=True)}  # fmt: skip
+    assert found == asked
+    plan.save(tmp_path / "plan")
+    assert bc.Plan.load(tmp_path / "plan").cost == pytest.approx(plan.cost)
+    assert bc.compile(network).cost <= plan.cost
+    assert plan.with_layouts("auto").cost == pytest.approx(bc.compile(network).cost)
+
+
+def test_a_choice_of_another_node_is_refused() -> None:
+    def planner(problem: bc.LayoutProblem) -> dict[str, Any]:
+        first, second = problem.steps[:2]
+        return {first.name: dataclasses.replace(second.choices[0], cost=0.0)}
+
+    with pytest.raises(bc.ArgumentError, match="for each step, one of its choices, and returned for"):
+        bc.compile(residual_network(), planner=planner)
 
 
 def test_measured_costs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "check_held",
     "compile_kernels",
     "element_types",
+    "kernel_layouts",
     "on_threads",
 ]
 
@@ -122,11 +123,16 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
     return RULES[type(node.attributes)].bind(network, node, candidate, held, threads)
 
 
+def kernel_layouts(node: Node, candidate: Candidate) -> tuple[Layout, Layout]:
+    """The layouts as a candidate's kernel is told them."""
+    return RULES[type(node.attributes)].kernel_layouts(candidate)
+
+
 def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, threads: int) -> float:
     """A candidate's cost on other threads than the `priced` ones that it is for: as its kernel's prediction changes."""
     if candidate.row is None or priced == threads:
         return candidate.cost
-    src, dst = RULES[type(node.attributes)].kernel_layouts(candidate)
+    src, dst = kernel_layouts(node, candidate)
     types, row = element_types(network, node), candidate.row
     before, after = (row.prepare(candidate.problem, src, dst, types, count).seconds for count in (priced, threads))
     return candidate.cost * after / before if before else candidate.cost

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from rich.progress import (
@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from blockconv.core import text
-from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, short
+from blockconv.core.errors import ArgumentError, LayoutError, NetworkError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
 from blockconv.machine.machine import host
@@ -38,6 +38,7 @@ from blockconv.network.planning.candidates import (
     candidates,
     check_held,
     element_types,
+    kernel_layouts,
 )
 from blockconv.network.planning.elimination import STEPS
 from blockconv.network.planning.planner import (
@@ -54,12 +55,12 @@ from blockconv.network.planning.planner import (
 from blockconv.runtime import Op
 
 __all__ = [
-    "Chooser",
     "Layouts",
     "Options",
     "Planned",
     "Planner",
-    "chosen_by",
+    "cost_key",
+    "formulated",
     "plan_layouts",
     "read_layouts",
     "reorder_key",
@@ -67,41 +68,40 @@ __all__ = [
 
 Layouts = str | Layout | Sequence[str | Layout] | Mapping[str, str | Layout]
 Planner = Literal["optimal", "greedy"]
-Chooser = Callable[[Network], Mapping[str, str | Layout]]  # a user's own planner
 MOST = 16  # candidates of a node that are timed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `compile` was asked for."""
+    """What `compile` was asked for.
 
-    layouts: Layouts
-    planner: Planner
+    layouts: the answer of a user's own planner is {node: layout or choice}. planner: such a function's name is "f()".
+    costs: a user's own, as `Plan.cost_table` gives them.
+    """
+
+    layouts: Layouts | Mapping[str, Layout | Choice]
+    planner: str
     measure: bool
     threads: int
     accuracy: str
-    costs: Mapping[str, float] = field(default_factory=dict)  # a user's own, by `tuning.key`
+    costs: Mapping[str, float] = field(default_factory=dict)
     chosen: Mapping[str, Any] | None = None  # of a plan that was saved: kernel, sources, destination of each node
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a user's function is the planner."""
+        return self.planner not in get_args(Planner)
 
     @property
     def asked(self) -> str:
         """The layouts that were asked for, as text."""
+        if self.is_own:
+            return "auto"
         if isinstance(self.layouts, Mapping):
             return ", ".join(f"{name}: {layout}" for name, layout in self.layouts.items())
         if isinstance(self.layouts, (str, Layout)):
             return str(self.layouts)
         return f"auto among {', '.join(map(str, self.layouts))}"
-
-
-def chosen_by(planner: Chooser, network: Network, layouts: Layouts) -> Layouts:
-    """What a user's planner says of a network, which it is to choose all layouts of."""
-    if layouts != "auto":
-        raise ArgumentError("compile", "layouts", layouts, "has to be 'auto' where a function is the planner")
-    found = planner(network)
-    if not isinstance(found, Mapping):
-        name = getattr(planner, "__qualname__", planner)
-        raise ArgumentError("compile", "planner", name, f"has to return {{node: layout}}, and returned {short(found)}")
-    return found
 
 
 def read_layouts(network: Network, layouts: Layouts) -> Layouts:
@@ -132,6 +132,9 @@ def _native(layout: str | Layout, asked: Any) -> Layout:
         rule = "kernels run in layouts of four dimensions with at most one block, of up to 64 channels or of images"
         raise ArgumentError("compile", "layouts", asked, rule)
     return found
+
+
+Found = tuple[tuple[Candidate, ...], ...]  # of each node
 
 
 class Planned(NamedTuple):
@@ -177,7 +180,9 @@ def _formulate(
     steps = []
     for node, options in zip(network.nodes, found, strict=True):
         flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
-        choices = tuple(Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c) for c in options)
+        choices = tuple(
+            Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.row.name if c.row else None) for c in options
+        )
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
     given = {tensor.name: row_major(len(tensor.shape)) for tensor in network.inputs}
     wanted = {name: row_major(len(network.shape(name))) for name in network.outputs if name not in network.constants}
@@ -188,14 +193,19 @@ def _solve(problem: Assignment, options: Options) -> Solution:
     asked = options.layouts
     if isinstance(asked, Layout):
         return fixed(problem, asked)
-    solver = _optimal if options.planner == "optimal" else greedy
+    solver = greedy if options.planner == "greedy" else _optimal
     if asked == "auto" or isinstance(asked, tuple):
         return solver(problem)
     assert isinstance(asked, Mapping)
-    smaller, indices = restrict(problem, lambda step, choice: choice.dst == asked.get(step.name, choice.dst))
+
+    def keep(step: Step, choice: Choice) -> bool:
+        wanted = asked.get(step.name, choice.dst)
+        return choice.is_like(wanted) if isinstance(wanted, Choice) else choice.dst == wanted
+
+    smaller, indices = restrict(problem, keep)
     solved = solver(smaller)
     chosen = [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)]
-    return replace(evaluate(problem, chosen), bound=solved.bound)
+    return replace(evaluate(problem, chosen), bound=-math.inf if options.is_own else solved.bound)
 
 
 def _optimal(problem: Assignment) -> Solution:
@@ -221,22 +231,31 @@ def _progress(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def plan_layouts(network: Network, options: Options) -> Planned:
-    """A candidate for every node, as the options ask."""
+def formulated(network: Network, options: Options, every: bool) -> tuple[Network, Assignment, Found]:
+    """The network as it will run, the problem of its layouts, and the candidates of each node.
+
+    every: keep each kernel, not the cheapest for its layouts alone.
+    """
     if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
         network = widened(network, options.layouts)
     accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
     reorder = _reorder_costs(network, options.costs)
     price = functools.partial(_predicted, network, options.costs, _weight_rate(network))
-    every = options.measure or options.chosen is not None  # what was chosen need not be the cheapest here
-    pricing = Pricing(_universe(network, options), price, reorder, accuracy, every)
+    pricing = Pricing(_universe(network, options), price, reorder, accuracy, every or options.measure)
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
     for name in network.outputs:  # which may be constants or inputs
         check_held(f"output {name!r}", network.shape(name))
-    known = None if options.chosen is None else _again(network, found, options.chosen)
-    if options.measure and known is None:
+    is_known = options.chosen is not None and _again(network, found, options.chosen) is not None
+    if options.measure and not is_known:
         found = measured(network, found, options.threads, options.costs)
-    problem = _formulate(network, found, reorder)
+    return network, _formulate(network, found, reorder), found
+
+
+def plan_layouts(network: Network, options: Options) -> Planned:
+    """A candidate for every node, as the options ask."""
+    every = options.chosen is not None or options.is_own  # what was chosen need not be the cheapest here
+    network, problem, found = formulated(network, options, every)
+    known = None if options.chosen is None else _again(network, found, options.chosen)
     if known is not None:
         return Planned(network, problem, found, evaluate(problem, known))
     return Planned(network, problem, found, _solve(problem, options), options.threads if options.measure else 1)
@@ -306,8 +325,15 @@ def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[st
     return cost
 
 
+def cost_key(network: Network, node: Node, candidate: Candidate, threads: int) -> str:
+    """The name of a kernel's time in a table of costs."""
+    assert candidate.row is not None
+    types, (src, dst) = element_types(network, node), kernel_layouts(node, candidate)
+    return tuning.key(candidate.row, candidate.problem, src, dst, types, threads)
+
+
 def reorder_key(shape: tuple[int, ...], src: Layout, dst: Layout) -> str:
-    """How a reorder is named in a user's table of costs."""
+    """The name of a reorder's time in a table of costs."""
     return f"reorder | {text.dims(shape)} | {src} -> {dst}"
 
 
@@ -349,12 +375,10 @@ def _timed(
     known: tuning.Costs,
 ) -> tuple[Candidate, ...]:
     kernels = sorted((c for c in options if c.row is not None), key=lambda c: c.cost)
-    types = element_types(network, node)
     held = Parameters(network)
     times: dict[Candidate, float] = {}
     for candidate in kernels[:MOST]:
-        assert candidate.row is not None
-        name = tuning.key(candidate.row, candidate.problem, candidate.srcs[0], candidate.dst, types, threads)
+        name = cost_key(network, node, candidate, threads)
         seconds = costs.get(name, known.get(name))
         if seconds is None:
             seconds = tuning.seconds_of(*_alone(network, node, candidate, held, threads), threads)

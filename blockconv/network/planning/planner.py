@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,16 @@ Lay = Any  # a layout; anything that can be hashed
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate of an op: a layout of each input, one of the output, seconds; and what the caller keeps with it."""
+    """A candidate of an op: a layout of each input, one of the output, seconds; its kernel, None for a view."""
 
     srcs: tuple[Lay, ...]
     dst: Lay
     cost: float
-    what: Any = field(default=None, compare=False)
+    kernel: str | None = None
+
+    def is_like(self, other: Choice) -> bool:
+        """Whether both are the same but for the seconds."""
+        return (self.kernel, self.srcs, self.dst) == (other.kernel, other.srcs, other.dst)
 
 
 @dataclass(frozen=True)

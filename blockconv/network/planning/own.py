@@ -1,0 +1,149 @@
+"""What a user brings to the planning of a network: a planner of their own, and a table of costs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from blockconv.core.errors import ArgumentError, short
+from blockconv.core.layout import NATIVE, Layout
+from blockconv.network.graph import Network
+from blockconv.network.memory import same_bytes
+from blockconv.network.planning.planned import (
+    Options,
+    Planned,
+    cost_key,
+    formulated,
+    read_layouts,
+    reorder_key,
+)
+from blockconv.network.planning.planner import Assignment, Choice, evaluate
+
+__all__ = ["Edge", "LayoutProblem", "OwnPlanner", "check_costs", "chosen_by", "cost_table"]
+
+NEAREST = 3  # keys that an error lists
+
+
+class Edge(NamedTuple):
+    """A value on its way. producer, reader: names of steps; None for an input or an output of the network."""
+
+    value: str
+    producer: str | None
+    reader: str | None
+
+
+@dataclass(frozen=True)
+class LayoutProblem(Assignment):
+    """The choice that a planner makes: a kernel and layouts for each step, reorders between them.
+
+    steps: the ops, in an order in which they run. A step has a `name`, the values that are its `inputs`, the value that
+        is its `output`, and `choices`. A choice has a `kernel` (None for a view, which moves nothing), the layouts of
+        the inputs (`srcs`) and of the output (`dst`), and its `cost` in seconds.
+    given: the layout of each input of the network, by name.
+    wanted: the layout that each output of the network has to be in, by name.
+    reorder: `reorder(value, src, dst)` is the seconds of a reorder, infinite where there is none.
+    network: the ops themselves: `network.node(name)`, `network.shape(value)`, `network.problem(node)`.
+
+    A value is in the layout of its producer's choice. One reorder for each other layout serves all of its readers.
+    """
+
+    network: Network
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """Each value from its producer to each of its readers."""
+        producers = {step.output: step.name for step in self.steps}
+        reads = [(value, step.name) for step in self.steps for value in step.inputs]
+        return tuple(
+            Edge(value, producers.get(value), name) for value, name in [*reads, *((v, None) for v in self.wanted)]
+        )
+
+    def cost(self, chosen: Mapping[str, Choice]) -> float:
+        """Seconds of a whole plan, reorders included, which has this choice for each step."""
+        return evaluate(self, [step.choices.index(chosen[step.name]) for step in self.steps]).cost
+
+
+OwnPlanner = Callable[[LayoutProblem], Mapping[str, Any]]
+
+
+def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Options:
+    """The options with what a user's planner says of a network, whose choices it is to make.
+
+    Raises ArgumentError for an answer that does not fit the problem.
+    """
+    if options.layouts != "auto":
+        raise ArgumentError("compile", "layouts", options.layouts, "has to be 'auto' where a function is the planner")
+    name = getattr(planner, "__qualname__", type(planner).__qualname__)
+    planned, problem, _ = formulated(network, options, every=True)
+    answer = planner(LayoutProblem(problem.steps, problem.given, problem.wanted, problem.reorder, planned))
+    if not isinstance(answer, Mapping):
+        rule = f"has to return {{node: choice or layout}}, and returned {short(answer)}"
+        raise ArgumentError("compile", "planner", name, rule)
+    choices = {step.name: step.choices for step in problem.steps}
+    exact: dict[str, Choice] = {}
+    for node, choice in answer.items():
+        if isinstance(choice, Choice):
+            if choice not in choices.get(node, ()):
+                rule = f"has to return, for each step, one of its choices, and returned for {node!r} {short(choice)}"
+                raise ArgumentError("compile", "planner", name, rule)
+            exact[node] = choice
+    layouts: Any = read_layouts(planned, {node: one for node, one in answer.items() if node not in exact})
+    return replace(options, layouts={**layouts, **exact}, planner=f"{name}()")
+
+
+# ---------------------------------------------------------------- costs
+
+
+def cost_table(planned: Planned) -> dict[str, float]:
+    """Every cost that a choice was made by, by its key."""
+    network, reorder, found = planned.network, planned.problem.reorder, dict[str, float]()
+    for node, options in zip(network.nodes, planned.candidates, strict=True):
+        found |= {cost_key(network, node, c, planned.threads): c.cost for c in options if c.row is not None}
+    layouts = dict.fromkeys(choice.dst for step in planned.problem.steps for choice in step.choices)
+    for name, src, dst in _reorders(network, layouts):
+        found[reorder_key(network.shape(name), src, dst)] = reorder(name, src, dst)
+    return found
+
+
+def _reorders(network: Network, layouts: Iterable[Layout]) -> Iterable[tuple[str, Layout, Layout]]:
+    """A value of each shape, with each pair of layouts that have different bytes; the others cost nothing."""
+    images = [lay for lay in layouts if lay.ndim == 4]
+    names = {tensor.shape: name for name, tensor in network.tensors.items() if name not in network.constants}
+    for shape, name in names.items():
+        if len(shape) == 4:
+            pairs = ((src, dst) for src in images for dst in images if not same_bytes(shape, src, dst))
+            yield from ((name, src, dst) for src, dst in pairs)
+
+
+def check_costs(network: Network, options: Options) -> None:
+    """Raise ArgumentError for a key that no plan of this network reads, whatever the layouts it is asked for."""
+    if not options.costs:
+        return
+    asked = options.layouts if isinstance(options.layouts, tuple) else ()
+    planned, _, found = formulated(network, replace(options, layouts=(*NATIVE, *asked), measure=False), every=True)
+    threads = {1, options.threads} if options.measure else {1}
+    known = {
+        cost_key(planned, node, c, count): node.name
+        for node, candidates in zip(planned.nodes, found, strict=True)
+        for c in candidates
+        for count in threads
+        if c.row is not None
+    }
+    for name, src, dst in _reorders(planned, dict.fromkeys((*NATIVE, *asked))):
+        known.setdefault(reorder_key(planned.shape(name), src, dst), name)
+    unknown = [key for key in options.costs if key not in known]
+    if unknown:
+        rule = f"is a key that nothing in this network reads, as are {len(unknown)} of the {len(options.costs)} keys"
+        nearest = "; ".join(map(repr, _nearest(unknown[0], known)))
+        raise ArgumentError("compile", "costs", unknown[0], rule, f"Plan.cost_table gives all; the nearest: {nearest}")
+
+
+def _nearest(key: str, known: Mapping[str, str]) -> list[str]:
+    """The keys that share most words with one, their nodes' names counted as words."""
+    words = set(re.findall(r"\w+", key))
+    shared = {other: len(words & {node, *re.findall(r"\w+", other)}) for other, node in known.items()}
+    likely = sorted(known, key=lambda other: -shared[other])[: 10 * NEAREST]
+    return sorted(likely, key=lambda other: -difflib.SequenceMatcher(None, key, other).ratio())[:NEAREST]
