@@ -33,7 +33,7 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--precision", choices=get_args(FloatType), default="float32", help=text)
     command.add_argument("--costs", type=Path, metavar="JSON", help="costs of your own")
     command.add_argument("--profile", action="store_true", help="time every call of the plan")
-    command.add_argument("--report", type=Path, metavar="HTML", help="write the plan as a page")
+    command.add_argument("--report", type=Path, metavar="FILE", help="write the plan as a page, or as data in a .json")
     command.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be read by bc.Plan.load")
     command.set_defaults(run=_plan)
 

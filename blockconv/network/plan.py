@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,7 +39,7 @@ from blockconv.network.planning.planned import (
 from blockconv.network.planning.planner import Choice
 from blockconv.network.reporting import explain, predict
 from blockconv.network.reporting import page as report
-from blockconv.network.reporting.explain import Sizes
+from blockconv.network.reporting.data import PlanData, Sizes, collected
 from blockconv.network.reporting.profile import Profile, median_seconds
 from blockconv.network.schedule import Action, schedule
 from blockconv.runtime import address_of, check_threads, get_num_threads
@@ -379,9 +380,7 @@ class Plan:
 
     def summary(self) -> str:
         """What was planned, how well, and what it takes, in a few lines."""
-        bound = self._first
-        sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
-        return explain.summary(bound.planned, bound.schedule, self.options, sizes, self._profiled)
+        return explain.summary(self.to_dict())
 
     def explain(self) -> str:
         """Every kernel call, and why: text for people, which may change.
@@ -389,21 +388,36 @@ class Plan:
         A table of the calls with their layouts, predicted times and, after `profile`, measured times; the reason of
         each reorder and its cost; what else there was for each op, and why it was not taken.
         """
-        bound, options = self._first, self.options
-        said = explain.table(bound.planned, bound.schedule.actions, self._profiled, options.asked, options.threads)
-        return f"{self.summary()}\n\n{said}"
+        data = self.to_dict()
+        return f"{explain.summary(data)}\n\n{explain.table(data, self.actions)}"
 
-    def report(self, path: str | PathLike[str], measured: Mapping[str, float] | None = None) -> None:
-        """Write one self-contained HTML page: the network drawn with its layouts as colours, reorders marked, times
-        (measured ones after `profile`), and the plans of fixed layouts beside the chosen one.
+    def to_dict(self) -> PlanData:
+        """The plan as data, of numbers, texts, lists and dicts alone, so that JSON holds it.
 
-        path: of the page.
-        measured: seconds of whole plans that were timed, by their layouts, this one's by "auto".
+        It has the network after fusion with its values and shapes, the candidates of each node with their costs, why
+        other kernels were refused, the costs of reorders, the choice and how good it is known to be, every kernel call,
+        times after `profile`, and the machine. Text and page are made of the same. `version` changes where a field
+        changes its meaning or goes away.
         """
         bound = self._first
         sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
-        drawn = report.Drawn(bound.planned, bound.schedule, self.options, self._profiled, sizes)
-        Path(path).write_text(report.page(drawn, measured or {}), encoding="utf-8")
+        return collected(bound.planned, bound.schedule, self.options, sizes, self._profiled)
+
+    def report(self, path: str | PathLike[str], measured: Mapping[str, float] | None = None) -> None:
+        """Write the plan as one self-contained HTML page, or, where the path ends in ".json", as the data of `to_dict`.
+
+        The page: the network drawn with its layouts as colours, reorders marked, times
+        (measured ones after `profile`), and the plans of fixed layouts beside the chosen one.
+
+        path: of the page or the data.
+        measured: for the page, seconds of whole plans that were timed, by their layouts, this one's by "auto".
+        """
+        data, bound = self.to_dict(), self._first
+        if Path(path).suffix.lower() == ".json":
+            written = json.dumps(data, indent=1, allow_nan=False)
+        else:
+            written = report.page(report.Drawn(data, bound.planned, bound.schedule), measured or {})
+        Path(path).write_text(written, encoding="utf-8")
 
     def __repr__(self) -> str:
         network, options = self.network, self.options

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import re
+import typing
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from small_networks import inception_network, residual_network, values
 
 import blockconv as bc
-from blockconv.network.reporting import drawing, palette
+from blockconv.core import text
+from blockconv.network.reporting import data, drawing, palette
 from blockconv.network.reporting import page as report
 
 
@@ -154,13 +159,57 @@ def test_the_axis_begins_at_the_best_and_holds_the_worst(most: float, step: floa
     assert found[0] * found[1] >= most
 
 
+# ---------------------------------------------------------------- the data
+
+
+def kept_to(record: Any, kind: Any) -> bool:
+    """Whether a record is of a type of `data`, to its last leaf, with no field more or less."""
+    if typing.is_typeddict(kind):
+        hints = typing.get_type_hints(kind)
+        return record.keys() == hints.keys() and all(kept_to(record[name], hint) for name, hint in hints.items())
+    if typing.get_origin(kind) is list:
+        return type(record) is list and all(kept_to(item, *typing.get_args(kind)) for item in record)
+    return type(record) in (typing.get_args(kind) or (kind,))
+
+
+@pytest.mark.parametrize("asked", [{}, {"layouts": "NHWC"}, {"planner": "greedy"}, {"planner": lambda problem: {}}])
+@pytest.mark.parametrize("make", [residual_network, inception_network])
+def test_data_text_and_page_say_the_same(make: Any, asked: dict[str, Any], tmp_path: Path) -> None:
+    plan = bc.compile(make(), threads=2, **asked)
+    for timed in (False, True):
+        if timed:
+            plan.profile(np.zeros(plan.network.inputs[0].shape, np.float32), runs=1)
+        found = plan.to_dict()
+        assert kept_to(found, data.PlanData)
+        plan.report(tmp_path / "plan.json")
+        assert json.loads((tmp_path / "plan.json").read_text("utf-8")) == found
+        (held,) = re.findall(r'href="data:application/json;base64,([^"]+)"', page(plan, tmp_path))
+        assert json.loads(base64.b64decode(held)) == found
+        assert (found["measured"] is not None) == timed
+        words = plan.explain().split()
+        assert all(word in words for call in found["calls"] for word in text.microseconds(call["predicted"]).split())
+    assert found["version"] == 1
+    prices = {
+        (one["value"], a, b): one["seconds"][i][j]
+        for one in found["reorders"]
+        for i, a in enumerate(one["layouts"])
+        for j, b in enumerate(one["layouts"])
+    }
+    moved = sum(prices[value, str(src), str(dst)] or 0 for value, src, dst in plan.planned.solution.reorders)
+    alone = sum(node["candidates"][node["chosen"]]["seconds"] for node in found["nodes"])
+    assert alone + moved == pytest.approx(found["choice"]["seconds"]) == pytest.approx(plan.cost)
+    assert found["choice"]["optimal"] == (not asked)
+    shapes = {value["name"]: tuple(value["shape"]) for value in found["values"]}
+    assert all(shapes[name] == plan.network.shape(name) for node in plan.network.nodes for name in node.inputs)
+    assert any(node["rejected"] for node in found["nodes"])
+
+
 # ---------------------------------------------------------------- the lines
 
 
 def drawn(plan: bc.Plan) -> tuple[list[drawing.Row], list[drawing.Line], set[int]]:
     bound = plan._first
-    count = [0.0] * len(bound.schedule.actions)
-    rows = drawing.rows(bound.planned, bound.schedule, count, None)
+    rows = drawing.rows(bound.planned, bound.schedule, plan.to_dict()["calls"])
     return rows, drawing.lines(rows, bound.schedule), drawing.direct(rows, bound.schedule)
 
 

@@ -17,6 +17,7 @@ from blockconv.core.layout import Layout
 from blockconv.network import ops
 from blockconv.network.graph import Network
 from blockconv.network.planning.planned import Planned
+from blockconv.network.reporting.data import CallData
 from blockconv.network.reporting.palette import FILLS, fill
 from blockconv.network.schedule import Action, Schedule, Value
 
@@ -63,7 +64,7 @@ class Line(NamedTuple):
 # ---------------------------------------------------------------- rows
 
 
-def rows(planned: Planned, made: Schedule, predicted: Sequence[float], measured: Sequence[float] | None) -> list[Row]:
+def rows(planned: Planned, made: Schedule, calls: Sequence[CallData]) -> list[Row]:
     """Inputs, actions in their order, outputs."""
     network, problem = planned.network, planned.problem
 
@@ -74,13 +75,25 @@ def rows(planned: Planned, made: Schedule, predicted: Sequence[float], measured:
         return Row(name, kind, kind, "", shape, layout, layout, None, None, reads, writes)
 
     found = [end("input", tensor.name, problem.given[tensor.name]) for tensor in network.inputs]
-    for k, action in enumerate(made.actions):
+    for action, call in zip(made.actions, calls, strict=True):
         shape = text.dims(network.shape(action.writes[0]))
         writes = action.writes if action.kind != "copy" else None  # others may read what is copied where it was
-        took = None if measured is None else measured[k]
         what, src, dst = _what(network, action), action.reads[0][1], action.writes[1]
         ends = action.reads, writes
-        found.append(Row(action.name, action.kind, what, action.kernel, shape, src, dst, predicted[k], took, *ends))
+        found.append(
+            Row(
+                action.name,
+                action.kind,
+                what,
+                action.kernel,
+                shape,
+                src,
+                dst,
+                call["predicted"],
+                call["measured"],
+                *ends,
+            )
+        )
     return [*found, *(end("output", name, layout) for name, layout in problem.wanted.items())]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,33 +13,32 @@ from typing import NamedTuple
 from blockconv._version import __version__
 from blockconv.core import target, text
 from blockconv.core.layout import NATIVE
-from blockconv.network.planning.planned import Options, Planned
+from blockconv.machine import identity
+from blockconv.network.planning.planned import Planned
 from blockconv.network.planning.planner import Solution, fixed, greedy
 from blockconv.network.reporting import drawing, predict
-from blockconv.network.reporting.explain import Sizes, reasons, rejections
+from blockconv.network.reporting.data import PlanData
+from blockconv.network.reporting.explain import others
 from blockconv.network.reporting.palette import FILLS, fill, variables
-from blockconv.network.reporting.profile import Profile
 from blockconv.network.schedule import Schedule
 
-__all__ = ["Drawn", "Sizes", "page"]
+__all__ = ["Drawn", "page"]
 
 LEAST_SCALE = 0.01  # of the best plan's time: what the bars of the other plans cover at least
 SCALE = 80.0  # per cent of the column of bars that their axis takes; figures stand in the rest
 
 
 class Drawn(NamedTuple):
-    """What the page shows. profile: None if the plan was not timed."""
+    """What the page shows: the plan's data; and, for its lines and other plans, what these were made of."""
 
+    data: PlanData
     planned: Planned
     schedule: Schedule
-    options: Options
-    profile: Profile | None
-    sizes: Sizes
 
     @property
     def threads(self) -> int:
         """That run the plan."""
-        return self.options.threads
+        return self.data["threads"]
 
 
 def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
@@ -45,9 +46,7 @@ def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
     planned, schedule = drawn.planned, drawn.schedule
     style = (resources.files("blockconv") / "data" / "report.css").read_text(encoding="utf-8")
     network, title = planned.network, escape(planned.network.name)
-    predicted = predict.actions_on(planned, schedule.actions, drawn.threads)
-    seconds = None if drawn.profile is None else drawn.profile.seconds
-    rows = drawing.rows(planned, schedule, predicted, seconds)
+    rows = drawing.rows(planned, schedule, drawn.data["calls"])
     ends = " → ".join(
         ", ".join(f"{name} {text.dims(network.shape(name))}" for name in names)
         for names in ([tensor.name for tensor in network.inputs], network.outputs)
@@ -60,8 +59,8 @@ def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
         f"<main>{_facts(drawn, measured)}"
         f"<h2>Beside other plans</h2>{_comparison(drawn, measured)}"
         f"<h2>Every call</h2>{_legend(rows, drawn)}{drawing.drawing(rows, schedule, _why(drawn))}"
-        f"</main><footer>blockconv {__version__}, {escape(target.target_cpu())}, {target.isa().name}</footer>"
-        "</body></html>"
+        f"</main><footer>blockconv {__version__}, {escape(target.target_cpu())}, {target.isa().name}; "
+        f"{_download(drawn)}</footer></body></html>"
     )
 
 
@@ -77,11 +76,11 @@ _MARKERS = (
 
 def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
     planned, threads = drawn.planned, drawn.threads
-    kinds = [action.kind for action in drawn.schedule.actions]
-    alone, moved = planned.solution.cost, kinds.count("reorder") + kinds.count("copy")
+    data = drawn.data
+    kinds = [call["kind"] for call in data["calls"]]
+    alone, moved = data["choice"]["seconds"], kinds.count("reorder") + kinds.count("copy")
     took = _own_time(drawn, measured)
-    together = predict.plan_on(planned, planned.solution, threads)
-    facts = [(f"predicted, {text.threads(threads)}", text.duration(together))]
+    facts = [(f"predicted, {text.threads(threads)}", text.duration(data["predicted"]))]
     if threads != planned.threads:
         facts.append((f"predicted, {text.threads(planned.threads)}", text.duration(alone)))
     if took is not None:
@@ -89,12 +88,12 @@ def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
     facts += [
         ("kernel calls", str(len(kinds))),
         ("reorders and copies", str(moved)),
-        ("packed weights", text.megabytes(drawn.sizes.weights)),
-        ("memory of a call", text.megabytes(drawn.sizes.arena)),
+        ("packed weights", text.megabytes(data["weights"])),
+        ("memory of a call", text.megabytes(data["arena"])),
     ]
     tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     given = sum(planned.network.constants[name].nbytes for name in _parameters(drawn))
-    said = f"Layouts: {drawn.options.asked}; planner: {drawn.options.planner}. {_sentence(planned.quality)}"
+    said = f"Layouts: {data['layouts']}; planner: {data['planner']}. {_sentence(data['choice']['quality'])}"
     if given:
         said += (
             f" The network's weights are {text.megabytes(given)}; packed they are as each kernel reads them: padded to "
@@ -113,8 +112,7 @@ def _parameters(drawn: Drawn) -> list[str]:
 
 def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
     """As it was measured in turns with the other plans, if it was; else as its profile has it."""
-    whole = None if drawn.profile is None else drawn.profile.whole
-    return measured.get(drawn.options.asked, whole)
+    return measured.get(drawn.data["layouts"], drawn.data["measured"])
 
 
 # ---------------------------------------------------------------- other plans
@@ -218,7 +216,7 @@ def _legend(rows: Sequence[drawing.Row], drawn: Drawn) -> str:
     keys += [("reorder or copy", FILLS["reorder"])] * any(row.kind in ("reorder", "copy") for row in rows)
     chips = "".join(f'<li><i style="background:{colour}"></i>{escape(name)}</li>' for name, colour in keys)
     times = [("predicted", f"predicted on {text.threads(drawn.threads)}")]
-    times += [("measured", "measured, each call by itself")] * (drawn.profile is not None)
+    times += [("measured", "measured, each call by itself")] * (drawn.data["measured"] is not None)
     bars = "".join(f'<li><i class="{name}"></i>{said}</li>' for name, said in times)
     return (
         f'<ul class="legend">{chips}{bars}</ul>'
@@ -232,10 +230,14 @@ def _legend(rows: Sequence[drawing.Row], drawn: Drawn) -> str:
 
 def _why(drawn: Drawn) -> list[str]:
     """For each row what else there was, or why it is reordered."""
-    planned, actions = drawn.planned, drawn.schedule.actions
-    moved = {id(action): said for action, said in reasons(planned, actions, drawn.options.asked)}
-    network = planned.network
-    every = zip(network.nodes, planned.candidates, planned.chosen, strict=True)
-    others = {node.name: "; ".join(rejections(network, node, found, taken, most=3)) for node, found, taken in every}
-    said = [moved[id(action)] if action.node is None else others[action.name] for action in actions]
-    return [*[""] * len(planned.network.inputs), *said, *[""] * len(planned.problem.wanted)]
+    data = drawn.data
+    rest = {node["name"]: "; ".join(others(node, most=3)) for node in data["nodes"]}
+    said = [call["why"] or rest.get(call["name"], "") for call in data["calls"]]
+    return [*[""] * len(drawn.planned.network.inputs), *said, *[""] * len(drawn.planned.problem.wanted)]
+
+
+def _download(drawn: Drawn) -> str:
+    """The plan's data as a link that holds them."""
+    held = base64.b64encode(json.dumps(drawn.data).encode("utf-8")).decode("ascii")
+    name = f"{identity.slug(drawn.data['network']) or 'plan'}.json"
+    return f'<a download="{name}" href="data:application/json;base64,{held}">this plan as data (JSON)</a>'

@@ -1,0 +1,341 @@
+"""What a plan is, as data: one record, from which its text, its page and its JSON are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple, TypedDict
+
+from blockconv._version import __version__
+from blockconv.core import target, text
+from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
+from blockconv.dispatch import selection
+from blockconv.kernels import TABLE
+from blockconv.machine import identity
+from blockconv.machine.profile import selected
+from blockconv.network.graph import Network, Node
+from blockconv.network.planning.candidates import Candidate, element_types
+from blockconv.network.planning.planned import Options, Planned
+from blockconv.network.planning.planner import Assignment, optimal
+from blockconv.network.reporting import predict
+from blockconv.network.reporting.profile import Profile
+from blockconv.network.schedule import Action, Schedule
+
+__all__ = ["VERSION", "CallData", "NodeData", "PlanData", "Sizes", "collected", "more"]
+
+VERSION = 1  # of PlanData: another number where a field changes its meaning or goes away
+PRICED = 8  # reorders of a plan for which the best plan without them is searched
+
+
+class Sizes(NamedTuple):
+    """Bytes of packed weights, and of the memory that a call needs between ops."""
+
+    weights: int
+    arena: int
+
+
+class MachineData(TypedDict):
+    """cpu: its full name. isa: the instruction set of kernels. target: as LLVM names the processor.
+
+    profile: the machine profile that costs go by. because: why it is this one.
+    """
+
+    cpu: str
+    isa: str
+    target: str
+    profile: str
+    because: str
+
+
+class ValueData(TypedDict):
+    """A value of the network. kind: "input", "constant" or "computed"."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    kind: str
+
+
+class CandidateData(TypedDict):
+    """A way to run a node. kernel: None for a view, which moves nothing. srcs: the layout of each input."""
+
+    kernel: str | None
+    srcs: list[str]
+    dst: str
+    seconds: float
+
+
+class RejectedData(TypedDict):
+    """A kernel that does not take the node in the layouts that were chosen, and why."""
+
+    kernel: str
+    reason: str
+
+
+class NodeData(TypedDict):
+    """An op after fusion. parameters: names of constants. chosen: the index of the candidate that runs."""
+
+    name: str
+    op: str
+    inputs: list[str]
+    parameters: list[str]
+    output: str
+    candidates: list[CandidateData]
+    chosen: int
+    rejected: list[RejectedData]
+
+
+class ReorderData(TypedDict):
+    """Seconds to reorder a value from each of its layouts to each other; None where that is impossible."""
+
+    value: str
+    layouts: list[str]
+    seconds: list[list[float | None]]
+
+
+class CallData(TypedDict):
+    """A kernel call, in the plan's order. kind: the node's op, "reorder" or "copy".
+
+    reads, writes: [value, layout]. shape: of what is written. predicted: seconds on `PlanData.threads`. measured: by
+    itself; None without a profile. why: of a reorder or copy; "" for a node.
+    """
+
+    name: str
+    kind: str
+    kernel: str
+    reads: list[list[str]]
+    writes: list[str]
+    shape: list[int]
+    predicted: float
+    measured: float | None
+    why: str
+
+
+class ChoiceData(TypedDict):
+    """How good the plan is known to be.
+
+    seconds: predicted on `threads`, which costs of candidates are for. bound: no plan costs less; None if unknown.
+    optimal: whether no plan costs less over the same costs. quality: the same in words.
+    """
+
+    seconds: float
+    threads: int
+    bound: float | None
+    optimal: bool
+    quality: str
+
+
+class PlanData(TypedDict):
+    """A plan. Times are in seconds, sizes in bytes, layouts are names that `Layout` reads.
+
+    version: of this record. layouts, planner, accuracy, is_measured: what was asked for. threads: that run the plan.
+    predicted: seconds of the plan on `threads`. measured: of the plan in one call; None without a profile. reorders:
+    for each value that is written in several layouts or read in others. weights: packed. arena, live: memory of a call
+    between ops, and the most of it that is in use at once.
+    """
+
+    version: int
+    blockconv: str
+    network: str
+    machine: MachineData
+    layouts: str
+    planner: str
+    accuracy: str
+    is_measured: bool
+    threads: int
+    inputs: list[str]
+    outputs: list[str]
+    values: list[ValueData]
+    nodes: list[NodeData]
+    reorders: list[ReorderData]
+    calls: list[CallData]
+    choice: ChoiceData
+    predicted: float
+    measured: float | None
+    weights: int
+    arena: int
+    live: int
+
+
+def collected(
+    planned: Planned, schedule: Schedule, options: Options, sizes: Sizes, profile: Profile | None
+) -> PlanData:
+    """The record of a plan. profile: None if the plan was not timed."""
+    network, solution, threads = planned.network, planned.solution, options.threads
+    return {
+        "version": VERSION,
+        "blockconv": __version__,
+        "network": network.name,
+        "machine": _machine(),
+        "layouts": options.asked,
+        "planner": options.planner,
+        "accuracy": options.accuracy,
+        "is_measured": options.measure,
+        "threads": threads,
+        "inputs": [tensor.name for tensor in network.inputs],
+        "outputs": list(network.outputs),
+        "values": _values(network),
+        "nodes": [
+            _node(network, node, found, k)
+            for node, found, k in zip(network.nodes, planned.candidates, solution.chosen, strict=True)
+        ],
+        "reorders": _reorders(planned.problem),
+        "calls": _calls(planned, schedule.actions, options, profile),
+        "choice": {
+            "seconds": solution.cost,
+            "threads": planned.threads,
+            "bound": _finite(solution.bound),
+            "optimal": solution.exact,
+            "quality": planned.quality,
+        },
+        "predicted": predict.plan_on(planned, solution, threads),
+        "measured": None if profile is None else profile.whole,
+        "weights": sizes.weights,
+        "arena": sizes.arena,
+        "live": schedule.live,
+    }
+
+
+def _finite(seconds: float) -> float | None:
+    return float(seconds) if math.isfinite(seconds) else None
+
+
+def _machine() -> MachineData:
+    here, known = identity.describe(), selected()
+    of_profile = {"profile": known.profile.name, "because": known.why}
+    return {"cpu": here["cpu"], "isa": here["isa"], "target": target.target_cpu(), **of_profile}  # type: ignore[typeddict-item]
+
+
+def _values(network: Network) -> list[ValueData]:
+    inputs = {tensor.name for tensor in network.inputs}
+    kinds = {**dict.fromkeys(inputs, "input"), **dict.fromkeys(network.constants, "constant")}
+    return [
+        {"name": name, "shape": list(one.shape), "dtype": one.type.name, "kind": kinds.get(name, "computed")}
+        for name, one in network.tensors.items()
+    ]
+
+
+def _node(network: Network, node: Node, found: tuple[Candidate, ...], chosen: int) -> NodeData:
+    return {
+        "name": node.name,
+        "op": node.op,
+        "inputs": list(node.inputs),
+        "parameters": list(node.parameters),
+        "output": node.output,
+        "candidates": [
+            {
+                "kernel": None if c.row is None else c.row.name,
+                "srcs": list(map(str, c.srcs)),
+                "dst": str(c.dst),
+                "seconds": float(c.cost),
+            }
+            for c in found
+        ],
+        "chosen": chosen,
+        "rejected": _rejected(network, node, found[chosen]),
+    }
+
+
+def _rejected(network: Network, node: Node, taken: Candidate) -> list[RejectedData]:
+    """Kernels that refuse the layouts that were chosen, each with its reason."""
+    src, dst = taken.srcs[0], taken.dst
+    if taken.row is None or not src.ndim == dst.ndim == 4:
+        return []
+    types, said = element_types(network, node), list[RejectedData]()
+    for row in TABLE:
+        if row.op == node.op and row is not taken.row and not row.reference and row.takes(types):
+            why_not = selection.why_not(row, taken.problem, src, dst, types)
+            if why_not is not None:
+                said.append({"kernel": row.name, "reason": why_not})
+    return said
+
+
+def _reorders(problem: Assignment) -> list[ReorderData]:
+    layouts: dict[str, dict[Layout, None]] = {name: {lay: None} for name, lay in problem.given.items()}
+    for step in problem.steps:
+        layouts[step.output] = dict.fromkeys(choice.dst for choice in step.choices)
+    for step in problem.steps:
+        for k, name in enumerate(step.inputs):
+            layouts[name] |= dict.fromkeys(choice.srcs[k] for choice in step.choices)
+    for name, lay in problem.wanted.items():
+        layouts[name][lay] = None
+    return [
+        {
+            "value": name,
+            "layouts": list(map(str, found)),
+            "seconds": [[0.0 if a == b else _finite(problem.reorder(name, a, b)) for b in found] for a in found],
+        }
+        for name, found in layouts.items()
+        if len(found) > 1
+    ]
+
+
+def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, profile: Profile | None) -> list[CallData]:
+    why = {id(action): said for action, said in reasons(planned, actions, options.asked)}
+    measured = [None] * len(actions) if profile is None else profile.seconds
+    predicted = predict.actions_on(planned, actions, options.threads)
+    return [
+        {
+            "name": action.name,
+            "kind": action.kind,
+            "kernel": action.kernel,
+            "reads": [[name, str(lay)] for name, lay in action.reads],
+            "writes": [action.writes[0], str(action.writes[1])],
+            "shape": list(planned.network.shape(action.writes[0])),
+            "predicted": float(guess),
+            "measured": took,
+            "why": why.get(id(action), ""),
+        }
+        for action, guess, took in zip(actions, predicted, measured, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------- why
+
+
+def more(seconds: float) -> str:
+    """What something costs more."""
+    return f"{'-' if seconds < 0 else '+'}{text.duration(abs(seconds))}" if abs(seconds) >= 5e-11 else "the same time"
+
+
+def reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> list[tuple[Action, str]]:
+    """Each reorder and copy, with why it is made; of the dearest also what the best plan without it would cost more.
+
+    chosen: "auto" if the planner had its choice, else what the user asked for.
+    """
+    moved = [action for action in actions if action.node is None]
+    free = chosen == "auto" and planned.solution.exact  # a search that found no end is not begun again for each
+    dearest = sorted((a for a in moved if a.kind == "reorder"), key=lambda a: -a.cost)[: PRICED if free else 0]
+    return [(action, _reason(planned, action, chosen, any(action is d for d in dearest))) for action in moved]
+
+
+def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
+    tensor, (_, dst) = action.name, action.writes
+    if action.kind == "copy":
+        return "copied, as its place in a concatenation, or in an output, is another"
+    problem, nodes = planned.problem, {node.name: node for node in planned.network.nodes}
+    readers = [
+        f"{step.name} ({nodes[step.name].op})"
+        for step, k in zip(problem.steps, planned.solution.chosen, strict=True)
+        if (tensor, dst) in zip(step.inputs, step.choices[k].srcs, strict=True)
+    ]
+    who = f"{', '.join(readers)} read{'s' if len(readers) == 1 else ''} {dst}" if readers else f"the output is {dst}"
+    if chosen != "auto":
+        return f"{who}; layouts: {chosen}"
+    if not priced:
+        return who
+    dearer = _without(problem, tensor, dst) - planned.solution.cost
+    return f"{who}; " + ("no plan does without" if math.isinf(dearer) else f"the best plan without costs {more(dearer)}")
+
+
+def _without(problem: Assignment, tensor: str, dst: Layout) -> float:
+    """The cost of the best plan in which a tensor is not reordered to this layout."""
+
+    def cost(name: str, a: Any, b: Any) -> float:
+        return math.inf if (name, b) == (tensor, dst) and a != b else problem.reorder(name, a, b)
+
+    try:
+        return optimal(replace(problem, reorder=cost)).cost
+    except ArgumentError:
+        return math.inf
