@@ -38,6 +38,7 @@ from blockconv.network.plan import Plan, compile
 from blockconv.network.planning.own import LayoutProblem
 from blockconv.network.quantization.calibration import Calibration
 from blockconv.network.quantization.quantize import quantize
+from blockconv.network.reporting.data import PlanData
 from blockconv.runtime import get_num_threads, get_threading, set_num_threads, set_threading
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "NetworkBuilder",
     "NetworkError",
     "Plan",
+    "PlanData",
     "Pool2dProblem",
     "Quantization",
     "ReorderProblem",

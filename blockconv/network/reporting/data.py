@@ -127,12 +127,25 @@ class ChoiceData(TypedDict):
 
 
 class PlanData(TypedDict):
-    """A plan. Times are in seconds, sizes in bytes, layouts are names that `Layout` reads.
+    """A plan as data. Times are in seconds, sizes in bytes, layouts are names that `Layout` reads.
 
-    version: of this record. layouts, planner, accuracy, is_measured: what was asked for. threads: that run the plan.
-    predicted: seconds of the plan on `threads`. measured: of the plan in one call; None without a profile. reorders:
-    for each value that is written in several layouts or read in others. weights: packed. arena, live: memory of a call
-    between ops, and the most of it that is in use at once.
+    version: of this record.
+    blockconv: the version of the library.
+    network: its name.
+    machine: where this was made.
+    layouts: that were asked for, as text; so are planner, accuracy and is_measured (the argument `measure`).
+    threads: that run the plan.
+    inputs: names of values; so are outputs.
+    values: everything that nodes read and write, constants too.
+    nodes: the ops after fusion, in order, with their candidates.
+    reorders: for each value that is written in several layouts or read in others.
+    calls: kernel calls in order.
+    choice: how good the plan is known to be.
+    predicted: seconds of the plan on `threads`.
+    measured: seconds of the plan in one native call; None without a profile.
+    weights: bytes of packed weights.
+    arena: bytes that a call needs between ops.
+    live: the most of these bytes that are in use at once.
     """
 
     version: int
@@ -326,7 +339,8 @@ def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
     if not priced:
         return who
     dearer = _without(problem, tensor, dst) - planned.solution.cost
-    return f"{who}; " + ("no plan does without" if math.isinf(dearer) else f"the best plan without costs {more(dearer)}")
+    said = "no plan does without" if math.isinf(dearer) else f"the best plan without costs {more(dearer)}"
+    return f"{who}; {said}"
 
 
 def _without(problem: Assignment, tensor: str, dst: Layout) -> float:
