@@ -391,6 +391,7 @@ def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps(costs))
     plan = bc.compile(network, costs=tmp_path / "costs.json")
     assert next(action for action in plan.actions if action.name == "a").writes[1] == lay
+    assert "the best plan without costs +" in " ".join(plan.explain().split())
     with pytest.raises(bc.ArgumentError, match="seconds"):
         bc.compile(network, costs={"x": -1.0})
 
