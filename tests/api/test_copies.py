@@ -92,6 +92,14 @@ def facts(x: bc.BlockedArray) -> list[Array]:
 
 Case = tuple[Callable[[], Any], Callable[[Any], Any]]  # what makes an object, and what is compared of it
 PROBLEM = bc.Conv2dProblem(1, 3, 12, 12, 20, 3, 3)
+
+
+def layout_problem() -> bc.LayoutProblem:
+    found: list[bc.LayoutProblem] = []
+    bc.compile(residual_network(), planner=lambda problem: found.append(problem) or {})
+    return found[0]
+
+
 CASES: dict[str, Case] = {
     "Conv2d": (conv, called),
     "Conv2d in a layout": (lambda: conv(layout="NCHW16", out_layout="NHWC", algorithm="direct"), called),
@@ -101,6 +109,8 @@ CASES: dict[str, Case] = {
     "Plan of a model": (lambda: bc.compile(model()), called),
     "Plan in 16 bits": (lambda: bc.compile(residual_network(), precision="bfloat16"), called),
     "Plan of integers": (lambda: bc.compile(quantized()), called),
+    "PlanData": (lambda: bc.compile(residual_network()).to_dict(), repeated),
+    "LayoutProblem": (layout_problem, lambda p: [p.edges, p.steps, p.reorder(p.edges[0].value, *bc.NATIVE[:2])]),
     "Network": (residual_network, evaluated),
     "Network of a model": (model, evaluated),
     "Network of integers": (quantized, evaluated),

@@ -24,7 +24,7 @@ from blockconv.core.errors import ArgumentError, LayoutError, NetworkError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
 from blockconv.machine.machine import host
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, Tensor
 from blockconv.network.memory import same_bytes
 from blockconv.network.passes.nibbles import widened
 from blockconv.network.planning import remembered
@@ -239,7 +239,7 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
     if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
         network = widened(network, options.layouts)
     accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
-    reorder = _reorder_costs(network, options.costs)
+    reorder = _ReorderCosts(network, options.costs)
     price = functools.partial(_predicted, network, options.costs, _weight_rate(network))
     pricing = Pricing(_universe(network, options), price, reorder, accuracy, every or options.measure)
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
@@ -309,20 +309,25 @@ def _predicted(
     return max(taken.seconds, taken.wei_bytes / weight_rate)
 
 
-def _reorder_costs(network: Network, costs: Mapping[str, float]) -> Callable[[str, Layout, Layout], float]:
+class _ReorderCosts:
     """Bytes at the speed of memory; nothing where the bytes are the same; a user's own by `reorder_key`."""
-    tensors = network.tensors  # not the network, whose weights a plan may give up
 
-    @functools.cache
-    def cost(name: str, src: Layout, dst: Layout) -> float:
-        tensor = tensors[name]
+    def __init__(self, network: Network, costs: Mapping[str, float]) -> None:
+        self._tensors, self._costs = network.tensors, costs  # not the network, whose weights a plan may give up
+        self._known: dict[tuple[str, Layout, Layout], float] = {}
+
+    def __call__(self, name: str, src: Layout, dst: Layout) -> float:
+        key = name, src, dst
+        if key not in self._known:
+            self._known[key] = self._cost(self._tensors[name], src, dst)
+        return self._known[key]
+
+    def _cost(self, tensor: Tensor, src: Layout, dst: Layout) -> float:
         if src != dst and same_bytes(tensor.shape, src, dst):
             return 0.0
         moved = tensor.type.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
         moved *= 2 if tensor.type.is_packed else 1  # it is unpacked, moved and packed
-        return costs.get(reorder_key(tensor.shape, src, dst), 2e-6 + moved / 25e9)
-
-    return cost
+        return self._costs.get(reorder_key(tensor.shape, src, dst), 2e-6 + moved / 25e9)
 
 
 def cost_key(network: Network, node: Node, candidate: Candidate, threads: int) -> str:
