@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError
@@ -42,6 +46,8 @@ __all__ = [
     "SliceProblem",
     "SoftmaxProblem",
     "TransposeProblem",
+    "exact_scale",
+    "simplest_fraction",
 ]
 
 
@@ -301,6 +307,7 @@ class ResizeProblem:
     align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
     linear blends the two elements around it along each axis; nearest takes one, rounded as `nearest` says
     (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border.
+    A scale means the simplest fraction that rounds to it, so 0.6 is 3/5, and coordinates are exact.
     """
 
     n: int
@@ -328,8 +335,7 @@ class ResizeProblem:
         for name, ratio in (("scale_h", self.oh / self.ih), ("scale_w", self.ow / self.iw)):
             scale = getattr(self, name)
             set_field(self, name, checked_number(op, name, ratio if scale is None else scale))
-            if not 0 < getattr(self, name) < math.inf:
-                raise ArgumentError(op, name, scale, "must be positive and finite")
+            exact_scale(op, name, getattr(self, name))
 
     @property
     def src_shape(self) -> Shape:
@@ -344,6 +350,66 @@ class ResizeProblem:
     def of_images(self, n: int) -> ResizeProblem:
         """The same of so many images."""
         return replace(self, n=n)
+
+    def taps(self, axis: Literal["h", "w"]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float64]]:
+        """For each output along the axis: the indices of its two source elements, and the weight of the second.
+
+        The indices are int64. In mode "nearest" both are the same, and the weights are 0.
+        """
+        size, out = getattr(self, f"i{axis}"), getattr(self, f"o{axis}")
+        x, whole = self._coordinates(size, out, getattr(self, f"scale_{axis}"))
+        last = size - 1
+        if self.mode == "linear":
+            x = np.clip(x, 0, last * whole)
+            low = x // whole
+            weight = ((x - low * whole) / whole).astype(np.float64)
+            return low.astype(np.int64), np.minimum(low + 1, last).astype(np.int64), weight
+        rounded = {
+            "round_prefer_floor": lambda: -((whole - 2 * x) // (2 * whole)),
+            "round_prefer_ceil": lambda: (2 * x + whole) // (2 * whole),
+            "floor": lambda: x // whole,
+            "ceil": lambda: -(-x // whole),
+        }[self.nearest]()
+        index = np.clip(rounded, 0, last).astype(np.int64)
+        return index, index, np.zeros(out)
+
+    def _coordinates(self, size: int, out: int, scale: float) -> tuple[npt.NDArray[Any], int]:
+        """The coordinates of all outputs of one axis as whole numbers, and what these are to be divided by."""
+        exact = Fraction(out, size) if scale == out / size else exact_scale("resize", "scale", scale)
+        p, q = exact.numerator, exact.denominator
+        largest = 4 * (out + 1) * max(p, q) * size
+        o = np.arange(out, dtype=np.int64 if largest < 2**63 else object)
+        if self.coordinates == "asymmetric":
+            return o * q, p
+        if self.coordinates == "align_corners":
+            # A scale may leave a part of an element, and this mode counts it.
+            length = size * p - q
+            return (o * ((size - 1) * q), length) if out > 1 and length > 0 else (0 * o, 1)
+        if self.coordinates == "pytorch_half_pixel" and out == 1:
+            return 0 * o, 1
+        return (2 * o + 1) * q - p, 2 * p
+
+
+def exact_scale(op: str, name: str, value: float) -> Fraction:
+    """The fraction that a scale of an image means. Raises ArgumentError unless it is positive and finite."""
+    scale = checked_number(op, name, value)
+    if not 0 < scale < math.inf:
+        raise ArgumentError(op, name, value, "must be positive and finite")
+    return simplest_fraction(scale, math.ulp(scale) / 2)
+
+
+def simplest_fraction(value: float, within: float) -> Fraction:
+    """The fraction with the least denominator that is not further from a positive `value` than `within`."""
+    low, high = Fraction(value) - Fraction(within), Fraction(value) + Fraction(within)
+    # Continued fractions of both ends agree up to the digit where the simplest one ends.
+    wholes = []
+    while (whole := math.ceil(low)) > high:
+        wholes.append(whole - 1)
+        low, high = 1 / (high - wholes[-1]), 1 / (low - wholes[-1])
+    found = Fraction(whole)
+    for whole in reversed(wholes):
+        found = whole + 1 / found
+    return found
 
 
 @dataclass(frozen=True)

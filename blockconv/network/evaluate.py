@@ -165,35 +165,14 @@ def _shuffle(a: ops.Shuffle, inputs: list[Array], parameters: list[Array]) -> Ar
 def _resize(a: ops.Resize, inputs: list[Array], parameters: list[Array]) -> Array:
     x = inputs[0]
     p: Any = a.problem(x.shape)
-    for axis, (scale, out) in enumerate(((p.scale_h, p.oh), (p.scale_w, p.ow)), 2):
-        at = _coordinates(a, x.shape[axis], out, scale)
-        last = x.shape[axis] - 1
+    for axis, name in ((2, "h"), (3, "w")):
+        first, second, weight = p.taps(name)
         if a.mode == "nearest":
-            whole = {
-                "floor": np.floor(at),
-                "ceil": np.ceil(at),
-                "round_prefer_floor": np.ceil(at - 0.5),
-                "round_prefer_ceil": np.floor(at + 0.5),
-            }[a.nearest]
-            x = x.take(np.clip(whole.astype(int), 0, last), axis)
+            x = x.take(first, axis)
             continue
-        low = np.floor(at)
-        part = (at - low).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-        before, after = (x.take(np.clip((low + i).astype(int), 0, last), axis) for i in (0, 1))
-        x = before * (1 - part) + after * part
+        part = weight.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+        x = x.take(first, axis) * (1 - part) + x.take(second, axis) * part
     return x
-
-
-def _coordinates(a: ops.Resize, size: int, out: int, scale: float) -> Array:
-    at = np.arange(out, dtype=np.float64)
-    if a.coordinates == "asymmetric":
-        return at / scale
-    if a.coordinates == "align_corners":
-        length = out if math.isclose(size * scale, out, rel_tol=1e-6) else size * scale
-        return np.asarray(at * (size - 1) / (length - 1) if out > 1 else at * 0)
-    if a.coordinates == "pytorch_half_pixel" and out == 1:
-        return at * 0
-    return np.asarray((at + 0.5) / scale - 0.5)
 
 
 def _slice(a: ops.Slice, inputs: list[Array], parameters: list[Array]) -> Array:

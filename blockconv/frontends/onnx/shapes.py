@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode
+from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode, simplest_fraction
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import BYTES
 from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
@@ -190,42 +194,70 @@ def _resize(call: Call) -> Tensor:
     if rank != 4 or unknown:
         raise Unsupported(", ".join(unknown) or f"an input of {rank} dimensions")
     kind: ResizeMode = "nearest" if mode == "nearest" else "linear"
-    scales = _scales(call, 2 if modern else 1)
+    size, scale = _target(call, axes, 2 if modern else 1)
+    made = ops.Resize(kind, size, scale, coordinates, nearest)
+    if call.node.op_type == "Resize" and not modern:  # opset 10 rounds up along the axes that shrink
+        if min(scale) < 1 < max(scale):
+            rows = replace(made, size=(size[0], x.shape[3]), scale=(scale[0], 1.0))
+            x = call.emit(replace(rows, nearest=_SIMPLE[scale[0] < 1]), x, helps=True)
+            made = replace(made, scale=(1.0, scale[1]))
+        made = replace(made, nearest=_SIMPLE[min(made.scale or ()) < 1])
+    if kind == "nearest" or x.dtype not in BYTES:
+        return call.emit(made, x)
+    whole = Quantization(1.0)
+    y = call.emit(made, call.emit(ops.Dequantize(whole), x, helps=True), helps=True)
+    return call.emit(ops.Quantize(whole, "uint8" if x.dtype == np.uint8 else "int8"), y)
+
+
+_SIMPLE: tuple[NearestMode, NearestMode] = ("floor", "ceil")
+
+
+def _target(call: Call, axes: tuple[int, ...], at: int) -> tuple[tuple[int, int], tuple[float, float]]:
+    """H and W of the result, and their scales; the other axes have to stay."""
+    shape, given = call.input().shape, _scales(call, axes, at)
+    sizes, scales = list(shape), [1.0] * len(shape)
+    if given is not None:
+        for k, by in zip(axes, given, strict=True):
+            sizes[k] = int(np.float32(by) * np.float32(shape[k]))  # as ONNX Runtime multiplies
+            scales[k] = float(simplest_fraction(by, float(np.spacing(np.float32(by))) / 2))
+    else:
+        found, ratio = _sizes(call, axes)
+        for k, size in zip(axes, found, strict=True):
+            sizes[k] = size
+            scales[k] = ratio or (size / shape[k] if shape[k] else 1.0)
+    if any(sizes[k] != shape[k] or (scales[k] != 1 and shape[k] != 1) for k in (0, 1)):
+        raise Unsupported(f"{'sizes' if given is None else 'scales'} of N or C")
+    return (sizes[2], sizes[3]), (scales[2], scales[3])
+
+
+def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | None:
+    """One for each axis, from the input at that place or an attribute; None if sizes are given instead."""
+    scales: Sequence[float] | None = call.attribute("scales")
+    if call.has(at) and call.input(at).elements:
+        if call.has(3) and call.input(3).elements:
+            given = call.array(3, "sizes").tolist()
+            raise call.error("sizes", given, "there are scales too", "give one of them, but not both")
+        scales = [float(k) for k in call.array(at, "scales").reshape(-1)]
     if scales is not None:
         least = 1.0 if call.node.op_type == "Upsample" else 0.0
         if len(scales) != len(axes) or not all(least <= scale < math.inf and scale for scale in scales):
             rule = f"has to hold a finite number for each axis of {axes}, {'1 or more' if least else 'more than 0'}"
             raise call.error("scales", scales, rule)
-        scale = dict(zip(axes, scales, strict=True))
-        if any(scale.get(axis, 1) != 1 for axis in (0, 1)):
-            raise Unsupported("scales of N or C")
-        return call.emit(ops.Resize(kind, None, (scale.get(2, 1.0), scale.get(3, 1.0)), coordinates, nearest), x)
-    sizes = _sizes(call, axes)
-    size = dict(zip(axes, sizes, strict=True))
-    if any(size.get(axis, x.shape[axis]) != x.shape[axis] for axis in (0, 1)):
-        raise Unsupported("sizes of N or C")
-    wanted = size.get(2, x.shape[2]), size.get(3, x.shape[3])
-    return call.emit(ops.Resize(kind, wanted, None, coordinates, nearest), x)
+    return scales
 
 
-def _scales(call: Call, at: int) -> Sequence[float] | None:
-    """One for each axis, from the input at that place or an attribute; None if sizes are given instead."""
-    if call.has(at) and call.input(at).elements:
-        if call.has(3) and call.input(3).elements:
-            given = call.array(3, "sizes").tolist()
-            raise call.error("sizes", given, "there are scales too", "give one of them, but not both")
-        return [float(k) for k in call.array(at, "scales").reshape(-1)]
-    found: Sequence[float] | None = call.attribute("scales")
-    return found
-
-
-def _sizes(call: Call, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes wanted; with an aspect ratio to keep, those that it leaves."""
+def _sizes(call: Call, axes: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+    """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
     sizes, policy = call.ints(3, "sizes"), call.attribute("keep_aspect_ratio_policy", "stretch")
     if len(sizes) != len(axes) or min(sizes) < 1:
         raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":
-        return sizes
-    ratios = [size / call.input().shape[axis] for axis, size in zip(axes, sizes, strict=True)]
-    ratio = min(ratios) if policy == "not_larger" else max(ratios)
-    return tuple(math.floor(call.input().shape[axis] * ratio + 0.5) for axis in axes)
+        return sizes, 0.0
+    if policy not in _POLICIES:
+        raise call.error("keep_aspect_ratio_policy", policy, f"has to be stretch, {' or '.join(_POLICIES)}")
+    shape = call.input().shape
+    ratio = _POLICIES[policy](Fraction(size, shape[axis]) for axis, size in zip(axes, sizes, strict=True))
+    return tuple(math.floor(shape[axis] * ratio + Fraction(1, 2)) for axis in axes), float(ratio)
+
+
+_POLICIES: dict[str, Callable[[Iterable[Fraction]], Fraction]] = {"not_larger": min, "not_smaller": max}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,44 +48,14 @@ from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["ROWS", "taps"]
+__all__ = ["ROWS"]
 
 
 PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
 MOST_LANES = 16  # of a vector, which of bytes that lie apart takes as many loads
 FEW = 4  # pixels in a vector: of so many, or more, blending columns takes longer than writing results to memory
 SHARE = 4  # of the last-level cache: other processors' arrays lie there too
-Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.int64]
-
-
-def taps(problem: ResizeProblem, axis: str) -> tuple[Floats, Floats, Floats]:
-    """Of each result along "h" or "w": the two elements that it is made of, and the weight of the second."""
-    p = problem
-    size, out, scale = getattr(p, "i" + axis), getattr(p, "o" + axis), getattr(p, "scale_" + axis)
-    # A scale may leave a part of an element, which align_corners counts.
-    length = out if math.isclose(size * scale, out, rel_tol=1e-6) else size * scale
-    o = np.arange(out, dtype=np.float64)
-    if p.coordinates == "asymmetric":
-        x = o / scale
-    elif p.coordinates == "align_corners" and out > 1:
-        x = o * (size - 1) / (length - 1)
-    elif out == 1 and p.coordinates in ("align_corners", "pytorch_half_pixel"):
-        x = o
-    else:
-        x = (o + 0.5) / scale - 0.5
-    if p.mode == "linear":
-        x = np.clip(x, 0.0, size - 1.0)
-        low = np.floor(x)
-        return low, np.minimum(low + 1, size - 1), x - low
-    rounded = {
-        "round_prefer_floor": lambda: np.ceil(x - 0.5),
-        "round_prefer_ceil": lambda: np.floor(x + 0.5),
-        "floor": lambda: np.floor(x),
-        "ceil": lambda: np.ceil(x),
-    }[p.nearest]()
-    nearest = np.clip(rounded, 0, size - 1)
-    return nearest, nearest, np.zeros(out)
 
 
 class Storage(NamedTuple):
@@ -197,8 +167,8 @@ def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int, held: i
     if held < 4 or lanes * held < 32 or pixels == 2 or vectors == 0 or p.iw < pixels:
         return None
     entries = np.zeros((vectors, size), np.uint8)
-    for side, index in enumerate(taps(p, "w")[:2]):
-        columns = index[: vectors * pixels].astype(np.int64).reshape(vectors, pixels, 1)
+    for side, index in enumerate(p.taps("w")[:2]):
+        columns = index[: vectors * pixels].reshape(vectors, pixels, 1)
         start = np.minimum(columns.min(axis=1, keepdims=True), p.iw - pixels)
         if (columns - start).max() >= pixels:
             return None
@@ -228,16 +198,16 @@ def _args(problem: ResizeProblem, at: Storage, element: ElementType, given: Quan
     )
 
 
-def _table(problem: ResizeProblem, axis: str, stride: int) -> npt.NDArray[np.int64]:
+def _table(problem: ResizeProblem, axis: Literal["h", "w"], stride: int) -> npt.NDArray[np.int64]:
     """A `Tap` for each row ("h") or column of results; stride: bytes between two of the source's."""
-    first, second, weight = taps(problem, axis)
-    offsets = [index.astype(np.int64) * stride for index in (first, second)]
+    first, second, weight = problem.taps(axis)
+    offsets = [index * stride for index in (first, second)]
     return np.stack([*offsets, weight.view(np.int64)], axis=1).ravel()
 
 
 def _weights(problem: ResizeProblem, inner: int, element: ElementType) -> npt.NDArray[np.int64]:
     """Of each element of a row of results, the weight of the second of its two; whole words."""
-    weights = np.repeat(taps(problem, "w")[2], inner)
+    weights = np.repeat(problem.taps("w")[2], inner)
     words = -(-weights.size * element.itemsize // 8)
     held = np.zeros(8 * words // element.itemsize, element.name)
     held[: weights.size] = weights

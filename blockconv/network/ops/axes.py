@@ -14,6 +14,7 @@ from blockconv.core.eltwise_problem import (
     ResizeMode,
     ResizeProblem,
     SoftmaxProblem,
+    exact_scale,
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
@@ -68,13 +69,15 @@ class Softmax(_OfFloats):
 
 @dataclass(frozen=True)
 class Resize(_OfFloats):
-    """H and W of (N, C, H, W) resampled; either `size` or `scale` is given.
+    """H and W of (N, C, H, W) resampled to `size`, or by `scale`.
 
-    With scale s (given, or out / in), output pixel o reads at source coordinate
+    `size` without `scale` has the scale out / in. `scale` without `size` gives floor(in * s) pixels.
+    With scale s, output pixel o reads at source coordinate
     half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; asymmetric: o / s;
     align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
     linear blends the two pixels around it along each axis; nearest takes one, rounded as `nearest` says
     (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border pixel.
+    A scale means the simplest fraction that rounds to it, so 0.6 is 3/5, and coordinates are exact.
     """
 
     op: ClassVar[str] = "resize"
@@ -89,10 +92,13 @@ class Resize(_OfFloats):
 
     def problem(self, src: Shape) -> ResizeProblem:
         check_rank(self, src, 4)
-        if (self.size is None) == (self.scale is None):
-            raise ArgumentError(self.op, "size", self.size, "either size or scale is given")
+        if self.size is None and self.scale is None:
+            raise ArgumentError(self.op, "size", self.size, "has to be given, or `scale`")
         n, c, ih, iw = src
-        oh, ow = self.size or (math.floor(size * by) for size, by in zip((ih, iw), self.scale or (), strict=True))
+        oh, ow = self.size or (
+            math.floor(size * exact_scale(self.op, "scale", by))
+            for size, by in zip((ih, iw), self.scale or (), strict=True)
+        )
         scale = self.scale or (None, None)
         return ResizeProblem(n, c, ih, iw, oh, ow, self.mode, self.coordinates, self.nearest, *scale)
 

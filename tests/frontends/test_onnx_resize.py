@@ -1,0 +1,246 @@
+"""Resize: its coordinates against exact fractions and against ONNX Runtime, and how each opset spells it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+from blockconv.core.eltwise_problem import ResizeProblem
+from blockconv.network import ops
+
+onnx = pytest.importorskip("onnx")
+from onnx import helper, numpy_helper  # noqa: E402
+
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+HALF = Fraction(1, 2)
+SIZES = [(n, out) for n in range(1, 31) for out in range(1, 43) if (n * out) % 3 or n == out // 2] + [(999, 1777)]
+SCALES = [Fraction(a, b) for a, b in ((3, 5), (9, 7), (7, 9), (31, 7), (19, 7), (11, 10), (1, 3), (2, 1), (13, 5))]
+
+
+def coordinate(o: int, n: int, out: int, scale: Fraction, mode: str) -> Fraction:
+    if mode == "asymmetric":
+        return o / scale
+    if mode == "align_corners":
+        return Fraction(o * (n - 1)) / (n * scale - 1) if out > 1 else Fraction(0)
+    return Fraction(0) if mode == "pytorch_half_pixel" and out == 1 else (o + HALF) / scale - HALF
+
+
+def rounded(x: Fraction, rounding: str) -> int:
+    return {
+        "floor": math.floor(x),
+        "ceil": math.ceil(x),
+        "round_prefer_floor": math.ceil(x - HALF),
+        "round_prefer_ceil": math.floor(x + HALF),
+    }[rounding]
+
+
+def exact(n: int, out: int, scale: Fraction, mode: str) -> list[Fraction]:
+    return [coordinate(o, n, out, scale, mode) for o in range(out)]
+
+
+def nearest(n: int, out: int, scale: Fraction, mode: str, rounding: str) -> list[int]:
+    return [min(max(rounded(x, rounding), 0), n - 1) for x in exact(n, out, scale, mode)]
+
+
+@pytest.mark.parametrize("mode", COORDINATES)
+def test_every_mode_at_every_size_is_exact(mode: Any) -> None:
+    cases = [(n, out, Fraction(out, n), None) for n, out in SIZES]
+    cases += [(n, max(1, math.floor(n * s)), s, float(s)) for s in SCALES for n in range(1, 31)]
+    for n, out, scale, given in cases:
+        for rounding in ROUNDINGS:
+            p = ResizeProblem(1, 1, 2, n, 2, out, "nearest", mode, rounding, scale_w=given)  # type: ignore[arg-type]
+            assert p.taps("w")[0].tolist() == nearest(n, out, scale, mode, rounding), p
+        p = ResizeProblem(1, 1, n, 2, out, 2, "linear", mode, scale_h=given)
+        first, second, weight = p.taps("h")
+        inside = [min(max(x, Fraction(0)), Fraction(n - 1)) for x in exact(n, out, scale, mode)]
+        assert first.tolist() == [math.floor(x) for x in inside]
+        assert second.tolist() == [min(math.floor(x) + 1, n - 1) for x in inside]
+        assert weight.tolist() == [float(x - math.floor(x)) for x in inside]
+
+
+@pytest.mark.parametrize("scale", [1e-300, 5e-324, 1 / 3e9, 1.234567890123, 1e300])
+def test_scales_of_many_digits(scale: float) -> None:
+    for mode in COORDINATES:
+        first, second, weight = ResizeProblem(1, 1, 5, 5, 7, 7, "linear", mode, scale_h=scale).taps("h")  # type: ignore[arg-type]
+        assert ((first >= 0) & (first <= second) & (second < 5) & (weight >= 0) & (weight <= 1)).all()
+    with pytest.raises(bc.ArgumentError, match="resize: scale=nan: must be positive and finite"):
+        ops.Resize("linear", scale=(math.nan, 1.0)).problem((1, 1, 5, 5))
+
+
+def test_a_float32_means_its_simplest_fraction() -> None:
+    """ONNX gives scales as float32, and 3 / 0.6 is 5."""
+    for scale in {Fraction(a, b) for a in range(1, 40) for b in range(1, 40)}:
+        x = np.zeros((1, 1, 1, 40), "f4")
+        (node,) = loaded(x, {"s": np.array([1, 1, 1, scale], "f4")}).nodes
+        assert node.attributes.scale == (1.0, float(scale))  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- models
+
+
+def resize(x: Any, given: dict[str, Any], opset: int = 19, op: str = "Resize", **attributes: Any) -> Any:
+    """A model of one node. given: constants "s" (scales) and "z" (sizes) by name."""
+    names = ["x", *(["s"] if "s" in given else [])]
+    if op == "Resize" and opset >= 11:
+        names = ["x", "", "s"] if "s" in given else ["x", "", "", "z"]
+    info = helper.make_tensor_value_info
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], "node", **attributes)],
+        "g",
+        [info("x", kind, x.shape)],
+        [info("y", kind, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in given.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def loaded(x: Any, given: dict[str, Any], opset: int = 19, op: str = "Resize", **attributes: Any) -> bc.Network:
+    return bc.load_onnx(resize(x, given, opset, op, **attributes))
+
+
+def runtime(proto: Any, x: Any) -> Any:
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    return ort.InferenceSession(proto.SerializeToString(), options).run(None, {"x": x})[0]
+
+
+def ramp(*size: int) -> Any:
+    """Pixels that say where they are: 1000 * row + column."""
+    rows, columns = np.ogrid[: size[0], : size[1]]
+    return (1000 * rows + columns).astype("f4")[None, None]
+
+
+@pytest.mark.parametrize("mode", COORDINATES)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_nearest_as_onnx_runtime(mode: Any, rounding: Any) -> None:
+    """Everywhere but where a coordinate is exactly on the edge of two pixels, which float32 may miss."""
+    edge = HALF if rounding.startswith("round") else Fraction(0)
+    for (h, oh), (w, ow) in zip(SIZES[::23], SIZES[7::23], strict=False):
+        x, given = ramp(h, w), {"z": np.array([1, 1, oh, ow])}
+        attributes = {"mode": "nearest", "coordinate_transformation_mode": mode, "nearest_mode": rounding}
+        found = loaded(x, given, **attributes).evaluate(x)["y"]
+        rows, columns = (nearest(n, out, Fraction(out, n), mode, rounding) for n, out in ((h, oh), (w, ow)))
+        np.testing.assert_array_equal(found[0, 0], 1000.0 * np.array(rows)[:, None] + columns)
+        theirs = runtime(resize(x, given, **attributes), x)[0, 0].astype(int)
+        sides = ((theirs[:, 0] // 1000, rows, h, oh), (theirs[0] % 1000, columns, w, ow))
+        for their, ours, n, out in sides:
+            at = exact(n, out, Fraction(out, n), mode)
+            assert all(a == b or (c - edge).denominator == 1 for a, b, c in zip(their, ours, at, strict=True))
+
+
+@pytest.mark.parametrize("mode", COORDINATES)
+def test_linear_as_onnx_runtime(mode: Any) -> None:
+    for (h, oh), (w, ow) in zip(SIZES[:-1:31], SIZES[7:-1:31], strict=False):
+        x = np.random.default_rng(0).standard_normal((1, 2, h, w)).astype("f4")
+        given, attributes = {"z": np.array([1, 2, oh, ow])}, {"mode": "linear", "coordinate_transformation_mode": mode}
+        theirs = runtime(resize(x, given, **attributes), x)
+        np.testing.assert_allclose(loaded(x, given, **attributes).evaluate(x)["y"], theirs, atol=2e-5)
+
+
+def test_a_compiled_plan_reads_the_exact_pixel() -> None:
+    """9 * 14 / 18 is 7."""
+    x = ramp(14, 14)
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    for given in ({"z": np.array([1, 1, 18, 18])}, {"s": np.array([1, 1, 18 / 14, 18 / 14], "f4")}):
+        plan = bc.compile(loaded(x, given, **attributes))
+        assert plan(x)[0, 0, 9, 9] == 7007
+
+
+@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("size", [(4, 7, 8, 9), (5, 5, 3, 4), (7, 3, 5, 11), (10, 6, 4, 4), (3, 8, 7, 7)], ids=str)
+def test_a_kept_aspect_ratio_is_one_scale(policy: Any, mode: Any, size: tuple[int, ...]) -> None:
+    h, w, oh, ow = size
+    x = np.random.default_rng(0).standard_normal((1, 2, h, w)).astype("f4")
+    for axes in ([2, 3], [3, 2]):
+        given = {"z": np.array([oh, ow] if axes == [2, 3] else [ow, oh])}
+        for coordinates in ("half_pixel", "asymmetric"):
+            attributes = {
+                "mode": mode, "axes": axes, "keep_aspect_ratio_policy": policy,
+                "coordinate_transformation_mode": coordinates,
+            }  # fmt: skip
+            found = loaded(x, given, **attributes).evaluate(x)["y"]
+            np.testing.assert_allclose(found, runtime(resize(x, given, **attributes), x), atol=1e-5)
+    ratio = {"not_larger": min, "not_smaller": max}[policy](Fraction(oh, h), Fraction(ow, w))
+    assert found.shape[2:] == (math.floor(h * ratio + HALF), math.floor(w * ratio + HALF))
+
+
+def test_a_policy_that_is_none_is_refused() -> None:
+    x = ramp(4, 4)
+    with pytest.raises(bc.NetworkError, match=r"node 'node' \(Resize\).*keep_aspect_ratio_policy"):
+        loaded(x, {"z": np.array([1, 1, 8, 8])}, keep_aspect_ratio_policy="larger")
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(
+    ("op", "opset", "scales"),
+    [("Upsample", opset, scales) for opset in (7, 9) for scales in ((2, 2), (1.5, 2.6), (1, 3), (1.3, 1))]
+    + [
+        ("Resize", 10, scales)
+        for scales in ((0.6, 0.6), (2, 1.5), (0.6, 1.7), (1.7, 0.6), (1, 0.6), (0.5, 1), (1, 1.3))
+    ],
+    ids=str,
+)
+def test_upsample_and_resize_of_opset_10(op: str, opset: int, scales: tuple[float, float], mode: Any) -> None:
+    """Upsample rounds down; Resize of opset 10 rounds up along the axes that shrink."""
+    x = ramp(4, 9)
+    values = np.array([1, 1, *scales], "f4")
+    if opset == 7:
+        proto = resize(x, {}, 7, op, mode=mode, scales=values.tolist())
+    else:
+        proto = resize(x, {"s": values}, opset, op, mode=mode)
+    theirs, net = runtime(proto, x), bc.load_onnx(proto)
+    np.testing.assert_allclose(net.evaluate(x)["y"], theirs, rtol=1e-6)
+    np.testing.assert_allclose(bc.compile(net)(x), theirs, rtol=1e-6)
+
+
+def test_the_length_by_a_scale_is_that_of_onnx_runtime() -> None:
+    """It multiplies in float32: 3 by 5 / 3 is 5, where onnx's own inference, in float64, has 4."""
+    for scale in (*SCALES, Fraction(5, 3), Fraction(37, 3), Fraction(25, 6)):
+        for n in (3, 7, 30, 39):
+            s, x = np.array([1, 1, 1, scale], "f4"), np.zeros((1, 1, 1, n), "f4")
+            if n * scale >= 1:
+                assert loaded(x, {"s": s}).shape("y") == runtime(resize(x, {"s": s}), x).shape
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("scales", [(2, 2), (1.5, 1.3), (0.7, 0.6)])
+def test_linear_of_bytes(dtype: Any, scales: tuple[float, float]) -> None:
+    """Rounded to the nearest, as ONNX's reference evaluator has it; ONNX Runtime drops the fraction."""
+    from onnx.reference import ReferenceEvaluator
+
+    info = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(info.min, info.max + 1, (2, 3, 5, 7)).astype(dtype)
+    proto = resize(x, {"s": np.array([1, 1, *scales], "f4")}, mode="linear")
+    net = bc.load_onnx(proto)
+    (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    for found in (net.evaluate(x)["y"], bc.compile(net)(x)):
+        assert (found.dtype, found.shape) == (dtype, wanted.shape)
+        assert np.abs(found.astype(int) - wanted).max() <= 1
+        assert (found == wanted).mean() > 0.95
+        assert np.abs(found.astype(int) - runtime(proto, x)).max() <= 1
+
+
+def test_linear_of_bytes_between_quantize_and_dequantize() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 3, 6, 6)).astype("f4")
+    proto = resize(x, {"s": np.array([1, 1, 2, 2], "f4")}, mode="linear")
+    graph, scale = proto.graph, [numpy_helper.from_array(np.float32(0.03), "scale")]
+    (node,) = graph.node
+    node.input[0], node.output[0] = "q", "r"
+    scale.append(numpy_helper.from_array(np.uint8(128), "zero"))
+    graph.initializer.extend(scale)
+    graph.node.insert(0, helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]))
+    graph.node.append(helper.make_node("DequantizeLinear", ["r", "scale", "zero"], ["y"]))
+    net = bc.load_onnx(proto)
+    plan = bc.compile(net)
+    np.testing.assert_allclose(plan(x), net.evaluate(x)["y"], atol=1e-6)
+    np.testing.assert_allclose(plan(x), runtime(proto, x), atol=0.0301)
+    assert [node.op for node in plan.network.nodes] == ["quantize", "resize", "dequantize"]
