@@ -25,13 +25,13 @@ Array = np.ndarray[Any, Any]
 MS = "com.microsoft"
 
 
-def by_onnx_runtime(proto: Any, feeds: dict[str, Array]) -> Array:
+def by_onnx_runtime(proto: Any, feeds: dict[str, Array], every: bool = False) -> Any:
     ort = pytest.importorskip("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found: Array = session.run(None, feeds)[0]
-    return found
+    found = session.run(None, feeds)
+    return found if every else found[0]
 
 
 def integers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
@@ -361,16 +361,74 @@ def test_one_warning_names_what_runs_as_floats() -> None:
         assert difference.max() <= 1.01 * scale, name
 
 
-def test_weights_that_no_int8_holds_run_as_floats() -> None:
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 90), ("uint8", 255), ("int8", -128)])
+def test_weights_that_no_int8_holds_are_sums_of_such(groups: int, dtype: str, zero_point: int) -> None:
+    """Exactly, up to sums that no float32 holds; depthwise ones run as floats."""
+    weight = integers((8, 512 // groups, 3, 3), dtype, 1) if groups < 4 else integers((8, 1, 3, 3), dtype, 1)
+    shape, depthwise = (1, groups * weight.shape[1], 5, 5), groups == 4
+    x_ = integers(shape, "uint8", 3)
     m = Model()
-    x = m.input("x", (1, 4, 5, 5), "uint8")
-    weight = integers((6, 4, 3, 3), "uint8", 1)
-    y = m.add("QLinearConv", x, *ends(0.1, 3, "uint8"), weight, *ends(0.01, 0, "uint8"), *ends(9.0, 5, "uint8"))
+    x, wei = m.input("x", shape, "uint8"), (weight, *ends(0.01, zero_point, dtype))
+    more = {"pads": [1] * 4, "group": groups}
+    y = m.add("QLinearConv", x, *ends(0.1, 3, "uint8"), *wei, *ends(90.0, 5, "uint8"), **more)
     proto = m.proto(y, dtype="uint8")
-    with pytest.warns(bc.SlowPathWarning, match="conv2d"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if depthwise else "error", bc.SlowPathWarning)
         network = bc.load_onnx(proto)
-    x_ = integers((1, 4, 5, 5), "uint8", 3)
-    assert np.abs(network.evaluate(x_)[y].astype(int) - by_onnx_runtime(proto, {"x": x_})).max() <= 1
+    wanted = by_onnx_runtime(proto, {"x": x_}).astype(int)
+    for found in (network.evaluate(x_)[y], bc.compile(network)(x_)):
+        assert np.abs(found.astype(int) - wanted).max() <= 1
+    m = Model()
+    x = m.input("x", shape, "uint8")
+    sums = m.add("ConvInteger", x, weight, np.uint8(3), np.asarray(zero_point, dtype), **more)
+    proto = m.proto(sums, dtype="int32")
+    network, exact = bc.load_onnx(proto), conv_sums(x_.astype(int) - 3, weight.astype(int) - zero_point, groups)
+    assert depthwise or zero_point == 90 or np.abs(exact).max() > 2**24
+    for found in (network.evaluate(x_)[sums], bc.compile(network)(x_), by_onnx_runtime(proto, {"x": x_})):
+        np.testing.assert_array_equal(found, exact)
+
+
+def conv_sums(x: Array, weight: Array, groups: int) -> Array:
+    """Of 3x3 windows with one pixel of padding, in int64."""
+    framed = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(framed, (3, 3), axis=(2, 3))
+    of_groups = windows.reshape(1, groups, -1, *windows.shape[2:])
+    sums: Array = np.einsum("ngchwij,gocij->ngohw", of_groups, weight.reshape(groups, -1, *weight.shape[1:]))
+    return sums.reshape(1, weight.shape[0], *x.shape[2:])
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 90), ("int8", 100)])
+@pytest.mark.parametrize("shape", [(9, 5), (2, 9, 5), (9,)], ids=str)
+def test_matrices_that_no_int8_holds_are_sums_of_such(shape: tuple[int, ...], dtype: str, zero_point: int) -> None:
+    b, m = integers(shape, dtype, 1), Model()
+    x_ = integers((2, 4, 9), "uint8", 3)
+    x = m.input("x", x_.shape, "uint8")
+    sums = m.add("MatMulInteger", x, b, np.uint8(7), np.asarray(zero_point, dtype))
+    proto = m.proto(sums, dtype="int32")
+    network, exact = bc.load_onnx(proto), (x_.astype(int) - 7) @ (b.astype(int) - zero_point)
+    for found in (network.evaluate(x_)[sums], bc.compile(network)(x_)):
+        np.testing.assert_array_equal(found, exact)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 19, 21])
+@pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 90), ("int8", 100)])
+def test_constants_that_no_int8_holds_are_dequantized(dtype: str, zero_point: int, opset: int) -> None:
+    """Also where it is no convolution, or more than one op, that reads them."""
+    m = Model()
+    x, z = m.input("x", (2, 6, 4, 4)), m.input("z", (6, 6, 1, 1))
+    c, d = (
+        m.add("DequantizeLinear", integers(shape, dtype), *ends(0.02, zero_point, dtype))
+        for shape in ((6, 6, 1, 1), (1, 6, 1, 1))
+    )
+    outputs = m.add("Mul", m.add("Conv", m.quantized(x, 0.03, 128), c), d), m.add("Add", z, c)
+    proto = m.proto(*outputs, opset=opset)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype("f4") for name, shape in ((x, (2, 6, 4, 4)), (z, (6, 6, 1, 1)))}
+    network = bc.load_onnx(proto)
+    for found in (network.evaluate(feeds), bc.compile(network)(*feeds.values())):
+        for name, wanted in zip(outputs, by_onnx_runtime(proto, feeds, every=True), strict=True):
+            np.testing.assert_allclose(found[name], wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize(

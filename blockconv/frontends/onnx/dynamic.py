@@ -8,7 +8,6 @@ part of it by passes (`passes.dynamic`).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -118,41 +117,10 @@ def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _
     zero_point, axis = zero_points(call, zero_point_at, value.dtype), int(product is _multiplied and value.ndim > 1)
     exact = as_weight(value, np.ones((), np.float32), zero_point, axis)
     if exact is None:
-        return _corrected(call, x, source, zero_point, product)
+        rule = f"there has to be one, or one for each index of axis {axis} of {value.shape}"
+        raise call.error("zero_point", zero_point, rule)
     call.inputs[1] = call.constant(exact.integers, "weight")
     return product(call, x, source)
-
-
-def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, product: _Product) -> Tensor:
-    """The same by weights that an int8 cannot hold less their zero points, as floats.
-
-    They are int8 ones plus a number for each output channel, which is times the sum of all that a window reads.
-    """
-    value, of_matrix = call.array(1, "weight"), product is _multiplied
-    if value.ndim == 1 or (of_matrix and value.ndim > 2):
-        raise Unsupported("weights that, less their zero point, are beyond int8")
-    groups = 1 if of_matrix else call.attribute("group", 1)
-    middle = 128 if value.dtype == np.uint8 else 0
-    count = value.shape[1 if of_matrix else 0]
-    ones = np.ones((value.shape[0], 1) if of_matrix else (groups, *value.shape[1:]), np.int8)
-    parts = []
-    for name, part in (("weight", (value.astype(np.int32) - middle).astype(np.int8)), ("ones", ones)):
-        call.inputs[1] = call.constant(part, name)
-        parts.append(call.emit(_WHOLE, product(call, x, source), helps=True))
-    shape, at = parts[0].shape, len(parts[0].shape) - 1 if of_matrix else 1
-    flat = [call.reshape(y, _as_image(y.shape, at)) for y in parts]
-    offsets = np.broadcast_to(middle - zero_point.astype(np.float32).reshape(-1), (count,))
-    weight = call.constant(offsets.reshape(count, 1, 1, 1), "offsets")
-    y = call.emit(ops.Conv2d(groups=groups), flat[1], flat[0], parameters=(weight,))
-    call.scope.floats.add(call.node.output[0])
-    return call.reshape(y, shape)
-
-
-def _as_image(shape: tuple[int, ...], at: int) -> tuple[int, ...]:
-    """(N, C, H, W) for an array whose channels are axis `at`, the second or the last."""
-    if at == 1 and len(shape) > 2:
-        return (*shape[:2], *(1,) * (4 - len(shape)), *shape[2:])
-    return math.prod(shape[:at]), shape[at], 1, 1
 
 
 # ---------------------------------------------------------------- ONNX Runtime's own
@@ -178,8 +146,7 @@ def _dynamic_matmul(call: Call) -> Tensor:
 def _scaled(call: Call, sums: Tensor, scale: Tensor, at: int) -> Tensor:
     """Sums times the scale of the source and those of the weight, the operand `at`."""
     factor = call.emit(ops.Binary("mul"), call.constant(scales(call, at).reshape(-1), "scale"), scale, helps=True)
-    real = sums if sums.dtype == np.float32 else call.emit(_WHOLE, sums, helps=True)
-    return call.emit(ops.Binary("mul"), real, factor)
+    return call.emit(ops.Binary("mul"), call.emit(_WHOLE, sums, helps=True), factor)
 
 
 def _biased(call: Call, y: Tensor, at: int) -> Tensor:

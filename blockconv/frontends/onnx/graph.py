@@ -127,12 +127,8 @@ def _check_names(graph: Any) -> None:
 
 def _check_declared_types(graph: Any, scope: Scope) -> None:
     """Raise NetworkError if a value is not of the element type that the model declares for it."""
-    inner = (value for value in graph.value_info if value.name not in scope.floats)
-    for value in {value.name: value for value in (*inner, *graph.output)}.values():
+    for value in {value.name: value for value in (*graph.value_info, *graph.output)}.values():
         declared = value.type.tensor_type.elem_type
-        if value.name in scope.floats:
-            why = "sums of products with weights that, less their zero point, are beyond int8, are held as float32"
-            raise UnsupportedError(f"{OP}: output {value.name!r}: {why}")
         if value.name in scope.values and declared:
             tensor = scope.values[value.name]
             if onnx_type(tensor) != declared:

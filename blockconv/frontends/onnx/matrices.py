@@ -88,7 +88,7 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
     wei = call.weight(at, "weight", change, -1)
     x = call.emit(ops.Transpose((1, 0, 2)), call.reshape(a, (count, rows, k)), helps=True)
     x = call.reshape(x, (rows, count * k, 1, 1))
-    y = call.emit(replace(attributes, groups=count), x, *others, parameters=(wei,))
+    y = call.convolve(replace(attributes, groups=count), x, others, (wei,))
     y = call.emit(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)), helps=True)
     return call.reshape(y, (*batch, rows, n))
 
@@ -109,5 +109,5 @@ def _product(
         parameters = (*parameters, call.constant(bias, "bias"))
     lead = math.prod(a.shape[:-1])
     x = call.reshape(a, (lead, a.shape[-1], 1, 1))
-    y = call.emit(attributes, x, *others, parameters=parameters)
+    y = call.convolve(attributes, x, others, parameters)
     return call.reshape(y, (lead, wei.shape[0]))

@@ -117,7 +117,10 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
 
 
 def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
-    """Constant integers as such of the zero point 0; None if an int8 cannot hold them so."""
+    """Constant integers as such of the zero point 0, int16 where int8 does not hold them.
+
+    None if the zero points do not fit the axis, or those of int32 are not 0.
+    """
     if value.dtype == np.int32:
         return Dequantized(value, ops.Dequantize(Quantization(scale), axis)) if not zero_point.any() else None
     along = (
@@ -125,10 +128,9 @@ def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequa
     )
     if zero_point.size > 1 and (axis >= value.ndim or zero_point.size != value.shape[axis]):
         return None
-    wide = value.astype(np.int32) - (along.astype(np.int32) if along.size > 1 else int(along[0]))
-    if wide.size and (wide.min() < -128 or wide.max() > 127):
-        return None
-    return Dequantized(wide.astype(np.int8), ops.Dequantize(Quantization(scale), axis))
+    wide = value.astype(np.int16) - (along.astype(np.int16) if along.size > 1 else np.int16(along[0]))
+    fits = wide.min(initial=0) >= -128 and wide.max(initial=0) <= 127
+    return Dequantized(wide.astype(np.int8) if fits else wide, ops.Dequantize(Quantization(scale), axis))
 
 
 def _of_blocks(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
@@ -161,14 +163,9 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
     if any(p.size not in (1, value.shape[axis]) for p in (scale, zero_point)):
         rule = f"there has to be one, or {value.shape[axis]}: one for each output channel"
         raise NetworkError(title(call.node), "scale", scale, rule)
-    found, name = as_weight(value, scale, zero_point, axis), call.scope.value_name(f"{call.name}.weight")
-    if found is not None:
-        call.inputs[at] = call.scope.quantized_constant(name, found)
-        return
-    along = (-1,) + (1,) * (value.ndim - 1 - axis)
-    wide = value.astype(np.int32) - zero_point.astype(np.int32).reshape(along if zero_point.size > 1 else ())
-    real = wide.astype(np.float32) * scale.reshape(along if scale.ndim else ())
-    call.inputs[at] = call.scope.constant(name, real.astype(np.float32))
+    found = as_weight(value, scale, zero_point, axis)
+    assert found is not None
+    call.inputs[at] = call.scope.quantized_constant(call.scope.value_name(f"{call.name}.weight"), found)
 
 
 # ---------------------------------------------------------------- to integers and back

@@ -15,7 +15,7 @@ from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Node, Tensor
-from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
+from blockconv.network.ops import Attributes, Concat, Convolution, Dequantize, Reshape, Shape
 
 __all__ = [
     "OP",
@@ -50,7 +50,10 @@ def title(node: Any) -> str:
 
 
 class Dequantized(NamedTuple):
-    """A constant of floats that is given as integers, and what they stand for."""
+    """A constant of floats that is given as integers, and what they stand for.
+
+    The integers are int8 or int32; or int16, if they less their zero points are beyond int8 (see `Call.convolve`).
+    """
 
     integers: Array
     attributes: Dequantize
@@ -74,7 +77,6 @@ class Scope:
         self.constants: dict[str, Array] = {}
         self.dequantized: dict[str, Dequantized] = {}
         self.nodes: list[Node] = []
-        self.floats: set[str] = set()  # sums of integers that are held as float32
         self._value_names: set[str] = set()
         self._node_names: set[str] = set()
         self._made: set[str] = set()  # constants of integers that a node dequantizes
@@ -106,10 +108,16 @@ class Scope:
         return Tensor(name, value.integers.shape, element("float32"))
 
     def read_by_op(self, name: str) -> None:
-        """A value that a node of the network reads: if it is a constant of integers, it is dequantized by a node."""
+        """A value that a node of the network reads: if it is a constant of integers, it is dequantized by a node.
+
+        Networks have no int16, so a constant of these is one of floats.
+        """
         if name in self.dequantized and name not in self._made:
             self._made.add(name)
             integers, attributes = self.dequantized[name]
+            if integers.dtype == np.int16:
+                self.constants[name] = self.dequantized[name].array
+                return
             given = self.constant(self.value_name(f"{name}.integers"), integers)
             self.nodes.append(Node(self.node_name(f"{name}.dequantize"), attributes, (given.name,), name))
 
@@ -259,6 +267,37 @@ class Call:
         self.scope.nodes.append(node)
         self.made.add(output)
         return Tensor(output, shape, type)
+
+    def convolve(
+        self, attributes: Convolution, x: Tensor, others: tuple[Tensor, ...], parameters: tuple[Tensor, ...]
+    ) -> Tensor:
+        """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias.
+
+        A weight of int16 becomes the sum of weights of int8, side by side along the input channels, and x is repeated
+        as often, so the sums stay exact. A depthwise one runs in floats: it would leave the depthwise kernels.
+        """
+        wei, groups = parameters[0], attributes.groups
+        known = self.scope.dequantized.get(wei.name)
+        integers = known.integers if known else self.scope.constants.get(wei.name)
+        fits = len(x.shape) == 4 and x.shape[1] == groups * wei.shape[1]
+        depthwise = known and groups > 1 and wei.shape[1] == 1
+        if integers is None or integers.dtype != np.int16 or depthwise or not fits:
+            return self.emit(attributes, x, *others, parameters=parameters)
+        parts = []
+        while integers.any() or not parts:
+            parts.append(np.clip(integers, -128, 127).astype(np.int8))
+            integers = integers - parts[-1]
+        (n, c, h, w), joined = x.shape, np.concatenate(parts, axis=1)
+        of_groups = self.reshape(x, (n * groups, c // groups, h, w))
+        repeated = self.emit(Concat(1), *[of_groups] * len(parts), helps=True)
+        x = self.reshape(repeated, (n, c * len(parts), h, w))
+        name = self.scope.value_name(f"{self.name}.weight")
+        wei = (
+            self.scope.quantized_constant(name, Dequantized(joined, known.attributes))
+            if known
+            else self.constant(joined, "weight")
+        )
+        return self.emit(attributes, x, *others, parameters=(wei, *parameters[1:]))
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape; itself if it has that."""

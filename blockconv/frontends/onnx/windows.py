@@ -99,7 +99,7 @@ def convolution(
         dilation=window.dilation,
         groups=call.attribute("group", 1),
     )
-    y = call.emit(made, _image(call, x), *others, parameters=(wei, *more))
+    y = call.convolve(made, _image(call, x), others, (wei, *more))
     return _row(call, y, window.rank)
 
 
