@@ -121,8 +121,6 @@ def stored(folder: Path, **entries: str) -> Path:
     ids=str,
 )  # fmt: skip
 def test_values_outside_the_models_folder_or_of_another_length(folder: Path, entries: dict[str, str]) -> None:
-    if entries == {"location": "link"} and onnx.defs.onnx_opset_version() < 27:
-        pytest.skip("an older onnx follows links")
     with pytest.raises(NetworkError, match=r"values .*cannot be read.*(one file|export the model again)"):
         bc.load_onnx(stored(folder, **entries))
 

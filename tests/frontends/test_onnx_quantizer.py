@@ -104,7 +104,10 @@ def test_every_setting_is_read(network: Any, opset: int, tmp_path: Path) -> None
                 activation_type=quantization.QuantType[activations], weight_type=quantization.QuantType[weights],
                 extra_options=dict(zip(("ActivationSymmetric", "WeightSymmetric"), symmetric, strict=True)),
             )  # fmt: skip
-            (wanted,) = session(made).run(None, {"x": x})
+            try:
+                (wanted,) = session(made).run(None, {"x": x})
+            except ort.capi.onnxruntime_pybind11_state.NotImplemented:
+                pytest.skip(f"this ONNX Runtime does not run opset {opset}")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", bc.SlowPathWarning)
                 loaded = bc.load_onnx(made)

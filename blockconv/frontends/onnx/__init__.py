@@ -31,7 +31,9 @@ def load_onnx(
 ) -> Network:
     """A network from an ONNX model, to be given to `compile`. Needs the `onnx` package: pip install 'blockconv[onnx]'.
 
-    model: the path of a file, the bytes of one, or an onnx.ModelProto.
+    model: the path of a file (str or os.PathLike), its bytes, a file that is open for reading bytes, or an
+        onnx.ModelProto. Values in other files are read where a path is given, from the model's folder; links are
+        followed if they end in that folder, or in the one where the model itself really is.
     input_shapes: of inputs whose shapes the model leaves open (or to replace): {input: shape}, or one shape for the
         only input. An open first dimension is 1 by default.
     constants: values of inputs that are not to stay inputs: {input: array}.
@@ -59,9 +61,11 @@ def load_onnx(
             raise
         raise UnsupportedError(f"{OP}: needs the onnx package: pip install 'blockconv[onnx]'") from None
     try:
-        proto = onnx_functions.inlined(onnx_file.read_model(model))
-        arrays = onnx_file.read_initializers(proto, constants)
-        skeleton = onnx_file.without_weights(proto)
+        proto, files = onnx_file.read_model(model)
+        arrays = onnx_file.read_initializers(proto, constants, files)
+        # A model is never larger than protobuf can serialize where functions are inlined: it has no weights then.
+        skeleton = onnx_functions.inlined(onnx_file.without_weights(proto))
+        onnx_file.read_attributes(skeleton, files)
         network = onnx_graph.read_graph(skeleton, arrays, input_shapes)
     except UnicodeDecodeError as error:
         rule = f"holds a name that is no text: {error}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,42 +15,51 @@ from onnx import helper, numpy_helper
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.dispatch.array_checks import PACKED
-from blockconv.frontends.onnx.rules import check_tensor, domain_of
-from blockconv.frontends.onnx.scope import OP
+from blockconv.frontends.onnx.external import Files
+from blockconv.frontends.onnx.rules import check_dims, check_tensor
+from blockconv.frontends.onnx.scope import OP, title
 
-__all__ = ["named", "read_initializers", "read_model", "without_weights"]
+__all__ = ["named", "read_attributes", "read_initializers", "read_model", "without_weights"]
 
 Array = npt.NDArray[Any]
 
 
-def read_model(model: Any) -> Any:
-    """A ModelProto, from a path, bytes, or one."""
+def read_model(model: Any) -> tuple[Any, Files]:
+    """A ModelProto, from a path, bytes, an open file, or one; and the files that may hold values of it."""
+    path = os.fsdecode(model) if isinstance(model, (str, os.PathLike)) else None
     try:
         if isinstance(model, onnx.ModelProto):
             proto = model
-        elif isinstance(model, (bytes, bytearray, memoryview)):
-            proto = onnx.load_model_from_string(bytes(model))
-        elif isinstance(model, (str, Path)):
-            proto = onnx.load(str(model), load_external_data=False)
+        elif path is not None:
+            proto = onnx.load(path, load_external_data=False)
         else:
-            raise ArgumentError(OP, "model", model, "has to be a path, bytes, or a ModelProto", as_file(model))
+            proto = onnx.load_model_from_string(_bytes(model))
     except ArgumentError:
         raise
     except FileNotFoundError:
-        raise NetworkError(OP, "model", named(model), f"there is no file {model}") from None
+        raise NetworkError(OP, "model", named(model), f"there is no file {path}") from None
     except OSError as error:
         raise NetworkError(OP, "model", named(model), f"cannot be read: {error}") from error
     except Exception as error:  # protobuf's DecodeError, or what the readers of ONNX's text formats raise
         rule = f"is no whole ONNX model ({error}): truncated, or of another format"
         raise NetworkError(OP, "model", named(model), rule, "export it again") from error
-    if isinstance(model, (str, Path)):
-        _load_external_data(proto, Path(model))
     if not proto.graph.node and not proto.graph.output:
         raise NetworkError(OP, "model", named(model), "holds no graph: truncated, or of another format")
     for text in _texts(proto):
         if isinstance(text, bytes):  # how protobuf gives what is no UTF-8
             raise NetworkError(OP, "model", named(model), f"holds a name that is no text: {text!r}", "export it again")
-    return proto
+    return proto, Files(path)
+
+
+def _bytes(model: Any) -> bytes:
+    """What bytes or an open file hold."""
+    held = model.read() if callable(getattr(model, "read", None)) else model
+    if isinstance(held, str):
+        raise ArgumentError(OP, "model", model, "is a file opened for text", 'open it with mode "rb"')
+    if not isinstance(held, (bytes, bytearray, memoryview)):
+        rule = "has to be a path (str or os.PathLike), bytes, a file opened for bytes, or a ModelProto"
+        raise ArgumentError(OP, "model", model, rule, as_file(model))
+    return bytes(held)
 
 
 def _texts(proto: Any) -> Iterator[Any]:
@@ -69,24 +78,16 @@ def _texts(proto: Any) -> Iterator[Any]:
                 yield attribute.name
 
 
-def _load_external_data(proto: Any, path: Path) -> None:
-    """Read values that lie in files beside the model's; onnx refuses those outside its folder."""
-    try:
-        onnx.load_external_data_for_model(proto, str(path.parent))
-    except Exception as error:
-        rule = f"values that it keeps in another file cannot be read: {error}"
-        remedy = "put that file, whole, into the model's folder, or export the model in one file"
-        raise NetworkError(OP, "model", str(path), rule, remedy) from error
-
-
 def named(model: Any) -> str:
     """How errors call a model."""
-    if isinstance(model, (str, Path)):
-        return str(model)
-    return f"<{len(model)} bytes>" if isinstance(model, (bytes, bytearray, memoryview)) else "<ModelProto>"
+    if isinstance(model, (str, os.PathLike)):
+        return os.fsdecode(model)
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return f"<{len(model)} bytes>"
+    return "<ModelProto>" if isinstance(model, onnx.ModelProto) else str(getattr(model, "name", "<open file>"))
 
 
-def read_initializers(proto: Any, given: Mapping[str, Any] | None) -> dict[str, Array]:
+def read_initializers(proto: Any, given: Mapping[str, Any] | None, files: Files) -> dict[str, Array]:
     """Constants by name: those of the model, and those given in place of inputs."""
     graph = proto.graph
     if graph.sparse_initializer:
@@ -96,7 +97,7 @@ def read_initializers(proto: Any, given: Mapping[str, Any] | None) -> dict[str, 
         if count > 1 or not name:
             rule = f"is the name of {count} initializers" if name else "an initializer has no name"
             raise NetworkError(OP, "initializer", name, rule, "each has to have a name of its own")
-    arrays = {tensor.name: _values(tensor, _reader(proto, tensor.name)) for tensor in graph.initializer}
+    arrays = {tensor.name: _values(tensor, _reader(proto, tensor.name), files) for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input}
     for name in set(arrays) & set(inputs):
         _check_declared(name, arrays[name], inputs[name], _reader(proto, name))
@@ -110,21 +111,39 @@ def read_initializers(proto: Any, given: Mapping[str, Any] | None) -> dict[str, 
 
 
 def without_weights(proto: Any) -> Any:
-    """The model without its initializers, so that it can be kept at no cost."""
-    skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    """The model without the values of its initializers, so that it can be kept at no cost."""
+    skeleton = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
     skeleton.graph.name = proto.graph.name
     for part in ("node", "input", "output", "value_info"):
         getattr(skeleton.graph, part).extend(getattr(proto.graph, part))
-    for node in skeleton.graph.node:
-        node.domain = domain_of(node)
+    for tensor in proto.graph.initializer:  # their names are taken, where functions are inlined
+        skeleton.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     return skeleton
 
 
-def _values(tensor: Any, reader: str) -> Array:
+def read_attributes(skeleton: Any, files: Files) -> None:
+    """Put values of attributes that are in other files into the model."""
+    for node in skeleton.graph.node:
+        for attribute in node.attribute:
+            for tensor in (attribute.t, *attribute.tensors):
+                if files.hold(tensor):
+                    tensor.raw_data = files.read(tensor, f"{title(node)}, attribute {attribute.name!r}").tobytes()
+                    tensor.data_location = onnx.TensorProto.DEFAULT
+                    del tensor.external_data[:]
+
+
+def _values(tensor: Any, reader: str, files: Files) -> Array:
     where = f"initializer {tensor.name!r}, {reader}"
-    check_tensor(tensor, where)
+    (check_dims if files.hold(tensor) else check_tensor)(tensor, where)
+    held = files.read(tensor, where) if files.hold(tensor) else None
     try:
-        return np.asarray(numpy_helper.to_array(tensor))
+        if held is None:
+            return np.asarray(numpy_helper.to_array(tensor))
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        if dtype.kind in "biufc":
+            return held.view(dtype).reshape(tensor.dims)
+        packed = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=held.tobytes())
+        return np.asarray(numpy_helper.to_array(packed))
     except Exception as error:
         rule = f"its values cannot be read: {error}"
         remedy = "there have to be as many as its dims say, of its data_type: export the model again"

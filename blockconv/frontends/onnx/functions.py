@@ -19,9 +19,14 @@ _MOST_NODES = 1_000_000
 
 
 def inlined(model: Any) -> Any:
-    """The model without functions."""
-    if not model.functions:
-        return model
+    """The model without functions, and with one name for ONNX's own operator set."""
+    made = _inlined(model) if model.functions else model
+    for node in made.graph.node:
+        node.domain = domain_of(node)
+    return made
+
+
+def _inlined(model: Any) -> Any:
     functions = {}
     for function in model.functions:
         key = _key(function)

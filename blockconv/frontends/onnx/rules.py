@@ -19,7 +19,7 @@ from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.graph import Tensor
 
-__all__ = ["Rules", "check_tensor", "domain_of"]
+__all__ = ["Rules", "check_dims", "check_tensor", "domain_of"]
 
 Array = npt.NDArray[Any]
 
@@ -175,6 +175,11 @@ def check_tensor(tensor: Any, where: str) -> None:
         raise NetworkError(
             where, "tensor", tensor.name, rule, "give load_onnx the model's path, or call onnx.load first"
         )
+    check_dims(tensor, where)
+
+
+def check_dims(tensor: Any, where: str) -> None:
+    """Raise NetworkError for a constant of a shape that is none."""
     if any(size < 0 for size in tensor.dims):
         raise NetworkError(where, f"tensor {tensor.name!r}", list(tensor.dims), "sizes have to be at least 0")
 

@@ -1,0 +1,69 @@
+"""The files beside a model that hold values of its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from blockconv.core.errors import NetworkError
+
+__all__ = ["Files"]
+
+
+class Files:
+    """The files that a model may name, which is at `path`; none, if it was not given by a path.
+
+    A file has to be, after all symbolic links, in the folder of the path, or in the folder where the model's own links
+    end, as in the cache of Hugging Face, where each file is a link to one that is named by its contents.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._at = None if path is None else Path(path)
+
+    def hold(self, tensor: Any) -> bool:
+        """Whether the values of a tensor are in another file that can be looked for."""
+        return self._at is not None and tensor.data_location == TensorProto.EXTERNAL
+
+    def read(self, tensor: Any, where: str) -> npt.NDArray[np.uint8]:
+        """The bytes of its values. Raises NetworkError, which names the tensor as `where`."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        try:
+            file = self._file(entries.get("location", ""))
+            size = file.stat().st_size
+            offset = _whole("offset", entries, 0)
+            length = _whole("length", entries, size - offset)
+            if not 0 <= offset <= offset + length <= size:
+                raise ValueError(f"{length} bytes from {offset} on are not within its {size} bytes")
+            return np.fromfile(file, np.uint8, length, offset=offset)
+        except (OSError, ValueError) as error:
+            rule = f"values in another file cannot be read: {error}"
+            remedy = "put that file, whole, into the model's folder, or export the model in one file"
+            raise NetworkError(where, "external_data", entries, rule, remedy) from error
+
+    def _file(self, location: str) -> Path:
+        """Where a file really is; raises ValueError for one that a model may not name."""
+        assert self._at is not None
+        if not location:
+            raise ValueError("no location is given")
+        if Path(location).is_absolute():
+            raise ValueError("its location has to be relative to the model's folder")
+        given = self._at.parent / location
+        found, folder = given.resolve(), self._at.parent.resolve()
+        other = self._at.resolve().parent
+        if not (found.is_relative_to(folder) or found.is_relative_to(other)):
+            also = f", or {other}, where the model's own link ends" if other != folder else ""
+            link = f"is a link to {found}" if given.is_symlink() else f"is {found}"
+            raise ValueError(f"it {link}, and has to be in {folder}, the model's folder{also}")
+        if not found.is_file():
+            raise ValueError(f"{found} is no file" if found.exists() else f"there is no file {found}")
+        return found
+
+
+def _whole(key: str, entries: dict[str, str], default: int) -> int:
+    if not entries.get(key, "0").isdecimal():
+        raise ValueError(f"its {key}, {entries[key]!r}, is no whole number of at least 0")
+    return int(entries.get(key, default))
