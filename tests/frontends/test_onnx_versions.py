@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,40 @@ def test_conv1d_and_pools_of_rows() -> None:
     compare(model("GlobalAveragePool", 1, x, {}), x)
 
 
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_same_pads_of_dilated_windows(op: str, auto: str) -> None:
+    """Against the definition: ONNX Runtime leaves the dilation out and gives too few pixels, or none."""
+    read = 0
+    for size, k, s, d, counts in itertools.product((5, 7, 8, 11), (2, 3, 4), (1, 2, 3), (1, 2, 3, 4), (0, 1)):
+        if op == "MaxPool" and counts:
+            continue
+        x = np.random.default_rng(size).standard_normal((1, 2, size, size + 1)).astype("f4")
+        attributes = {"count_include_pad": counts} if op == "AveragePool" else {}
+        proto = model(op, 19, x, {}, kernel_shape=[k, k], strides=[s, s], dilations=[d, d], auto_pad=auto, **attributes)
+        windows = x.astype(float)
+        for axis in (2, 3):
+            n = x.shape[axis]
+            total = max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
+            before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            at = np.arange(-(-n // s))[:, None] * s - before + np.arange(k) * d
+            taken = windows.take(at.clip(0, n - 1), axis)
+            shape = [1] * taken.ndim
+            shape[axis : axis + 2] = at.shape
+            windows = np.where(((at >= 0) & (at < n)).reshape(shape), taken, 0.0 if counts else np.nan)
+            windows = np.moveaxis(windows, axis + 1, -1)
+        if np.isnan(windows).all(axis=(-2, -1)).any():
+            with pytest.raises(bc.NetworkError, match=r"pads=.*reads padding alone in"):
+                bc.load_onnx(proto)
+            continue
+        wanted = windows.mean((-2, -1)) if counts else (np.nanmax if op == "MaxPool" else np.nanmean)(windows, (-2, -1))
+        network, read = bc.load_onnx(proto), read + 1
+        np.testing.assert_allclose(network.evaluate(x)["y0"], wanted, rtol=1e-5, atol=1e-5)
+        if (size, k, d) == (11, 3, 4):
+            np.testing.assert_allclose(bc.compile(network)(x), wanted, rtol=1e-5, atol=1e-5)
+    assert read > 100
+
+
 def test_broadcasting_before_opset_7() -> None:
     """A second operand's axes began where `axis` said."""
     proto = model("Add", 6, X, {"c": weights(6)}, axis=1, broadcast=1)
@@ -182,3 +217,29 @@ def test_functions_of_a_model_are_inlined() -> None:
     opsets = [opset, helper.make_opsetid("own", 1)]
     proto = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
     np.testing.assert_allclose(bc.load_onnx(proto).evaluate(X)["y"], X + np.maximum(X, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Add", "Sub", "Mul", "Div", "Max", "Min"])
+@pytest.mark.parametrize(
+    "shapes", [((2, 8, 6, 1), (2, 8, 1, 6)), ((2, 1, 6, 5), (8, 1, 1)), ((3, 1), (2, 1, 4)), ((1, 5), (3, 1))], ids=str
+)
+def test_operands_that_are_both_broadcast(kind: str, shapes: Any) -> None:
+    """As in coordinate attention."""
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip("xzy", (*shapes, None), strict=True)]
+    graph = helper.make_graph([helper.make_node(kind, ["x", "z"], ["y"], "both")], "g", info[:2], info[2:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network = bc.load_onnx(proto)
+    feeds = {name: weights(*shape) for name, shape in zip("xz", shapes, strict=True)}
+    function = {"Max": np.maximum, "Min": np.minimum, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}
+    wanted = function.get(kind, np.add)(*feeds.values())
+    np.testing.assert_array_equal(network.evaluate(feeds)["y"], wanted)
+    np.testing.assert_allclose(bc.compile(network)(*feeds.values()), wanted, rtol=1e-6)
+    for name in feeds:  # one is a constant
+        network = bc.load_onnx(proto, constants={name: feeds[name]})
+        (fed,) = (value for other, value in feeds.items() if other != name)
+        np.testing.assert_array_equal(network.evaluate(fed)["y"], wanted)
+
+
+def test_operands_that_do_not_broadcast() -> None:
+    with pytest.raises(bc.NetworkError, match=r"node 'node' \(Add\): .*do(es)? not broadcast|incompatible"):
+        bc.load_onnx(model("Add", 17, X, {"c": weights(7)}))

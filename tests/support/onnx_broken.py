@@ -154,7 +154,8 @@ def _values() -> dict[str, Broken]:
         "pads of -1": Broken(op("Conv", {"w": W}, pads=[-1, -1, -1, -1]), r"node 'node' \(Conv\).*-1"),
         "too few pads": Broken(op("Conv", {"w": W}, pads=[1, 1]), r"node 'node' \(Conv\).*pads \(1, 1\)"),
         "pads of a pool": Broken(
-            op("AveragePool", pads=[2, 2, 2, 2], **pool), r"pads=.*smaller than the window, \(2, 2\)"
+            op("AveragePool", pads=[2, 2, 2, 2], **pool),
+            r"pads=.*a window of \(2, 2\), dilated by \(1, 1\), reads padding alone",
         ),
         "storage_order": Broken(op("MaxPool", storage_order=5, **pool), "storage_order=5: has to be 0 or 1"),
         "groups of 0": Broken(op("Conv", {"w": W}, group=0), "node 'node'"),

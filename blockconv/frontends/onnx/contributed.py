@@ -70,7 +70,7 @@ def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
             # Both are channels last by transposes, which vanish where they meet those of convolutions.
             call.inputs[0], call.inputs[3] = before[0][0], before[1][0]
             return call.emit(ops.Transpose(before[0][1]), translate(call))
-        y = call.emit(ops.Binary(kind), dequantized(call, 0), dequantized(call, 3))
+        y = call.binary(kind, dequantized(call, 0), dequantized(call, 3))
         return stored(call, y, 6, call.input().dtype)
 
     return translate
@@ -105,7 +105,10 @@ def _qlinear_global(call: Call) -> Tensor:
     return stored(call, y, 3, call.input().dtype)
 
 
-@_op("com.microsoft.QLinearAveragePool", limits=f"1-D and 2-D; pads smaller than the window; {CONSTANT}")
+@_op(
+    "com.microsoft.QLinearAveragePool",
+    limits=f"1-D and 2-D; no window of padding alone, unless count_include_pad; {CONSTANT}",
+)
 @_channels_first
 def _qlinear_average(call: Call) -> Tensor:
     return stored(call, average(call, dequantized(call, 0)), 3, call.input().dtype)

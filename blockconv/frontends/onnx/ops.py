@@ -93,7 +93,7 @@ def _binary(call: Call) -> Tensor:
     }
     result = call.input()
     for i in range(1, len(call.inputs)):
-        result = call.emit(ops.Binary(kinds[call.node.op_type]), result, _aligned(call, result, call.input(i)))
+        result = call.binary(kinds[call.node.op_type], result, _aligned(call, result, call.input(i)))
     return result
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
+from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Node, Tensor
-from blockconv.network.ops import Attributes, Concat, Convolution, Dequantize, Reshape, Shape
+from blockconv.network.ops import Attributes, Binary, Concat, Convolution, Dequantize, Reshape, Shape
 
 __all__ = [
     "OP",
@@ -267,6 +268,23 @@ class Call:
         self.scope.nodes.append(node)
         self.made.add(output)
         return Tensor(output, shape, type)
+
+    def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
+        """a and b, broadcast. Where neither has the result's shape, as kernels need it, a constant is repeated to that
+        shape, or a is multiplied by ones of it."""
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            raise self.error("inputs", (a.shape, b.shape), "do not broadcast to one shape") from None
+        if shape not in ((1,) * (len(shape) - len(t.shape)) + t.shape for t in (a, b)):
+            known_a, known_b = (self.scope.array(t.name) for t in (a, b))
+            if known_b is not None:
+                b = self.constant(np.broadcast_to(known_b, shape), "operand")
+            elif known_a is not None:
+                a = self.constant(np.broadcast_to(known_a, shape), "operand")
+            else:
+                a = self.emit(Binary("mul"), a, self.constant(np.ones(shape, a.dtype), "ones"), helps=True)
+        return self.emit(Binary(kind), a, b)
 
     def convolve(
         self, attributes: Convolution, x: Tensor, others: tuple[Tensor, ...], parameters: tuple[Tensor, ...]

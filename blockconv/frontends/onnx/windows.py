@@ -103,12 +103,12 @@ def convolution(
     return _row(call, y, window.rank)
 
 
-@_op("MaxPool", limits="1-D and 2-D; pads smaller than the window; no indices")
+@_op("MaxPool", limits="1-D and 2-D; no window of padding alone; no indices")
 def _max_pool(call: Call) -> Tensor:
     return _pool(call, "max", call.input())
 
 
-@_op("AveragePool", limits="1-D and 2-D; pads smaller than the window")
+@_op("AveragePool", limits="1-D and 2-D; no window of padding alone, unless count_include_pad")
 def _average_pool(call: Call) -> Tensor:
     return average(call, call.input())
 
@@ -121,15 +121,26 @@ def average(call: Call, x: Tensor) -> Tensor:
 def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     only_output(call)
     window = _Window(call, call.attribute("kernel_shape", ()))
-    for size, sides in zip(window.kernel, window.pads, strict=True):
-        if max(sides) >= size:  # a window of padding alone would have no maximum and no average
-            remedy = "lower the pads, or put a Pad before the node"
-            raise call.error("pads", window.pads, f"have to be smaller than the window, {window.kernel}", remedy)
+    if kind != "avg_include_padding":
+        _check_pads(call, window)
     if call.attribute("storage_order", 0) not in (0, 1):
         raise call.error("storage_order", call.attribute("storage_order"), "has to be 0 or 1")
     ceil_mode = bool(call.attribute("ceil_mode", 0))
     attributes = ops.Pool2d(kind, window.kernel, window.stride, window.pads, window.dilation, ceil_mode)
     return _row(call, call.emit(attributes, _image(call, x)), window.rank)
+
+
+def _check_pads(call: Call, window: _Window) -> None:
+    """A window of padding alone has no maximum, and no average of what is not padding."""
+    image = (1, *call.input().shape[2:])[-2:]
+    for size, kernel, stride, step, (before, after) in zip(
+        image, window.kernel, window.stride, window.dilation, window.pads, strict=True
+    ):
+        for start in range(-before, size + after - step * (kernel - 1), stride):
+            first = start + step * max(0, -(start // step))  # of its elements, the first at or after pixel 0
+            if first >= size or first > start + step * (kernel - 1):
+                rule = f"a window of {window.kernel}, dilated by {window.dilation}, reads padding alone in {image}"
+                raise call.error("pads", window.pads, rule, "lower the pads, or put a Pad before the node")
 
 
 @_op("GlobalMaxPool", limits="1-D and 2-D")
