@@ -16,7 +16,7 @@ from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
-from blockconv.frontends.onnx.scope import OP, Call, Scope, Unsupported, element_type, title
+from blockconv.frontends.onnx.scope import OP, Call, Scope, Unknown, UnknownValue, Unsupported, element_type, title
 from blockconv.network.graph import Network, Tensor, frozen
 from blockconv.network.order import topological
 
@@ -40,18 +40,9 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
     _check_names(graph)
     for node in graph.node:
         rules.check_node(node)
-    refused = _Refused()
+    refused = _Refused(graph if input_shapes is None else None)
     for node in _needed(graph, scope):
-        unknown = rules.schema(node) is None and _kind(node) not in OPS
-        if unknown or any(name and name not in scope.values for name in node.input):
-            refused.after(node)
-        elif keeps_integers(node, scope):
-            rules.infer(node, scope.values, scope.constants)
-        elif _folds(node, scope):
-            rules.infer(node, scope.values, scope.constants)
-            _fold(node, model, scope)
-        else:
-            refused.translate(Call(node, scope), rules)
+        refused.read(node, model, scope, rules)
     refused.report()
     _check_declared_types(graph, scope)
     outputs = tuple(_output(value.name, scope) for value in graph.output)
@@ -175,40 +166,52 @@ def _check_known(where: str, argument: str, name: str, producers: Mapping[str, A
 
 
 class _Refused:
-    """What is not supported, collected, so that one error lists it all."""
+    """What is not supported, collected, so that one error lists it all.
 
-    def __init__(self) -> None:
+    Nodes behind a refused one are read too, with the shapes and types that ONNX infers of its values, or that the
+    model declares (`graph`, where it is read as it is); so far as they do not need what neither knows.
+    """
+
+    def __init__(self, graph: Any) -> None:
         self.unknown: dict[str, list[str]] = {}
         self.reasons: list[str] = []
+        declared = () if graph is None else (*graph.value_info, *graph.output)
+        self.declared = {value.name: value.type for value in declared}
 
-    def after(self, node: Any) -> None:
-        """A node after one that was refused: at least its op can be looked at."""
-        kind = _kind(node)
-        if kind not in OPS:
-            self.unknown.setdefault(kind, []).append(node.name or node.output[0])
+    def read(self, node: Any, model: Any, scope: Scope, rules: Rules) -> None:
+        """Make ops, or constants, of the node, or keep what is not supported.
 
-    def translate(self, call: Call, rules: Rules) -> None:
-        """Make ops of the node, or keep what is not supported; a model that is broken raises NetworkError."""
-        kind = _kind(call.node)
-        if kind not in OPS:
-            self.unknown.setdefault(kind, []).append(call.node.name or call.node.output[0])
-            return
+        A model that is broken raises NetworkError, unless a node was refused before: then it is listed too.
+        """
+        operands: list[Any] = [scope.values[name] for name in node.input if name]
+        missing = [t for t in operands if isinstance(t, Unknown)]
+        constant = all(t.constant if isinstance(t, Unknown) else scope.array(t.name) is not None for t in operands)
         try:
-            op = OPS[kind]
-            if call.opset < op.since:
-                raise Unsupported(f"opset {call.opset}: it is read from opset {op.since} on")
-            results = op.translate(call)
-            # After the translator, which says more of what it knows.
-            rules.infer(call.node, call.scope.values, call.scope.constants)
-        except Unsupported as error:
-            self.reasons.append(f"{title(call.node)}: {error}")
+            if missing and constant:
+                raise UnknownValue(missing[0].name)
+            _read(node, model, scope, rules)
             return
-        except NetworkError:
-            raise
-        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
-            rule = f"cannot be read: {error}"
-            raise NetworkError(title(call.node), "attributes", list(call.attributes), rule) from error
-        _name_results(call, results if isinstance(results, list) else [results])
+        except UnknownValue:
+            constant = constant or _kind(node) in ("Shape", "Size")
+        except _NoOp as error:
+            self.unknown.setdefault(str(error), []).append(node.name or node.output[0])
+        except Unsupported as error:
+            self.reasons.append(f"{title(node)}: {error}")
+        except NetworkError as error:
+            if not (self.unknown or self.reasons):
+                raise
+            self.reasons.append(str(error))
+        self._assume(node, scope, rules, constant and bool(missing))
+
+    def _assume(self, node: Any, scope: Scope, rules: Rules, constant: bool) -> None:
+        """Give the values of a node that was not read the shapes and types that are known, if any are."""
+        try:
+            inferred = rules.infer(node, scope.values, scope.constants)
+        except (NetworkError, UnknownValue):
+            inferred = {}
+        for name in filter(None, node.output):
+            found: Any = _tensor(name, inferred.get(name)) or _tensor(name, self.declared.get(name))
+            scope.values[name] = found or Unknown(name, constant)
 
     def report(self) -> None:
         """Raise UnsupportedError if anything was refused."""
@@ -220,8 +223,57 @@ class _Refused:
             raise UnsupportedError("\n  ".join([f"{OP}: not supported:", *lines, *self.reasons]))
 
 
+def _tensor(name: str, type: Any) -> Tensor | None:
+    """A value of a TypeProto; None if that does not say the shape and the element type."""
+    if type is None or not type.tensor_type.HasField("shape"):
+        return None
+    dims = type.tensor_type.shape.dim
+    try:
+        kind = element_type(np.dtype(helper.tensor_dtype_to_np_dtype(type.tensor_type.elem_type)))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Tensor(name, tuple(d.dim_value for d in dims), kind) if all(d.HasField("dim_value") for d in dims) else None
+
+
 def _kind(node: Any) -> str:
     return str(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
+
+
+class _NoOp(Exception):  # noqa: N818
+    """There is no translator of this kind of node."""
+
+
+def _read(node: Any, model: Any, scope: Scope, rules: Rules) -> None:
+    """Make ops, or constants, of a node."""
+    kind = _kind(node)
+    if rules.schema(node) is None and kind not in OPS:
+        raise _NoOp(kind)
+    if keeps_integers(node, scope):
+        rules.infer(node, scope.values, scope.constants)
+    elif _folds(node, scope):
+        rules.infer(node, scope.values, scope.constants)
+        _fold(node, model, scope)
+    elif kind not in OPS:
+        raise _NoOp(kind)
+    else:
+        _translate(Call(node, scope), rules)
+
+
+def _translate(call: Call, rules: Rules) -> None:
+    """Make ops of a node, and give its values their names. Raises Unsupported, and NetworkError for a broken one."""
+    try:
+        op = OPS[_kind(call.node)]
+        if call.opset < op.since:
+            raise Unsupported(f"opset {call.opset}: it is read from opset {op.since} on")
+        results = op.translate(call)
+        # After the translator, which says more of what it knows.
+        rules.infer(call.node, call.scope.values, call.scope.constants)
+    except (Unsupported, NetworkError):
+        raise
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
+        rule = f"cannot be read: {error}"
+        raise NetworkError(title(call.node), "attributes", list(call.attributes), rule) from error
+    _name_results(call, results if isinstance(results, list) else [results])
 
 
 def _name_results(call: Any, results: list[Tensor]) -> None:

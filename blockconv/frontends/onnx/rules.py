@@ -120,12 +120,14 @@ class Rules:
         if name in _POSITIVE and wanted == AttributeProto.INTS and any(k < 1 for k in attribute.ints):
             raise NetworkError(title(node), name, value, "has to hold numbers of at least 1", "raise them")
 
-    def infer(self, node: Any, operands: Mapping[str, Tensor], constants: Mapping[str, Array]) -> None:
-        """Raise NetworkError unless ONNX's own inference takes the node: the number of its operands, their types and
-        shapes, and the values of those that are constants."""
+    def infer(self, node: Any, operands: Mapping[str, Tensor], constants: Mapping[str, Array]) -> dict[str, Any]:
+        """What ONNX's own inference knows of the node's values, a TypeProto each; empty where it knows nothing.
+
+        Raises NetworkError for a number of operands, types, shapes or values of constants that it does not take.
+        """
         schema = self.schema(node)
         if schema is None:  # of a domain that the installed onnx does not define
-            return
+            return {}
         types, values = {}, {}
         for name in filter(None, node.input):
             dtype = onnx_type(operands[name])
@@ -134,14 +136,15 @@ class Rules:
             if value is not None and value.size <= _MOST_VALUES:
                 values[name] = numpy_helper.from_array(value, name)
         try:
-            shape_inference.infer_node_outputs(
+            inferred: dict[str, Any] = shape_inference.infer_node_outputs(
                 schema, node, types, values, opset_imports=self._imports, ir_version=self._ir_version
             )
         except KeyError:  # the inference of onnx 1.16 takes no node of which an operand is left out
-            return
+            return {}
         except Exception as error:
             given = ", ".join([_operand(name, operands, constants) for name in node.input] + _attributes(node))
             raise NetworkError(title(node), "operands", _Text(given), _sentence(error), self._remedy(node)) from error
+        return inferred
 
 
 _TENSORS = (AttributeProto.TENSOR, AttributeProto.TENSORS)

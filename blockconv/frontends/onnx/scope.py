@@ -25,6 +25,8 @@ __all__ = [
     "Op",
     "Scope",
     "Translator",
+    "Unknown",
+    "UnknownValue",
     "Unsupported",
     "element_type",
     "only_output",
@@ -38,6 +40,23 @@ OP = "load_onnx"
 
 class Unsupported(Exception):  # noqa: N818
     """A node that blockconv has no op for; its text says what is missing. Collected, and raised together."""
+
+
+class UnknownValue(Exception):  # noqa: N818
+    """A node asks more of an `Unknown` than its name, so that its own limits are not known either."""
+
+
+class Unknown:
+    """A value behind a node that was refused, in place of a Tensor, where its shape and type are not known.
+
+    constant: it depends on constants and on shapes alone, so an operand that has to be a constant may be it.
+    """
+
+    def __init__(self, name: str, constant: bool) -> None:
+        self.name, self.constant = name, constant
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownValue(self.name)
 
 
 def element_type(dtype: np.dtype[Any]) -> ElementType:
@@ -202,6 +221,8 @@ class Call:
         tensor = self.input(index)
         value = self.scope.array(tensor.name)
         if value is None:
+            if isinstance(tensor, Unknown) and tensor.constant:
+                raise UnknownValue(tensor.name)
             raise Unsupported(f"its {what}, {tensor.name!r}, is computed or fed; give load_onnx it in `constants`")
         return value
 

@@ -174,8 +174,6 @@ _RESIZED = "N and C stay; modes nearest and linear; constant scales or sizes"
 @_op("Resize", limits=f"{_RESIZED}; no tf_crop_and_resize, half_pixel_symmetric, antialias, exclude_outside")
 def _resize(call: Call) -> Tensor:
     x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
-    rank = len(x.shape)
-    axes = call.axes(call.attribute("axes", range(rank)), rank)
     mode = call.attribute("mode", "nearest")
     coordinates: Any = call.attribute("coordinate_transformation_mode", "half_pixel") if modern else "asymmetric"
     nearest: Any = call.attribute("nearest_mode", "round_prefer_floor") if modern else "floor"
@@ -191,8 +189,12 @@ def _resize(call: Call) -> Tensor:
         )
         if value not in known
     ]
-    if rank != 4 or unknown:
-        raise Unsupported(", ".join(unknown) or f"an input of {rank} dimensions")
+    if unknown:
+        raise Unsupported(", ".join(unknown))
+    rank = len(x.shape)
+    if rank != 4:
+        raise Unsupported(f"an input of {rank} dimensions")
+    axes = call.axes(call.attribute("axes", range(rank)), rank)
     kind: ResizeMode = "nearest" if mode == "nearest" else "linear"
     size, scale = _target(call, axes, 2 if modern else 1)
     made = ops.Resize(kind, size, scale, coordinates, nearest)

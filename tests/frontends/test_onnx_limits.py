@@ -1,0 +1,111 @@
+"""One error lists all limits that a model meets, also those behind nodes that are refused."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+
+onnx = pytest.importorskip("onnx")
+from onnx_broken import model, node  # noqa: E402
+
+OPSETS = tuple(onnx.helper.make_opsetid(domain, version) for domain, version in (("", 20), ("own", 1)))
+SCALES = np.array([1, 1, 1.5, 1.5], np.float32)
+# A node over a value of (1, 4, 6, 6), or what it gives, and what is said of it. They keep that rank.
+LIMITS: dict[str, tuple[Any, str]] = {
+    "unknown op": (lambda x: node("Sinh", x), "Sinh: "),
+    "computed matrices": (lambda x: node("MatMul", x, x), "its second matrix, .* is computed"),
+    "computed weight": (lambda x: node("Conv", x, x), "its weight, .* is computed"),
+    "cubic": (lambda x: node("Resize", x, "", "s", mode="cubic"), "mode='cubic'"),
+    "edges": (lambda x: node("Pad", x, "p", mode="reflect"), "mode 'reflect'"),
+    "tanh": (lambda x: node("Gelu", x, approximate="tanh"), "the approximation by tanh"),
+    "indices": (lambda x: node("MaxPool", x, outputs=("y", "i"), kernel_shape=[2, 2]), "its output 'i"),
+    "training": (lambda x: node("Dropout", x, "", "t", outputs=("y",)), "training"),
+    "bounds": (lambda x: node("Clip", x, "m"), "its minimum, 'm', is computed"),
+}
+CONSTANTS = {"s": SCALES, "p": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "t": np.array(True), "z": np.array([0])}
+
+
+def chain(*makes: Any, declared: dict[str, Any] | None = None, opsets: Any = OPSETS) -> Any:
+    """Nodes one after the other; "m" is a scalar that is computed. An output "i" gets a reader."""
+    nodes, last, outputs = [node("ReduceMax", "x", outputs=("m",), name="max", keepdims=0)], "x", ["y"]
+    for k, make in enumerate(makes):
+        made = make(last)
+        last = "y" if k == len(makes) - 1 else f"v{k}"
+        made.name, made.output[0] = f"n{k}", last
+        if len(made.output) > 1:
+            made.output[1] = f"i{k}"
+            outputs.append(f"i{k}")
+        nodes.append(made)
+    proto = model(nodes, CONSTANTS, opsets, tuple(outputs))
+    for name, shape in (declared or {}).items():
+        proto.graph.value_info.append(onnx.helper.make_tensor_value_info(name, 1, shape))
+    return proto
+
+
+def said(proto: Any) -> str:
+    with pytest.raises(bc.UnsupportedError) as caught:
+        bc.load_onnx(proto)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(LIMITS, repeat=2)))
+def test_two_limits_in_a_row_are_both_said(first: str, second: str) -> None:
+    text = said(chain(LIMITS[first][0], LIMITS[second][0]))
+    for k, name in enumerate((first, second)):
+        lines = [line for line in text.splitlines() if f"'n{k}'" in line or line.strip().startswith("Sinh: ")]
+        assert any(re.search(LIMITS[name][1], line) for line in lines), text
+
+
+def own(x: str) -> Any:
+    """A node of whose values nothing is known."""
+    return node("Own", x, domain="own")
+
+
+@pytest.mark.parametrize("name", [name for name in LIMITS if name != "indices"])
+def test_behind_a_value_of_unknown_shape(name: str) -> None:
+    """All that needs no shape is said; the rest is, where the model declares the shape."""
+    make, says = LIMITS[name]
+    for declared in (None, {"v0": (1, 4, 6, 6)}):
+        text = said(chain(own, lambda x: node("Relu", x), make, declared=declared))
+        assert "own.Own: 1 node, the first 'n0'" in text
+        assert re.search(says, text), text
+    # What is declared holds for no other shapes of inputs.
+    with pytest.raises(bc.UnsupportedError, match=r"own\.Own"):
+        bc.load_onnx(chain(own, make, declared={"v0": (1, 4, 6, 6)}), (2, 4, 6, 6))
+
+
+def test_a_chain_of_limits_is_said_once_each() -> None:
+    text = said(chain(*(make for make, _ in LIMITS.values())))
+    for k, (name, (_, says)) in enumerate(LIMITS.items()):
+        assert name == "unknown op" or re.search(rf"node 'n{k}' .*{says}", text), text
+    assert len(text.splitlines()) == 2 + len(LIMITS)  # ReduceMax gives the bound
+
+
+@pytest.mark.parametrize("unknown", [True, False])
+def test_arithmetic_on_shapes_behind_a_limit_is_not_blamed(unknown: bool) -> None:
+    """It would be computed while loading, whatever the shape is."""
+    first = node("Own", "x", domain="own", outputs=("v",)) if unknown else node("Sinh", "x", outputs=("v",))
+    nodes = [
+        first,
+        node("Shape", "v", outputs=("h",), name="shape"),
+        node("Gather", "h", "z", outputs=("g",), name="gather"),
+        node("Mul", "g", "k", outputs=("e",), name="times"),
+        node("Concat", "e", "r", outputs=("c",), name="concat", axis=0),
+        node("Reshape", "v", "c", name="reshape"),
+    ]
+    proto = model(nodes, {"z": np.array([0]), "k": np.array([1]), "r": np.array([-1])}, OPSETS)
+    assert said(proto).splitlines()[1:] == [f"  {'own.Own' if unknown else 'Sinh'}: 1 node, the first 'node'"]
+
+
+def test_a_rule_that_is_broken_behind_a_limit_is_said_too() -> None:
+    text = said(chain(LIMITS["cubic"][0], lambda x: node("Flatten", x, axis=9)))
+    assert re.search(r"node 'n0' .*cubic", text)
+    assert re.search(r"node 'n1' \(Flatten\).*axis=9", text)
+    with pytest.raises(bc.NetworkError, match=r"axis=9"):
+        bc.load_onnx(chain(lambda x: node("Flatten", x, axis=9), LIMITS["cubic"][0]))
