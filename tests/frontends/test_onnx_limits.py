@@ -109,3 +109,11 @@ def test_a_rule_that_is_broken_behind_a_limit_is_said_too() -> None:
     assert re.search(r"node 'n1' \(Flatten\).*axis=9", text)
     with pytest.raises(bc.NetworkError, match=r"axis=9"):
         bc.load_onnx(chain(lambda x: node("Flatten", x, axis=9), LIMITS["cubic"][0]))
+
+
+def test_a_node_of_graphs_is_refused_by_name() -> None:
+    """What ONNX's inference says of it, whose graphs read values from outside, is not asked for."""
+    info = onnx.helper.make_tensor_value_info("b", 1, None)
+    then = onnx.helper.make_graph([node("Relu", "x", outputs=("b",))], "then", [], [info])
+    proto = model([node("If", "c", then_branch=then, else_branch=then)], {"c": np.array(True)}, OPSETS)
+    assert "If: 1 node, the first 'node'" in said(proto)

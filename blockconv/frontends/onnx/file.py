@@ -141,7 +141,8 @@ def _values(tensor: Any, reader: str, files: Files) -> Array:
             return np.asarray(numpy_helper.to_array(tensor))
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
         if dtype.kind in "biufc":
-            return held.view(dtype).reshape(tensor.dims)
+            values: Array = held.view(dtype).reshape(tensor.dims)
+            return values
         packed = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=held.tobytes())
         return np.asarray(numpy_helper.to_array(packed))
     except Exception as error:

@@ -210,8 +210,9 @@ class _Refused:
         except (NetworkError, UnknownValue):
             inferred = {}
         for name in filter(None, node.output):
-            found: Any = _tensor(name, inferred.get(name)) or _tensor(name, self.declared.get(name))
-            scope.values[name] = found or Unknown(name, constant)
+            known = _tensor(name, inferred.get(name)) or _tensor(name, self.declared.get(name))
+            stand_in: Any = known or Unknown(name, constant)
+            scope.values[name] = stand_in
 
     def report(self) -> None:
         """Raise UnsupportedError if anything was refused."""

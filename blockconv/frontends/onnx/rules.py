@@ -213,7 +213,9 @@ def _value(attribute: Any) -> Any:
         return None
     if isinstance(value, (bytes, int, float)):
         return value.decode(errors="replace") if isinstance(value, bytes) else value
-    return _Text("a tensor") if attribute.type == AttributeProto.TENSOR else list(value) if value else value
+    if attribute.type in (AttributeProto.TENSOR, *_GRAPHS):
+        return _Text(f"a {_kind(attribute.type)}")
+    return list(value) if value else value
 
 
 def _attributes(node: Any) -> list[str]:

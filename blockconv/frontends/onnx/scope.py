@@ -322,7 +322,7 @@ class Call:
         depthwise = known and groups > 1 and wei.shape[1] == 1
         if integers is None or integers.dtype != np.int16 or depthwise or not fits:
             return self.emit(attributes, x, *others, parameters=parameters)
-        parts = []
+        parts: list[Array] = []
         while integers.any() or not parts:
             parts.append(np.clip(integers, -128, 127).astype(np.int8))
             integers = integers - parts[-1]
