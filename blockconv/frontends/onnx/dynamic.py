@@ -101,7 +101,7 @@ def _source(call: Call, at: int) -> _Source:
         return _of_found(found)
     zero_point = zero_points(call, at, call.input().dtype)
     if zero_point.size != 1:
-        raise Unsupported("several zero points of its first input")
+        raise Unsupported(f"zero_point of shape {zero_point.shape}: several zero points of its first input")
     return ops.QuantizedConv2d(src=Quantization(1.0, int(zero_point.item()))), ()
 
 
@@ -117,8 +117,8 @@ def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _
     zero_point, axis = zero_points(call, zero_point_at, value.dtype), int(product is _multiplied and value.ndim > 1)
     exact = as_weight(value, np.ones((), np.float32), zero_point, axis)
     if exact is None:
-        rule = f"there has to be one, or one for each index of axis {axis} of {value.shape}"
-        raise call.error("zero_point", zero_point, rule)
+        said = f"zero points of shape {zero_point.shape}: neither one, nor one for each index of axis {axis}"
+        raise Unsupported(f"{said} of the weight, {value.shape}")
     call.inputs[1] = call.constant(exact.integers, "weight")
     return product(call, x, source)
 

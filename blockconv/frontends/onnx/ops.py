@@ -55,14 +55,14 @@ for _name, _definition in ACTIVATIONS.items():
 @_op("Swish", limits="alpha 1")
 def _swish(call: Call) -> Tensor:
     if call.attribute("alpha", 1.0) != 1:
-        raise Unsupported("an alpha other than 1")
+        raise Unsupported(f"alpha={call.attribute('alpha')}: an alpha other than 1")
     return call.emit(ops.Activate(activation("silu")), call.input())
 
 
 @_op("Gelu", limits="not approximated")
 def _gelu(call: Call) -> Tensor:
     if call.attribute("approximate", "none") != "none":
-        raise Unsupported("the approximation by tanh")
+        raise Unsupported(f"approximate={call.attribute('approximate')!r}: the approximation by tanh")
     return call.emit(ops.Activate(activation("gelu")), call.input())
 
 
@@ -74,7 +74,7 @@ def _clip(call: Call) -> Tensor:
             bounds[i] = float(call.array(1 + i, ("minimum", "maximum")[i]).item())
     low, high = bounds
     if math.isnan(low) or math.isnan(high):
-        raise Unsupported(f"bounds {low} and {high}")
+        raise Unsupported(f"min={low}, max={high}: bounds that are no numbers")
     # Where the bounds are the wrong way round, ONNX gives the upper one.
     return call.emit(ops.Activate(activation(("clip", min(low, high), high))), call.input())
 
@@ -123,7 +123,7 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
 @_op("BatchNormalization", limits="constant parameters; inference")
 def _batch_norm(call: Call) -> Tensor:
     if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
-        raise Unsupported("training" if call.attribute("training_mode", 0) else "spatial=0")
+        raise Unsupported("training_mode=1: training" if call.attribute("training_mode", 0) else "spatial=0")
     only_output(call)
     names = ("scale", "bias", "mean", "variance")
     scale, bias, mean, variance = (call.array(1 + i, name).astype(np.float64) for i, name in enumerate(names))
@@ -154,7 +154,7 @@ def _softmax(call: Call) -> Tensor:
 @_op("Dropout", limits="inference: the identity")
 def _dropout(call: Call) -> Tensor:
     if call.has(2) and call.array(2, "training_mode").item():
-        raise Unsupported("training")
+        raise Unsupported("training_mode=True: training")
     if call.has(1) and not 0 <= call.array(1, "ratio").item() < 1:
         raise call.error("ratio", call.array(1, "ratio").item(), "has to be at least 0 and less than 1")
     only_output(call)

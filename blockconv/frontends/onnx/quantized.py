@@ -232,7 +232,7 @@ def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[A
 
 def _quantize_blocks(call: Call, x: Tensor, scale: Array, zero_point: Array, dtype: Any) -> Tensor:
     if zero_point.min() != zero_point.max():
-        raise Unsupported("blocks of several zero points")
+        raise Unsupported(f"zero_point={zero_point.min()} to {zero_point.max()}: blocks of several zero points")
     scaled = call.emit(ops.Binary("div"), x, call.constant(scale, "scale"), helps=True)
     return _quantize(call, scaled, Quantization(1.0, int(zero_point.flat[0])), dtype)
 

@@ -343,7 +343,7 @@ class Call:
         if x.shape == shape:
             return x
         if 0 in shape:
-            raise Unsupported("an empty tensor")
+            raise Unsupported(f"shape={shape}: an empty tensor")
         if math.prod(shape) != x.elements:
             raise self.error("shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
         return self.emit(Reshape(shape), x, helps=helps)

@@ -51,7 +51,7 @@ def _reshape(call: Call) -> Tensor:
     x = call.input()
     shape = call.ints(1, "shape") if call.has(1) else call.attribute("shape")
     if call.attribute("allowzero", 0) and 0 in shape:
-        raise Unsupported("an empty tensor")
+        raise Unsupported(f"shape={shape}: an empty tensor")
     return call.emit(ops.Reshape(shape), x)
 
 
@@ -62,7 +62,9 @@ def _squeeze(call: Call) -> Tensor:
     if axes is None:
         return call.reshape(x, tuple(size for size in x.shape if size != 1), helps=False)
     if not axes:
-        raise Unsupported("empty axes, which mean none to ONNX and all to ONNX Runtime; name them, or leave them out")
+        raise Unsupported(
+            "axes=(): empty axes, which mean none to ONNX and all to ONNX Runtime; name them, or leave them out"
+        )
     gone = [call.axis(axis, len(x.shape)) for axis in axes]
     if any(x.shape[axis] != 1 for axis in gone):
         raise call.error("axes", axes, f"have to be of size 1, and the input is of shape {x.shape}")
@@ -130,7 +132,7 @@ def _slice(call: Call) -> Tensor:
     for at, start, end, step in zip(places, starts, ends, steps, strict=True):
         taken = range(x.shape[at])[slice(start, end, step)]
         if not taken:
-            raise Unsupported("an empty tensor")
+            raise Unsupported(f"starts={start}, ends={end}, axes={at} of {x.shape}: an empty tensor")
         if taken != range(x.shape[at]):
             x = call.emit(ops.Slice(at, taken[0], len(taken), step), x)
     return x
@@ -193,7 +195,7 @@ def _resize(call: Call) -> Tensor:
         raise Unsupported(", ".join(unknown))
     rank = len(x.shape)
     if rank != 4:
-        raise Unsupported(f"an input of {rank} dimensions")
+        raise Unsupported(f"input={x.shape}: {rank} dimensions")
     axes = call.axes(call.attribute("axes", range(rank)), rank)
     kind: ResizeMode = "nearest" if mode == "nearest" else "linear"
     size, scale = _target(call, axes, 2 if modern else 1)
@@ -228,7 +230,8 @@ def _target(call: Call, axes: tuple[int, ...], at: int) -> tuple[tuple[int, int]
             sizes[k] = size
             scales[k] = ratio or (size / shape[k] if shape[k] else 1.0)
     if any(sizes[k] != shape[k] or (scales[k] != 1 and shape[k] != 1) for k in (0, 1)):
-        raise Unsupported(f"{'sizes' if given is None else 'scales'} of N or C")
+        said = f"sizes={tuple(sizes)}: sizes" if given is None else f"scales={tuple(scales)}: scales"
+        raise Unsupported(f"{said} of N or C")
     return (sizes[2], sizes[3]), (scales[2], scales[3])
 
 

@@ -22,7 +22,7 @@ class _Window:
     def __init__(self, call: Call, kernel: Any) -> None:
         rank = len(kernel)
         if rank not in (1, 2):
-            raise Unsupported(f"{rank}-D windows")
+            raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
         spatial = call.input().shape[2:]
         if len(spatial) != rank:
             rule = f"its window, {kernel}, has not the rank of the input's image"
@@ -156,5 +156,5 @@ def _global_average_pool(call: Call) -> Tensor:
 def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     """One window over the whole image."""
     if len(x.shape) not in (3, 4):
-        raise Unsupported(f"an input of {len(x.shape)} dimensions")
+        raise Unsupported(f"input={x.shape}: {len(x.shape)} dimensions")
     return _row(call, call.emit(ops.Pool2d(kind), _image(call, x)), len(x.shape) - 2)
