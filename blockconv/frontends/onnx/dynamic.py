@@ -8,6 +8,7 @@ part of it by passes (`passes.dynamic`).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,12 +79,12 @@ def _found_at(call: Call, at: int) -> Tensor | None:
 
 @_op("ConvInteger", limits=f"1-D and 2-D; constant weight; {_FOUND}")
 def _conv_integer(call: Call) -> Tensor:
-    return _sums(call, call.input(), _source(call, 2), 3, _convolved)
+    return _sums(call, call.input(), _source(call, 2), 3, _convolved, _is_real(call))
 
 
 @_op("MatMulInteger", limits=f"constant B, a matrix, a vector, or as many matrices as A; {_FOUND}")
 def _matmul_integer(call: Call) -> Tensor:
-    return _sums(call, call.input(), _source(call, 2), 3, _multiplied)
+    return _sums(call, call.input(), _source(call, 2), 3, _multiplied, _is_real(call))
 
 
 def _convolved(call: Call, x: Tensor, source: _Source) -> Tensor:
@@ -92,6 +93,11 @@ def _convolved(call: Call, x: Tensor, source: _Source) -> Tensor:
 
 def _multiplied(call: Call, x: Tensor, source: _Source) -> Tensor:
     return matmul(call, source[0], x, 1, source[1])
+
+
+def _is_real(call: Call) -> bool:
+    """Whether nothing but Cast to float32 reads the sums."""
+    return call.node.output[0] in call.scope.only_cast
 
 
 def _source(call: Call, at: int) -> _Source:
@@ -109,8 +115,8 @@ def _of_found(found: Tensor) -> _Source:
     return ops.DynamicConv2d(), (found,)
 
 
-def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _Product) -> Tensor:
-    """The sums of products of `x` and operand 1, a constant, less their zero points."""
+def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _Product, real: bool) -> Tensor:
+    """The sums of products of `x` and operand 1, a constant, less their zero points; float32 will do if `real`."""
     value = call.array(1, "weight")
     for dtype in (x.dtype, value.dtype):
         check_bytes(call, dtype)
@@ -119,8 +125,42 @@ def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _
     if exact is None:
         said = f"zero points of shape {zero_point.shape}: neither one, nor one for each index of axis {axis}"
         raise Unsupported(f"{said} of the weight, {value.shape}")
+    plain = value.ndim == 2 if product is _multiplied else True
+    if real and plain and exact.integers.dtype == np.int16:
+        return _corrected(call, x, source, zero_point, product)
     call.inputs[1] = call.constant(exact.integers, "weight")
     return product(call, x, source)
+
+
+def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, product: _Product) -> Tensor:
+    """The sums as floats, by weights that an int8 cannot hold less their zero points.
+
+    They are int8 ones plus a number for each output channel, which is times the sum of all that a window reads. That
+    takes little more time than int8 weights do, where weights of twice as many channels would take twice as long.
+    """
+    value, of_matrix = call.array(1, "weight"), product is _multiplied
+    groups = 1 if of_matrix else call.attribute("group", 1)
+    middle = 128 if value.dtype == np.uint8 else 0
+    count = value.shape[1 if of_matrix else 0]
+    ones = np.ones((value.shape[0], 1) if of_matrix else (groups, *value.shape[1:]), np.int8)
+    parts = []
+    for name, part in (("weight", (value.astype(np.int32) - middle).astype(np.int8)), ("ones", ones)):
+        call.inputs[1] = call.constant(part, name)
+        parts.append(call.emit(_WHOLE, product(call, x, source), helps=True))
+    shape, at = parts[0].shape, len(parts[0].shape) - 1 if of_matrix else 1
+    flat = [call.reshape(y, _as_image(y.shape, at)) for y in parts]
+    offsets = np.broadcast_to(middle - zero_point.astype(np.float32).reshape(-1), (count,))
+    weight = call.constant(offsets.reshape(count, 1, 1, 1), "offsets")
+    y = call.emit(ops.Conv2d(groups=groups), flat[1], flat[0], parameters=(weight,))
+    call.scope.floats.add(call.node.output[0])
+    return call.reshape(y, shape)
+
+
+def _as_image(shape: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """(N, C, H, W) for an array whose channels are axis `at`, the second or the last."""
+    if at == 1 and len(shape) > 2:
+        return (*shape[:2], *(1,) * (4 - len(shape)), *shape[2:])
+    return math.prod(shape[:at]), shape[at], 1, 1
 
 
 # ---------------------------------------------------------------- ONNX Runtime's own
@@ -133,20 +173,21 @@ def _matmul_to_float(call: Call) -> Tensor:
         a = call.emit(ops.Dequantize(quantization(call, 2, call.input().dtype, 4)), call.input(), helps=True)
         weight(call, 1, 1, 3, 5)
         return _biased(call, matmul(call, ops.Conv2d(), a, 1), 6)
-    sums = _sums(call, call.input(), _of_found(found), 5, _multiplied)
+    sums = _sums(call, call.input(), _of_found(found), 5, _multiplied, True)
     return _biased(call, _scaled(call, sums, call.input(2), 3), 6)
 
 
 @_op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
 def _dynamic_matmul(call: Call) -> Tensor:
     found, y, scale, _ = _found(call, call.input())
-    return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, _multiplied), scale, 2), 4)
+    return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, _multiplied, True), scale, 2), 4)
 
 
 def _scaled(call: Call, sums: Tensor, scale: Tensor, at: int) -> Tensor:
     """Sums times the scale of the source and those of the weight, the operand `at`."""
     factor = call.emit(ops.Binary("mul"), call.constant(scales(call, at).reshape(-1), "scale"), scale, helps=True)
-    return call.emit(ops.Binary("mul"), call.emit(_WHOLE, sums, helps=True), factor)
+    real = sums if sums.dtype == np.float32 else call.emit(_WHOLE, sums, helps=True)
+    return call.emit(ops.Binary("mul"), real, factor)
 
 
 def _biased(call: Call, y: Tensor, at: int) -> Tensor:

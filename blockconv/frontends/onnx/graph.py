@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from blockconv.core.checks import whole
@@ -33,6 +33,7 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
     inputs = _inputs(graph, arrays, input_shapes)
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     scope = Scope(rules.versions.get("", 1), read)
+    scope.only_cast = _only_cast(graph)
     scope.reserve({name for node in graph.node for name in (*node.input, *node.output)} | set(arrays))
     scope.values = {t.name: t for t in inputs}
     for name, value in arrays.items():
@@ -60,6 +61,15 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
 def _read_again(model: Any, arrays: dict[str, Array], known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
     """The network for other shapes of some inputs."""
     return read_graph(model, arrays, known | shapes)
+
+
+def _only_cast(graph: Any) -> set[str]:
+    """Names that nothing but Cast to float32 reads."""
+    kept, cast = {value.name for value in graph.output}, set()
+    for node in graph.node:
+        real = node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.FLOAT for a in node.attribute)
+        (cast if real else kept).update(node.input)
+    return cast - kept
 
 
 def _inputs(graph: Any, arrays: Mapping[str, Array], given: Mapping[str, Shape] | Shape | None) -> list[Tensor]:
@@ -118,7 +128,8 @@ def _check_names(graph: Any) -> None:
 
 def _check_declared_types(graph: Any, scope: Scope) -> None:
     """Raise NetworkError if a value is not of the element type that the model declares for it."""
-    for value in {value.name: value for value in (*graph.value_info, *graph.output)}.values():
+    inner = (value for value in graph.value_info if value.name not in scope.floats)
+    for value in {value.name: value for value in (*inner, *graph.output)}.values():
         declared = value.type.tensor_type.elem_type
         if value.name in scope.values and declared:
             tensor = scope.values[value.name]

@@ -93,6 +93,8 @@ class Scope:
     def __init__(self, opset: int, read: set[str]) -> None:
         self.opset = opset
         self.read = read  # names that any node or output reads
+        self.only_cast: set[str] = set()  # names that nothing but Cast to float32 reads
+        self.floats: set[str] = set()  # of these, sums of integers that are held as float32
         self.values: dict[str, Tensor] = {}
         self.constants: dict[str, Array] = {}
         self.dequantized: dict[str, Dequantized] = {}
