@@ -65,7 +65,8 @@ def _read_again(model: Any, arrays: dict[str, Array], known: dict[str, Shape], s
 
 def _only_cast(graph: Any) -> set[str]:
     """Names that nothing but Cast to float32 reads."""
-    kept, cast = {value.name for value in graph.output}, set()
+    cast: set[str] = set()
+    kept = {value.name for value in graph.output}
     for node in graph.node:
         real = node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.FLOAT for a in node.attribute)
         (cast if real else kept).update(node.input)
