@@ -197,7 +197,7 @@ class _Refused:
         """
         operands: list[Any] = [scope.values[name] for name in node.input if name]
         missing = [t for t in operands if isinstance(t, Unknown)]
-        constant = all(t.constant if isinstance(t, Unknown) else scope.array(t.name) is not None for t in operands)
+        constant = all(t.constant if isinstance(t, Unknown) else scope.is_constant(t.name) for t in operands)
         try:
             if missing and constant:
                 raise UnknownValue(missing[0].name)
@@ -320,7 +320,7 @@ def _folds(node: Any, scope: Any) -> bool:
     """Whether a node depends on constants alone."""
     if _kind(node) != node.op_type or node.op_type.startswith(_IMPURE) or any(a.HasField("g") for a in node.attribute):
         return False
-    return all(scope.array(scope.values[name].name) is not None for name in node.input if name)
+    return all(scope.is_constant(scope.values[name].name) for name in node.input if name)
 
 
 def _fold(node: Any, model: Any, scope: Any) -> None:

@@ -124,6 +124,10 @@ class Scope:
         """The value of a constant; None of what is none."""
         return self.dequantized[name].array if name in self.dequantized else self.constants.get(name)
 
+    def is_constant(self, name: str) -> bool:
+        """Whether `array` gives a value."""
+        return name in self.dequantized or name in self.constants
+
     def quantized_constant(self, name: str, value: Dequantized) -> Tensor:
         """A constant under a name that is its own, kept as integers."""
         self.dequantized[name] = value
