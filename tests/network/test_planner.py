@@ -7,12 +7,16 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from blockconv.core.errors import ArgumentError
 from blockconv.jit import kept
+from blockconv.network import ops
+from blockconv.network.builder import NetworkBuilder
+from blockconv.network.plan import compile
 from blockconv.network.planning import elimination, remembered
 from blockconv.network.planning.planner import (
     Assignment,
@@ -181,6 +185,51 @@ def test_a_dense_block_is_solved_within_the_budget_or_gives_a_bound() -> None:
     assert solution.cost <= greedy(problem).cost
     short = optimal(problem, steps=0, table=1 << 12)
     assert short.bound <= solution.cost <= short.cost
+
+
+def joined(readers: int, choices: int, seed: int = 1) -> Assignment:
+    """A star: steps that read one value, and each as many others as there are; all but a few have one candidate."""
+    rng = random.Random(seed)
+    steps, values = [], ["in"]
+    for k in range(readers):
+        count = choices if k % 16 == 0 else 1
+        found = tuple(
+            Choice((rng.choice(LAYOUTS),) * len(values), rng.choice(LAYOUTS), rng.uniform(1, 9)) for _ in range(count)
+        )
+        steps.append(Step(f"s{k}", tuple(values), f"t{k}", found))
+        values.append(f"t{k}")
+    return Assignment(tuple(steps), {"in": "A"}, {values[-1]: "A"}, lambda *_: 2.0)
+
+
+@pytest.mark.parametrize("readers", [16, 40, 100])
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_value_may_have_more_neighbours_than_an_array_has_axes(readers: int, choices: int) -> None:
+    problem = joined(readers, choices)
+    found = optimal(problem, steps=1 << 24)
+    assert found.bound <= found.cost <= greedy(problem).cost
+    if choices == 1:
+        assert found.exact
+        assert found.cost == evaluate(problem, [0] * readers).cost
+    elif readers <= 40:
+        assert found.exact
+        assert found.cost == pytest.approx(exhaustive(problem))
+
+
+@pytest.mark.parametrize("blocks", [16, 40, 100])
+@pytest.mark.parametrize("planner", ["optimal", "greedy"])
+def test_many_residuals_over_values_of_three_dimensions(blocks: int, planner: Any) -> None:
+    builder = NetworkBuilder()
+    x = builder.input("x", (1, 4, 8))
+    weight = np.eye(8, dtype=np.float32)[:, :, None, None]
+    for _ in range(blocks):
+        flat = builder.add(ops.Reshape((4, 8, 1, 1)), x)
+        product = builder.add(ops.Reshape((1, 4, 8)), builder.conv2d(flat, weight))
+        x = builder.binary("add", x, product)
+    builder.output(x)
+    plan = compile(builder.build(), planner=planner)
+    ones = np.ones((1, 4, 8), np.float32)
+    assert (plan(ones) == 2.0**blocks * ones).all()
+    assert planner == "greedy" or plan.planned.solution.exact
 
 
 def test_a_long_search_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

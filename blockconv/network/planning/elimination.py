@@ -115,9 +115,11 @@ def minimum(
             if budget.ended:
                 unseen = min(unseen, found.bound)
                 return
-            search({**known, variable: value}, _conditioned(parts, variable, value))
+            search({**known, variable: value}, [_fixed(f, {variable: value}) for f in parts])
 
-    search({}, factors)
+    # A variable of one value is decided. Tables have no axis for it, so a table of n elements has at most log2(n) axes.
+    decided = {v: 0 for v, size in domains.items() if size == 1}
+    search(decided, [_fixed(f, decided) for f in factors])
     return best._replace(bound=min(best.cost, unseen), steps=budget.spent)
 
 
@@ -125,15 +127,12 @@ def _total(factors: Sequence[Factor], values: Mapping[int, int]) -> float:
     return sum(float(f.costs[tuple(values[v] for v in f.scope)]) for f in factors)
 
 
-def _conditioned(factors: Sequence[Factor], variable: int, value: int) -> list[Factor]:
-    """The factors with a variable fixed."""
-    done = []
-    for f in factors:
-        if variable in f.scope:
-            axis = f.scope.index(variable)
-            f = Factor(f.scope[:axis] + f.scope[axis + 1 :], np.asarray(f.costs.take(value, axis)))
-        done.append(f)
-    return done
+def _fixed(factor: Factor, values: Mapping[int, int]) -> Factor:
+    """A factor where some variables have these values: a table over the others."""
+    if values.keys().isdisjoint(factor.scope):
+        return factor
+    costs = factor.costs[tuple(values.get(v, slice(None)) for v in factor.scope)]
+    return Factor(tuple(v for v in factor.scope if v not in values), np.asarray(costs))
 
 
 def _relax(factors: Sequence[Factor], domains: Mapping[int, int], table: int, budget: _Budget) -> _Relaxed:
