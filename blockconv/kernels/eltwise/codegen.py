@@ -20,7 +20,16 @@ from blockconv.kernels.common.activation import ActivationArguments, ActivationK
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["UNROLL", "EltwiseQuantization", "Extents", "OpKind", "Operand", "eltwise_extent", "operand_count"]
+__all__ = [
+    "UNROLL",
+    "EltwiseQuantization",
+    "Extents",
+    "OpKind",
+    "Operand",
+    "eltwise_extent",
+    "operand_count",
+    "operand_type",
+]
 
 UNROLL = 4  # vectors at a time
 
@@ -42,6 +51,11 @@ class Operand:
 
 def operand_count(kind: int) -> int:
     return {OpKind.NOTHING: 0, OpKind.AFFINE: 2}.get(kind, 1)
+
+
+def operand_type(element: ElementType, kind: int) -> ElementType:
+    """The type of an operand's elements in memory: scales and shifts are held as they are computed with."""
+    return element.computed if kind == OpKind.AFFINE else element
 
 
 class EltwiseQuantization(Arguments):
@@ -77,8 +91,9 @@ class Extents(NamedTuple):
 class _Sides:
     """Code over the elements of source, operands and destination, and over those that are computed with."""
 
-    def __init__(self, builder: Any, element: ElementType, lanes: int, integers: Any) -> None:
+    def __init__(self, builder: Any, element: ElementType, lanes: int, kind: int, integers: Any) -> None:
         self.memory = self.real = Vectors(builder, element, lanes)
+        self.operands = Vectors(builder, operand_type(element, kind), lanes)
         self.is_converted = element != element.computed
         if self.is_converted:
             at = [builder.add(integers, const(8 * field.first)) for field in EltwiseQuantization.fields.values()]
@@ -92,7 +107,13 @@ class _Sides:
         return self.src.dequantized(x) if self.is_converted else x
 
     def operand(self, x: Any) -> Any:
-        return self.other.dequantized(x) if self.is_converted else x
+        return self.other.dequantized(x) if self.operands.type != self.real.type else x
+
+    def operand_at(self, address: Any, offset: Any, mask: Any | None) -> Any:
+        """The operand beside the source's elements at an offset in bytes."""
+        ratio = self.operands.itemsize // self.memory.itemsize
+        at = self.memory.b.mul(offset, const(ratio)) if ratio > 1 else offset
+        return self.operand(self.operands.load(self.memory.b.add(address, at), mask))
 
     def result(self, x: Any) -> Any:
         return self.dst.quantized(x) if self.is_converted else x
@@ -118,7 +139,7 @@ def eltwise_extent(
 
     @emitted
     def compute(builder: Any, x: Extents) -> None:
-        sides = _Sides(builder, element, lanes, x.integers)
+        sides = _Sides(builder, element, lanes, kind, x.integers)
         activate = _activation(sides.real, act, x.activation)
         with cgutils.for_range(builder, x.extents) as loop:
             at, offset = builder.mul(loop.index, x.step), builder.mul(loop.index, x.stride)
@@ -146,8 +167,8 @@ def _operands(sides: _Sides, operand: int, addresses: list[Any], inner: int) -> 
     """operands(offset, mask, k): their vectors at an offset; k: the vector's number in an unrolled loop, if known."""
     v, real = sides.memory, sides.real
     if operand != Operand.REPEATED:
-        return lambda offset, mask, k: [sides.operand(v.load(v.b.add(at, offset), mask)) for at in addresses]
-    held = [[sides.operand(x) for x in v.repeated(address, inner)] for address in addresses]
+        return lambda offset, mask, k: [sides.operand_at(at, offset, mask) for at in addresses]
+    held = [[sides.operand(x) for x in sides.operands.repeated(address, inner)] for address in addresses]
     count = math.lcm(inner, v.lanes) // v.lanes
     if count == 1:
         return lambda offset, mask, k: [vectors[0] for vectors in held]

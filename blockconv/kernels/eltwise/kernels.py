@@ -9,7 +9,14 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
-from blockconv.kernels.eltwise.codegen import EltwiseQuantization, Extents, Operand, eltwise_extent, operand_count
+from blockconv.kernels.eltwise.codegen import (
+    EltwiseQuantization,
+    Extents,
+    Operand,
+    eltwise_extent,
+    operand_count,
+    operand_type,
+)
 
 __all__ = ["EltwiseArgs", "EltwiseLoop", "eltwise"]
 
@@ -103,6 +110,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
     repeated: of `Operand.REPEATED`, how many elements are; else 0.
     """
     itemsize = ElementType.of(element).itemsize
+    operand_itemsize = operand_type(ElementType.of(element), kind).itemsize
     full, periodic = (int(operand == one) for one in (Operand.FULL, Operand.PERIOD))
     operands = operand_count(kind) if repeated or periodic else 0
     code = functools.partial(eltwise_extent, ElementType.of(element), lanes, kind, operand, act, inner=repeated)
@@ -111,7 +119,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
     def kernel(args, first, last, scratch):
         a = EltwiseArgs(args)
         extents, inner, period = a.extents, a.inner, a.period
-        written, block, act_at, table_bytes = a.written, a.block, a.activation, a.period * itemsize
+        written, block, act_at, table_bytes = a.written, a.block, a.activation, a.period * operand_itemsize
         words = a.integers.address
         mask, held, masked = scratch + 2 * table_bytes, -1, 0
         for task in range(first, last):
@@ -119,7 +127,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
             at_outer, other_outer, channel_outer = outer_offsets(a, outer)
             if block == 1 and not (periodic and (written or extents > 1)):  # no channel is missing
                 at = at_outer + extent_first * a.step + start * itemsize
-                offset = other_outer + extent_first * a.stride + (start * itemsize if full else 0)
+                offset = other_outer + extent_first * a.stride + (start * operand_itemsize if full else 0)
                 size, times, stride = count, min(extents - extent_first, a.task_extents), a.stride
                 if periodic:  # an extent of whole periods
                     size, times, stride = period, count // period, 0
@@ -134,12 +142,12 @@ def eltwise(element, lanes, kind, operand, act, repeated):
                 valid = a.valid - channel
                 other, second = a.other + offset, a.second + offset
                 if full:
-                    other, second = other + start * itemsize, second + start * itemsize
+                    other, second = other + start * operand_itemsize, second + start * operand_itemsize
                 if operands and (written or (repeated > 1 and valid < block)):
                     if offset != held:
                         for k in range(operands):
                             values, to = (a.second if k else a.other) + offset, scratch + k * table_bytes
-                            repeat_elements(to, values, inner, repeated or period, block, valid, itemsize)
+                            repeat_elements(to, values, inner, repeated or period, block, valid, operand_itemsize)
                         held = offset
                     other, second = scratch, scratch + table_bytes
                 if valid < block and not masked:  # what a last block holds is the same in every image
@@ -147,8 +155,8 @@ def eltwise(element, lanes, kind, operand, act, repeated):
                     masked = 1
                 part = period if periodic or valid < block else count
                 for p in range((count + part - 1) // part):
-                    at = p * part * itemsize
-                    y, z = other + (at if full else 0), second + (at if full else 0)
+                    at, beside = p * part * itemsize, p * part * operand_itemsize if full else 0
+                    y, z = other + beside, second + beside
                     size = min(part, count - p * part)
                     run = Extents(src + at, y, z, mask, dst + at, size, act_at, 1, 0, 0, words)
                     if valid < block:

@@ -13,7 +13,7 @@ Options of the primitive: activation, an `Activation` that follows (for the op "
 for binary, other: the layout of the operand that is broadcast, if it is not the destination's; for integers of 8 bits,
 quantizations: what those of the sources and of the destination stand for, in the order of the buffers. These compute as
 if they were dequantized and the result quantized; a destination's padding then is its zero point. Floats of 16 bits
-compute as float32, which is rounded once.
+compute as float32, which is rounded once. Scale and shift are float32 then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
-from blockconv.kernels.eltwise.codegen import UNROLL, EltwiseQuantization, Operand, OpKind
+from blockconv.kernels.eltwise.codegen import UNROLL, EltwiseQuantization, Operand, OpKind, operand_type
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
@@ -215,8 +215,9 @@ def _op(found: Extents, kind: int, buffers: tuple[int, int, int, int], storage: 
     size_tasks = -(-found.size // size)
     count = max(1, min(last.size, nbytes // (found.size * e.itemsize)))
     extent_tasks = -(-last.size // count)
-    loops = [_loop(loop, e.itemsize, found.ragged) for loop in (*outer, last)]
-    starts = [e.itemsize * found.begin[k] for k in (0, 1, 1, 0)]
+    beside = operand_type(e, kind).itemsize
+    loops = [_loop(loop, e.itemsize, beside, found.ragged) for loop in (*outer, last)]
+    starts = [size * found.begin[k] for k, size in ((0, e.itemsize), (1, beside), (1, beside), (0, e.itemsize))]
     src, other, second, dst = map(Buffer, buffers, starts)
     first, operand, _, last_buffer = buffers
     args = EltwiseArgs(
@@ -248,12 +249,13 @@ def _op(found: Extents, kind: int, buffers: tuple[int, int, int, int], storage: 
     table = np.array(activation.arguments, np.int64)
     repeated = found.inner if found.operand == Operand.REPEATED else 0
     kernel = eltwise(e.code, how.lanes, kind, found.operand, activation.kind, repeated)
-    return Op(kernel, args, tasks, chunk, scratch=3 * found.period * e.itemsize + 64, table=table)
+    return Op(kernel, args, tasks, chunk, scratch=found.period * (2 * beside + e.itemsize) + 64, table=table)
 
 
-def _loop(loop: Loop, itemsize: int, ragged: bool) -> EltwiseLoop:
+def _loop(loop: Loop, itemsize: int, beside: int, ragged: bool) -> EltwiseLoop:
+    """itemsize, beside: bytes of an element of the storage, and of an operand."""
     channels = _channels(loop) if ragged else 0
-    return EltwiseLoop(size=loop.size, step=loop.src * itemsize, stride=loop.dst * itemsize, channels=channels)
+    return EltwiseLoop(size=loop.size, step=loop.src * itemsize, stride=loop.dst * beside, channels=channels)
 
 
 def _activation_ops(problem: ActivationProblem, dst: Layout, how: How) -> list[Op]:

@@ -45,7 +45,7 @@ class Activate(Solved):
 @dataclass(frozen=True)
 class Affine(Solved):
     """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
-    parameters: scale (C,), shift (C,)."""
+    parameters: scale (C,), shift (C,); of floats of 16 bits these may be float32, as which they are computed with."""
 
     op: ClassVar[str] = "affine"
     parameters: ClassVar[range] = range(2, 3)
@@ -59,6 +59,12 @@ class Affine(Solved):
         for name, shape in zip(("scale", "shift"), parameters, strict=True):
             if shape != (src[1],):
                 raise ArgumentError(self.op, name, shape, f"has to be of shape ({src[1]},)")
+        return src
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        src = inputs[0]
+        for name, type in zip(("scale", "shift"), parameters, strict=True):
+            check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
         return src
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Types
+from blockconv.core.types import ElementType, Types
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_bias, pack_weights
 from blockconv.dispatch.quantizing import Requantization, check_sums, quantized_bias, weight_sums
@@ -88,12 +88,13 @@ class Parameters:
         packed = self._kept((names, problem.g, form, types, given), summed)
         return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
-    def constant(self, name: str, layout: Layout) -> Array:
-        """A constant operand in a layout; of fewer dimensions than that, with ones in front."""
-        value = np.ascontiguousarray(self._constants[name])
+    def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
+        """A constant operand in a layout, of another type if one is given; of fewer dimensions, with ones in front."""
+        value = np.ascontiguousarray(self._constants[name], None if type is None else type.dtype)
         value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
         return self._kept(
-            (name, layout), lambda: to_layout(BlockedArray(value, row_major(layout.ndim), value.shape), layout).storage
+            (name, layout, value.dtype),
+            lambda: to_layout(BlockedArray(value, row_major(layout.ndim), value.shape), layout).storage,
         )
 
     def release(self) -> None:
@@ -131,5 +132,5 @@ class Unpacked(Parameters):
     ) -> tuple[Array, Array]:
         return np.empty(0), np.empty(0)
 
-    def constant(self, name: str, layout: Layout) -> Array:
+    def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
         return np.empty(0)

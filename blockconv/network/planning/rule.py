@@ -162,7 +162,9 @@ class Rule:
         return {} if activation is None else {"activation": activation}
 
     def _operands(self, network: Network, node: Node, held: Parameters) -> tuple[int | Array | Workspace, ...]:
-        return (*range(len(node.inputs)), *(held.constant(name, row_major(1)) for name in node.parameters), OUTPUT)
+        computed = network.tensors[node.output].type.computed
+        constants = (held.constant(name, row_major(1), computed) for name in node.parameters)
+        return (*range(len(node.inputs)), *constants, OUTPUT)
 
 
 def element_types(network: Network, node: Node) -> Types:
