@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import conv_oracle
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from blockconv.core.errors import NetworkError
 from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 from blockconv.network.passes import fuse as fusion
+from blockconv.network.passes.rewrite import Edit
 
 RELU = ops.Activate(activation("relu"))
 SHAPE = (2, 4, 6, 5)
@@ -189,6 +195,62 @@ def test_padding_of_pools():
     ):
         b = Lab()
         assert b.fused(b.add(ops.Pool2d(kind, (3, 3), (2, 2), **options), b.add(pad, b.x))) == left
+
+
+_ENDS = st.tuples(st.integers(0, 2), st.integers(0, 2))
+_PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    st.tuples(_ENDS, _ENDS),
+    st.sampled_from([-np.inf, 0.0, 1.0]),
+    st.sampled_from(["conv", "max", "avg_include_padding", "avg_exclude_padding"]),
+    st.tuples(_PAIRS, _PAIRS, st.sampled_from([((0, 0), (0, 0)), ((1, 0), (0, 1)), ((1, 1), (1, 1))])),
+    st.tuples(st.booleans(), st.sampled_from([None, 7])),
+)
+@example((8, 9), ((0, 1), (0, 1)), -np.inf, "max", ((2, 2), (2, 2), ((0, 0), (0, 0))), (True, None))
+def test_padding_before_windows_changes_no_value(image, written, value, kind, windows, options):
+    (kernel, stride, pads), (ceil_mode, divisor) = windows, options
+    b = Lab((1, 4, *image))
+    y = b.add(ops.Pad(((0, 0), (0, 0), *written), value), b.x)
+    if kind == "conv":
+        y = b.add(ops.Conv2d(stride, pads), y, parameters=(b.random(3, 4, *kernel),))
+    else:
+        count = None if kind == "max" else divisor
+        y = b.add(ops.Pool2d(kind, kernel, stride, pads, ceil_mode=ceil_mode, divisor=count), y)
+    b.output(y)
+    net = b.build()
+    found, wanted = values(fusion.fuse(net))[y], values(net)[y]
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_no_rule_changes_the_shape_or_the_type_of_a_value():
+    b = Lab()
+    b.output(b.max_pool2d(b.conv(b.x, 3), 2), b.x)
+    net = b.build()
+    conv, pool = net.nodes
+    edit = Edit(net)
+    larger = dataclasses.replace(pool, attributes=ops.Pool2d("max", (1, 1)), inputs=("x",))
+    for refused in (larger, dataclasses.replace(pool, attributes=ops.Cast("float16"), inputs=("x",))):
+        assert not edit.replace((conv, pool), refused)
+    assert not edit.replace((conv, pool), dataclasses.replace(pool, attributes=ops.Pool2d("max", (9, 9))))
+    assert not edit.bypass(conv)
+    assert not edit.fold(conv, np.zeros(edit.shape(conv.output)))
+    assert edit.done() is net
+
+
+def test_a_pass_that_changes_a_value_fails(monkeypatch):
+    b = Lab()
+    b.output(b.conv(b.x))
+    net = b.build()
+    (conv,) = net.nodes
+    other = dataclasses.replace(conv, attributes=dataclasses.replace(conv.attributes, stride=(2, 2)))
+    monkeypatch.setattr(fusion, "PASSES", (lambda network: network.changed([other]),))
+    with pytest.raises(NetworkError, match="pass="):
+        fusion.fuse(net)
 
 
 def test_shuffle_spelled_out():

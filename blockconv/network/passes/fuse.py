@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.errors import NetworkError
 from blockconv.core.types import element
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.network import evaluate
@@ -48,7 +49,11 @@ def fuse(network: Network) -> Network:
     """The network after all passes. For other input shapes it is made anew from the one given."""
     fused = network
     for step in PASSES:
-        fused = step(fused)
+        before, fused = fused, step(fused)
+        for name in before.tensors.keys() & fused.tensors.keys():
+            if before.tensors[name] != fused.tensors[name]:
+                rule = f"makes {fused.tensors[name]} of {before.tensors[name]}"
+                raise NetworkError(network.name, "pass", step.__name__, rule, "please report it with the network")
     return replace(fused, remake=functools.partial(_fused_again, network))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy.typing as npt
 
+from blockconv.core.errors import ArgumentError
 from blockconv.core.text import free_name
 from blockconv.core.types import ElementType, element
 from blockconv.network.graph import Network, Node
@@ -32,18 +33,17 @@ class Edit:
         self._producers = dict(network.producers)
         # An output is read by the caller too.
         self._reads = {name: len(nodes) + (name in network.outputs) for name, nodes in network.readers.items()}
-        self._shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in network.tensors.items()}
-        self._types = {name: tensor.type for name, tensor in network.tensors.items()}
+        self._values = {name: (tensor.shape, tensor.type) for name, tensor in network.tensors.items()}
 
     # -- looking
 
     def shape(self, name: str) -> Shape:
         """A value's shape."""
-        return self._shapes[name]
+        return self._values[name][0]
 
     def type(self, name: str) -> ElementType:
         """A value's element type."""
-        return self._types[name]
+        return self._values[name][1]
 
     def producer(self, name: str, kind: builtins.type[A]) -> tuple[Node, A] | None:
         """The node of that kind that produces a value, and its attributes."""
@@ -66,23 +66,25 @@ class Edit:
 
     def value_name(self, name: str) -> str:
         """A name like `name` that no value has."""
-        return free_name(name, self._shapes)
+        return free_name(name, self._values)
 
     # -- changing
 
     def constant(self, name: str, value: Array) -> str:
         """A new constant, under a name like `name`."""
         free = self.value_name(name)
-        self.constants[free], self._shapes[free], self._reads[free] = value, value.shape, 0
-        self._types[free] = element(value.dtype)
+        self.constants[free], self._reads[free] = value, 0
+        self._values[free] = value.shape, element(value.dtype)
         return free
 
     def replace(self, old: Iterable[Node], *new: Node) -> bool:
         """`new`, in order, in place of `old`, where the last of these stands; the last makes the value that that made.
 
-        Always True, for a rule to return.
+        False, and nothing is done, if a value cannot be made so, or not in the shape and type that it has.
         """
         gone = list(old)
+        if not self._keeps_values(new):
+            return False
         for node in gone:
             self._forget(node)
         names = {node.name for node in gone}
@@ -106,10 +108,13 @@ class Edit:
         return True
 
     def bypass(self, node: Node) -> bool:
-        """Readers of its value read its input instead. False, and nothing is done, if its value is an output."""
-        if node.output in self.network.outputs:
-            return False
+        """Readers of its value read its input instead.
+
+        False, and nothing is done, if its value is an output, or of another shape or type than its input.
+        """
         source = node.inputs[0]
+        if node.output in self.network.outputs or self._values[node.output] != self._values[source]:
+            return False
         self.replace((node,))
         if source in self._producers:
             self.merged[node.name] = self._producers[source].name
@@ -122,7 +127,9 @@ class Edit:
         return True
 
     def fold(self, node: Node, value: Array) -> bool:
-        """A node's value as a constant. Always True."""
+        """A node's value as a constant. False, and nothing is done, if that is of another shape or type."""
+        if (value.shape, element(value.dtype)) != self._values[node.output]:
+            return False
         self.constants[node.output] = value
         return self.replace((node,))
 
@@ -145,10 +152,23 @@ class Edit:
             self._reads[name] += 1
         self._producers[node.output] = node
         self._reads.setdefault(node.output, 0)
-        shapes = [tuple(map(self.shape, names)) for names in (node.inputs, node.parameters)]
-        self._shapes[node.output] = node.attributes.infer(shapes[0], shapes[1])
-        types = [tuple(map(self.type, names)) for names in (node.inputs, node.parameters)]
-        self._types[node.output] = node.attributes.infer_type(types[0], types[1])
+        if node.output not in self._values:
+            self._values[node.output] = _inferred(node, self._values)
+
+    def _keeps_values(self, nodes: Iterable[Node]) -> bool:
+        """Whether nodes can be made, one after another, and what they make that is known stays as it is."""
+        values = dict(self._values)
+        try:
+            return all(values.setdefault(n.output, made) == made for n in nodes for made in [_inferred(n, values)])
+        except ArgumentError:
+            return False
+
+
+def _inferred(node: Node, values: Mapping[str, tuple[Shape, ElementType]]) -> tuple[Shape, ElementType]:
+    """The shape and the type of what a node makes of these."""
+    inputs, parameters = ([values[name] for name in names] for names in (node.inputs, node.parameters))
+    shape = node.attributes.infer(tuple(v[0] for v in inputs), tuple(v[0] for v in parameters))
+    return shape, node.attributes.infer_type(tuple(v[1] for v in inputs), tuple(v[1] for v in parameters))
 
 
 Rule = Callable[[Edit, Node], bool]
