@@ -107,7 +107,7 @@ def compile(
         network = network.with_input_shapes(input_shapes)
     _check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
-    network = stored_as(fuse(network), precision)
+    network = stored_as(fuse(network, precision), precision)
     named = planner if isinstance(planner, str) else "optimal"
     options = Options(read_layouts(network, layouts), named, measure, count, accuracy, read_costs(costs))
     check_costs(network, options)

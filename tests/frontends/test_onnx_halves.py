@@ -48,7 +48,8 @@ def model(kind: str, ends: int | None = None) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_of_16_bits_is_a_network_of_them(kind: str) -> None:
     network = bc.load_onnx(model(kind))
-    assert {tensor.dtype.name for tensor in network.tensors.values()} == {kind}
+    flowing = [tensor for name, tensor in network.tensors.items() if name not in network.constants]
+    assert {tensor.dtype.name for tensor in flowing} == {kind}
     x = drawn(SHAPE, 9, KINDS[kind][0])
     (found,) = fuse(network).evaluate(x).values()
     (wanted,) = bc.load_onnx(model("float32")).evaluate(x.astype(np.float32)).values()
@@ -69,6 +70,37 @@ def test_a_convolution_gives_float32_where_a_cast_follows(kind: str) -> None:
     (found,) = network.evaluate(x).values()
     (rounded,) = bc.load_onnx(model(kind)).evaluate(x.astype(KINDS[kind][0])).values()
     assert np.abs(found - rounded).max() < 2 * 2.0 ** -BITS[kind] * found.max()
+
+
+@pytest.mark.parametrize("weight", [0.1, 2.0])
+def test_a_batch_norm_whose_scale_is_beyond_float16(weight: float) -> None:
+    """200 / sqrt(1e-8 + 1e-10) is 2e6; the weights times that fit in neither case, and what they give does."""
+    given = {"w": np.full((1, 1, 1, 1), weight), "s": np.full(1, 200), "b": np.ones(1), "m": np.zeros(1)}
+    constants = [numpy_helper.from_array(value.astype(np.float16), name) for name, value in given.items()]
+    constants.append(numpy_helper.from_array(np.full(1, 1e-8, np.float32), "v"))
+    constants[1:4] = [numpy_helper.from_array(given[name].astype(np.float32), name) for name in ("s", "b", "m")]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["y"], epsilon=1e-10),
+    ]
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, (1, 1, 1, 4)) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "steep", sides[:1], sides[1:], constants)
+    network = bc.load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
+    x = np.array([-0.01, 0, 0.001, 0.01], np.float16).reshape(1, 1, 1, 4)
+    wanted = 1 + x.astype(np.float64) * weight * 200 / np.sqrt(1e-8 + 1e-10)
+    for found in (bc.compile(network, threads=1)(x), network.evaluate(x)["y"]):
+        np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=4e-3)
+
+
+def test_a_gemm_whose_alpha_times_weights_is_beyond_float16() -> None:
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], alpha=300.0)
+    constants = [numpy_helper.from_array(np.full((4, 3), 300, np.float16), "w")]
+    sides = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, s) for n, s in (("x", (2, 4)), ("y", (2, 3)))]
+    graph = helper.make_graph([node], "steep", sides[:1], sides[1:], constants)
+    network = bc.load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
+    x = np.full((2, 4), 3.4e-4, np.float16)
+    found = bc.compile(network, threads=1)(x).astype(np.float64)
+    np.testing.assert_allclose(found, x[0, 0].astype(np.float64) * 4 * 300 * 300, rtol=2e-3)
 
 
 def test_casts_are_onnx_own() -> None:

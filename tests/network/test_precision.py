@@ -9,10 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 from small_networks import residual_network, values
 
 import blockconv as bc
 from blockconv.core import target
+from blockconv.core.errors import NetworkError
+from blockconv.core.types import element
 from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.passes.fuse import fuse
@@ -62,6 +66,66 @@ def test_evaluation_rounds_each_value_once() -> None:
     (found,) = network.evaluate(np.full((1, 1, 1, 1), 1 + 2**-8, np.float32)).values()
     assert found.dtype == np.float32
     assert found.item() == 2
+
+
+def _steps() -> Any:
+    kinds = st.sampled_from(["mul", "div", "add"])
+    return st.lists(st.tuples(kinds, st.floats(-4.8, 4.8), st.booleans()), min_size=1, max_size=4)
+
+
+@settings(max_examples=400, deadline=None)
+@given(_steps(), st.sampled_from(["float16", "bfloat16", "float32"]), st.booleans(), st.booleans(), st.floats(-4, 4))
+@example([("mul", 2.477, False), ("mul", 2.477, False)], "float16", False, False, -3.47)
+@example([("div", -39.0, False)], "float32", False, False, -39.0)
+@example([("mul", -30.0, False), ("mul", -30.0, False)], "float32", False, False, 38.0)
+@example([("mul", 4.8, False), ("mul", 4.0, True)], "float16", True, True, -6.0)
+def test_folding_loses_nothing(
+    chain: list[tuple[str, float, bool]], dtype: str, conv: bool, whole: bool, size: float
+) -> None:
+    """The fused network is as near to the exact result as one op after another is, each rounded, if all are finite.
+
+    whole: a network of float32 that is stored as the type; else one of the type.
+    """
+    stored, kind = element(dtype).dtype, element("float32" if whole else dtype).dtype
+    b = bc.NetworkBuilder()
+    y = b.input("x", (1, 2, 1, 1), kind)
+    functions = {"mul": np.multiply, "div": np.divide, "add": np.add}
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = exact = rounded = (
+            (np.array([10.0, -3.0]).reshape(1, 2, 1, 1) * 10.0**size).astype(stored).astype(np.float64)
+        )
+        largest = np.abs(x)
+        for op, power, negative in [*([("conv", 0.0, True)] if conv else []), *chain]:
+            constant = (np.array([1.0, 1.3]) * (-(10.0**power) if negative else 10.0**power)).astype(kind)
+            if op == "conv":
+                y = b.conv2d(y, constant.reshape(2, 1, 1, 1), groups=2)
+            else:
+                y = b.binary(op, y, b.constant(constant.reshape(1, 2, 1, 1)))
+            apply, operand = functions.get(op, np.multiply), constant.astype(np.float64).reshape(1, 2, 1, 1)
+            exact = apply(exact, operand)
+            rounded = apply(rounded, operand).astype(stored).astype(np.float64)
+            assume(np.isfinite(rounded).all())
+            # What a sum cancels is as uncertain as its terms were, and is multiplied with what follows.
+            carried = np.maximum(largest, np.abs(operand)) if op == "add" else np.abs(apply(largest, operand))
+            largest = np.maximum(carried, np.abs(rounded))
+    b.output(y)
+    net = b.build()
+    fused = stored_as(fuse(net, dtype), dtype) if whole else fuse(net)  # type: ignore[arg-type]
+    found = fused.evaluate(x.astype(kind))[y].astype(np.float64)
+    unit, least = (float(np.spacing(np.full((), one, stored))) for one in (1, 0))
+    room = 4 * unit * (largest if "add" in [op for op, *_ in chain] else np.abs(exact)) + 4 * least
+    assert (np.abs(found - exact) <= np.abs(rounded - exact) + room).all()
+
+
+def test_factors_that_a_type_cannot_hold_are_refused_and_what_is_added_is_rounded() -> None:
+    b = bc.NetworkBuilder("steep")
+    x = b.input("x", (1, 1, 1, 2))
+    y = b.conv2d(x, np.full((1, 1, 1, 1), 1e5, np.float32), name="steep")
+    b.output(b.binary("add", y, b.constant(np.array([-3e38, 1], np.float32))))
+    net = b.build()
+    with pytest.raises(NetworkError, match="no finite number for 1e\\+05, which node 'steep'"):
+        bc.compile(net, precision="float16")
+    bc.compile(net, precision="bfloat16")
 
 
 def test_a_saved_plan_keeps_its_types(tmp_path: Path) -> None:

@@ -36,26 +36,21 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
         a = call.emit(ops.Transpose((1, 0)), a, helps=True)
     alpha, beta, turned = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call.attribute("transB", 0)
 
-    # alpha is a float32; exactly one is the common case, and leaves large weights uncopied.
-    def rows(array: Array) -> Array:
-        made: Array = (array if turned else array.T)[:, :, None, None]
-        return made if alpha == 1 else (made * alpha).astype(array.dtype)
-
-    if alpha == 1:
-        wei = call.weight(b_at, "weight", rows, 0 if turned else 1)
-    else:
-        wei = call.constant(rows(weight), "weight")
-    if not call.has(c_at):
-        return _product(call, ops.Conv2d(), a, wei, None)
-    c = call.array(c_at, "third matrix")
-    c = c if beta == 1 else (c * beta).astype(c.dtype)
-    shape = (a.shape[0], wei.shape[0])
+    wei = call.weight(b_at, "weight", lambda b: (b if turned else b.T)[:, :, None, None], 0 if turned else 1)
+    channels, computed = wei.shape[:1], a.type.computed.dtype
+    c = call.array(c_at, "third matrix") if call.has(c_at) else np.zeros((), computed)
+    c = c if beta == 1 else c.astype(computed) * computed.type(beta)
+    shape = (a.shape[0], *channels)
     if c.ndim > 2 or any(size not in (1, wanted) for size, wanted in zip(c.shape[::-1], shape[::-1], strict=False)):
         raise call.error("C", c, f"does not broadcast to the product's shape, {shape}")
-    if c.size in (1, wei.shape[0]) and c.shape[:-1] in ((), (1,)):
-        return _product(call, ops.Conv2d(), a, wei, np.broadcast_to(c.reshape(-1), wei.shape[:1]))
-    y = _product(call, ops.Conv2d(), a, wei, None)
-    return call.emit(ops.Binary("add"), y, call.constant(c, "c"))
+    of_channels = c.size in (1, *channels) and c.shape[:-1] in ((), (1,))
+    shift = np.broadcast_to(c.reshape(-1) if of_channels else np.zeros((), computed), channels)
+    y = _product(call, ops.Conv2d(), a, wei, shift if alpha == 1 and of_channels and call.has(c_at) else None)
+    if alpha != 1:  # a pass folds it into the weights, unless their type cannot hold the products
+        factors = np.full(channels, alpha, computed), shift.astype(computed)
+        scale, bias = (call.constant(value, name) for value, name in zip(factors, ("alpha", "c"), strict=True))
+        y = call.emit(ops.Affine(), y, parameters=(scale, bias))
+    return y if of_channels else call.emit(ops.Binary("add"), y, call.constant(c.astype(a.dtype), "c"))
 
 
 @_op("MatMul", limits="constant B, a matrix, a vector, or as many matrices as A")

@@ -129,7 +129,7 @@ def _batch_norm(call: Call) -> Tensor:
     scale, bias, mean, variance = (call.array(1 + i, name).astype(np.float64) for i, name in enumerate(names))
     with np.errstate(invalid="ignore", divide="ignore"):  # as ONNX has it, a negative variance gives NaN
         factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
-    dtype = call.input().dtype
+    dtype = call.input().type.computed.dtype
     parameters = [call.constant(v.astype(dtype), w) for v, w in ((factor, "scale"), (bias - mean * factor, "shift"))]
     return call.emit(ops.Affine(), call.input(), parameters=(parameters[0], parameters[1]))
 

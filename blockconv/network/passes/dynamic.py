@@ -25,6 +25,7 @@ from blockconv.network.ops import (
     Reshape,
     Slice,
 )
+from blockconv.network.passes import simplify
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["affine_into_dynamic", "scaled"]
@@ -152,16 +153,18 @@ def affine_into_dynamic(edit: Edit, node: Node) -> bool:
         return False
     if conv[1].dtype != "float32" or len(conv[0].inputs) > 2:
         return False
-    scale, shift = (edit.constants[name] for name in node.parameters)
+    scale, shift = (edit.constants[name].astype(np.float64) for name in node.parameters)
     if len(conv[0].parameters) > 1:
         shift = edit.constants[conv[0].parameters[1]] * scale + shift
-    given = conv[1].wei
+    bias, given = simplify.stored(shift, edit.type(node.output)), conv[1].wei
+    if bias is None:
+        return False
     if (scale != 1).any():
         try:
             given = Quantization(given.scale * scale)
         except ArgumentError:  # a scale of integers is positive
             return False
     attributes = replace(conv[1], wei=given, activation=node.attributes.activation)
-    parameters = (conv[0].parameters[0], edit.constant(f"{conv[0].name}.bias", shift.astype(np.float32)))
+    parameters = (conv[0].parameters[0], edit.constant(f"{conv[0].name}.bias", bias))
     fused = replace(conv[0], attributes=attributes, output=node.output, parameters=parameters)
     return edit.replace((conv[0], node), fused)

@@ -2,7 +2,7 @@
 
 A pass is a function from a network to a network; `fuse` runs them all, in an order in which each finds what those
 before it leave. Their rules never merge a value that has other readers or that the network gives. Constants
-are folded in float64 and rounded once.
+are folded in float64 and rounded once, unless their type cannot hold the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.errors import NetworkError
-from blockconv.core.types import element
+from blockconv.core.types import FloatType, element
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.network import evaluate
 from blockconv.network.graph import Network, Node
@@ -45,20 +45,24 @@ from blockconv.network.passes.rewrite import Edit, rewritten
 __all__ = ["PASSES", "fuse"]
 
 
-def fuse(network: Network) -> Network:
-    """The network after all passes. For other input shapes it is made anew from the one given."""
+def fuse(network: Network, dtype: FloatType = "float32") -> Network:
+    """The network after all passes. For other input shapes it is made anew from the one given.
+
+    dtype: the type in which `precision.stored_as` will hold the weights of a network of float32.
+    """
     fused = network
     for step in PASSES:
-        before, fused = fused, step(fused)
+        before = fused
+        fused = fuse_epilogues(before, dtype) if step is fuse_epilogues else step(before)
         for name in before.tensors.keys() & fused.tensors.keys():
             if before.tensors[name] != fused.tensors[name]:
                 rule = f"makes {fused.tensors[name]} of {before.tensors[name]}"
                 raise NetworkError(network.name, "pass", step.__name__, rule, "please report it with the network")
-    return replace(fused, remake=functools.partial(_fused_again, network))
+    return replace(fused, remake=functools.partial(_fused_again, network, dtype))
 
 
-def _fused_again(network: Network, shapes: Mapping[str, Shape]) -> Network:
-    return fuse(network.with_input_shapes(shapes))
+def _fused_again(network: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
+    return fuse(network.with_input_shapes(shapes), dtype)
 
 
 # ---------------------------------------------------------------- less of the same
@@ -160,14 +164,15 @@ def _flat_conv(edit: Edit, node: Node) -> bool:
     return edit.replace((flat[0], node) if edit.private(node.inputs[0], Reshape) else (node,), conv)
 
 
-def fuse_epilogues(network: Network) -> Network:
+def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
     """Scales and shifts of channels, a residual and an activation into the convolution before them; an activation
-    into an affine or binary op."""
-    rules = _affine_into_conv, dynamic.affine_into_dynamic, _residual_into_conv, _activation_into
+    into an affine or binary op. dtype: see `fuse`."""
+    into_conv = functools.partial(_affine_into_conv, dtype=dtype)
+    rules = into_conv, dynamic.affine_into_dynamic, _residual_into_conv, _activation_into
     return rewritten(network, *rules, _activation_before_concat)
 
 
-def _affine_into_conv(edit: Edit, node: Node) -> bool:
+def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:
     conv = edit.private(node.inputs[0], Conv2d)
     if not isinstance(node.attributes, Affine) or conv is None or not conv[1].activation.is_identity:
         return False
@@ -175,13 +180,17 @@ def _affine_into_conv(edit: Edit, node: Node) -> bool:
     if len(conv[0].inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
         return False
     weight, *bias = (edit.constants[name] for name in conv[0].parameters)
-    parameters = conv[0].parameters[0]
+    parameters, type = conv[0].parameters[0], element(weight.dtype)
     if simplify.even(scale) != 1:
-        parameters = edit.constant(
-            f"{conv[0].name}.weight", (weight.astype(np.float64) * scale[:, None, None, None]).astype(weight.dtype)
-        )
-    total = bias[0].astype(np.float64) * scale + shift if bias else shift
-    total = total.astype(element(weight.dtype).computed.dtype)
+        wide = weight.astype(np.float64) * scale[:, None, None, None]
+        largest = np.abs(wide).max(axis=(1, 2, 3), keepdims=True)
+        scaled = simplify.stored(wide, type, largest)
+        if scaled is None or (dtype != "float32" and simplify.stored(wide, element(dtype), largest) is None):
+            return False
+        parameters = edit.constant(f"{conv[0].name}.weight", scaled)
+    total = simplify.stored(bias[0].astype(np.float64) * scale + shift if bias else shift, type.computed)
+    if total is None:
+        return False
     fused = Node(
         conv[0].name,
         replace(conv[1], activation=node.attributes.activation),

@@ -2,7 +2,7 @@
 
 Every value and every constant is rounded once, as it is stored. Inputs and outputs stay what the network says: they
 are converted where they come in and go out, an output by the convolution that makes it, where one does. Biases stay
-float32, as accumulators are.
+float32, as accumulators are, and so do scales and shifts of channels.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
@@ -20,6 +24,7 @@ from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["conversions", "stored_as"]
 
+Array = npt.NDArray[Any]
 _FLOAT32 = element("float32")
 
 
@@ -77,14 +82,28 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     nodes += [Node(take_name(f"{name}.float32", taken), Cast("float32"), (narrow[name],), name) for name in made]
     read = {name for node in nodes for name in (*node.inputs, *node.parameters)} | set(network.outputs)
     constants = {name: value for name, value in network.constants.items() if name in read}
-    halves = (name for name in network.constants if narrow.get(name) in read)
-    constants |= {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
+    halves = [name for name in network.constants if narrow.get(name) in read]
+    with np.errstate(over="ignore"):
+        constants |= {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
+    for name in halves:
+        _check_factor(network, name, constants[narrow[name]])
     return network.changed(nodes, constants)
 
 
+def _check_factor(network: Network, name: str, stored: Array) -> None:
+    """Raise NetworkError if a constant that values are multiplied with or divided by is infinite only as stored."""
+    value = network.constants[name]
+    beyond = np.isfinite(value) & ~np.isfinite(stored)
+    for node in network.readers[name] if beyond.any() else ():
+        if isinstance(node.attributes, Convolution) or getattr(node.attributes, "kind", "") in ("mul", "div"):
+            rule = f"has no finite number for {value[beyond].flat[0]:.4g}, which {node} multiplies with or divides by"
+            remedy = "compile it with precision='bfloat16' or 'float32'"
+            raise NetworkError(network.name, "precision", stored.dtype.name, rule, remedy)
+
+
 def _kept(node: Node) -> int:
-    """How many of a node's parameters are stored as values are: all but a bias."""
-    return 1 if isinstance(node.attributes, Convolution) else len(node.parameters)
+    """How many of a node's parameters are stored as values are: not what is added to sums, or scales a channel."""
+    return int(isinstance(node.attributes, Convolution))
 
 
 def _goes_up(edit: Edit, node: Node) -> bool:

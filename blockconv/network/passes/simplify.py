@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.types import element
+from blockconv.core.types import ElementType, element
 from blockconv.kernels.common.activation import Activation, activation
 from blockconv.network.graph import Node
 from blockconv.network.ops import (
@@ -27,9 +27,10 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes.rewrite import Edit
 
-__all__ = ["ACTIVATIONS", "CHANNELS", "SHAPES", "even", "put_affine"]
+__all__ = ["ACTIVATIONS", "CHANNELS", "SHAPES", "even", "put_affine", "stored"]
 
 Array = npt.NDArray[Any]
+LEAST = float(np.finfo(np.float32).tiny)
 
 
 # ---------------------------------------------------------------- shapes
@@ -182,10 +183,28 @@ SHAPES = (
 # ---------------------------------------------------------------- constants along the channels
 
 
+def stored(value: Array, type: ElementType, beside: Array | None = None, least: float = LEAST) -> Array | None:
+    """Folded numbers in float64, rounded once to the type; None if that type cannot hold them.
+
+    They may differ by half a unit in the last place of `beside`, by default of themselves, and by `least`. So numbers
+    below float16's normal ones are refused, where they are not beside larger ones.
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        made = value.astype(type.dtype)
+        if least == LEAST and type.name != "float16":  # whose normal numbers reach down to that
+            return made if np.isfinite(made).all() else None
+        error = np.abs(made.astype(np.float64) - value)
+    unit = float(np.spacing(np.ones((), type.dtype)))
+    return made if (error <= unit / 2 * np.abs(value if beside is None else beside) + least).all() else None
+
+
 def put_affine(edit: Edit, old: tuple[Node, ...], src: str, scale: Array, shift: Array, act: Activation) -> bool:
-    """`old` as one affine op of `src`, under the name of the last of them."""
-    last = old[-1]
-    parameters = (edit.constant(f"{last.name}.scale", scale), edit.constant(f"{last.name}.shift", shift))
+    """`old` as one affine op of `src`, under the name of the last of them; False if its type holds no such numbers."""
+    last, type = old[-1], edit.type(src).computed
+    made = stored(scale, type, least=0.0), stored(shift, type)
+    if made[0] is None or made[1] is None:
+        return False
+    parameters = (edit.constant(f"{last.name}.scale", made[0]), edit.constant(f"{last.name}.shift", made[1]))
     return edit.replace(old, Node(last.name, Affine(act), (src,), last.output, parameters))
 
 
@@ -210,8 +229,9 @@ def _binary_is_affine(edit: Edit, node: Node) -> bool:
     for at in (1, 0):
         src, constant = node.inputs[1 - at], edit.constants.get(node.inputs[at])
         value = None if constant is None or src in edit.constants else _channels(constant, edit.shape(src))
-        if value is None or (a.kind == "div" and at == 0):
+        if value is None or (a.kind == "div" and (at == 0 or 0 in value)):
             continue
+        value = value.astype(np.float64)
         one, zero = np.ones_like(value), np.zeros_like(value)
         if a.kind == "add":
             scale, shift = one, value
@@ -246,8 +266,8 @@ def _affine_of_affine(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Affine) or before is None or not before[1].activation.is_identity:
         return False
     (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (before[0], node))
-    dtype = edit.constants[node.parameters[0]].dtype
-    scale, shift = (s0 * s1).astype(dtype), (t0 * s1 + t1).astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scale, shift = s0 * s1, t0 * s1 + t1
     return put_affine(edit, (before[0], node), before[0].inputs[0], scale, shift, node.attributes.activation)
 
 
