@@ -12,6 +12,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_fields import set_field
 
 __all__ = [
+    "MOST_DIMENSIONS",
     "Shape",
     "broadcast",
     "check_word",

@@ -22,10 +22,12 @@ Array = npt.NDArray[Any]
 
 
 def compute(attributes: ops.Attributes, inputs: Sequence[Array], parameters: Sequence[Array]) -> Array:
-    """The output of one op, in float64 if its inputs are floating-point numbers and its own steps are no float32."""
+    """The output of one op, in float64 if it computes with floating-point numbers and its own steps are no float32."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if type(attributes) in QUANTIZED:
             return QUANTIZED[type(attributes)](attributes, inputs, parameters, compute)
+        if isinstance(attributes, _MOVES):
+            return _OPS[type(attributes)](attributes, list(inputs), list(parameters))
         return _OPS[type(attributes)](attributes, [_wide(x) for x in inputs], [_wide(x) for x in parameters])
 
 
@@ -179,6 +181,7 @@ def _slice(a: ops.Slice, inputs: list[Array], parameters: list[Array]) -> Array:
     return np.asarray(inputs[0].take(a.begin + a.step * np.arange(a.size), a.axis))
 
 
+_MOVES = ops.Concat, ops.Reshape, ops.Shuffle, ops.Slice, ops.Transpose  # copies, whatever the type
 Compute = Callable[[Any, list[Array], list[Array]], Array]
 _OPS: dict[type[ops.Attributes], Compute] = {
     ops.Activate: _activation,

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from blockconv.core.checks import whole
-from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
+from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
+from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
@@ -265,7 +266,7 @@ def _read(node: Any, model: Any, scope: Scope, rules: Rules) -> None:
         rules.infer(node, scope.values, scope.constants)
     elif _folds(node, scope):
         rules.infer(node, scope.values, scope.constants)
-        _fold(node, model, scope)
+        _fold(node, model, scope, rules)
     elif kind not in OPS:
         raise _NoOp(kind)
     else:
@@ -323,8 +324,23 @@ def _folds(node: Any, scope: Any) -> bool:
     return all(scope.is_constant(scope.values[name].name) for name in node.input if name)
 
 
-def _fold(node: Any, model: Any, scope: Any) -> None:
-    reads = {name: scope.array(scope.values[name].name) for name in node.input if name}
+def _fold(node: Any, model: Any, scope: Scope, rules: Rules) -> None:
+    """Make constants of a node's values: by the ops that would compute them at run time, or by ONNX's own evaluator."""
+    first, operands = len(scope.nodes), [scope.values[name] for name in node.input if name]
+    fits = all(len(t.shape) <= MOST_DIMENSIONS and not t.type.is_packed for t in operands)
+    try:
+        if fits and _kind(node) in OPS:
+            _translate(Call(node, scope), rules)
+            scope.compute(first)
+            return
+    except (Unsupported, DtypeError):  # the ops have no such case, or not of these types
+        scope.drop(first)
+    _evaluate(node, model, scope)
+
+
+def _evaluate(node: Any, model: Any, scope: Scope) -> None:
+    """Make constants of a node's values by ONNX's own evaluator."""
+    reads: Any = {name: scope.array(scope.values[name].name) for name in node.input if name}
     graph = helper.make_graph(
         [node],
         "constant",

@@ -14,8 +14,9 @@ from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
+from blockconv.network import evaluate
 from blockconv.network.evaluate_quantized import real
-from blockconv.network.graph import Node, Tensor
+from blockconv.network.graph import Node, Tensor, held
 from blockconv.network.ops import Attributes, Binary, Concat, Convolution, Dequantize, Reshape, Shape
 
 __all__ = [
@@ -146,6 +147,29 @@ class Scope:
                 return
             given = self.constant(self.value_name(f"{name}.integers"), integers)
             self.nodes.append(Node(self.node_name(f"{name}.dequantize"), attributes, (given.name,), name))
+
+    def drop(self, first: int) -> list[Node]:
+        """Take back the nodes from that one on, which are returned."""
+        gone, self.nodes = self.nodes[first:], self.nodes[:first]
+        self._made -= {node.output for node in gone}
+        return gone
+
+    def compute(self, first: int) -> None:
+        """Make constants of what the nodes from that one on give, which read constants alone.
+
+        Raises DtypeError for operands of types that an op does not take.
+        """
+        for node in self.drop(first):
+            if node.output not in self.dequantized:  # whose integers are kept
+                inputs, parameters = ([self._known(name) for name in names] for names in (node.inputs, node.parameters))
+                types = [tuple(element_type(x.dtype) for x in arrays) for arrays in (inputs, parameters)]
+                type = node.attributes.infer_type(types[0], types[1])
+                self.constants[node.output] = held(evaluate.compute(node.attributes, inputs, parameters), type)
+
+    def _known(self, name: str) -> Array:
+        value = self.array(name)
+        assert value is not None, name
+        return value
 
     def maker(self, name: str) -> Node | None:
         """The node that makes a value; None of what is fed or constant."""
