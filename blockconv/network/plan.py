@@ -297,7 +297,8 @@ class Plan:
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
         wanted = [row_major(len(network.shape(name))) for name in network.outputs]
         threads = self.options.threads
-        made = schedule(network, planned.chosen, given, wanted, self._parameters, problem.reorder, threads)
+        held = self._parameters.of(network)
+        made = schedule(network, planned.chosen, given, wanted, held, problem.reorder, threads)
         return BoundPlan(planned, made, [])
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -35,9 +37,23 @@ class Parameters:
 
     def __init__(self, network: Network, like: Parameters | None = None) -> None:
         self._constants: Mapping[str, Array] = network.constants
+        self._keys: Mapping[str, Any] = {}  # by which constants are kept, if not by their names
         self._packed: dict[Any, Array] = {}
         self._region = Region()
         self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary() if like is None else like._shared
+
+    def of(self, network: Network) -> Parameters:
+        """The parameters of the network for other sizes, where constants may differ: what is equal is packed once."""
+        made = copy.copy(self)
+        made._constants = network.constants
+        known = ((name, self._constants.get(name)) for name in network.constants)
+        others = [name for name, value in known if value is None or not _equal(value, network.constants[name])]
+        made._keys = {name: (name, _digest(network.constants[name])) for name in others}
+        return made
+
+    def _key(self, names: tuple[str, ...]) -> tuple[Any, ...]:
+        """What tells constants apart from all others."""
+        return tuple(self._keys.get(name, name) for name in names)
 
     def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
         """Weights and bias of a convolution."""
@@ -45,9 +61,9 @@ class Parameters:
         weight = self._constants[names[0]]
         dtype = types.acc.name
         bias = self._constants[names[1]] if len(names) > 1 else None
-        key = names[1:], dtype, problem.g, form.sharing, form.bias, form.order
+        key = self._key(names[1:]), dtype, problem.g, form.sharing, form.bias, form.order
         packed = self._kept(key, lambda: pack_bias(problem, bias, form, dtype))
-        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        return self._kept((self._key(names[:1]), problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def quantized_weights(
         self, node: Node, problem: Any, form: WeightForm, after: Requantization
@@ -60,14 +76,14 @@ class Parameters:
         names = node.parameters
         weight = self._constants[names[0]]
         bias = self._constants[names[1]] if len(names) > 1 else None
-        key = names, problem.g, form, after.types, after.given.src, after.scales.sums.tobytes()
+        key = self._key(names), problem.g, form, after.types, after.given.src, after.scales.sums.tobytes()
 
         def folded() -> Array:
             check_sums(str(node), weight, bias)
             return quantized_bias(problem, weight, bias, form, after)
 
         packed = self._kept(key, folded)
-        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        return self._kept((self._key(names[:1]), problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def dynamic_weights(
         self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
@@ -85,15 +101,15 @@ class Parameters:
             check_sums(str(node), weight, None)
             return weight_sums(problem, weight, bias, form, types, given)
 
-        packed = self._kept((names, problem.g, form, types, given), summed)
-        return self._kept((names[0], problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        packed = self._kept((self._key(names), problem.g, form, types, given), summed)
+        return self._kept((self._key(names[:1]), problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
         """A constant operand in a layout, of another type if one is given; of fewer dimensions, with ones in front."""
         value = np.ascontiguousarray(self._constants[name], None if type is None else type.dtype)
         value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
         return self._kept(
-            (name, layout, value.dtype),
+            (self._key((name,)), layout, value.dtype),
             lambda: to_layout(BlockedArray(value, row_major(layout.ndim), value.shape), layout).storage,
         )
 
@@ -114,6 +130,18 @@ class Parameters:
     def nbytes(self) -> int:
         """Bytes of all that is packed."""
         return sum(array.nbytes for array in self._packed.values())
+
+
+def _bytes(value: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def _equal(a: Array, b: Array) -> bool:
+    return a is b or ((a.dtype, a.shape) == (b.dtype, b.shape) and np.array_equal(_bytes(a), _bytes(b)))
+
+
+def _digest(value: Array) -> tuple[object, ...]:
+    return value.dtype, value.shape, hashlib.sha256(_bytes(value)).digest()
 
 
 class Unpacked(Parameters):
