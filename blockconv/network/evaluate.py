@@ -73,7 +73,7 @@ def _affine(a: ops.Affine, inputs: list[Array], parameters: list[Array]) -> Arra
 def _framed(x: Array, pads: Sequence[tuple[int, int]], value: float) -> Array:
     """`x` with (before, after) of `value` on each axis; negative ends crop."""
     inner = tuple(slice(max(0, -b), n - max(0, -e)) for n, (b, e) in zip(x.shape, pads, strict=True))
-    return np.pad(x[inner], [(max(0, b), max(0, e)) for b, e in pads], constant_values=value)
+    return np.pad(x[inner], [(max(0, b), max(0, e)) for b, e in pads] or 0, constant_values=value)
 
 
 def _taps(x: Array, p: Any) -> Iterator[tuple[int, int, Array]]:
@@ -155,7 +155,7 @@ def _lrn(a: ops.Lrn, inputs: list[Array], parameters: list[Array]) -> Array:
 
 
 def _softmax(a: ops.Softmax, inputs: list[Array], parameters: list[Array]) -> Array:
-    powers = np.exp(inputs[0] - inputs[0].max(axis=a.axis, keepdims=True))
+    powers = np.exp(inputs[0] - inputs[0].max(axis=a.axis, keepdims=True, initial=-math.inf))
     return np.asarray(powers / powers.sum(axis=a.axis, keepdims=True))
 
 

@@ -287,5 +287,6 @@ def schedule(
         s.run(node, candidate)
     first = len(network.inputs)
     for k, (name, layout) in enumerate(zip(network.outputs, wanted, strict=True)):
-        s.deliver(name, layout, Buffer(first + k))
+        if network.tensors[name].elements:
+            s.deliver(name, layout, Buffer(first + k))
     return s.finish(first + len(network.outputs))

@@ -89,9 +89,12 @@ class Reshape(Attributes):
         if any(size == 0 and i >= len(src) for i, size in enumerate(self.shape)):
             raise ArgumentError(self.op, "shape", self.shape, f"has a 0 where the input, {src}, has no axis")
         shape = tuple(src[i] if size == 0 else size for i, size in enumerate(self.shape))
-        known, total = math.prod(size for size in shape if size != -1), math.prod(src)
-        if -1 in shape and known and total % known == 0:
-            shape = tuple(total // known if size == -1 else size for size in shape)
+        total = math.prod(src)
+        # Sizes that both have at one place say nothing of what remains, not even where they are 0.
+        known = math.prod(size for size in self.shape if size > 0)
+        rest = math.prod(size for i, size in enumerate(src) if self.shape[i : i + 1] != (0,))
+        if -1 in shape and rest % known == 0:
+            shape = tuple(rest // known if size == -1 else size for size in shape)
         if math.prod(shape) != total or -1 in shape:
             raise ArgumentError(self.op, "shape", self.shape, f"cannot hold the {total} elements of {src}")
         return shape

@@ -146,7 +146,7 @@ def _mean_is_pool(edit: Edit, node: Node) -> bool:
     if a.keepdims:
         return edit.replace((node,), pool)
     value = edit.value_name(f"{node.output}.pooled")
-    flat = Node(f"{node.name}.flat", Reshape(edit.shape(node.output)), (value,), node.output)
+    flat = Node(f"{node.name}.flat", Reshape((0, 0)), (value,), node.output)
     return edit.replace((node,), replace(pool, output=value), flat)
 
 

@@ -16,7 +16,6 @@ from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Primitive, Reason, Request
 from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Reshape
 from blockconv.network.planning.parameters import Parameters, Unpacked
 from blockconv.network.planning.rule import OUTPUT, Bound, Candidate, Pricing, Rule, Taken, Workspace, element_types
 from blockconv.network.planning.rules import RULES
@@ -31,7 +30,6 @@ __all__ = [
     "Workspace",
     "bind",
     "candidates",
-    "check_held",
     "compile_kernels",
     "element_types",
     "kernel_layouts",
@@ -39,17 +37,8 @@ __all__ = [
 ]
 
 
-def check_held(what: str, shape: tuple[int, ...]) -> None:
-    """Raise UnsupportedError for a shape that no plan can hold."""
-    if 0 in (shape[1:] if len(shape) == 4 else shape):  # but a batch of images may be empty
-        raise UnsupportedError(f"{what}: its value has shape {shape}: plans hold no empty parts")
-
-
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
-    check_held(str(node), network.shape(node.output))
-    if not network.shape(node.output) and not isinstance(node.attributes, Reshape):
-        raise UnsupportedError(f"{node}: its value has shape (): kernels give no scalars, but arrays of one element")
     rule = RULES[type(node.attributes)]
     best: dict[Any, Candidate] = {}
 

@@ -20,13 +20,14 @@ from rich.progress import (
 )
 
 from blockconv.core import text
-from blockconv.core.errors import ArgumentError, LayoutError, NetworkError
+from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
 from blockconv.machine.machine import host
 from blockconv.network.graph import Network, Node, Tensor
 from blockconv.network.memory import same_bytes
 from blockconv.network.passes.nibbles import widened
+from blockconv.network.passes.shapes import of_kernels
 from blockconv.network.planning import remembered
 from blockconv.network.planning.candidates import (
     Candidate,
@@ -36,7 +37,6 @@ from blockconv.network.planning.candidates import (
     Workspace,
     bind,
     candidates,
-    check_held,
     element_types,
     kernel_layouts,
 )
@@ -236,6 +236,11 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
 
     every: keep each kernel, not the cheapest for its layouts alone.
     """
+    network = of_kernels(network)
+    for name, tensor in network.tensors.items():
+        if not tensor.elements and tensor.type.is_packed:
+            rule = f"plans hold no empty values of {tensor.type}"
+            raise UnsupportedError(f"value {name!r} has shape {tensor.shape}: {rule}")
     if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
         network = widened(network, options.layouts)
     accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
@@ -243,8 +248,6 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
     price = functools.partial(_predicted, network, options.costs, _weight_rate(network))
     pricing = Pricing(_universe(network, options), price, reorder, accuracy, every or options.measure)
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
-    for name in network.outputs:  # which may be constants or inputs
-        check_held(f"output {name!r}", network.shape(name))
     is_known = options.chosen is not None and _again(network, found, options.chosen) is not None
     if options.measure and not is_known:
         found = measured(network, found, options.threads, options.costs)

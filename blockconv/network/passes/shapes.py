@@ -1,0 +1,96 @@
+"""Shapes that kernels do not take: values without elements, values without axes, two operands that both broadcast.
+
+What a plan runs is made so once, when its sizes are known, so that no kernel, price or schedule has these cases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from blockconv.core.text import take_name
+from blockconv.network import evaluate
+from blockconv.network.graph import Network, Node, held
+from blockconv.network.ops import Binary, Concat, Pad, Quantized, ReduceMean, Reshape, Transpose
+from blockconv.network.passes.fuse import drop_dead_code
+
+__all__ = ["of_kernels"]
+
+
+def of_kernels(network: Network) -> Network:
+    """The network in shapes that kernels take. Empty values of 4 bits stay, as no constant holds these."""
+    return _broadcast_once(_with_axes(_without_empty(network)))
+
+
+def _without_empty(network: Network) -> Network:
+    """A value without elements is a constant, and so is what follows from such alone."""
+    tensors = network.tensors
+    empty = {name for name, t in tensors.items() if not t.elements and not t.type.is_packed}
+    if empty.isdisjoint(network.producers) and not any(network.readers[name] for name in empty):
+        return network
+    taken, constants, nodes = set(tensors), dict(network.constants), []
+    fed = {tensor.name for tensor in network.inputs}
+    names = {name: take_name(f"{name}.empty", taken) if name in fed else name for name in empty}
+    constants |= {new: np.zeros(tensors[name].shape, tensors[name].type.dtype) for name, new in names.items()}
+    for node in network.nodes:
+        if node.output in empty:
+            continue
+        inputs = tuple(names.get(name, name) for name in node.inputs)
+        if isinstance(node.attributes, Concat):
+            inputs = tuple(name for name in node.inputs if name not in empty)
+        operands = [constants.get(name) for name in (*inputs, *node.parameters)]
+        known = [value for value in operands if value is not None]
+        if len(known) == len(operands) and not tensors[node.output].type.is_packed:
+            value = evaluate.compute(node.attributes, known[: len(inputs)], known[len(inputs) :])
+            constants[node.output] = held(value, tensors[node.output].type)
+        else:
+            nodes.append(replace(node, inputs=inputs))
+    return drop_dead_code(network.changed(nodes, constants))
+
+
+def _with_axes(network: Network) -> Network:
+    """A value without axes has one, of one element."""
+
+    def is_scalar(name: str) -> bool:
+        return not network.shape(name) and name not in network.constants
+
+    if not any(map(is_scalar, network.producers)) and not any(is_scalar(t.name) for t in network.inputs):
+        return network
+    taken, nodes = {*network.tensors, *(node.name for node in network.nodes)}, []
+    for node in network.nodes:
+        a: Any = node.attributes
+        if isinstance(a, Reshape) or not any(map(is_scalar, (*node.inputs, node.output))):
+            nodes.append(node)
+            continue
+        inputs = list(node.inputs)
+        for k, name in enumerate(inputs):
+            if is_scalar(name):
+                inputs[k] = take_name(f"{name}.line", taken)
+                nodes.append(Node(take_name(f"{node.name}.line", taken), Reshape((1,)), (name,), inputs[k]))
+        if isinstance(a, (Transpose, Pad)):  # of a scalar, they change nothing
+            a = Reshape((1,))
+        if isinstance(a, ReduceMean):
+            a = replace(a, keepdims=True)
+        output = take_name(f"{node.output}.line", taken) if is_scalar(node.output) else node.output
+        nodes.append(replace(node, attributes=a, inputs=tuple(inputs), output=output))
+        if output != node.output:
+            nodes.append(Node(take_name(f"{node.name}.scalar", taken), Reshape(()), (output,), node.output))
+    return network.changed(nodes)
+
+
+def _broadcast_once(network: Network) -> Network:
+    """Where neither operand has the result's shape, the first gets it before, by the addition of zeros."""
+    taken, constants, nodes = {*network.tensors, *(node.name for node in network.nodes)}, {}, []
+    for node in network.nodes:
+        a, (first, *rest) = node.attributes, node.inputs
+        shapes, shape = [network.shape(name) for name in node.inputs], network.shape(node.output)
+        if isinstance(a.of if isinstance(a, Quantized) else a, Binary) and shape not in shapes:
+            value, zeros = (take_name(f"{first}.{word}", taken) for word in ("whole", "zeros"))
+            # -0.0 is what changes no number, not even -0.0.
+            constants[zeros] = np.full(shape, -0.0, network.tensors[first].type.dtype)
+            nodes.append(Node(take_name(f"{node.name}.whole", taken), Binary("add"), (first, zeros), value))
+            node = replace(node, inputs=(value, *rest))
+        nodes.append(node)
+    return network.changed(nodes, {**network.constants, **constants}) if constants else network
