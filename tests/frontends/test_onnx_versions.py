@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
+from blockconv.core.errors import NetworkError
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -82,6 +83,10 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("AveragePool", 11, {}, {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
     ("MatMul", 13, {"w": weights(4, 7)}, {}),
     ("MatMul", 13, {"w": weights(4)}, {}),
+    *(("MatMul", 13, {"w": weights(*batch, 4, 3)}, {}) for batch in ((1,), (6,), (1, 6), (2, 1), (2, 6), (3, 1, 1))),
+    ("Slice", 13, {"s": ints(2), "e": ints(2), "a": ints(1)}, {}),
+    ("Slice", 13, {"s": ints(9, 0), "e": ints(1, -9), "a": ints(1, 2), "t": ints(1, -1)}, {}),
+    ("ReduceMean", 13, {}, {"keepdims": 0}),
 ]  # fmt: skip
 
 
@@ -179,6 +184,29 @@ def test_split() -> None:
     compare(model("Split", 11, X, {}, 3, axis=1), X)
     compare(model("Split", 13, X, {"s": ints(1, 4)}, 2, axis=2), X)
     compare(model("Split", 18, X, {}, 2, axis=2, num_outputs=2), X)
+
+
+def test_batches_of_matrices_broadcast() -> None:
+    for a, b in (
+        ((3, 1, 3, 4), (1, 2, 4, 2)),
+        ((4,), (2, 4, 1)),
+        ((3, 1, 2, 5, 4), (3, 2, 1, 4, 2)),
+        ((5, 4), (2, 4, 3)),
+    ):
+        compare(model("MatMul", 13, weights(*a), {"w": weights(*b)}), weights(*a))
+
+
+def test_reshape_of_nothing() -> None:
+    for shape, wanted in (((2, 0, 3), (2, 0, 3)), ((0, 4), (0, 4)), ((5, 0), (5, 0))):
+        proto = model("Reshape", 14, X[:0], {"s": ints(*shape)}, allowzero=1)
+        assert bc.compile(bc.load_onnx(proto, (0, 6, 5, 4)))(X[:0]).shape == wanted
+    with pytest.raises(NetworkError, match="a -1 beside a 0"):
+        bc.load_onnx(model("Reshape", 14, X[:0], {"s": ints(0, -1)}, allowzero=1), (0, 6, 5, 4))
+
+
+def test_split_with_an_empty_part() -> None:
+    compare(model("Split", 13, X, {"s": ints(0, 5)}, 2, axis=2), X)
+    assert bc.compile(bc.load_onnx(model("Split", 13, X, {"s": ints(0, 5)}, 2, axis=2)))(X)["y0"].shape == (2, 6, 0, 4)
 
 
 @pytest.mark.parametrize("transposed", [0, 1])

@@ -82,7 +82,7 @@ def _conv_integer(call: Call) -> Tensor:
     return _sums(call, call.input(), _source(call, 2), 3, _convolved, _is_real(call))
 
 
-@_op("MatMulInteger", limits=f"constant B, a matrix, a vector, or as many matrices as A; {_FOUND}")
+@_op("MatMulInteger", limits=f"constant B, whose batch broadcasts with A's; {_FOUND}")
 def _matmul_integer(call: Call) -> Tensor:
     return _sums(call, call.input(), _source(call, 2), 3, _multiplied, _is_real(call))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered
+from blockconv.frontends.onnx.scope import Call, Op, registered
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
@@ -53,7 +53,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     return y if of_channels else call.emit(ops.Binary("add"), y, call.constant(c.astype(a.dtype), "c"))
 
 
-@_op("MatMul", limits="constant B, a matrix, a vector, or as many matrices as A")
+@_op("MatMul", limits="constant B, whose batch broadcasts with A's")
 def _matmul(call: Call) -> Tensor:
     return matmul(call, ops.Conv2d(), call.input(), 1)
 
@@ -72,20 +72,34 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: 
 
 
 def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
-    """As many matrices by as many others: a convolution of 1x1 of a group for each, over rows."""
+    """Matrices by others, whose batches broadcast: a convolution of 1x1 of a group for each of A, over rows."""
     *batch, k, n = call.array(at, "second matrix").shape
-    if a.shape[:-2] != tuple(batch):
-        raise Unsupported(f"a batch of second matrices, {tuple(batch)}, of another shape than the first's")
-    if a.shape[-1] != k:
-        raise call.error("input", a.shape, f"has {a.shape[-1]} columns, and the second matrices {k} rows")
-    count, rows = math.prod(batch), a.shape[-2]
-    change: Callable[[Array], Array] = lambda b: b.swapaxes(-1, -2).reshape(count * n, k, 1, 1)  # noqa: E731
+    *given, rows = (1, *a.shape[:-1])[-max(2, len(a.shape)) + 1 :]
+    try:
+        common = np.broadcast_shapes(tuple(given), tuple(batch))
+    except ValueError:
+        raise call.error("input", a.shape, f"has a batch that does not broadcast with {tuple(batch)}") from None
+    if a.shape[-1:] != (k,):
+        raise call.error("input", a.shape, f"has {a.shape[-1:]} columns, and the second matrices {k} rows")
+    groups, count, axes = math.prod(given), math.prod(common), range(len(common))
+    wide = (*(1,) * (len(common) - len(given)), *given)
+    order = sorted(axes, key=lambda axis: wide[axis] != common[axis])  # what A has first: an A is a group
+
+    def change(b: Array) -> Array:
+        each = np.broadcast_to(b, (*common, k, n)).swapaxes(-1, -2)
+        return each.transpose(*order, len(common), len(common) + 1).reshape(count * n, k, 1, 1)
+
     wei = call.weight(at, "weight", change, -1)
-    x = call.emit(ops.Transpose((1, 0, 2)), call.reshape(a, (count, rows, k)), helps=True)
-    x = call.reshape(x, (rows, count * k, 1, 1))
-    y = call.convolve(replace(attributes, groups=count), x, others, (wei,))
-    y = call.emit(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)), helps=True)
-    return call.reshape(y, (*batch, rows, n))
+    x = call.emit(ops.Transpose((1, 0, 2)), call.reshape(a, (groups, rows, k)), helps=True)
+    x = call.reshape(x, (rows, groups * k, 1, 1))
+    y = call.convolve(replace(attributes, groups=groups), x, others, (wei,))
+    if order == list(axes):
+        y = call.emit(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)), helps=True)
+    else:
+        y = call.reshape(y, (rows, *(common[axis] for axis in order), n))
+        perm = (*(1 + order.index(axis) for axis in axes), 0, len(common) + 1)
+        y = call.emit(ops.Transpose(perm), y, helps=True)
+    return call.reshape(y, (*common, rows, n) if len(a.shape) > 1 else (*common, n))
 
 
 def _product(

@@ -288,7 +288,7 @@ def output_dtype(call: Call, at: int) -> Any:
     return dtype
 
 
-@_op("QLinearMatMul", limits=f"constant B, a matrix, a vector, or as many matrices as A; {CONSTANT}")
+@_op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")
 def _qlinear_matmul(call: Call) -> Tensor:
     a = dequantized(call, 0)
     weight(call, 3, 1)

@@ -372,10 +372,12 @@ class Call:
         """`x` under another shape; itself if it has that."""
         if x.shape == shape:
             return x
-        if 0 in shape:
-            raise Unsupported(f"shape={shape}: an empty tensor")
         if math.prod(shape) != x.elements:
             raise self.error("shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
+        if 0 in shape:  # which would be the input's size there
+            if x.type.is_packed:
+                raise Unsupported(f"an empty tensor of {x.type}")
+            return self.constant(np.zeros(shape, x.type.dtype), "empty")
         return self.emit(Reshape(shape), x, helps=helps)
 
     @property

@@ -51,7 +51,9 @@ def _reshape(call: Call) -> Tensor:
     x = call.input()
     shape = call.ints(1, "shape") if call.has(1) else call.attribute("shape")
     if call.attribute("allowzero", 0) and 0 in shape:
-        raise Unsupported(f"shape={shape}: an empty tensor")
+        if -1 in shape:
+            raise call.error("shape", shape, "has a -1 beside a 0, so anything would fit", "name the size")
+        return call.reshape(x, shape, helps=False)
     return call.emit(ops.Reshape(shape), x)
 
 
@@ -112,7 +114,7 @@ def _split(call: Call) -> list[Tensor]:
     return [call.emit(ops.Slice(axis, begin, size), x) for begin, size in zip(begins, sizes, strict=True)]
 
 
-@_op("Slice", limits="constant starts, ends, axes and steps, which leave something")
+@_op("Slice", limits="constant starts, ends, axes and steps")
 def _slice(call: Call) -> Tensor:
     x = call.input()
     if call.opset < 10:
@@ -131,10 +133,8 @@ def _slice(call: Call) -> Tensor:
         raise call.error("steps", steps, "hold a 0", "steps are 1 or more, or negative")
     for at, start, end, step in zip(places, starts, ends, steps, strict=True):
         taken = range(x.shape[at])[slice(start, end, step)]
-        if not taken:
-            raise Unsupported(f"starts={start}, ends={end}, axes={at} of {x.shape}: an empty tensor")
         if taken != range(x.shape[at]):
-            x = call.emit(ops.Slice(at, taken[0], len(taken), step), x)
+            x = call.emit(ops.Slice(at, taken.start if taken else 0, len(taken), step), x)
     return x
 
 
