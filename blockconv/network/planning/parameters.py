@@ -141,7 +141,7 @@ def _equal(a: Array, b: Array) -> bool:
 
 
 def _digest(value: Array) -> tuple[object, ...]:
-    return value.dtype, value.shape, hashlib.sha256(_bytes(value)).digest()
+    return value.dtype, value.shape, hashlib.sha256(_bytes(value).data).digest()
 
 
 class Unpacked(Parameters):
