@@ -211,7 +211,8 @@ class Network:
             of 4 bits are one a byte here, int8 or uint8.
         every: give each value, not the outputs alone.
 
-        Each op runs in float64 and rounds once. Raises NetworkError for inputs that are others than the network's.
+        Each op runs in float64 and rounds once. Fusion changes where a quantized network rounds, so a plan gives the
+        bits of its own `plan.network.evaluate`. Raises NetworkError for inputs that are others than the network's.
         """
         given = self._by_input(inputs, "inputs")
         values: dict[str, Array] = dict(self.constants)
