@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, table, word
@@ -109,12 +107,11 @@ def eltwise(element, lanes, kind, operand, act, repeated):
 
     repeated: of `Operand.REPEATED`, how many elements are; else 0.
     """
-    itemsize = ElementType.of(element).itemsize
-    operand_itemsize = operand_type(ElementType.of(element), kind).itemsize
+    type = ElementType.of(element)
+    itemsize, operand_itemsize = type.itemsize, operand_type(type, kind).itemsize
     full, periodic = (int(operand == one) for one in (Operand.FULL, Operand.PERIOD))
     operands = operand_count(kind) if repeated or periodic else 0
-    code = functools.partial(eltwise_extent, ElementType.of(element), lanes, kind, operand, act, inner=repeated)
-    compute, compute_masked = code(masked=0), code(masked=1)
+    compute, compute_masked = (eltwise_extent(type, lanes, kind, operand, act, masked, repeated) for masked in (0, 1))
 
     def kernel(args, first, last, scratch):
         a = EltwiseArgs(args)
