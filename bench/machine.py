@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.target import container_quota
+from blockconv.core.target import container_quota, target_cpu, target_features
 
 from . import cpu
 from .team import Team
@@ -28,7 +28,6 @@ __all__ = [
     "caches",
     "flush_caches",
     "keep_freed_memory",
-    "numba_target",
     "pin",
     "processors",
     "record",
@@ -41,12 +40,11 @@ SETTINGS = ("NUMBA_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "OPEN
 
 def record() -> dict[str, Any]:
     """What has to be known of this machine and its software to judge a figure."""
-    cpu_name, features = numba_target()
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **cpu.describe(),
-        "numba_cpu": cpu_name,
-        "numba_features": features,
+        "numba_cpu": target_cpu(),
+        "numba_features": sorted(target_features()),
         "cores": os.cpu_count(),
         "affinity": len(affinity()),
         "quota": container_quota(),
@@ -60,14 +58,6 @@ def record() -> dict[str, Any]:
         "keeps_freed_memory": keep_freed_memory(),
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(SETTINGS)},
     }
-
-
-def numba_target() -> tuple[str, list[str]]:
-    """The CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may have lowered."""
-    from numba.core.registry import cpu_target
-
-    _, cpu_name, features = cpu_target.target_context.codegen().magic_tuple()
-    return cpu_name, sorted(name[1:] for name in features.split(",") if name.startswith("+"))
 
 
 def affinity() -> list[int]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .machine import numba_target
+from blockconv.core.target import target_features
+
 from .team import Team
 from .timing import compare
 
@@ -70,7 +71,7 @@ def _fma_loop() -> tuple[Callable[[int, int], float], int, int]:
     """
     import numba
 
-    features = numba_target()[1]
+    features = target_features()
     wide = "avx512f" in features
     width = 16 if wide else 8 if "avx" in features else 4
     accumulators = 24 if wide or platform.machine() in ("arm64", "aarch64") else 12

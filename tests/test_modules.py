@@ -134,17 +134,83 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_numba_policy_stands_in_few_places() -> None:
     """Who else compiles with Numba, sets its configuration or starts its threads makes policy."""
     policy = {
-        "numba.cfunc": (),
-        "compile_extra": ("jit.compiler",),
+        "numba.cfunc": ("jit.numba_public",),
+        "compile_extra": ("jit.numba_private",),
+        "numba_parallel_for": ("runtime.threading_layer",),
         "cache=True": (),
         "THREADING_LAYER": ("runtime.threading_layer", "runtime.pools", "cli", "cli.doctor"),
-        "_launch_threads": ("runtime.threading_layer",),
+        "get_num_threads()  # which starts": ("runtime.threading_layer",),
         "fastmath=True": (),
         "cgroup": ("core.target",),
     }
     for word, places in policy.items():
         holders = {name for name, path in MODULES.items() if word in path.read_text(encoding="utf-8")}
         assert {name for name in holders if name.startswith("blockconv")} <= {f"blockconv.{p}" for p in places}, word
+
+
+# What may change without notice is everything of these packages but this. Their manuals import it: Numba's on extending
+# it (`infer_getattr` takes nothing but an AttributeTemplate), llvmlite's on IR and the binding.
+PUBLIC = {
+    "numba",
+    "numba.extending",
+    "numba.core.cgutils",
+    "numba.core.typing.templates.AttributeTemplate",
+    "llvmlite",
+    "llvmlite.binding",
+    "llvmlite.ir",
+}
+
+
+def is_private(name: str) -> bool:
+    """Whether this is no public name, nor a name in a public module or class."""
+    package, *parts = name.split(".")
+    if any(part.startswith("_") and not part.endswith("__") for part in parts):
+        return True
+    below = "core", "np", "misc", "parfors", "cpython", "typed"  # Numba's folders, which are no names of `numba` itself
+    tops = PUBLIC - {"numba"} if package == "numba" and parts[:1] and parts[0] in below else PUBLIC
+    return not any(name == top or name.startswith(top + ".") for top in tops)
+
+
+def private_parts(path: Path) -> set[str]:
+    """Private names of Numba and llvmlite that a file imports, or reads of what it imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found: set[str] = set()
+    local: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            local |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names if alias.asname}
+            local |= {top: top for alias in node.names if (top := alias.name.partition(".")[0]) and not alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            local |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", chain := ast.unparse(node)):
+            first, _, rest = chain.partition(".")
+            found |= {f"{local[first]}.{rest}"} if first in local else set()
+    return {name for name in found if name.partition(".")[0] in ("numba", "llvmlite") and is_private(name)}
+
+
+def test_one_module_uses_what_is_private_to_numba() -> None:
+    holders = {name: found for name, path in MODULES.items() if (found := private_parts(path))}
+    assert set(holders) == {"blockconv.jit.numba_private"}, holders
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("from numba.core.codegen import JITCPUCodegen", "numba.core.codegen.JITCPUCodegen"),
+        ("from numba.core import codegen", "numba.core.codegen"),
+        ("import numba.core.registry", "numba.core.registry"),
+        ("import numba\nnumba.core.registry.cpu_target", "numba.core.registry.cpu_target"),
+        ("def f():\n    from numba.np.ufunc import parallel", "numba.np.ufunc.parallel"),
+        ("import llvmlite.binding as llvm\nllvm.ffi._lib", "llvmlite.binding.ffi._lib"),
+        ("from numba import types, config\nfrom numba.core import cgutils\ntypes.int64; cgutils.for_range", None),
+    ],
+)
+def test_private_parts_are_seen_wherever_they_stand(tmp_path: Path, text: str, wanted: str | None) -> None:
+    (tmp_path / "module.py").write_text(text)
+    assert (wanted in private_parts(tmp_path / "module.py")) if wanted else not private_parts(tmp_path / "module.py")
 
 
 def test_importing_is_seen_wherever_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from numba.core import config
+from numba import config
 
 from blockconv import jit
 from blockconv._version import __version__
@@ -142,4 +142,5 @@ def _kernels() -> dict[str, str]:
     cache = jit.disk_cache()
     kept = next((kept for kept in cache.contents() if kept.fingerprint == cache.fingerprint), None)
     entries = "none" if kept is None else f"{kept.entries}, {kept.nbytes:,} bytes"
-    return {"kept in": str(cache.directory), "entries": entries}
+    inner = "public functions alone (BLOCKCONV_NUMBA)" if target.public_numba() else "own code generator"
+    return {"kept in": str(cache.directory), "entries": entries, "compiled by": f"Numba's {inner}"}

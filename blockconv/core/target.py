@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llvmlite.binding as llvm
-from numba.core import config
-from numba.core.registry import cpu_target
+from numba import config
+
+from blockconv.core.errors import ArgumentError
 
 __all__ = [
     "X86",
@@ -22,11 +23,13 @@ __all__ = [
     "cache_line",
     "container_quota",
     "default_threads",
+    "feature_text",
     "first_level_cache",
     "first_level_ways",
     "isa",
     "last_level_cache",
     "omp_num_threads",
+    "public_numba",
     "second_level_cache",
     "target_cpu",
     "target_features",
@@ -68,10 +71,38 @@ class Isa:
 
 
 @functools.cache
+def public_numba() -> bool:
+    """Whether BLOCKCONV_NUMBA is "public": nothing that is private to Numba is to be used.
+
+    Raises ArgumentError where it is set to something else.
+    """
+    given = os.environ.get("BLOCKCONV_NUMBA", "")
+    if given not in ("", "public"):
+        raise ArgumentError("import blockconv", "BLOCKCONV_NUMBA", given, "has to be 'public', or not set")
+    return given == "public"
+
+
+@functools.cache
+def feature_text() -> str:
+    """The CPU features that Numba compiles for, as LLVM reads them: ``NUMBA_CPU_FEATURES``, else what the machine has.
+
+    ``NUMBA_ENABLE_AVX=0`` takes away those whose names begin with avx.
+    """
+    if config.CPU_FEATURES is not None:
+        return str(config.CPU_FEATURES)
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:  # the system does not tell
+        return ""
+    if not config.ENABLE_AVX:
+        features.update({name: False for name in features if name.startswith("avx")})
+    return str(features.flatten())
+
+
+@functools.cache
 def target_features() -> frozenset[str]:
     """The CPU features that Numba compiles for, by LLVM's names."""
-    text = cpu_target.target_context.codegen()._tm_features or ""
-    return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
+    return frozenset(part[1:] for part in feature_text().split(",") if part.startswith("+"))
 
 
 @functools.cache

@@ -37,17 +37,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numba.core import types
-from numba.core.datamodel import models
-from numba.core.errors import TypingError
-from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
+from numba import TypingError, types
+from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
     infer_getattr,
     lower_builtin,
     lower_getattr,
     lower_getattr_generic,
     lower_setattr_generic,
+    models,
     register_model,
+    type_callable,
     typeof_impl,
 )
 
@@ -297,10 +297,10 @@ class Declared(types.Callable, types.Opaque):
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
         if kws or len(args) != 1 or not isinstance(args[0], types.Integer):
             raise TypingError(f"in a kernel, {self.block.__name__}(address) takes one integer")
-        return signature(View(self.block), types.int64)
+        return View(self.block)(types.int64)
 
     def get_call_signatures(self) -> Any:
-        return [signature(View(self.block), types.int64)], False
+        return [View(self.block)(types.int64)], False
 
     def get_impl_key(self, sig: Any) -> Any:
         return Declared
@@ -315,6 +315,9 @@ def _typeof(block: Any, context: Any) -> Any:
 class _ViewModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, view: View) -> None:
         super().__init__(manager, view, I64)
+
+
+register_model(Declared)(models.OpaqueModel)
 
 
 @lower_builtin(Declared, types.int64)  # type: ignore[untyped-decorator]
@@ -371,13 +374,12 @@ def _at(builder: Any, address: Any, field: Word) -> Any:
     return builder.gep(pointer(builder, address, I64), [const(field.first)])
 
 
-@infer_global(operator.getitem)
-class _Item(AbstractTemplate):  # type: ignore[misc]
-    def generic(self, args: Any, kws: Any) -> Any:
-        view, index = args
-        if isinstance(view, View) and isinstance(index, types.Integer):
-            return signature(view, view, types.int64)
-        return None
+@type_callable(operator.getitem)  # type: ignore[untyped-decorator]
+def _typed_item(context: Any) -> Any:
+    def typed(view: Any, index: Any) -> Any:
+        return view(view, types.int64) if isinstance(view, View) and isinstance(index, types.Integer) else None
+
+    return typed
 
 
 @lower_builtin(operator.getitem, View, types.int64)  # type: ignore[untyped-decorator]

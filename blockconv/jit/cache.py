@@ -13,7 +13,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import numba
 
-from blockconv.core.target import target_cpu, target_features
+from blockconv.core.target import public_numba, target_cpu, target_features
 from blockconv.jit.kernel_cache import KernelCache, find
 
 __all__ = ["cache_directory", "disk_cache"]
@@ -67,6 +67,7 @@ def _fingerprint() -> str:
         llvmlite.__version__,
         sys.implementation.cache_tag,
         llvm.get_process_triple(),
+        *(["public"] if public_numba() else []),
     )
     for text in (*versions, target_cpu(), *sorted(target_features())):
         digest.update(str(text).encode() + b"\0")

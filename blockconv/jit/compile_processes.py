@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from numba.core import config
+from numba import config
 
 from blockconv import jit
 from blockconv.core import target

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from numba.core import config
+from numba import config
 
 from blockconv.core.errors import UnsupportedError
 from blockconv.jit import cache

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.core.types.misc import unliteral
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -65,7 +65,7 @@ def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
             value = emit(builder, *values)
             return context.get_dummy_value() if value is None else value
 
-        kinds = (kind if known else unliteral(kind) for kind, known in zip(given, literal, strict=True))
+        kinds = (kind if known else types.unliteral(kind) for kind, known in zip(given, literal, strict=True))
         return result(*kinds), codegen
 
     # Numba folds calls by the parameters' names, and passes what `*arguments` takes as one tuple.

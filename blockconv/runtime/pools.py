@@ -21,16 +21,18 @@ __all__ = ["POOLS", "VARIABLE", "Pool", "current", "get_threading", "set_threadi
 
 POOLS = ("auto", "tbb", "openmp", "workqueue")
 VARIABLE = "BLOCKCONV_THREADING"
-_OF_NUMBA = {"tbb": "tbb", "omp": "openmp", "workqueue": "workqueue"}  # its layers, by our names
+# Its layers, by our names; "python" serves where Numba does not give its own away.
+_OF_NUMBA = {"tbb": "tbb", "omp": "openmp", "workqueue": "workqueue", "python": "python"}
 _WHY_LOST = "this process was forked from one with an OpenMP runtime, whose threads it has not"
-_LAYER_OF = {name: layer for layer, name in _OF_NUMBA.items()}
+_LAYER_OF = {name: layer for layer, name in _OF_NUMBA.items() if name in POOLS}
 
 
 @dataclass(frozen=True)
 class Pool:
     """A pool of threads, and how to run a worker on it.
 
-    name: "tbb", "openmp", "workqueue", or "none" where calls run on the calling thread alone.
+    name: "tbb", "openmp", "workqueue", "python" (each call starts threads), or "none" where calls run on the calling
+        thread alone.
     why: the reason that it was chosen, as a sentence.
     library: the file of its runtime, where it is known.
     launch: ``launch(worker, data, workers, team)`` runs a worker on up to `workers` threads. On OpenMP `team` threads
@@ -59,6 +61,7 @@ def current() -> Pool:
 
 def get_threading() -> str:
     """The pool of threads that the next call runs on: "tbb", "openmp" or "workqueue"; "none" where it has no pool.
+    Where Numba does not give its pool away, or BLOCKCONV_NUMBA=public forbids it, each call starts threads: "python".
 
     It is what `set_threading` or BLOCKCONV_THREADING chose. For "auto" it may change when PyTorch is imported, and in a
     forked child. Starts the pool, as a call would. `blockconv doctor` says why it is this one.

@@ -1,7 +1,11 @@
-"""Numba's threading layer: which one runs, how it is started, and a parallel loop on it."""
+"""Numba's threading layer: which one runs, how it is started, and a parallel loop on it.
+
+The loop's entry point is a symbol that Numba keeps to itself. Where it cannot be had, threads of Python's serve.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -12,8 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
-from numba.core import config
+import numba
+from numba import config
 
+from blockconv.core import target
 from blockconv.core.errors import SlowPathWarning, UnsupportedError
 
 __all__ = ["LAYERS", "ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
@@ -34,11 +40,15 @@ _PARALLEL_FOR = ctypes.CFUNCTYPE(
     ctypes.c_int64,
     ctypes.c_int,
 )
+_WORKER = ctypes.CFUNCTYPE(None, *(ctypes.c_void_p,) * 4)
 
 
 @dataclass(frozen=True)
 class ThreadingLayer:
-    """Numba's running layer: its name, its entry point, whether calls may overlap, and the TBB that was loaded."""
+    """Numba's running layer: its name, its entry point, whether calls may overlap, and the TBB that was loaded.
+
+    "python" is none of Numba's: each call starts threads of Python's.
+    """
 
     name: str
     parallel_for: Callable[..., None]
@@ -54,10 +64,10 @@ def asked() -> str | None:
 
 def running() -> str | None:
     """The layer that Numba runs; None before its first start."""
-    from numba.np.ufunc import parallel
-
-    name = parallel._threading_layer
-    return None if name is None else str(name)
+    try:
+        return str(numba.threading_layer())
+    except ValueError:
+        return None
 
 
 def threading_layer(wanted: str | None = None) -> ThreadingLayer:
@@ -69,7 +79,7 @@ def threading_layer(wanted: str | None = None) -> ThreadingLayer:
     process, runs another.
     """
     with _lock:
-        if running() is None:
+        if running() is None and not target.public_numba():
             _start(wanted)
         layer = _running_layer()
     if wanted not in (None, layer.name):
@@ -81,8 +91,6 @@ def threading_layer(wanted: str | None = None) -> ThreadingLayer:
 
 
 def _start(wanted: str | None) -> None:
-    from numba.np.ufunc import parallel
-
     global _foreign, _tbb
     before = config.THREADING_LAYER
     if (wanted or asked()) in (None, "tbb"):
@@ -91,7 +99,7 @@ def _start(wanted: str | None) -> None:
     try:
         if wanted is not None:
             config.THREADING_LAYER = wanted
-        parallel._launch_threads()
+        numba.get_num_threads()  # which starts the layer
     except ValueError as error:
         raise UnsupportedError(f"Numba's threading layer {config.THREADING_LAYER} cannot be had: {error}") from error
     finally:
@@ -100,8 +108,16 @@ def _start(wanted: str | None) -> None:
 
 @functools.cache
 def _running_layer() -> ThreadingLayer:
-    name = running()
-    assert name is not None
+    name, symbol = running(), None if target.public_numba() else llvm.address_of_symbol("numba_parallel_for")
+    if name is None or not symbol:
+        if not target.public_numba():
+            warnings.warn(
+                f"blockconv: each call starts threads of Python's, some 0.1 ms for each, since Numba "
+                f"{numba.__version__} does not give its pool away (it has no numba_parallel_for)",
+                SlowPathWarning,
+                stacklevel=2,
+            )
+        return ThreadingLayer("python", _on_python_threads, concurrent=True)
     if name == "workqueue":
         warnings.warn(
             "blockconv: threads run on Numba's workqueue layer, which was asked for, or neither TBB nor OpenMP was "
@@ -109,8 +125,9 @@ def _running_layer() -> ThreadingLayer:
             SlowPathWarning,
             stacklevel=2,
         )
-    entry = _PARALLEL_FOR(llvm.address_of_symbol("numba_parallel_for"))
-    return ThreadingLayer(name, entry, concurrent=name != "workqueue", tbb=_tbb if name == "tbb" else None)
+    return ThreadingLayer(
+        name, _PARALLEL_FOR(symbol), concurrent=name != "workqueue", tbb=_tbb if name == "tbb" else None
+    )
 
 
 def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) -> None:
@@ -122,6 +139,20 @@ def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) ->
     else:
         with _workqueue:
             layer.parallel_for(worker, None, dims, None, data, 0, 0, threads)
+
+
+def _on_python_threads(worker: int, args: None, dims: object, steps: None, data: int, *numbers: int) -> None:
+    """Numba's entry point, by threads of Python's. A worker takes what work there is, so that some may be missing."""
+    run = _WORKER(worker)
+    others = [threading.Thread(target=run, args=(None, None, None, data)) for _ in range(numbers[-1] - 1)]
+    started = []
+    with contextlib.suppress(RuntimeError):  # the system has no more threads
+        for thread in others:
+            thread.start()
+            started.append(thread)
+    run(None, None, None, data)
+    for thread in started:
+        thread.join()
 
 
 _workqueue = threading.Lock()
@@ -164,7 +195,7 @@ def _after_fork() -> None:
     global _lock, _workqueue, _stranded
     # TBB that another thread than the main one started is not made ready for a fork by Numba: a call may never end.
     # Of OpenMP's threads a child has none, and waits for them for ever; Numba ends the process instead.
-    layer = running() if "numba.np.ufunc.parallel" in sys.modules else None
+    layer = running()
     _stranded = _stranded or layer == "omp" or (layer == "tbb" and _foreign)
     _lock, _workqueue = threading.RLock(), threading.Lock()
 

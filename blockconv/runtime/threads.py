@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba.core import config
+from numba import config
 
 from blockconv.core import target
 from blockconv.core.checks import whole
