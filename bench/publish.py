@@ -4,6 +4,8 @@ README.md has the networks of one CPU and the largest losses. docs/performance h
 networks, how each result file compares with the best peers, every loss, what planning gains, and layers by algorithm.
 docs/explanation/planner.md has the plan beside fixed layouts on all processors. results/README.md has every case.
 A test compares all of them with what `shown` makes of the files.
+
+Full results stay where they were measured; git has a compact file of each, which all of this is made of.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,10 @@ from blockconv.machine.identity import slug
 from . import cpu, lab, tables
 from .grid import markdown
 from .report import STANDINGS, best_speedup, short_title, standing
-from .results import Case, Entry, load, seconds
+from .results import Case, Entry, compact, load, seconds
 from .standings import timed
 
-__all__ = ["RESULTS", "algorithms", "by_cpu", "details", "front", "overview", "planning", "shown", "write"]
+__all__ = ["RESULTS", "algorithms", "by_cpu", "details", "front", "gather", "overview", "planning", "shown", "write"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -43,15 +46,33 @@ of what has to be moved, networks in ms; losses are bold. Ratios carry over to o
 
 
 def by_cpu(folder: Path = RESULTS) -> dict[str, list[Path]]:
-    """The result files below a folder by the full name of the CPU that each was measured on."""
+    """The compact result files below a folder by the full name of the CPU that each was measured on."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(folder.rglob("*.jsonl")):
+    for path in sorted(folder.rglob("*.jsonl.gz")):
         found.setdefault(cpu.name(_record(path)), []).append(path)
     return dict(sorted(found.items()))
 
 
+def _name(path: Path) -> str:
+    """layers, of layers.jsonl.gz."""
+    return path.name.partition(".")[0]
+
+
+def gather(folder: Path = RESULTS) -> None:
+    """Make the compact files of full ones that were measured here since."""
+    for path in sorted(folder.rglob("*.jsonl")):
+        kept = path.with_name(f"{path.name}.gz")
+        if not kept.exists() or _date(kept) < _date(path):
+            compact(path)
+
+
+def _date(path: Path) -> datetime:
+    return datetime.strptime(_record(path)["date"], "%Y-%m-%dT%H:%M:%S%z")
+
+
 def write(root: Path = ROOT) -> None:
-    """Write every page that shows the files."""
+    """Make compact files of new full ones, and write every page that shows them."""
+    gather(root / "bench" / "results")
     for path, page in shown(root).items():
         path.write_text(page, encoding="utf-8")
 
@@ -88,7 +109,7 @@ def details(files: Mapping[str, Sequence[Path]]) -> str:
     parts = [TITLE]
     for name, paths in files.items():
         parts.append(f"## {name}\n")
-        parts += [f"### {path.stem}\n\n{tables.markdown([path])}\n" for path in paths]
+        parts += [f"### {_name(path)}\n\n{tables.markdown([path])}\n" for path in paths]
     return "\n".join(parts)
 
 
@@ -207,7 +228,7 @@ def _by_algorithm(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:
-    suites = {path.stem: [*load(path)[1].values()] for path in sorted(paths, key=lambda path: path.stem)}
+    suites = {_name(path): [*load(path)[1].values()] for path in sorted(paths, key=_name)}
     cases = [case for found in suites.values() for case in found]
     tables_of = {
         "Networks": ["\n".join(_networks(nets)) for found in suites.values() if (nets := _nets(found))],

@@ -1,16 +1,19 @@
 """Results: what they are, and where they are kept.
 
 A result is a *case* (a problem, a number of threads) with *entries* (ways to solve it), which
-`measure` makes. Cases are kept as JSON lines, each written as soon as it is measured.
+`measure` makes. Cases are kept as JSON lines, each written as soon as it is measured. What git holds of them is
+compact: without samples and in fewer digits, compressed.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAILED", "OK", "WRONG", "Case", "Entry", "ResultFile", "load", "seconds"]
+__all__ = ["FAILED", "OK", "WRONG", "Case", "Entry", "ResultFile", "compact", "load", "seconds"]
 
 Entry = dict[str, Any]
 Case = dict[str, Any]
@@ -66,10 +69,47 @@ class ResultFile:
                 file.write(text)
 
 
+DIGITS = 8  # of a compact file's numbers; predictions are exact, as some are equal
+LEFT_OUT = {"first", "prepare", "samples", "low", "high", "repeats", "tolerance"}  # of its entries
+
+
+def compact(path: Path) -> Path:
+    """Write what tables and pages need of a result file beside it, as `name.jsonl.gz`, and return that.
+
+    A median keeps its quartiles, a speedup its interval, a header all that it says.
+    """
+    headers, cases = load(path)
+    records = [{"kind": "header", **header} for header in headers[-1:]]
+    for case in cases.values():
+        entries = [_without(entry) for entry in case["entries"]]
+        records.append(_rounded({"kind": "case", **case, "entries": entries}))
+    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+    made = path.with_name(f"{path.name}.gz")
+    made.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    return made
+
+
+def _without(entry: Entry) -> Entry:
+    kept = {name: value for name, value in entry.items() if name not in LEFT_OUT}
+    return kept | {"timing": _without(entry["timing"])} if "timing" in entry else kept
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: one if name == "predicted" else _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    if isinstance(value, float) and math.isfinite(value):
+        short = float(f"{value:.{DIGITS}g}")
+        return int(short) if short.is_integer() else short
+    return value
+
+
 def load(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Case]]:
-    """(headers, cases by key) of a result file; a line that was cut off is passed over."""
+    """(headers, cases by key) of a result file, a compact one too; a line that was cut off is passed over."""
     headers, cases = [], {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    data = Path(path).read_bytes()
+    for line in (gzip.decompress(data) if str(path).endswith(".gz") else data).decode().splitlines():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:

@@ -13,7 +13,7 @@ from bench.__main__ import main
 from bench.results import load
 from blockconv.machine import profile as profiles
 
-KEPT = publish.RESULTS / "amd-epyc-zen-4-family-25-model-17-avx512" / "costs.jsonl"
+KEPT = publish.RESULTS / "amd-epyc-zen-4-family-25-model-17-avx512" / "costs.jsonl.gz"
 NAME = "amd-epyc-zen-4-family-25-model-17-avx512"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from bench import cpu, publish, tables
+from bench import cpu, page, publish, tables
 from bench.__main__ import main
-from bench.results import ResultFile
+from bench.results import ResultFile, compact, load
 from blockconv.machine import identity
 
 
@@ -89,6 +89,53 @@ def test_results_are_shown_for_each_cpu(tmp_path, monkeypatch):
         assert "| resnet50 | +20.0 (NHWC) |" in page
     assert full.count("\n## ") == 2
     assert full.count("| layer slow | 1 | 200 | 400 (torch x) | **0.50** |") == 2
+
+
+def full_file(path, date: str, ratio: float = 2.0) -> list:
+    """A result file as the harness writes it; returns its cases."""
+    samples = [1e9 / 3 * k for k in range(1, 32)]
+    case = layer("n", ratio) | {"peak": 1e12 / 7, "bandwidth": 1e11 / 7, "bytes": 10**6}
+    for entry in case["entries"]:
+        entry["timing"] |= {"q1": 9e8 / 7, "q3": 11e8 / 7, "samples": samples, "low": 1.0, "high": 2.0}
+        entry |= {"version": "1", "prepare": 5.0, "error": 1 / 3e7, "about": {"predicted": 0.1 + 0.2}}
+    results = ResultFile(
+        path, {"machine": {**ZEN4, "date": date, "affinity": 2, "versions": {}, "os": "Linux"}, "command": ["layers"]}
+    )
+    results.add(case)
+    return [case]
+
+
+def test_compact_files_have_what_tables_and_pages_need(tmp_path):
+    (case,) = full_file(tmp_path / "layers.jsonl", "2026-11-25T10:00:00+0000")
+    full, kept = tmp_path / "layers.jsonl", compact(tmp_path / "layers.jsonl")
+    assert kept.name == "layers.jsonl.gz"
+    assert tables.markdown([kept]) == tables.markdown([full])
+    assert "layer n" in page.render([load(kept)], "kept")
+    (headers, found), (wanted, _) = load(kept), load(full)
+    assert headers == wanted[-1:]
+    (entry, _) = found[case["key"]]["entries"]
+    assert set(entry["timing"]) == {"median", "q1", "q3"}
+    assert abs(entry["timing"]["q1"] * 7 / 9e8 - 1) < 1e-7
+    assert entry["about"]["predicted"] == 0.1 + 0.2
+    assert compact(full).read_bytes() == kept.read_bytes()
+
+
+def test_a_full_file_replaces_older_results_alone(tmp_path):
+    full = tmp_path / "layers.jsonl"
+    for date, ratio, wanted in (("05T10", 2.0, 2.0), ("04T23", 3.0, 2.0), ("06T01", 4.0, 4.0)):
+        full.unlink(missing_ok=True)
+        full_file(full, f"2026-11-{date}:00:00+0000", ratio)
+        publish.gather(tmp_path)
+        (case,) = load(tmp_path / "layers.jsonl.gz")[1].values()
+        assert case["speedups"]["blockconv NHWC"]["median"] == wanted
+
+
+def test_results_in_git_are_compact():
+    """All that is kept of them, with the tables and pictures made of them; full ones are not for git."""
+    kept = [path for path in publish.RESULTS.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
+    assert sum(path.stat().st_size for path in kept) < 2_000_000
+    ignored = (publish.ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "bench/results/**/*.jsonl" in ignored
 
 
 def test_layers_by_algorithm_are_shown_side_by_side(tmp_path):
