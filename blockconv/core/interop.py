@@ -56,7 +56,7 @@ def like(input: Any, result: Array) -> Any:
     if kind is np.ndarray or not _is_tensor(input):
         return result
     torch = sys.modules["torch"]
-    if result.dtype == _BFLOAT16:
+    if result.dtype == _BFLOAT16.dtype:
         tensor = torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(result)
@@ -71,7 +71,7 @@ def like_any(inputs: Iterable[Any], result: Array) -> Any:
     return like(next((x for x in inputs if _is_tensor(x)), None), result)
 
 
-_BFLOAT16 = element("bfloat16").dtype
+_BFLOAT16 = element("bfloat16")  # whose dtype is not asked for before it is needed
 
 
 @functools.lru_cache(maxsize=256)
@@ -125,7 +125,7 @@ def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
     try:
         if x.dtype is torch.bfloat16:  # of which NumPy knows the bits
             bits: Array = (x.detach() if x.requires_grad else x).view(torch.int16).numpy()
-            return bits.view(_BFLOAT16)
+            return bits.view(_BFLOAT16.dtype)
         array: Array = x.numpy()
     except (TypeError, RuntimeError) as error:
         if x.device.type != "cpu":

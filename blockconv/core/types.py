@@ -134,6 +134,8 @@ def element(dtype: npt.DTypeLike) -> ElementType:
     """The element type of NumPy's `dtype`, or of its name; "int4" and "uint4" are packed."""
     if isinstance(dtype, str) and dtype in NIBBLES:
         return ElementType(dtype, SIGNED if dtype == "int4" else UNSIGNED, 1, is_packed=True)
+    if isinstance(dtype, str) and dtype == "bfloat16":  # without an import of ml_dtypes
+        return ElementType(dtype, BRAIN, 2)
     return _element(numpy_dtype(dtype))
 
 

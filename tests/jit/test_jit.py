@@ -154,8 +154,9 @@ class Listener(event.Listener):
     def on_end(self, e): seen.append(e)
 for kind in ("numba:compile", "numba:run_pass"):
     event.register(kind, Listener())
-import blockconv, blockconv.__main__ as main
-heavy = {"torch", "onnx", "matplotlib", "PIL", "scipy", "hypothesis", "pytest", "platformdirs"} & set(sys.modules)
+import blockconv
+heavy = {"torch", "onnx", "matplotlib", "PIL", "scipy", "hypothesis", "pytest", "platformdirs", "rich", "ml_dtypes"}
+heavy &= set(sys.modules)
 assert not seen, seen
 assert not heavy, heavy
 assert "numba.np.ufunc.parallel" not in sys.modules or not sys.modules["numba.np.ufunc.parallel"]._is_initialized

@@ -9,15 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
@@ -210,8 +201,7 @@ def _solve(problem: Assignment, options: Options) -> Solution:
 
 def _optimal(problem: Assignment) -> Solution:
     """`planner.optimal`, which remembers what took long, and shows on a terminal how far a long search is."""
-    columns = TextColumn("searching for the best layouts"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    shown = _progress(*columns)
+    shown = text.progress("searching for the best layouts")
     task = shown.add_task("", total=STEPS)
 
     def report(steps: int) -> None:
@@ -223,12 +213,6 @@ def _optimal(problem: Assignment) -> Solution:
         return optimal(problem, report=report, solve=remembered.minimum)
     finally:
         shown.stop()
-
-
-def _progress(*columns: ProgressColumn) -> Progress:
-    """Progress on the terminal's error stream, gone when it is done; none where that is no terminal."""
-    console = text.console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def formulated(network: Network, options: Options, every: bool) -> tuple[Network, Assignment, Found]:
@@ -357,14 +341,8 @@ def measured(
     cheapest kernel for each pair of layouts stays. Times are kept on disk.
     """
     known = tuning.Costs()
-    columns = (
-        TextColumn("timing {task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     done = []
-    with _progress(*columns) as shown:
+    with text.progress("timing {task.description}", counted=True) as shown:
         task = shown.add_task("", total=len(found))
         for node, options in zip(network.nodes, found, strict=True):
             shown.update(task, description=node.name)
