@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
+import blockconv as bc
+
 pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("blockconv", "tests", "bench", "docs", "examples")
-FILES = (".ci/run", ".pre-commit-config.yaml", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml")
+FILES = (
+    ".ci/run", ".ci/versions", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "LICENSE",
+    "README.md", "SECURITY.md", "pyproject.toml",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +61,9 @@ def test_the_wheel_has_the_package_alone(sources: Path) -> None:
         packed = set(archive.namelist())
     described = {name for name in packed if re.match(r"blockconv-[^/]+\.dist-info/", name)}
     assert packed - described == files_of(sources, "blockconv")
+
+
+def test_the_citation_is_of_this_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {bc.__version__}\n" in text
+    assert "The blockconv authors" in text

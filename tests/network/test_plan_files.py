@@ -62,6 +62,30 @@ def refused(path: Path) -> None:
         plan(np.ones(plan.network.inputs[0].shape, np.float32))
 
 
+# What plans of version 0.1.0 gave, which saved them.
+OF_0_1_0 = {
+    "float32": [1.2100307, 0.9019309, -0.3096060, -0.5361486, -0.2174162],
+    "int8": [1.2053779, 0.9092260, -0.3165471, -0.5377178, -0.2240462],
+}
+
+
+@pytest.mark.parametrize("name", OF_0_1_0)
+def test_a_plan_of_an_older_version(name: str) -> None:
+    path = Path(__file__).parent / "files" / f"{name}-0.1.0.plan"
+    assert described(path)["version"] == "0.1.0" != bc.__version__
+    plan = bc.Plan.load(path)
+    x = np.linspace(-2, 2, 240, dtype=np.float32).reshape(1, 3, 10, 8)
+    np.testing.assert_allclose(plan(x), [OF_0_1_0[name]], atol=2e-6)
+
+
+def test_a_plan_of_another_format_names_who_wrote_it(tmp_path: Path) -> None:
+    bc.compile(little_network()).save(tmp_path / "plan")
+    read = {**described(tmp_path / "plan"), "format": 99, "version": "7.1.0"}
+    wanted = rf"blockconv 7\.1\.0 wrote format 99; {bc.__version__} reads 1"
+    with pytest.raises(bc.ArgumentError, match=wanted):
+        bc.Plan.load(written(tmp_path / "plan", json.dumps(read)))
+
+
 @pytest.mark.parametrize("threads", [0, -2, 2.5, True, "2", None])
 def test_threads_of_a_file_that_cannot_be(threads: Any, tmp_path: Path) -> None:
     bc.compile(little_network()).save(tmp_path / "plan")
