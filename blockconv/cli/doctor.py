@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from numba import config
 
@@ -95,11 +94,7 @@ def _pool() -> dict[str, str]:
 
 def _loaded(name: str) -> str | None:
     """The path of a shared library in this process, where the system tells."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.split()[-1] for line in lines if f"/{name}." in line), None)
+    return next((file for file in openmp.mapped_files() if f"/{name}." in file), None)
 
 
 def _dot_products(isa: target.Isa) -> str:

@@ -173,7 +173,7 @@ def _quota(quota: Path, period: Path | None) -> float | None:
 def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
     """(quota, period) of every group that this process is in, and of those around it; v2 has one file for both."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = os.fsdecode((root / "proc/self/cgroup").read_bytes()).splitlines()  # names of groups are bytes
     except OSError:
         lines = []
     mounts = root / "sys/fs/cgroup"

@@ -50,13 +50,17 @@ def of_process() -> Runtime | None:
 
 
 def loaded() -> list[str]:
-    """The files of the runtimes in this process, as far as the system tells: Linux does."""
+    """The files of the runtimes in this process, as far as the system tells."""
+    return [file for file in mapped_files() if os.path.basename(file).startswith(_NAMES)]
+
+
+def mapped_files() -> list[str]:
+    """The files that are mapped into this process, libraries among them, as far as the system tells: Linux does."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")
     except OSError:
         return []
-    files = dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line)
-    return [file for file in files if os.path.basename(file).startswith(_NAMES)]
+    return list(dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line))
 
 
 def _runtime(path: str | None) -> Runtime | None:

@@ -487,5 +487,5 @@ def test_what_is_loaded_is_read_from_the_memory_map(monkeypatch: pytest.MonkeyPa
         "7f03-7f04 r-xp 00000000 08:01 2 /a folder/with spaces/libiomp5.so",
         "7f04-7f05 r-xp 00000000 08:01 3 /usr/lib/libgomphidae/other.so",
     ]
-    monkeypatch.setattr("pathlib.Path.read_text", lambda self: "\n".join(lines))
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda self: "\n".join(lines).encode())
     assert openmp.loaded() == ["/usr/lib/libgomp.so.1.0.0", "/a folder/with spaces/libiomp5.so"]
