@@ -271,7 +271,7 @@ def _no_word(block: type[Arguments], name: str) -> str:
 # ---------------------------------------------------------------- in kernels
 
 
-class View(types.Type):
+class View(types.Type):  # type: ignore[misc]
     """Numba's type of a view of a block; its value is the address."""
 
     def __init__(self, block: type[Arguments]) -> None:
@@ -283,7 +283,7 @@ class View(types.Type):
         return self.block
 
 
-class Declared(types.Callable, types.Opaque):
+class Declared(types.Callable, types.Opaque):  # type: ignore[misc]
     """Numba's type of a class of blocks, which has no value."""
 
     def __init__(self, block: type[Arguments]) -> None:
