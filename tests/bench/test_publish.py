@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from bench import cpu, page, publish, tables
+from bench import cpu, publish, tables
+from bench import page as html_page
 from bench.__main__ import main
 from bench.results import ResultFile, compact, load
 from blockconv.machine import identity
@@ -110,7 +111,7 @@ def test_compact_files_have_what_tables_and_pages_need(tmp_path):
     full, kept = tmp_path / "layers.jsonl", compact(tmp_path / "layers.jsonl")
     assert kept.name == "layers.jsonl.gz"
     assert tables.markdown([kept]) == tables.markdown([full])
-    assert "layer n" in page.render([load(kept)], "kept")
+    assert "layer n" in html_page.render([load(kept)], "kept")
     (headers, found), (wanted, _) = load(kept), load(full)
     assert headers == wanted[-1:]
     (entry, _) = found[case["key"]]["entries"]
