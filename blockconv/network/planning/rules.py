@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
+from blockconv.core.types import INTEGERS
 from blockconv.kernels.dynamic.rows import RANGES_BYTES
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import ops
@@ -71,6 +72,14 @@ class _Binary(Rule):
 
     def kernel_layouts(self, candidate: Candidate) -> tuple[Layout, Layout]:
         return candidate.dst, candidate.dst
+
+    def asked(
+        self, network: Network, node: Node, srcs: tuple[Layout, ...], dsts: tuple[Layout, ...]
+    ) -> Iterator[Asked]:
+        """Nothing for arithmetic on integers of 8 bits, which wraps around: kernels clip and round it."""
+        clips = network.tensors[node.output].type.name in INTEGERS
+        if not clips or node.attributes.kind in ("max", "min"):  # type: ignore[attr-defined]
+            yield from super().asked(network, node, srcs, dsts)
 
 
 class _Reshape(Rule):
