@@ -122,9 +122,11 @@ class _Scaled:
 
     def _reshaped(self, node: Node, output: str, constant: Array, axis: int) -> bool:
         src, dst = self.edit.shape(node.inputs[0]), self.edit.shape(node.output)
-        at = [k for k, n in enumerate(src) if (n, math.prod(src[:k])) == (dst[axis], math.prod(dst[:axis]))]
-        if not at and constant.size > 1:
-            return False
+        at: list[int] = []  # one number has no axis
+        if constant.size > 1:
+            at = [k for k, n in enumerate(src) if (n, math.prod(src[:k])) == (dst[axis], math.prod(dst[:axis]))]
+            if not at:
+                return False
         value = self.edit.value_name(f"{output}.flat")
         if not self.scale(node.inputs[0], value, constant, *at[:1]):
             return False
