@@ -305,7 +305,7 @@ def _name_results(call: Any, results: list[Tensor]) -> None:
 def _output(name: str, scope: Any) -> str:
     """A value by ONNX's name of an output: copied to it if the network knows it by another."""
     tensor: Tensor = scope.values[name]
-    if tensor.name == name and name not in scope.dequantized:
+    if tensor.name == name and (name not in scope.dequantized or scope.is_dequantized(name)):
         return name
     value = scope.array(tensor.name)
     if value is not None:

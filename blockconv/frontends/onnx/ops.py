@@ -131,7 +131,9 @@ def _batch_norm(call: Call) -> Tensor:
         factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
     dtype = call.input().type.computed.dtype
     parameters = [call.constant(v.astype(dtype), w) for v, w in ((factor, "scale"), (bias - mean * factor, "shift"))]
-    return call.emit(ops.Affine(), call.input(), parameters=(parameters[0], parameters[1]))
+    x = call.input()
+    wide = call.reshape(x, (*x.shape, 1)) if len(x.shape) == 1 else x  # of one dimension, there is one channel
+    return call.reshape(call.emit(ops.Affine(), wide, parameters=(parameters[0], parameters[1])), x.shape)
 
 
 @_op("LRN")

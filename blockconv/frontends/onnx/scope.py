@@ -134,6 +134,10 @@ class Scope:
         self.dequantized[name] = value
         return Tensor(name, value.integers.shape, element("float32"))
 
+    def is_dequantized(self, name: str) -> bool:
+        """Whether a node of the network makes this value of a constant of integers."""
+        return name in self._made
+
     def read_by_op(self, name: str) -> None:
         """A value that a node of the network reads: if it is a constant of integers, it is dequantized by a node.
 
