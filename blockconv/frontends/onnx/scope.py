@@ -231,9 +231,9 @@ class Call:
     # -- what the node says
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute: int, float, str, array, or a tuple of them."""
+        """An attribute: int, float, str, array, or a tuple of them. Floats are float32 in ONNX, and so is a default."""
         if name not in self.attributes:
-            return default
+            return float(np.float32(default)) if isinstance(default, float) else default
         value = helper.get_attribute_value(self.attributes[name])
         if isinstance(value, bytes):
             return value.decode()
