@@ -1,0 +1,246 @@
+"""Random networks beside two peers: `fuzz_graphs` makes them, `fuzz_oracle` judges, `fuzz_networks` runs many."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import fuzz_graphs  # noqa: E402
+import fuzz_networks  # noqa: E402
+import fuzz_oracle  # noqa: E402
+from fuzz_graphs import Case, generate  # noqa: E402
+from onnx_broken import model, node  # noqa: E402
+
+import blockconv as bc  # noqa: E402
+from blockconv.frontends.onnx.ops import OPS  # noqa: E402
+
+SEEDS = 200
+
+
+@pytest.mark.slow
+def test_random_networks() -> None:
+    results = fuzz_networks.run(iter(range(SEEDS)), time.monotonic() + 3600, shrink=False)
+    print(fuzz_networks.summary(results))
+    assert len(results) == SEEDS
+    bad = {seed: fuzz_oracle.worst(found) for seed, found in results.items()}
+    assert not {seed: found for seed, found in bad.items() if found.verdict in ("crash", "wrong")}
+
+
+# ---------------------------------------------------------------- the fuzzer itself
+
+
+def test_every_op_is_made() -> None:
+    assert fuzz_graphs.OPS.keys() == OPS.keys()
+    made = {fuzz_networks.kind(node) for seed in range(2000) for node in generate(seed).model.graph.node}
+    assert made >= OPS.keys()
+
+
+def test_a_seed_is_a_model(run_python: Any) -> None:
+    code = """
+        from fuzz_graphs import generate
+        for case in map(generate, range(60)):
+            print(case.model, [(name, x.tolist()) for feeds in case.feeds for name, x in feeds.items()])
+    """
+    texts = [run_python(textwrap.dedent(code), PYTHONHASHSEED=salt).stdout for salt in "12"]
+    assert texts[0] == texts[1]
+
+
+RELU = Case(model([node("Relu", "x")]), ({"x": np.linspace(-1, 1, 144, dtype="f4").reshape(1, 4, 6, 6)},))
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda y: y, "right"),
+        (lambda y: y + np.float32(1e-6), "wrong"),
+        (lambda y: y.astype("f8"), "wrong"),
+        (lambda y: y[:, :2], "wrong"),
+        (lambda y: np.where(y == y.max(), np.float32(np.nan), y), "wrong"),
+    ],
+)
+def test_the_oracle_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, change: Any, verdict: str) -> None:
+    plain = fuzz_oracle.blockconv
+
+    def changed(*given: Any) -> Any:
+        found = plain(*given)
+        found[0]["plan"] = {name: change(y) for name, y in found[0]["plan"].items()}
+        return found
+
+    monkeypatch.setattr(fuzz_oracle, "blockconv", changed)
+    found = fuzz_oracle.judge(RELU)
+    assert fuzz_oracle.worst(found).verdict == verdict
+    assert {one.path for one in found} <= {"plan"}
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (bc.UnsupportedError("no"), "refused"),
+        (bc.NetworkError("net", "x", 1, "is broken"), "wrong"),
+        (IndexError("list"), "crash"),
+    ],
+)
+def test_the_oracle_tells_errors_apart(monkeypatch: pytest.MonkeyPatch, error: Exception, verdict: str) -> None:
+    monkeypatch.setattr(fuzz_oracle, "blockconv", lambda case, *given: [{"load": error}])
+    assert [one.verdict for one in fuzz_oracle.judge(RELU)] == [verdict]
+
+
+def test_the_oracle_lets_two_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_oracle, "reference", lambda model, feeds: {"y": feeds["x"]})
+    assert {(one.verdict, one.path) for one in fuzz_oracle.judge(RELU)} == {("peer wrong", "reference")}
+    monkeypatch.setattr(fuzz_oracle, "onnx_runtime", lambda model, feeds: {"y": -feeds["x"]})
+    assert {one.verdict for one in fuzz_oracle.judge(RELU)} == {"undecided"}
+
+
+def test_a_process_that_ends_is_a_finding() -> None:
+    worker = fuzz_networks.Worker()
+    assert worker.judge(RELU) == []
+    worker.process.kill()
+    (found,) = worker.judge(RELU)
+    assert found.verdict == "crash"
+    assert worker.is_worn
+    worker.close()
+
+
+def test_a_finding_is_made_smaller() -> None:
+    nodes = [node("Relu", "x", outputs=("a",), name="a"), node("Sigmoid", "a", outputs=("b",), name="b")]
+    nodes += [node("Tanh", "b", outputs=("c",), name="c"), node("Add", "c", "a", name="d")]
+    case = Case(model(nodes), RELU.feeds)
+    small = fuzz_networks.smaller(case, lambda made: any(n.op_type == "Sigmoid" for n in made.model.graph.node))
+    assert [n.op_type for n in small.model.graph.node] == ["Sigmoid"]
+    assert fuzz_oracle.judge(small) == []
+
+
+# ---------------------------------------------------------------- what it found
+
+
+def _dynamic(nodes: list[Any], constants: dict[str, Any] | None = None) -> bc.Plan:
+    """A plan for (1, 3, 4, 5), which is called with other sizes."""
+    made = model(nodes, constants, element=0)
+    made.graph.input[0].type.tensor_type.shape.CopyFrom(
+        onnx.helper.make_tensor_value_info("x", 1, ["n", 3, "h", "w"]).type.tensor_type.shape
+    )
+    return bc.compile(bc.load_onnx(made, {"x": (1, 3, 4, 5)}), threads=1)
+
+
+SIZES = [(1, 3, 4, 5), (2, 3, 4, 7), (1, 3, 9, 2), (1, 3, 4, 5)]
+WIDTH = [
+    node("Shape", "x", outputs=("s",), name="s"),
+    node("Gather", "s", "at", outputs=("k",), name="k"),
+    node("Cast", "k", outputs=("f",), name="f", to=1),
+]
+"""The width of the input, `f`: a constant that depends on the input's size."""
+
+
+@pytest.mark.parametrize(
+    ("last", "wanted"),
+    [
+        ([node("Identity", "s")], lambda x: np.array(x.shape)),
+        ([node("Mul", "x", "f")], lambda x: x * x.shape[3]),
+        ([node("Add", "x", "f", outputs=("z",), name="z"), node("Relu", "z")], lambda x: np.maximum(x + x.shape[3], 0)),
+        ([node("Mul", "w", "f", outputs=("v",), name="v"), node("Conv", "x", "v")], lambda x: _sums(x) * x.shape[3]),
+        ([node("Expand", "f", "s")], lambda x: np.full(x.shape, x.shape[3], "f4")),
+    ],
+    ids=["output", "operand", "activated", "weight", "whole"],
+)  # fmt: skip
+def test_constants_follow_the_size_of_the_input(last: list[Any], wanted: Any) -> None:
+    """A plan once kept the constants of its first size."""
+    plan = _dynamic([*WIDTH, *last], {"at": np.array([3]), "w": np.ones((2, 3, 1, 1), "f4")})
+    for shape in [*SIZES, *SIZES]:
+        x = np.random.default_rng(0).standard_normal(shape).astype("f4")
+        np.testing.assert_allclose(plan(x), wanted(x), rtol=1e-5, atol=1e-5)
+
+
+def _sums(x: Any) -> Any:
+    return np.repeat(x.sum(axis=1, keepdims=True), 2, axis=1)
+
+
+def test_constants_of_all_sizes_are_packed_once() -> None:
+    plan = _dynamic([node("Conv", "x", "w")], {"w": np.ones((32, 3, 3, 3), "f4")})
+    packed = plan.weights_nbytes
+    plan(np.ones((4, 3, 4, 5), "f4"))
+    assert plan.weights_nbytes == packed
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("kind", ["Add", "Sub", "Mul", "Div", "Max", "Min"])
+def test_arithmetic_on_bytes_is_never_clipped(kind: str, dtype: Any) -> None:
+    """It wraps around in ONNX. The kernels clip and round, which is right between quantizations only: plans refuse."""
+    ends = np.iinfo(dtype)
+    x = np.arange(ends.min, ends.max + 1).astype(dtype).reshape(1, 4, 8, 8)
+    network = bc.load_onnx(model([node(kind, "x", "c")], {"c": np.array(100, dtype)}, element=0, x=x))
+    if kind in ("Max", "Min"):
+        assert np.array_equal(bc.compile(network)(x), network.evaluate(x)["y"])
+    else:
+        with pytest.raises(bc.UnsupportedError, match="node"):
+            bc.compile(network)
+
+
+@pytest.mark.parametrize(
+    ("op", "wanted"),
+    [
+        ("LeakyRelu", lambda x: np.where(x < 0, float(np.float32(0.01)) * x, x)),
+        ("HardSigmoid", lambda x: np.clip(float(np.float32(0.2)) * x + 0.5, 0, 1)),
+        ("BatchNormalization", lambda x: x / np.sqrt(float(np.float32(1e-5)))),
+    ],
+)
+def test_defaults_are_as_exact_as_attributes(op: str, wanted: Any) -> None:
+    """ONNX's attributes are float32, and so are their defaults: float64 shows the difference."""
+    x = np.random.default_rng(0).standard_normal((1, 4, 6, 6))
+    names = "sbmv" if op == "BatchNormalization" else ""
+    constants = {name: np.full(4, float(name == "s")) for name in names}
+    network = bc.load_onnx(model([node(op, "x", *names)], constants, element=0, x=x))
+    for found in (network.evaluate(x)["y"], bc.compile(network)(x)):
+        np.testing.assert_allclose(found, wanted(x), rtol=1e-14)
+
+
+def test_a_batch_norm_of_one_dimension_has_one_channel() -> None:
+    x = np.linspace(-1, 1, 5, dtype="f4")
+    constants = {name: np.full(1, k, "f4") for k, name in enumerate("mbsv")}
+    network = bc.load_onnx(model([node("BatchNormalization", "x", *"sbmv", epsilon=1.0)], constants, x=x))
+    for found in (network.evaluate(x)["y"], bc.compile(network)(x)):
+        np.testing.assert_allclose(found, 2 * x / 2 + 1, rtol=1e-6)
+
+
+def test_sums_by_a_vector_are_scaled() -> None:
+    """The pass that scales them asked for an axis that a vector does not have."""
+    nodes = [
+        node("DynamicQuantizeLinear", "x", outputs=("q", "s", "z"), name="find"),
+        node("MatMulInteger", "q", "w", "z", outputs=("i",), name="product"),
+        node("Cast", "i", outputs=("f",), name="cast", to=1),
+        node("Mul", "f", "s", name="scale"),
+    ]
+    x = np.linspace(-1, 1, 12, dtype="f4").reshape(2, 6)
+    made = model(nodes, {"w": np.array([34, -16, 5, 0, 60, -60], "i1")}, x=x)
+    assert fuzz_oracle.judge(Case(made, ({"x": x},))) == []
+
+
+def test_a_dequantized_weight_may_be_an_output() -> None:
+    nodes = [
+        node("DequantizeLinear", "w", "s", outputs=("v",), name="weight"),
+        node("Conv", "x", "v", name="conv"),
+    ]
+    constants = {"w": np.arange(-16, 16, dtype="i1").reshape(2, 4, 2, 2), "s": np.array(0.1, "f4")}
+    made = model(nodes, constants, 19, ("v", "y"))
+    assert fuzz_oracle.judge(Case(made, RELU.feeds)) == []
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int8])
+def test_a_linear_resize_of_opset_10_is_one_step(dtype: Any) -> None:
+    """One that grows and shrinks was two of them, each rounded, and refused for bytes."""
+    x = np.random.default_rng(0).integers(-99, 99, (1, 2, 3, 8)).astype(dtype)
+    scales = np.array([1, 1, 2, 2 / 3], "f4")
+    network = bc.load_onnx(model([node("Resize", "x", "s", mode="linear")], {"s": scales}, 10, element=0, x=x))
+    resizes = [one for one in network.nodes if one.op == "resize"]
+    assert len(resizes) == 1
+    wide = fuzz_oracle.reference(
+        model([node("Resize", "x", "s", mode="linear")], {"s": scales}, 10), {"x": x.astype("f4")}
+    )
+    np.testing.assert_allclose(network.evaluate(x)["y"], wide["y"], atol=0.51 if dtype == np.int8 else 0.05)
