@@ -200,7 +200,8 @@ def _resize(call: Call) -> Tensor:
     kind: ResizeMode = "nearest" if mode == "nearest" else "linear"
     size, scale = _target(call, axes, 2 if modern else 1)
     made = ops.Resize(kind, size, scale, coordinates, nearest)
-    if call.node.op_type == "Resize" and not modern:  # opset 10 rounds up along the axes that shrink
+    # Opset 10 rounds up along the axes that shrink.
+    if kind == "nearest" and call.node.op_type == "Resize" and not modern:
         if min(scale) < 1 < max(scale):
             rows = replace(made, size=(size[0], x.shape[3]), scale=(scale[0], 1.0))
             x = call.emit(replace(rows, nearest=_SIMPLE[scale[0] < 1]), x, helps=True)
