@@ -10,9 +10,11 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles
+from blockconv.kernels.table import Request
+from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Program
 
-__all__ = ["Ends", "conversion_program", "reorder_program"]
+__all__ = ["Ends", "conversion_program", "reorder_program", "reorder_seconds"]
 
 Ends = tuple[Quantization | None, Quantization | None]  # what source and destination stand for; None: floats
 
@@ -41,6 +43,20 @@ def reorder_program(
             nibble_op(pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
         ]
     )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def reorder_seconds(machine: Machine, shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int) -> float:
+    """The predicted seconds of `reorder_program` on one thread: those of the kernel that is chosen on this machine."""
+    problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
+    request = Request(problem, src, dst, Types.bits(problem.itemsize), 1, machine)
+    best = selection.cheapest(selection.candidates("reorder", request))
+    assert best is not None, "the reference takes every reorder"
+    assert best.primitive is not None
+    seconds = best.primitive.seconds
+    if not itemsize:
+        seconds += sum(machine.move_seconds(size // 2, size) for size in (src.size(shape), dst.size(shape)))
+    return seconds
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.dispatch import selection, tuning
+from blockconv.dispatch.reorders import reorder_seconds
 from blockconv.machine.machine import host
 from blockconv.network.graph import Network, Node, Tensor
 from blockconv.network.memory import same_bytes
@@ -297,10 +298,11 @@ def _predicted(
 
 
 class _ReorderCosts:
-    """Bytes at the speed of memory; nothing where the bytes are the same; a user's own by `reorder_key`."""
+    """The kernel's prediction on one thread; 0 where the bytes are the same; a user's own by `reorder_key`."""
 
     def __init__(self, network: Network, costs: Mapping[str, float]) -> None:
         self._tensors, self._costs = network.tensors, costs  # not the network, whose weights a plan may give up
+        self._machine = host()
         self._known: dict[tuple[str, Layout, Layout], float] = {}
 
     def __call__(self, name: str, src: Layout, dst: Layout) -> float:
@@ -312,9 +314,11 @@ class _ReorderCosts:
     def _cost(self, tensor: Tensor, src: Layout, dst: Layout) -> float:
         if src != dst and same_bytes(tensor.shape, src, dst):
             return 0.0
-        moved = tensor.type.itemsize * (src.size(tensor.shape) + dst.size(tensor.shape))
-        moved *= 2 if tensor.type.is_packed else 1  # it is unpacked, moved and packed
-        return self._costs.get(reorder_key(tensor.shape, src, dst), 2e-6 + moved / 25e9)
+        given = self._costs.get(reorder_key(tensor.shape, src, dst)) if self._costs else None
+        if given is not None:
+            return given
+        itemsize = 0 if tensor.type.is_packed else tensor.type.itemsize
+        return reorder_seconds(self._machine, tensor.shape, src, dst, itemsize)
 
 
 def cost_key(network: Network, node: Node, candidate: Candidate, threads: int) -> str:
