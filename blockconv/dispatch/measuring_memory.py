@@ -51,7 +51,7 @@ def read(size: int) -> Callable[[], None]:
     lay, planes, rows = Layout("NCHW"), 16, 64
     columns = size // (planes * rows * ITEMSIZE)
     problem = Pool2dProblem("max", 1, planes, rows, columns, rows, columns)
-    found = named("pool2d", "pool_planes_f32").prepare(problem, lay, lay, Types.all("float32"))
+    found = named("pool2d", "pool_planes").prepare(problem, lay, lay, Types.all("float32"))
     return runner(found, problem, lay, lay, ITEMSIZE)
 
 

@@ -33,7 +33,6 @@ from blockconv.runtime import OWN_TABLE, Block, Buffer
 __all__ = [
     "ANY_TYPE",
     "DST",
-    "ELEMENT_TYPES",
     "IDX",
     "MASK_VECTORS",
     "SRC",
@@ -54,14 +53,7 @@ MASK_VECTORS = 12  # the most that a kernel stores with one mask address
 TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
 
-# The element types that pools take: rows of their own for each size, as it decides how many are a vector.
-ELEMENT_TYPES = {
-    "f32": ("float32",),
-    "f64": ("float64",),
-    "f16": ("bfloat16", "float16"),
-    "i8": ("int8", "uint8"),
-}
-ANY_TYPE = tuple(dtype for dtypes in ELEMENT_TYPES.values() for dtype in dtypes)
+ANY_TYPE = ("float32", "float64", "bfloat16", "float16", "int8", "uint8")  # the element types that pools take
 
 
 class View(NamedTuple):

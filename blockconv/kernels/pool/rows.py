@@ -24,20 +24,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 import blockconv.kernels.pool.kernels as pk
 import blockconv.kernels.pool.kernels_lines as pl
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import NIBBLES, Types, element
+from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.jit import Kernel
 from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
-    ELEMENT_TYPES,
     IDX,
     TASK_BYTES,
     Blocking,
@@ -132,7 +132,7 @@ def _why_not_windows(b: Blocking) -> Reason | None:
     if (reason := _why_not_wide(b)) is not None:
         return reason
     p = b.problem
-    if b.is_adaptive or b.is_global or _why_not_padding(b) is not None:
+    if b.element.is_packed or b.is_adaptive or b.is_global or _why_not_padding(b) is not None:
         return None
     overlaps = p.kw > p.sw or p.kh > p.sh
     return "windows overlap, and their columns are better reduced once" if overlaps else None
@@ -311,14 +311,18 @@ def _line_indices(b: Blocking) -> Op:
 
 def _row(
     name: str,
-    dtypes: tuple[str, ...],
     why_not: Callable[[Blocking], Reason | None],
     op_of: Callable[[Blocking], Op],
-    seconds: Callable[[Blocking], float],
-    op: str,
+    seconds: Callable[[Blocking], float] | None = None,
+    op: str = "pool2d",
+    dtypes: tuple[str, ...] = ANY_TYPE,
+    reference: bool = False,
 ) -> Row:
-    """A row of the table; one for elements of any size is the reference."""
-    reference = dtypes == ANY_TYPE
+    """A row of the table. The element type is a parameter: it decides how many elements are a vector.
+
+    seconds: by default the profile's rates of the row of this name.
+    """
+    priced = seconds or partial(cost, name=name)
 
     def unsolved(b: Blocking, types: Types) -> Reason | None:
         sums_integers = b.is_average and not types.src.is_float
@@ -336,54 +340,39 @@ def _row(
             return reason
         b = Blocking(problem, src, dst, types.src, request.threads, quantizations, machine=request.machine)
         b = b.in_pairs if types.src.is_packed else b
-        return unsolved(b, types) or Primitive(lambda: seconds(b), lambda: [op_of(b)], blocking=b)
+        return unsolved(b, types) or Primitive(lambda: priced(b), lambda: [op_of(b)], blocking=b)
 
     return Row(name, op, make, frozenset(dtypes), reference)
 
 
-def _rows(
-    name: str,
-    why_not: Callable[[Blocking], Reason | None],
-    op_of: Callable[[Blocking], Op],
-    seconds: Callable[[Blocking], float] | None = None,
-    op: str = "pool2d",
-    sizes: tuple[int, ...] = (1, 2, 4, 8),
-) -> list[Row]:
-    """A row for each size of element, of these bytes, as it decides how many of them are a vector."""
-    types = {suffix: dtypes for suffix, dtypes in ELEMENT_TYPES.items() if element(dtypes[0]).itemsize in sizes}
-    priced = seconds or partial(cost, name=name)
-    return [_row(f"{name}_{suffix}", dtypes, why_not, op_of, priced, op) for suffix, dtypes in types.items()]
-
-
+_WORDS = ("float32", "float64")
 # Vectors run over wide pixels or over narrow ones: no problem has a choice of the two.
-_INDICES = partial(reference_cost, each=0.5)
+_INDICES: dict[str, Any] = {"seconds": partial(reference_cost, each=0.5), "op": "pool2d_indices"}
 
 ROWS = (
-    *_rows("pool_runs", _why_not_runs, _runs, sizes=(1, 4, 8)),  # whose buffers hold elements as they are
-    *_rows("pool_shuffles", why_not_shuffled, _shuffles, sizes=(4, 8)),
-    *_rows("pool_tiles", _why_not_tiles, _tiles),
-    *_rows("pool_planes", _why_not_planes, _planes),
-    *_rows("pool_windows", _why_not_windows, _windows),
-    _row("pool_windows_i4", NIBBLES, _why_not_wide, _windows, partial(cost, name="pool_windows"), "pool2d"),
-    *_rows("pool_wide_lines", _why_not_wide_lines, _wide_lines),
-    *_rows("pool_lines", _why_not_lines, _lines),
-    *_rows("pool_bins", _why_not_narrow, _bins),
+    _row("pool_runs", _why_not_runs, _runs, dtypes=(*_WORDS, *BYTES)),  # its buffers hold elements as they are
+    _row("pool_shuffles", why_not_shuffled, _shuffles, dtypes=_WORDS),
+    _row("pool_tiles", _why_not_tiles, _tiles),
+    _row("pool_planes", _why_not_planes, _planes),
+    _row("pool_windows", _why_not_windows, _windows, dtypes=(*ANY_TYPE, *NIBBLES)),
+    _row("pool_wide_lines", _why_not_wide_lines, _wide_lines),
+    _row("pool_lines", _why_not_lines, _lines),
+    _row("pool_bins", _why_not_narrow, _bins),
     _row(
         "pool_reference",
-        ANY_TYPE,
         lambda b: None,
         partial(reference_op, indices=0),
         partial(reference_cost, each=8.0),
-        "pool2d",
+        reference=True,
     ),
-    *_rows("pool_wide_indices", _why_not_wide_indices, _wide_indices, _INDICES, "pool2d_indices"),
-    *_rows("pool_line_indices", _why_not_line_indices, _line_indices, _INDICES, "pool2d_indices"),
+    _row("pool_wide_indices", _why_not_wide_indices, _wide_indices, **_INDICES),
+    _row("pool_line_indices", _why_not_line_indices, _line_indices, **_INDICES),
     _row(
         "pool_indices",
-        ANY_TYPE,
         _why_not_indices,
         partial(reference_op, indices=1),
         partial(reference_cost, each=12.0),
         "pool2d_indices",
+        reference=True,
     ),
 )

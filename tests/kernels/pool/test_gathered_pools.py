@@ -13,6 +13,7 @@ from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.pool.blocking import Blocking
+from blockconv.kernels.table import Request
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -69,9 +70,11 @@ def test_to_gather_is_priced():
             c.primitive.seconds
             for c in selection.candidates(
                 "pool2d",
-                Pool2dProblem("max", n=1, ic=ic, ih=14, iw=14, **FEW),
-                *[Layout("NHWC")] * 2,
-                Types.all("float32"),
+                Request(
+                    Pool2dProblem("max", n=1, ic=ic, ih=14, iw=14, **FEW),
+                    *[Layout("NHWC")] * 2,
+                    Types.all("float32"),
+                ),
             )
             if c.primitive
         )
