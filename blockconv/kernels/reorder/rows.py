@@ -28,7 +28,7 @@ from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArgum
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.reorder.blocking import Copy, Transpose, copy_blocking, transpose_blocking
-from blockconv.kernels.reorder.codegen import BOUNCE, TABLED
+from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, TABLED
 from blockconv.kernels.reorder.kernels import (
     SCRATCH,
     CopyArgs,
@@ -202,6 +202,7 @@ class Sizes(NamedTuple):
 
     read: int
     written: int
+    itemsize: int
     machine: Machine
 
     @property
@@ -213,22 +214,38 @@ class Sizes(NamedTuple):
         return self.machine.move_seconds(self.read, self.written)
 
 
-Cost = Callable[[ReorderProblem, Layout, Layout, Sizes], float]
+Cost = Callable[[Any, Any, Sizes], float]  # of the nest, how it is cut, and the bytes
 
 
-def _transpose_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) -> float:
-    return _TRANSPOSED * sizes.seconds
+def _transpose_cost(loops: Nest, cut: Transpose, sizes: Sizes) -> float:
+    """Bytes at the speed of a copy, or the instructions of all tiles: loads, stores and shuffles in registers.
+
+    A tile whose side is contiguous in memory is loaded or stored as whole vectors, else row by row.
+    """
+    few, many = sorted((cut.shape.a, cut.shape.b))
+    tiles = -(-cut.us // cut.shape.b) * -(-cut.vs // cut.shape.a) * math.prod(loop.size for loop in cut.outer)
+    rows = few if cut.shape.flags & (DENSE_SRC | DENSE_DST) else many
+    each = few + rows + few * math.log2(max(2, rows))
+    return max(_TRANSPOSED * sizes.seconds, tiles * each * INSTRUCTION_CYCLES * sizes.machine.cycle_seconds())
 
 
-def _copy_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) -> float:
-    """Bytes at the speed of a copy, or a move for each contiguous extent, whichever takes longer."""
-    loops = nest(src, dst, problem.shape)
-    assert loops is not None
-    extent = next((loop.size for loop in loops.loops if loop.src == loop.dst == 1), 1) * problem.itemsize
-    return max(sizes.seconds, sizes.moved / 2 / min(extent, LINE) * MOVE * sizes.machine.scalar_seconds())
+def _copy_cost(loops: Nest, cut: Copy, sizes: Sizes) -> float:
+    """Bytes at the speed of a copy, or the moves of all contiguous extents, whichever takes longer.
+
+    An extent longer than a cache line counts as its lines. Where a tail cuts extents, each is checked, and those that
+    are cut are moved in parts and filled.
+    """
+    extent = next((loop.size for loop in loops.loops if loop.src == loop.dst == 1), 1)
+    count = sizes.moved / 2 / min(extent * sizes.itemsize, LINE)
+    copied, written = loops.limits.get(cut.extent.dim, (0, 0))
+    moves = count * MOVE
+    if copied % extent:
+        checked, filled = CHECKED[written > copied]
+        moves = count * (checked + filled / -(-written // extent))
+    return max(sizes.seconds, moves * sizes.machine.scalar_seconds())
 
 
-def _elements_cost(problem: ReorderProblem, src: Layout, dst: Layout, sizes: Sizes) -> float:
+def _elements_cost(loops: None, cut: None, sizes: Sizes) -> float:
     return sizes.moved * 10e-9
 
 
@@ -240,7 +257,10 @@ def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:
     return elements / machine.lanes(4) * each * machine.cycle_seconds()
 
 
-MOVE = 1.6  # scalar moves that a load and a store of a vector take, and the loop around them
+# In scalar moves: a load, a store and their loop; in a dimension with a tail each extent, and one that is cut, which is
+# also filled where the destination has room for more.
+MOVE, CHECKED = 1.6, {False: (2.6, 1.4), True: (4.3, 10.0)}
+INSTRUCTION_CYCLES = 0.9  # of a tile that is transposed
 _TRANSPOSED = 1.1  # beside a copy
 LINE = 64
 # Of a vector of float32: a division is most of what it takes to quantize one.
@@ -265,6 +285,7 @@ def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row
         if 0 in shape:
             return Primitive(m.launch_seconds, list)
         loops = None if cut is None else nest(src, dst, shape)
+        found: Any = None
         if cut is not None:
             if loops is None:
                 return "the blocks of the two layouts do not nest: neither size divides the other"
@@ -272,7 +293,7 @@ def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row
             found = cut(loops, Elements.bits(problem.itemsize).moved, vector_bytes, stream)
             if isinstance(found, Reason):
                 return found
-        sizes = Sizes(types.src.itemsize * src.size(shape), types.dst.itemsize * dst.size(shape), m)
+        sizes = Sizes(types.src.itemsize * src.size(shape), types.dst.itemsize * dst.size(shape), problem.itemsize, m)
 
         def ops() -> list[Op]:
             if quantizations is None:
@@ -285,7 +306,7 @@ def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row
 
         def seconds() -> float:
             computed = _converted_seconds(m, dst.size(shape), types)
-            return m.launch_seconds() + max(cost(problem, src, dst, sizes), computed) / request.threads
+            return m.launch_seconds() + max(cost(loops, found, sizes), computed) / request.threads
 
         return Primitive(seconds, ops)
 
