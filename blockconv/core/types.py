@@ -213,7 +213,12 @@ class Types(NamedTuple):
         return not self.acc.is_float and self.dst != self.acc
 
     def __str__(self) -> str:
-        return self.src.name if self.is_uniform else "/".join(map(str, self))
+        return _name_of(self)
+
+
+@functools.lru_cache(maxsize=1024)
+def _name_of(types: Types) -> str:
+    return types.src.name if types.is_uniform else "/".join(map(str, types))
 
 
 # What convolutions of 8-bit sources are computed with.

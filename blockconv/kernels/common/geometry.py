@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 
@@ -32,6 +34,7 @@ class Geometry(Arguments):
         return {"n": self.n, "h": self.row, "w": self.col, "hw": self.col, "wn": self.n, "hwn": self.n, "": 0}[axis]
 
 
+@functools.lru_cache(maxsize=4096)
 def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     """The geometry of a tensor of this shape, in a layout with at most one block of channels.
 

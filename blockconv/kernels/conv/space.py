@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from blockconv.core.layout import Layout
@@ -51,6 +52,7 @@ class Space:
         return window if self.kh == 1 else (window - (self.kh - 1) * self.dh - 1) // self.sh + 1
 
 
+@functools.lru_cache(maxsize=4096)
 def space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool = False) -> Space:
     """The space in which a problem is blocked; what matters of layouts is which axes lie together in them.
 
