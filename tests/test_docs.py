@@ -267,7 +267,7 @@ Raises :py:obj:`DtypeError <blockconv.DtypeError>`.
 
 def test_signatures_are_those_of_the_sources(docstrings: ModuleType) -> None:
     arguments, result = docstrings.signature(bc.conv2d)
-    assert arguments.startswith("(input: ActivationsT, weight: Dense, bias: Dense | None = None, stride: Sizes = 1")
-    assert result == "ActivationsT"
+    assert arguments.startswith("(input: Array, weight: ArrayLike, bias: ArrayLike | None = None, stride: Sizes = 1")
+    assert result == "Array"
     assert docstrings.signature(bc.NetworkBuilder.input)[0].endswith("dtype: Any = numpy.float32)")
     assert docstrings.signature(bc.NetworkBuilder.output) == ("(*values: str)", None)

@@ -1,7 +1,7 @@
-"""Types of what the public functions take and give, for checkers and readers: nothing here runs.
+"""The types in the signatures of public functions, for type checkers and readers.
 
-A function of an `ActivationsT` gives the kind of array that it was given: an array for an array, a tensor for a
-tensor, a BlockedArray for a BlockedArray. PyTorch need not be installed; tensors are then of type Any.
+A function of an `Array` returns the kind that it gets: an array, a tensor or a BlockedArray. `Array` and `DenseArray`
+are type variables with names that read well in `help`. Without PyTorch, tensors have type Any.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from blockconv.dispatch.array import BlockedArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ActivationLike", "ActivationsT", "AnyArray", "Dense", "DenseT", "Padding", "PoolPadding", "Sizes"]
+__all__ = ["ActivationLike", "AnyArray", "Array", "ArrayLike", "DenseArray", "Padding", "PoolPadding", "Sizes"]
 
 # The tensor comes first: where PyTorch is not installed it is Any, and a checker takes the most precise of those
 # that fit, the last one in doubt.
-ActivationsT = TypeVar("ActivationsT", "torch.Tensor", npt.NDArray[Any], BlockedArray)
-DenseT = TypeVar("DenseT", "torch.Tensor", npt.NDArray[Any])
+Array = TypeVar("Array", "torch.Tensor", npt.NDArray[Any], BlockedArray)
+DenseArray = TypeVar("DenseArray", "torch.Tensor", npt.NDArray[Any])
 
 AnyArray: TypeAlias = "torch.Tensor | npt.NDArray[Any] | BlockedArray"
-Dense: TypeAlias = "torch.Tensor | npt.ArrayLike"
+ArrayLike: TypeAlias = "torch.Tensor | npt.ArrayLike"
 
 Sizes: TypeAlias = int | tuple[int, int]  # one number for both, or (height, width)
 PoolPadding: TypeAlias = int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]

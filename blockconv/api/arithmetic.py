@@ -1,4 +1,4 @@
-"""What a convolution computes with: the types of its arrays, and what integers among them stand for."""
+"""The arithmetic of a convolution: the types of its arrays and the quantization of its integers."""
 
 from __future__ import annotations
 
@@ -62,14 +62,12 @@ def as_weight(weight: Any, op: str) -> Weight:
     if not isinstance(weight, BlockedArray) or weight.dtype not in NIBBLES:
         return as_numpy(weight, op, "weight")
     if weight.dtype != "int4":
-        raise DtypeError(
-            op, "weight", weight.dtype, "has to be int4 where weights are of 4 bits: they have no zero point"
-        )
+        raise DtypeError(op, "weight", weight.dtype, "has to be int4, because weights have no zero point")
     return weight
 
 
 class Arithmetic:
-    """The arithmetic of convolutions with weights and a bias, which are checked here. away: of rounding."""
+    """The arithmetic of convolutions with a weight and a bias, checked. away: round halves away from zero."""
 
     def __init__(
         self, op: str, weight: Weight, bias: Array | None, activation: Activation, options: QuantizedOptions
@@ -100,9 +98,9 @@ class Arithmetic:
             taken.add(_FLOAT32)
         if bias is not None and bias.dtype not in taken:
             rule = (
-                f"has to be of the weight's dtype, {' or '.join(sorted(map(str, taken)))}"
+                f"has to have the weight's dtype, {' or '.join(sorted(map(str, taken)))}"
                 if self.is_float
-                else "has to be int32, as weights are int8"
+                else "has to be int32, because the weight is int8"
             )
             raise DtypeError(self.op, "bias", str(bias.dtype), rule)
 
@@ -113,7 +111,7 @@ class Arithmetic:
         return _ROUNDING[rounding]
 
     def _out_dtype(self) -> np.dtype[Any] | str | None:
-        """The one that is asked for."""
+        """The requested one, checked."""
         if self.options.out_dtype is None:
             return None
         try:
@@ -123,13 +121,13 @@ class Arithmetic:
         if self.is_float and (dtype is None or not element(dtype).is_float):
             raise self._not_for_floats("out_dtype", self.options.out_dtype)
         if not self.is_float and not is_quantized(dtype) and dtype not in (_INT32, _FLOAT32):
-            rule = "has to be uint8, int8, int32 or float32, or uint4 or int4 of a BlockedArray"
+            rule = "has to be uint8, int8, int32 or float32, or for a BlockedArray uint4 or int4"
             raise DtypeError(self.op, "out_dtype", self.options.out_dtype, rule)
         return dtype
 
     def _not_for_floats(self, name: str, value: object) -> ArgumentError:
         rule = f"is for integers, and the weight is {self.wei}"
-        return ArgumentError(self.op, name, value, rule, "give int8 weights, or leave it out")
+        return ArgumentError(self.op, name, value, rule, "give an int8 weight, or leave it out")
 
     def _check_that_nothing_is_quantized(self) -> None:
         default = NOTHING_QUANTIZED._asdict()
@@ -145,21 +143,21 @@ class Arithmetic:
         if (given := options.weight_quantization) is not None:
             given.check(op, "weight_quantization", weight.dtype, int(weight.shape[0]))
             if given.zero_point:
-                raise ArgumentError(op, "weight_quantization", given, "has to have the zero point 0")
+                raise ArgumentError(op, "weight_quantization", given, "has to have zero point 0")
         if (given := options.out_quantization) is not None and out is not None and not is_quantized(out):
             raise ArgumentError(op, "out_quantization", given, f"is for 8 or 4 bits, and out_dtype is {out}")
         if options.out_quantization is None and is_quantized(out):
-            rule = "needs out_quantization, the scale and zero point that its integers have"
+            rule = "needs out_quantization, the scale and zero point of the output"
             raise ArgumentError(op, "out_dtype", str(out), rule)
         if self.dst(np.dtype(BYTES[0])) == _INT32 and not self.activation.is_identity:
-            rule = "int32 sums are given as they are"
-            remedy = "give Quantizations, or out_dtype='float32'"
+            rule = "int32 outputs take no activation"
+            remedy = "give an out_quantization, or out_dtype='float32'"
             raise ArgumentError(op, "activation", self.activation.name, rule, remedy)
 
     # -- types
 
     def dst(self, src: np.dtype[Any] | str) -> np.dtype[Any] | str:
-        """The output's dtype, of a source of this dtype."""
+        """The output's dtype for a source of this dtype."""
         options = self.options
         if self.is_float:
             return src if self.out_dtype is None else self.out_dtype
@@ -171,13 +169,13 @@ class Arithmetic:
         return _FLOAT32 if quantized else _INT32
 
     def types(self, src: Any) -> Types:
-        """The types of a call with a source of this dtype. Raises ArgumentError, or DtypeError."""
+        """The types of a call with a source of this dtype. Raises ArgumentError or DtypeError."""
         if self.is_float:
             return self._float_types(src)
         if not is_quantized(src):
-            rule = f"has to be uint8 or int8, or uint4 or int4 of a BlockedArray, as the weight is {self.wei}"
+            rule = f"has to be uint8 or int8, or uint4 or int4 in a BlockedArray, because the weight is {self.wei}"
             remedy = as_float("input", src)
-            raise DtypeError(self.op, "input", str(src), rule, remedy and f"{remedy}, and the weight as that")
+            raise DtypeError(self.op, "input", str(src), rule, remedy and f"{remedy}, and the weight in the same dtype")
         dst = self.dst(src)
         if (given := self.options.input_quantization) is not None:
             given.check(self.op, "input_quantization", src)
@@ -188,43 +186,47 @@ class Arithmetic:
     def _float_types(self, src: Any) -> Types:
         is_half = str(src) in FLOATS and element(src).is_half
         if src != self.wei and not (is_half and self.wei == _FLOAT32):
-            rule, remedy = f"has to be of the weight's dtype, {self.wei}", ""
+            rule, remedy = f"has to have the weight's dtype, {self.wei}", ""
             if str(src) in FLOATS or as_float("input", src):
                 remedy = f"give input.astype({str(self.wei)!r})" + f", or the weight as {src}" * (str(src) in FLOATS)
             raise DtypeError(self.op, "input", str(src), rule, remedy)
         dst = self.dst(src)
         if dst != src and not (is_half and dst == _FLOAT32):
-            rule = f"has to be {src}{' or float32' if is_half else ''}, as the input is {src}"
+            rule = f"has to be {src}{' or float32' if is_half else ''}, because the input is {src}"
             raise DtypeError(self.op, "out_dtype", str(dst), rule)
         return Types.converted(src, dst) if is_half else Types.all(src)
 
     def check_layouts(self, types: Types, problem: Conv2dProblem, src: Layout, dst: Layout) -> None:
-        """Raise unless packed integers lie as kernels read and write them."""
+        """Raise unless kernels can read and write the layouts of packed integers."""
         sides = (("input", types.src, src, problem.ic), ("out_layout", types.dst, dst, problem.oc))
         for name, type, layout, channels in sides:
             reason = why_not_packed(layout, channels // problem.g, problem.g) if type.is_packed else None
             if reason:
-                raise LayoutError(self.op, name, str(layout), reason, "NCHW64 is the layout that is meant for them")
+                raise LayoutError(self.op, name, str(layout), reason, "give it in NCHW64")
 
     def check_residual(self, dtype: Any, dst: np.dtype[Any] | str) -> None:
         """Raise unless a residual of this dtype can be added to an output of that one."""
         given = self.options.residual_quantization
         if not is_quantized(dst):
             if dst == _INT32:
-                rule = "int32 sums are given as they are, and nothing is added to them"
-                raise ArgumentError(self.op, "residual", str(dtype), rule, "give Quantizations, or out_dtype='float32'")
+                rule = "int32 outputs take no residual"
+                raise ArgumentError(
+                    self.op, "residual", str(dtype), rule, "give an out_quantization, or out_dtype='float32'"
+                )
             if dtype != dst:
                 raise DtypeError(self.op, "residual", str(dtype), f"has to be {dst}")
             if given is not None:
-                raise ArgumentError(self.op, "residual_quantization", given, f"is for integers, and it is {dtype}")
+                raise ArgumentError(
+                    self.op, "residual_quantization", given, f"is for integers, and the residual is {dtype}"
+                )
             return
         if isinstance(dst, str) and not isinstance(dtype, str):
-            rule = "has to be a BlockedArray of uint4 or int4, as the output is of 4 bits"
+            rule = "has to be a BlockedArray of uint4 or int4, because the output has 4 bits"
             raise DtypeError(self.op, "residual", str(dtype), rule)
         if not isinstance(dst, str) and dtype not in BYTES:
-            raise DtypeError(self.op, "residual", str(dtype), "has to be uint8 or int8, as the output is of 8 bits")
+            raise DtypeError(self.op, "residual", str(dtype), "has to be uint8 or int8, because the output has 8 bits")
         if given is None:
-            rule = f"has to be given, as the residual is {dtype}"
+            rule = f"is required, because the residual is {dtype}"
             raise ArgumentError(self.op, "residual_quantization", None, rule)
         given.check(self.op, "residual_quantization", dtype)
 

@@ -1,7 +1,7 @@
 """The drop-in functions: torch.nn.functional's semantics on NumPy arrays, torch CPU tensors and BlockedArrays.
 
-What goes in comes out: an array in PyTorch's memory format for the inputs, a tensor without a
-copy, a BlockedArray in the source's layout unless `out_layout` says otherwise.
+Each function returns the kind that it gets: an array in the memory format that PyTorch would choose, a tensor without a
+copy, a BlockedArray in the source's layout unless `out_layout` names another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, DenseT, Padding, Sizes
+from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight, as_weight
 from blockconv.api.modules import KEPT, Conv1dCall, Conv2d, Conv2dCall
 from blockconv.api.repeated import Repeated, repeatable
@@ -24,7 +24,6 @@ from blockconv.core.types import HALVES, INT4, INT8, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate
 from blockconv.dispatch.boundary import (
-    Array,
     cache_key,
     single,
 )
@@ -35,9 +34,9 @@ __all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
 
 
 def conv2d(
-    input: ActivationsT,
-    weight: Dense,
-    bias: Dense | None = None,
+    input: Array,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: Sizes = 1,
     padding: Padding = 0,
     dilation: Sizes = 1,
@@ -45,7 +44,7 @@ def conv2d(
     *,
     activation: ActivationLike = None,
     residual: AnyArray | None = None,
-    out: ActivationsT | None = None,
+    out: Array | None = None,
     out_layout: Layout | str | None = None,
     algorithm: str = "auto",
     accuracy: str | float = "default",
@@ -55,64 +54,69 @@ def conv2d(
     residual_quantization: Quantization | None = None,
     out_dtype: npt.DTypeLike | None = None,
     rounding: str = "half_even",
-) -> ActivationsT:
+) -> Array:
     """torch.nn.functional.conv2d on arrays, torch CPU tensors and BlockedArrays, with a fused residual and activation.
 
-    Gives activation(conv(input, weight) + bias + residual), of the input's kind and dtype, of shape (N, O, OH, OW):
-    OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Weights are packed at every call;
-    `Conv2d` packs them once, and is what to use in a loop.
+    Returns activation(conv(input, weight) + bias + residual), of the input's kind and dtype, of shape (N, O, OH, OW):
+    OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Each call packs the weights. In a
+    loop use `Conv2d`, which packs them once.
 
-    This is cross-correlation, as in PyTorch: the kernel is not turned. `scipy.ndimage.convolve` turns it: give
-    weight[:, :, ::-1, ::-1] for its result, and pad the input first by the mode. A kernel of even size k sees
-    (k - 1) // 2 pixels before the output's own with padding="same"; scipy's `correlate` sees k // 2, its `convolve`
-    (k - 1) // 2.
-
-    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW); float32, float64, bfloat16 (of `ml_dtypes`), float16,
-        uint8 or int8: an array or a torch CPU tensor without gradient, of any strides (copied once if they are dense
-        neither in NCHW nor in NHWC order), or a BlockedArray of 4 dimensions, also of packed uint4 or int4. A tensor
-        under `torch.autocast` is computed in its type, as PyTorch does.
-    weight: (O, C / groups, KH, KW), of the input's dtype, or int8 for one of 8 or 4 bits, or float32 for one of 16, to
-        which it is rounded; an array or a tensor. Of 4 bits it is a BlockedArray of int4, in any layout.
-    bias: (O,), of the weight's dtype, or int32 of the scale of input times weight, or float32 for floats of 16 bits; or
-        None.
-    stride, dilation: an int of at least 1, or a pair of them: (height, width).
+    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW). An array, a torch CPU tensor without gradient, or a 4-D
+        BlockedArray. float32, float64, bfloat16 (`ml_dtypes`), float16, uint8, int8, or packed uint4 or int4 in a
+        BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once. Under
+        `torch.autocast` a tensor is computed in autocast's dtype, as in PyTorch.
+    weight: (O, C / groups, KH, KW), an array or a tensor of the input's dtype. 16-bit inputs also take float32, which
+        is rounded to their dtype. Integer inputs take int8, or a BlockedArray of int4 in any layout.
+    bias: None, or (O,) of the weight's dtype. 16-bit inputs also take float32. Integer inputs take int32, whose scale
+        is the input's scale times the weight's.
+    stride: an int of at least 1, or a pair (height, width).
     padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
-        "same" (the output is of the input's size; only with a stride of 1).
-    groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
-    activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
+        "same" (the output has the input's size; needs a stride of 1).
+    dilation: an int of at least 1, or a pair (height, width).
+    groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
+    activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
         "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2), "mish",
         ("celu", alpha=1).
-    residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
-    out: what to write and give back, of the output's kind, shape, dtype and layout, apart from input and residual.
-    out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
-        memory format. By default the input's; for arrays and tensors PyTorch's: channels_last if input or weight is.
-    algorithm: "direct", "winograd" (3x3 of float32 or floats of 16 bits with stride 1 or 2, of integers of 8 bits with
-        stride 1, exactly), "reference", or "auto": Winograd's where it is predicted to be faster. Of floats it rounds
-        otherwise than the definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels.
+    residual: None, or an array of the output's shape and dtype. In another layout than the output's it is reordered.
+    out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap
+        input or residual.
+    out_layout: the output's layout, any native one (`Layout.is_native`). For arrays and tensors "NCHW" or "NHWC", their
+        memory format. Default: the input's; for arrays and tensors channels_last if input or weight is, as in PyTorch.
+    algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd where it is predicted to be faster.
+        Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
+        exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
+        a tile of up to 6x6 output pixels.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
-        random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
-    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 or 4 bits stand
-        for, each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for
-        each output channel, and has the zero point 0.
-    out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
-        scales of input and weight), "uint8", "int8", "uint4" or "int4" (with out_quantization; the last two are packed
-        in a BlockedArray). By default the input's where there is an out_quantization, else "float32" where there is one
-        of input or weight, else "int32". Of bfloat16 and float16 the input's, or "float32": sums that are not rounded.
-    rounding: to integers of 8 or 4 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+        random data: a number, "default" (1e-5) or "strict" (no error: no Winograd for floats).
 
-    Integers: an input of 8 or 4 bits with weights of int8 or int4 is summed exactly. Those of 4 bits are two a byte, in
-    layouts whose channels are in blocks of a multiple of 4 (NCHW64); a group's channels are then such a multiple too.
-    Real numbers of these sums take float32 steps in this order: times the scales of input and weight (one float32
-    product), plus the residual times its scale, activation, times 1 / scale of the output; then they are rounded, the
-    output's zero point is added, and what does not fit is bounded. Where the activation is none or one that bounds,
-    the scales of these products and of the residual are multiplied by that 1 / scale beforehand (rounded to float32),
-    unless one is so large that what it multiplies might not fit 32 bits.
-    Padding stands for zero, so it is the input's zero point. The residual of an 8-bit output is of 8 bits, that of a
-    4-bit output of 4, that of a float32 output float32; int32 outputs take neither residual nor activation. An output
-    that sums more than 65,793 products (of int4 weights 1,052,688) is refused, as it may be more than an int32 holds.
+    Quantized arguments, for 8-bit and 4-bit integers (out_dtype for 16-bit floats too):
 
-    Calls are safe from any number of threads at once and give the same bits for any number of threads.
-    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules, with nothing written.
+    input_quantization: the input's scale and zero point, a `Quantization`. Default: scale 1, zero point 0.
+    weight_quantization: the weight's: one scale or one for each output channel; zero point 0. Default: scale 1.
+    out_quantization: the output's; uint8, int8, uint4 and int4 outputs require it.
+    residual_quantization: the residual's; a residual of a uint8, int8, uint4 or int4 output requires it.
+    out_dtype: the output's dtype. "int32": sums plus bias. "float32": these times the scales of input and weight.
+        "uint8", "int8", or "uint4" and "int4" packed in a BlockedArray: requantized. Default: the input's with an
+        out_quantization, else "float32" with an input_quantization or a weight_quantization, else "int32". 16-bit
+        inputs take their own dtype (default), or "float32" for sums that are not rounded.
+    rounding: to 8-bit and 4-bit integers: "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+
+    Sums of integers are exact. An output that sums more than 65,793 products (1,052,688 with int4 weights) is an error,
+    because it may overflow int32. Requantization computes in float32, in this order: the sum times the product of the
+    scales of input and weight, plus the residual times its scale, the activation, times 1 / scale of the output. It
+    rounds the result, adds the output's zero point and saturates. Without an activation, or with one that clips, it
+    multiplies 1 / scale of the output into the other scales first (rounded to float32), unless the products might then
+    overflow 32 bits. Padding stands for zero: it holds the input's zero point. A residual has the output's width (8
+    bits, 4 bits or float32). int32 outputs take neither residual nor activation. Packed 4-bit arrays need a layout
+    whose channel block is a multiple of 4 (NCHW64), and a multiple of 4 channels in each group.
+
+    Like PyTorch, it computes a cross-correlation: it does not flip the weights. `scipy.ndimage.convolve` does: give
+    weight[:, :, ::-1, ::-1] for its result, and pad the input first by the mode. With padding="same", a window of even
+    size k begins (k - 1) // 2 pixels before its output; scipy's `correlate` begins k // 2 before, its `convolve`
+    (k - 1) // 2.
+
+    Any number of threads may call it at once. The number of threads does not change the bits of the result.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc
     >>> x, weight = np.ones((1, 3, 5, 5), np.float32), np.ones((8, 3, 3, 3), np.float32)
@@ -139,12 +143,12 @@ def conv2d(
     if quantized == NOTHING_QUANTIZED:
         quantized = NOTHING_QUANTIZED
     if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
-        result: ActivationsT = _on_array(input, w, b, options)
+        result: Array = _on_array(input, w, b, options)
         return result
     return _conv2d_like(w, b, options, quantized)(input, residual=residual, out=out)
 
 
-def _on_array(input: Any, w: Weight, b: Array | None, options: tuple[Any, ...]) -> Any:
+def _on_array(input: Any, w: Weight, b: npt.NDArray[Any] | None, options: tuple[Any, ...]) -> Any:
     """The convolution of an array into a new one, checked only if no such arrays were convolved before."""
     x = as_numpy(input, "conv2d", "input")
     if isinstance(w, BlockedArray) or not x.flags.aligned:
@@ -164,7 +168,9 @@ def _on_array(input: Any, w: Weight, b: Array | None, options: tuple[Any, ...]) 
     return result
 
 
-def _conv2d_like(w: Weight, b: Array | None, options: tuple[Any, ...], quantized: QuantizedOptions) -> Conv2d:
+def _conv2d_like(
+    w: Weight, b: npt.NDArray[Any] | None, options: tuple[Any, ...], quantized: QuantizedOptions
+) -> Conv2d:
     """A Conv2d, made anew only if none of these shapes and options was called before."""
     stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
     about_bias = None if b is None else (b.shape, b.dtype)
@@ -204,9 +210,9 @@ _repeated: dict[Any, Repeated] = {}
 
 
 def conv1d(
-    input: DenseT,
-    weight: Dense,
-    bias: Dense | None = None,
+    input: DenseArray,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: int = 1,
     padding: int | str = 0,
     dilation: int = 1,
@@ -214,22 +220,23 @@ def conv1d(
     *,
     activation: ActivationLike = None,
     algorithm: str = "auto",
-) -> DenseT:
+) -> DenseArray:
     """torch.nn.functional.conv1d on arrays and torch CPU tensors, with a fused activation: `conv2d` over (N, C, 1, L).
 
-    Gives activation(conv(input, weight) + bias), of the input's kind and dtype, of shape (N, O, OL):
+    Returns activation(conv(input, weight) + bias), of the input's kind and dtype, of shape (N, O, OL):
     OL = (L + 2 * padding - dilation * (K - 1) - 1) // stride + 1.
 
     input: (N, C, L), or (C, L) for an output (O, OL); float32 or float64.
     weight: (O, C / groups, K), of the input's dtype.
-    bias: (O,), of the input's dtype, or None.
-    stride, dilation: ints of at least 1.
-    padding: zeros on either side: an int, "valid" (none) or "same" (the output is of the input's length; only with a
-        stride of 1).
-    groups: of channels that are convolved apart; it divides C and O.
-    activation, algorithm: those of `conv2d`.
+    bias: None, or (O,) of the input's dtype.
+    stride: an int of at least 1.
+    padding: zeros on either side: an int, "valid" (none) or "same" (the output has the input's length; needs a stride
+        of 1).
+    dilation: an int of at least 1.
+    groups: the number of channel groups; it divides C and O.
+    activation, algorithm: as in `conv2d`.
 
-    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument.
 
     >>> import numpy as np, blockconv as bc
     >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
@@ -253,7 +260,7 @@ def conv1d(
         activation=activation,
         algorithm=algorithm,
     )
-    result: DenseT = like(input, conv(x[..., None, :])[..., 0, :])
+    result: DenseArray = like(input, conv(x[..., None, :])[..., 0, :])
     return result
 
 
@@ -264,18 +271,18 @@ def explain(
     dtype: str = "float32",
     machine: str | None = None,
 ) -> str:
-    """A table of every kernel for a problem: its predicted time, or why it does not take the problem.
+    """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 
     problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
-    src, dst: the layouts of source and destination, or their names; dst is by default src's, and without src each of
-        the eight native layouts to itself is told.
-    dtype: the name of the element type; of convolutions "uint8", "int8", "uint4" and "int4" are those of source and
-        destination, with int8 weights.
-    machine: the machine to decide for, by default this one: a profile's name, LLVM's name of its processor
-        ("znver3"), or the path of a profile. Nothing is compiled or run for it.
+    src: the source's layout, or its name. Default: one table for each of the eight native layouts.
+    dst: the destination's layout, or its name. Default: src's.
+    dtype: the name of the element type. For convolutions "uint8", "int8", "uint4" and "int4" are the types of source
+        and destination, and the weights are int8.
+    machine: the machine to decide for: the name of a profile, LLVM's name of a processor ("znver3"), or the path of a
+        profile. Default: this machine. Nothing is compiled or run for it.
 
-    Times are those predicted for as many threads as `get_num_threads` says.
-    Raises ArgumentError for anything else than a problem, LayoutError for what is no layout.
+    Times are predictions for `get_num_threads` threads.
+    Raises ArgumentError for an object that is no problem, LayoutError for a name that is no layout.
 
     >>> import blockconv as bc
     >>> problem = bc.Conv2dProblem(n=1, ic=64, ih=56, iw=56, oc=64, kh=3, kw=3, ph=1, pw=1)

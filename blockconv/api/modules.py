@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.api.annotations import ActivationLike, ActivationsT, AnyArray, Dense, Padding, Sizes
+from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, Padding, Sizes
 from blockconv.api.arithmetic import Arithmetic, QuantizedOptions, Weight, as_weight
 from blockconv.api.bound import Bound, Packed
 from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
@@ -24,7 +24,6 @@ from blockconv.dispatch.boundary import (
     NCHW,
     NHWC,
     ONE_IMAGE,
-    Array,
     check_array_layout,
     check_out,
     dense_layout,
@@ -56,48 +55,52 @@ ACCURACIES = {"default": selection.ACCURACY, "strict": selection.STRICT}
 
 
 class Conv2d:
-    """`conv2d` with its weights packed once, for each layout that it meets: what to use in a loop.
+    """`conv2d` whose weights are packed once for each layout that it meets. Use it in a loop.
 
     ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
 
-    weight: (O, C / groups, KH, KW), float32, float64, bfloat16, float16, or int8 for inputs of 8 or 4 bits; an array, a
-        torch CPU tensor, or a BlockedArray of int4 in any layout, kept by reference and not to be changed, as what was
-        packed of it stays. Of float32 it is for inputs of 16 bits too, and is rounded to their type.
-    bias: (O,), of the weight's dtype, or int32 of the scale of input times weight, or float32 for floats of 16 bits; or
-        None.
-    stride, dilation: an int of at least 1, or a pair of them: (height, width).
+    weight: (O, C / groups, KH, KW): float32, float64, bfloat16, float16, or int8 for 8-bit and 4-bit inputs. An array,
+        a torch CPU tensor, or a BlockedArray of int4 in any layout. 16-bit inputs also take float32, which is rounded
+        to their dtype. It is kept by reference; do not change it, because packed copies do not follow.
+    bias: None, or (O,) of the weight's dtype. 16-bit inputs also take float32. Integer inputs take int32, whose scale
+        is the input's scale times the weight's.
+    stride: an int of at least 1, or a pair (height, width).
     padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
-        "same" (the output is of the input's size; only with a stride of 1).
-    groups: of channels that are convolved apart; it divides C and O, and as many as channels is depthwise.
-    layout: the input's layout, any native one (`Layout.is_native`); inputs in another are reordered to it, with a
-        SlowPathWarning. "auto" takes each as it comes, and keeps packed weights for each layout met.
-    out_layout: the output's layout, any native one (`Layout.is_native`); of arrays and tensors "NCHW" or "NHWC", their
-        memory format. By default the input's; for arrays and tensors PyTorch's: channels_last if input or weight is.
-    activation: None, a name or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
+        "same" (the output has the input's size; needs a stride of 1).
+    dilation: an int of at least 1, or a pair (height, width).
+    groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
+    activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
         "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2), "mish",
         ("celu", alpha=1).
-    algorithm: "direct", "winograd" (3x3 of float32 or floats of 16 bits with stride 1 or 2, of integers of 8 bits with
-        stride 1, exactly), "reference", or "auto": Winograd's where it is predicted to be faster. Of floats it rounds
-        otherwise than the definition, and spreads a NaN or an infinity over a tile of up to 6x6 output pixels. Its
-        values on the way are larger than its results, which are sure to be finite only while max|input|, max|weight|
-        and max|input| * sum|weight| (of an output channel) are below 2^120, or 1.3e36; by tile size, see
-        docs/reference/limits.md.
+    layout: the input's layout, any native one (`Layout.is_native`). An input in another layout is reordered, with a
+        SlowPathWarning. "auto" takes every native layout, and packs the weights for each one that it meets.
+    out_layout: the output's layout, any native one. For arrays and tensors "NCHW" or "NHWC", their memory format.
+        Default: the input's; for arrays and tensors channels_last if input or weight is, as in PyTorch.
+    algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd where it is predicted to be faster.
+        Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
+        exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
+        a tile of up to 6x6 output pixels. Its intermediate values are larger than its results. They are sure to be
+        finite only while max|input|, max|weight| and max|input| * sum|weight| (over the weights of an output channel)
+        are below 2^120, or 1.3e36; docs/reference/limits.md has the bounds by tile size.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
-        random data: a number, "default" (1e-5) or "strict" (none: "auto" is then "direct").
-    input_quantization, weight_quantization, out_quantization, residual_quantization: what integers of 8 or 4 bits stand
-        for, each a `Quantization` or None: a scale of 1 and a zero point of 0. That of the weight may have a scale for
-        each output channel, and has the zero point 0.
-    out_dtype: of integers, the output's: "int32" (the sums, plus the bias, as they are), "float32" (these times the
-        scales of input and weight), "uint8", "int8", "uint4" or "int4" (with out_quantization; the last two are packed
-        in a BlockedArray). By default the input's where there is an out_quantization, else "float32" where there is one
-        of input or weight, else "int32". Of bfloat16 and float16 the input's, or "float32": sums that are not rounded.
-    rounding: to integers of 8 or 4 bits, "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+        random data: a number, "default" (1e-5) or "strict" (no error: no Winograd for floats).
 
-    It can be copied and pickled, used or not: what is kept is what it was made of, and the copy packs for itself, in
-    any process on any machine.
-    An input without channels gives an output without channels, as PyTorch has it, whatever the weights say.
-    Calls are safe from any number of threads at once and give the same bits for any number of threads.
-    Raises ArgumentError, or its kinds DtypeError and LayoutError, for what breaks these rules.
+    Quantized arguments, for 8-bit and 4-bit integers (out_dtype for 16-bit floats too):
+
+    input_quantization: the input's scale and zero point, a `Quantization`. Default: scale 1, zero point 0.
+    weight_quantization: the weight's: one scale or one for each output channel; zero point 0. Default: scale 1.
+    out_quantization: the output's; uint8, int8, uint4 and int4 outputs require it.
+    residual_quantization: the residual's; a residual of a uint8, int8, uint4 or int4 output requires it.
+    out_dtype: the output's dtype. "int32": sums plus bias. "float32": these times the scales of input and weight.
+        "uint8", "int8", or "uint4" and "int4" packed in a BlockedArray: requantized. Default: the input's with an
+        out_quantization, else "float32" with an input_quantization or a weight_quantization, else "int32". 16-bit
+        inputs take their own dtype (default), or "float32" for sums that are not rounded.
+    rounding: to 8-bit and 4-bit integers: "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+
+    Copies and pickles hold the arguments only. A copy packs its own weights, in any process on any machine.
+    An input without channels gives an output without channels, as in PyTorch, whatever the weight's shape.
+    Any number of threads may call it at once. The number of threads does not change the bits of the result.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument.
 
     >>> import numpy as np, blockconv as bc
     >>> conv = bc.Conv2d(np.ones((8, 3, 3, 3), np.float32), padding=1, activation="relu")
@@ -112,8 +115,8 @@ class Conv2d:
 
     def __init__(
         self,
-        weight: Dense,
-        bias: Dense | None = None,
+        weight: ArrayLike,
+        bias: ArrayLike | None = None,
         stride: Sizes = 1,
         padding: Padding = 0,
         dilation: Sizes = 1,
@@ -173,23 +176,21 @@ class Conv2d:
                 said.append(text)
         return f"Conv2d({', '.join(said)}, dtype={self.weight.dtype})"
 
-    def __call__(
-        self, input: ActivationsT, *, residual: AnyArray | None = None, out: ActivationsT | None = None
-    ) -> ActivationsT:
-        """activation(conv(input, weight) + bias + residual), of the kind of array that `input` is.
+    def __call__(self, input: Array, *, residual: AnyArray | None = None, out: Array | None = None) -> Array:
+        """activation(conv(input, weight) + bias + residual), of the input's kind.
 
-        input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of a dtype that `conv2d` takes with such weights:
-            an array, a torch CPU tensor without gradient, or a BlockedArray of 4 dimensions. Under `torch.autocast` a
-            tensor is computed in its type, where weights are float32.
-        residual: an array of the output's shape and dtype; in another layout than the output's it is reordered.
-        out: what to write and give back, of the output's kind, shape, dtype and layout; it overlaps neither the input
-            nor the residual. By default a new one.
+        input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of a dtype that `conv2d` takes with these weights.
+            An array, a torch CPU tensor without gradient, or a 4-D BlockedArray. With float32 weights a tensor under
+            `torch.autocast` is computed in autocast's dtype.
+        residual: None, or an array of the output's shape and dtype. In another layout than the output's, it is copied.
+        out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap
+            input or residual.
 
-        Raises ArgumentError, or its kinds DtypeError and LayoutError, with nothing written.
+        Raises ArgumentError, or its subclasses DtypeError and LayoutError, before it writes anything.
         """
         if isinstance(input, BlockedArray):
             return self._on_blocked(input, residual, out)
-        result: ActivationsT = self._on_array(input, residual, out)
+        result: Array = self._on_array(input, residual, out)
         return result
 
     # -- the kinds of input
@@ -237,7 +238,9 @@ class Conv2d:
         bound.run(self._op, storage, target, added, self._pack(bound, added))
         return out if out is not None else images_like(input, target, bound.dst, unbatched)
 
-    def bound_to(self, x: Array, out: Array | None, residual: bool) -> tuple[Array, Bound]:
+    def bound_to(
+        self, x: npt.NDArray[Any], out: npt.NDArray[Any] | None, residual: bool
+    ) -> tuple[npt.NDArray[Any], Bound]:
         """An array of (N, C, H, W) as a kernel reads it, and its problem bound. out: what is written, if given.
 
         :meta private:
@@ -249,11 +252,11 @@ class Conv2d:
             storage, layout = entered.storage, entered.layout
         dst = self._array_layout(out, src_last)
         if isinstance(dtype := self.arithmetic.dst(x.dtype), str):
-            rule = "packed integers of 4 bits are written to a BlockedArray"
+            rule = "only a BlockedArray holds packed 4-bit integers"
             raise DtypeError(self._op, "out_dtype", dtype, rule, "give a BlockedArray as input")
         return storage, self._bind(x.shape, layout, dst, x.dtype, residual)
 
-    def _array_layout(self, out: Array | None, src_last: bool) -> Layout:
+    def _array_layout(self, out: npt.NDArray[Any] | None, src_last: bool) -> Layout:
         if out is not None:
             return dense_layout(self._op, out, is_channels_last(out))
         check_array_layout(self._op, self.out_layout)
@@ -270,10 +273,10 @@ class Conv2d:
             x = as_numpy(residual, self._op, "residual")
             x = x[None] if x.ndim == 3 else x
             if x.ndim != 4:
-                raise ArgumentError(self._op, "residual", x, f"has to be of the output's shape, {shape}")
+                raise ArgumentError(self._op, "residual", x, f"has to have the output's shape, {shape}")
             residual = BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
         if residual.shape != shape:
-            raise ArgumentError(self._op, "residual", residual, f"has to be of the output's shape, {shape}")
+            raise ArgumentError(self._op, "residual", residual, f"has to have the output's shape, {shape}")
         self.arithmetic.check_residual(residual.dtype, bound.dtype)
         check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
         return to_layout(residual, bound.dst)
@@ -333,17 +336,19 @@ class Conv2d:
             held = self._packed[key] = Packed(weight, *self._parameters(bound, residual, summed))
         return held
 
-    def _weight_of(self, bound: Bound) -> Array:
+    def _weight_of(self, bound: Bound) -> npt.NDArray[Any]:
         """The weights in the type that they are multiplied in: float32 ones are rounded for an input of 16 bits."""
         assert not isinstance(self.weight, BlockedArray)
         dtype = bound.types.wei.dtype
         return self.weight if self.weight.dtype == dtype else self.weight.astype(dtype)
 
-    def _parameters(self, bound: Bound, residual: BlockedArray | None, weight: Array) -> tuple[Array, Array]:
+    def _parameters(
+        self, bound: Bound, residual: BlockedArray | None, weight: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
         return self.arithmetic.beside_weights(bound, weight, self.bias, None if residual is None else residual.dtype)
 
-    def _with(self, weight: Weight, bias: Array | None, options: QuantizedOptions) -> Conv2d:
+    def _with(self, weight: Weight, bias: npt.NDArray[Any] | None, options: QuantizedOptions) -> Conv2d:
         """The same convolution, checks and bound problems shared, with other parameters of the same shapes."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -356,7 +361,7 @@ class Conv2d:
     def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape
         if len(shape) != 4 or shape[1] != per_group * self.groups:
-            rule = f"has to be (N, C, H, W) with C = {per_group * self.groups}, as weight and groups say"
+            rule = f"has to be (N, C, H, W) with C = {per_group * self.groups}, which follows from weight and groups"
             raise ArgumentError(self._op, "input", shape, rule)
         (top, bottom), (left, right) = self._pads
         n, ic, ih, iw = (int(k) for k in shape)
@@ -375,7 +380,7 @@ class Conv2d:
             rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"
             raise ArgumentError(self._op, "groups", groups, rule)
         if bias is not None and bias.shape != (weight.shape[0],):
-            raise ArgumentError(self._op, "bias", bias, f"has to be of shape ({weight.shape[0]},)")
+            raise ArgumentError(self._op, "bias", bias, f"has to have shape ({weight.shape[0]},)")
         return number
 
 

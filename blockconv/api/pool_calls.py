@@ -1,4 +1,4 @@
-"""Calls of pools: what goes in is bound once for each shape, layout and dtype, and what comes out is of its kind."""
+"""Calls of pools: they are bound once for each shape, layout and dtype, and return the input's kind."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def _quantizations(
         if not isinstance(given, Quantization):
             raise ArgumentError(op, name, given, "has to be a Quantization, or None")
         if not is_quantized(dtype):
-            raise ArgumentError(op, name, given, f"is for integers of 8 or 4 bits, and the input is {dtype}")
+            raise ArgumentError(op, name, given, f"is for 8-bit and 4-bit integers, and the input is {dtype}")
         given.check(op, name, dtype)
     src, dst = quantizations
     if src is not None:
         check_zero_point(op, "input", zero_point, src)
     elif dst is not None:
-        raise ArgumentError(op, "input_quantization", None, "has to be given with out_quantization")
+        raise ArgumentError(op, "input_quantization", None, "is required with an out_quantization")
     elif zero_point and is_quantized(dtype):
         src = Quantization(1.0, zero_point)
     return None if src is None else (src, src if dst is None else dst)
@@ -96,22 +96,24 @@ def _check_sums(op: str, problem: Problem) -> None:
     kh, kw = (problem.ih, problem.iw) if isinstance(problem, AdaptivePool2dProblem) else (problem.kh, problem.kw)
     covered = min(kh, problem.ih) * min(kw, problem.iw)
     if covered > MOST_SUMMED:
-        rule = f"a window of integers may cover at most {MOST_SUMMED} elements, whose sum is an int32"
-        raise ArgumentError(op, "input", problem.src_shape, rule, "average the averages of parts, or floats")
+        rule = f"a window of integers may have at most {MOST_SUMMED} elements, so that their sum fits int32"
+        raise ArgumentError(op, "input", problem.src_shape, rule, "average parts first, or give floats")
 
 
 def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int) -> BoundPool:
     (op, parameters, indices, quantizations), threads = call, get_num_threads()
     name = str(dtype)
     if name not in ANY_TYPE and not is_quantized(dtype):
-        raise DtypeError(op, "input", name, f"has to be of {', '.join(ANY_TYPE)}", as_float("input", name))
+        raise DtypeError(
+            op, "input", name, f"has to be {', '.join(ANY_TYPE[:-1])} or {ANY_TYPE[-1]}", as_float("input", name)
+        )
     if isinstance(dtype, str) and (indices or layout != Layout("NCHW64")):
-        rule = f"packed {name} is pooled in NCHW64, without indices"
+        rule = f"pools of packed {name} need NCHW64, and give no indices"
         raise LayoutError(op, "input", str(layout), rule, "see to_layout")
     given = _quantizations(op, quantizations, dtype, zero_point)
     least = 0 if op == "adaptive_avg_pool2d" else 1  # torch takes no channels there, and only there
     if shape[1] < least or min(shape[2:]) < 1:
-        raise ArgumentError(op, "input", shape, f"H and W have to be at least 1, C at least {least}")
+        raise ArgumentError(op, "input", shape, f"has to have H and W of at least 1, and C of at least {least}")
     with raised_by(op):
         problem = PROBLEMS[op](shape, *parameters)
     if is_quantized(dtype) and "max" not in op:

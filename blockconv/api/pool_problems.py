@@ -1,4 +1,4 @@
-"""The problems that pooling functions stand for, from what their callers give."""
+"""The problems of pooling functions, from their arguments."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def _adaptive_problem(shape: Shape, output_size: Any) -> Problem:
         given = tuple(size if wanted is None else wanted for wanted, size in zip(given, shape[2:], strict=True))
     sizes = [size for wanted in given if (size := whole(wanted)) is not None and size >= 0]
     if len(given) != 2 or len(sizes) != 2:
-        raise ArgumentError(op, "output_size", output_size, "has to be an int of at least 0, or a pair of them or None")
+        raise ArgumentError(
+            op, "output_size", output_size, "has to be an int of at least 0, or a pair of such ints and Nones"
+        )
     check_extents(op, "output_size", output_size, sizes)
     oh, ow = sizes
     n, c, ih, iw = shape

@@ -73,6 +73,6 @@ def by_algorithm(
     found = [c for c in found if ALGORITHMS[algorithm](c.row)]
     best = selection.cheapest(found)
     if best is None:
-        rule = "no kernel of it takes this problem: " + "; ".join(f"{c.row.name} {c.why_not}" for c in found)
-        raise ArgumentError(op, "algorithm", algorithm, rule, "take 'auto'")
+        rule = "no kernel of this algorithm takes the problem: " + "; ".join(f"{c.row.name} {c.why_not}" for c in found)
+        raise ArgumentError(op, "algorithm", algorithm, rule, "give 'auto'")
     return best.row

@@ -1,4 +1,4 @@
-"""Between real numbers and the integers that stand for them, from any layout to any other in one pass."""
+"""Quantize and dequantize arrays, from any layout to any other in one pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.api.annotations import AnyArray, Dense
+from blockconv.api.annotations import AnyArray, ArrayLike
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout, read_layout
@@ -33,7 +33,7 @@ def quantize_linear(
 
 @overload
 def quantize_linear(
-    x: Dense,
+    x: ArrayLike,
     quantization: Quantization,
     dtype: npt.DTypeLike = ...,
     *,
@@ -44,7 +44,7 @@ def quantize_linear(
 
 @overload
 def quantize_linear(
-    x: Dense,
+    x: ArrayLike,
     quantization: Quantization,
     dtype: npt.DTypeLike = ...,
     *,
@@ -61,21 +61,20 @@ def quantize_linear(
     input_quantization: Quantization | None = None,
     layout: Layout | str | None = None,
 ) -> Any:
-    """ONNX's QuantizeLinear: saturate(round(x / scale) + zero_point), a half rounded to the even neighbour.
+    """ONNX's QuantizeLinear: saturate(round(x / scale) + zero_point), with halves rounded to even.
 
-    Gives uint8 or int8 of x's shape: a BlockedArray in `layout`, where one is given or x is one, with the zero point as
-    its padding; else an array, or a tensor, in the memory format of x. What is less than the type holds becomes its
-    least, as a NaN does, what is more its greatest.
+    Returns uint8 or int8 of x's shape. If x is a BlockedArray or `layout` is given, it is a BlockedArray whose padding
+    holds the zero point; else an array or a tensor in x's memory format. A NaN becomes the least value of the dtype.
 
-    x: a BlockedArray, or an array of 1 to 6 dimensions or a torch CPU tensor without gradient, as `to_layout` takes
-        them. float32; or uint8, int8 or int32, which stand for real numbers by `input_quantization`: these are
-        requantized, as if they were dequantized first.
-    quantization: of the result, one scale. dtype: of the result, uint8 or int8.
-    input_quantization: of an x of integers, one scale; the zero point of int32 has to be 0.
-    layout: of the result; by default x's own. The change of layout costs no pass of its own.
+    x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor without gradient. float32, or uint8, int8 or
+        int32 with an `input_quantization`: these are requantized, as if they were dequantized first.
+    quantization: the result's: one scale, one zero point.
+    dtype: the result's: uint8 or int8.
+    input_quantization: that of an integer x: one scale; zero point 0 for int32.
+    layout: the result's layout. Default: x's. A change of layout happens in the same pass.
 
-    The same bits on every machine, for any number of threads. Raises ArgumentError, or its kinds DtypeError and
-    LayoutError, for what breaks these rules.
+    The bits are the same on every machine, for any number of threads.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument.
 
     >>> import numpy as np, blockconv as bc
     >>> bc.quantize_linear(np.float32([-9, -0.25, 0.75, 1.25, 99]), bc.Quantization(0.5, 10)).tolist()
@@ -86,7 +85,7 @@ def quantize_linear(
     to = _dtype(op, dtype)
     kinds = ("float32", *BYTES, "int32")
     if str(src.dtype) not in kinds:
-        raise DtypeError(op, "x", str(src.dtype), f"has to be of {', '.join(kinds)}")
+        raise DtypeError(op, "x", str(src.dtype), f"has to be {', '.join(kinds[:-1])} or {kinds[-1]}")
     given = None
     if src.dtype != np.float32:
         given = _checked(op, "input_quantization", input_quantization, src)
@@ -105,11 +104,11 @@ def dequantize_linear(
 
 
 @overload
-def dequantize_linear(x: Dense, quantization: Quantization, *, layout: Layout | str) -> BlockedArray: ...
+def dequantize_linear(x: ArrayLike, quantization: Quantization, *, layout: Layout | str) -> BlockedArray: ...
 
 
 @overload
-def dequantize_linear(x: Dense, quantization: Quantization, *, layout: None = ...) -> Any: ...
+def dequantize_linear(x: ArrayLike, quantization: Quantization, *, layout: None = ...) -> Any: ...
 
 
 def dequantize_linear(
@@ -117,16 +116,15 @@ def dequantize_linear(
 ) -> Any:
     """ONNX's DequantizeLinear: (x - zero_point) * scale, as float32.
 
-    Gives float32 of x's shape: a BlockedArray in `layout`, where one is given or x is one; else an array, or a tensor,
-    in the memory format of x.
+    Returns float32 of x's shape. If x is a BlockedArray or `layout` is given, it is a BlockedArray; else an array or a
+    tensor in x's memory format.
 
-    x: a BlockedArray, or an array of 1 to 6 dimensions or a torch CPU tensor, as `to_layout` takes them, of uint8, int8
-        or int32.
-    quantization: of x, one scale; the zero point of int32 has to be 0.
-    layout: of the result; by default x's own. The change of layout costs no pass of its own.
+    x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor, of uint8, int8 or int32.
+    quantization: that of x: one scale; zero point 0 for int32.
+    layout: the result's layout. Default: x's. A change of layout happens in the same pass.
 
-    The same bits on every machine, for any number of threads. Raises ArgumentError, or its kinds DtypeError and
-    LayoutError, for what breaks these rules.
+    The bits are the same on every machine, for any number of threads.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument.
 
     >>> import numpy as np, blockconv as bc
     >>> bc.dequantize_linear(np.uint8([0, 10, 255]), bc.Quantization(0.5, 10)).tolist()
@@ -135,7 +133,7 @@ def dequantize_linear(
     op = "dequantize_linear"
     src = x if isinstance(x, BlockedArray) else entered(op, "x", as_numpy(x, op, "x"))
     if str(src.dtype) not in (*BYTES, "int32"):
-        raise DtypeError(op, "x", str(src.dtype), "has to be of uint8, int8 or int32")
+        raise DtypeError(op, "x", str(src.dtype), "has to be uint8, int8 or int32")
     given = _checked(op, "quantization", quantization, src)
     return _convert(op, x, src, np.dtype(np.float32), (given, None), layout)
 
@@ -153,11 +151,11 @@ def _dtype(op: str, dtype: Any) -> np.dtype[Any]:
 def _checked(op: str, argument: str, given: Any, src: BlockedArray) -> Quantization:
     """The Quantization of integers."""
     if not isinstance(given, Quantization):
-        raise ArgumentError(op, argument, given, f"has to be a Quantization, as x is of {src.dtype}")
+        raise ArgumentError(op, argument, given, f"has to be a Quantization, because x is {src.dtype}")
     assert isinstance(src.dtype, np.dtype)
     given.check(op, argument, src.dtype)
     if src.dtype == np.int32 and given.zero_point:
-        raise ArgumentError(op, argument, given, "has to have the zero point 0, as x is of int32")
+        raise ArgumentError(op, argument, given, "has to have zero point 0, because x is int32")
     check_zero_point(op, "x", src.zero_point, given, argument)
     return given
 

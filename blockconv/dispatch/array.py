@@ -50,19 +50,19 @@ NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 
 
 class BlockedArray:
-    """An array of a logical shape whose storage is in some layout.
+    """An array with a logical shape, and a storage in a layout.
 
-    storage: C-contiguous ndarray of shape ``layout.storage_shape(shape)``, taken as it is, not copied. Its elements are
-        numbers of 1, 2, 4 or 8 bytes.
+    storage: a C-contiguous ndarray of shape ``layout.storage_shape(shape)``, with numbers of 1, 2, 4 or 8 bytes. It is
+        not copied.
     layout: a `Layout`, or a name or tag in any notation that `Layout` reads.
     shape: the logical shape, (N, C, H, W) for activations.
-    dtype: needed for packed 4-bit values only, "int4" or "uint4": two a byte, low nibble first, in a flat uint8 storage
-        of ceil(size / 2) bytes.
-    zero_point: what the padding of a quantized array holds; 0 for floats.
+    dtype: "int4" or "uint4" for packed 4-bit integers: two to a byte, low half first, in a flat uint8 storage of
+        ceil(size / 2) bytes. Default: the storage's dtype.
+    zero_point: the integer in the padding of a quantized array. Default: 0, which floats need.
 
-    These are its attributes too. The storage's padding has to hold the zero point; what this library writes does.
-    ``numpy.asarray`` gives the logical array, as `numpy` does.
-    Raises LayoutError, DtypeError or ArgumentError for storage that does not fit.
+    The attributes have the same names. The padding of the storage must hold the zero point; this library writes it so.
+    ``numpy.asarray`` returns the logical array, like `numpy`.
+    Raises LayoutError, DtypeError or ArgumentError for a storage that does not fit.
 
     >>> import numpy as np, blockconv as bc
     >>> x = bc.BlockedArray(np.zeros((1, 2, 5, 5, 16), np.float32), "NCHW16", (1, 30, 5, 5))
@@ -74,7 +74,7 @@ class BlockedArray:
 
     def __init__(
         self,
-        storage: Array,
+        storage: npt.NDArray[Any],
         layout: Layout | str,
         shape: Sequence[int],
         *,
@@ -86,7 +86,7 @@ class BlockedArray:
         require_rank("BlockedArray", self.layout, "shape", len(self.shape))
         wanted = self.layout.storage_shape(self.shape)
         if not isinstance(storage, np.ndarray) or isinstance(storage, np.ma.MaskedArray):
-            rule = "has to be a NumPy array, and no masked one"
+            rule = "has to be a NumPy array without a mask"
             raise ArgumentError("BlockedArray", "storage", type(storage).__name__, rule, "see to_layout")
         named = storage.dtype if dtype is None else checked_dtype("BlockedArray", dtype)
         self.dtype: np.dtype[Any] | str = named
@@ -97,10 +97,10 @@ class BlockedArray:
             require_dtype("BlockedArray", "storage", storage.dtype, named)
         require_movable("BlockedArray", "storage", storage.dtype)
         if storage.shape != wanted:
-            rule = f"has to be of shape {wanted} to hold a logical {self.shape} in {self.layout}"
+            rule = f"has to have shape {wanted} for the logical shape {self.shape} in {self.layout}"
             raise LayoutError("BlockedArray", "storage", storage, rule, "to_layout puts an array into a layout")
         if not storage.flags.c_contiguous:
-            rule = "has to be C-contiguous: the layout alone says where an element is"
+            rule = "has to be C-contiguous: the layout alone gives the offsets"
             raise LayoutError("BlockedArray", "storage", storage, rule, "give np.ascontiguousarray(storage)")
         self.storage = storage
         self.zero_point = checked_zero_point(zero_point, self.dtype)
@@ -114,16 +114,15 @@ class BlockedArray:
         dtype: str | None = None,
         zero_point: int = 0,
     ) -> BlockedArray:
-        """`array`, of logical shape, in `layout`; without one, in the layout that its strides have, uncopied.
+        """`array`, of logical shape, in `layout`.
 
-        4-D strides are read by PyTorch's rule (`is_channels_last`); an array of other strides is copied once.
+        array: an array of 1 to 6 dimensions, or a torch CPU tensor without gradient; numbers of 1, 2, 4 or 8 bytes.
+        layout: a `Layout`, or a name of one. Default: the layout of the array's strides, without a copy. 4-D strides
+            mean NHWC or NCHW by PyTorch's rule (`is_channels_last`). Other strides are copied once.
+        dtype: "int4" or "uint4" to pack an array of small integers. Default: the array's.
+        zero_point: the integer in the padding. Default: 0.
 
-        array: of 1 to 6 dimensions, or a torch CPU tensor without gradient; numbers of 1, 2, 4 or 8 bytes.
-        layout: a `Layout` or a name of one.
-        dtype: "int4" or "uint4" packs an array of small integers.
-        zero_point: what the padding is to hold.
-
-        Raises LayoutError, DtypeError or ArgumentError for what breaks these rules.
+        Raises LayoutError, DtypeError or ArgumentError for a bad argument.
         """
         op = "BlockedArray.from_numpy"
         if dtype is not None and not (isinstance(dtype, str) and dtype in PACKED):
@@ -140,11 +139,11 @@ class BlockedArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the storage, padding included."""
+        """The bytes of the storage, with its padding."""
         return int(self.storage.nbytes)
 
-    def numpy(self) -> Array:
-        """The logical array: a view where the layout only permutes dimensions, else a new array."""
+    def numpy(self) -> npt.NDArray[Any]:
+        """The logical array: a view if the layout only permutes dimensions, else a new array."""
         if self.dtype in PACKED:
             return _unpack(self).numpy()
         if not self.layout.is_blocked:
@@ -152,10 +151,10 @@ class BlockedArray:
             return view
         return to_layout(self, row_major(self.ndim)).storage
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         array = self.numpy()
         if copy is False and (not np.shares_memory(array, self.storage) or dtype not in (None, array.dtype)):
-            raise ValueError(f"{self.layout} is no view of NumPy's: copy=False cannot be had")
+            raise ValueError(f"{self.layout} needs a copy to become an array, and copy=False forbids it")
         return np.array(array, dtype=dtype) if copy else np.asarray(array, dtype=dtype)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
@@ -165,11 +164,19 @@ class BlockedArray:
     def __dlpack_device__(self) -> Any:
         return self.storage.__dlpack_device__()
 
-    def image(self) -> Array:
-        """The storage as MACE's image, [height][width][4], without a copy; LayoutError if it is none."""
+    def image(self) -> npt.NDArray[Any]:
+        """The storage as MACE's image, [height][width][4], without a copy.
+
+        Raises LayoutError if the layout is no image of MACE.
+        """
         height, width = self.layout.image_shape(self.shape)
         if self.dtype in PACKED:
-            raise DtypeError("BlockedArray.image", "dtype", self.dtype, "two values to a byte are no pixels of four")
+            raise DtypeError(
+                "BlockedArray.image",
+                "dtype",
+                self.dtype,
+                "two values to a byte make no pixels of four",
+            )
         return self.storage.reshape(height, width, 4)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -186,7 +193,7 @@ class BlockedArray:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BlockedArray:
-        """Read what `save` wrote; ArgumentError for any other file."""
+        """Read a file of `save`. Raises ArgumentError for any other file."""
         with open(path, "rb") as opened:  # what the system says of the file itself stays as it is
             try:
                 with np.load(opened, allow_pickle=False) as file:
@@ -201,7 +208,7 @@ class BlockedArray:
             except ArgumentError:
                 raise
             except Exception as error:  # a damaged zip or array fails in a hundred ways, MemoryError among them
-                rule = f"is no file of BlockedArray.save, or a damaged one ({type(error).__name__}: {error})"
+                rule = f"is no file of BlockedArray.save, or is damaged ({type(error).__name__}: {error})"
                 raise ArgumentError("BlockedArray.load", "path", str(path), rule) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -222,14 +229,14 @@ def _rebuild(storage: Array, tag: str, shape: tuple[int, ...], dtype: str | None
 def empty(
     shape: Sequence[int], layout: Layout | str, dtype: npt.DTypeLike | str = np.float32, zero_point: int = 0
 ) -> BlockedArray:
-    """A BlockedArray of uninitialised storage (aligned to 128 bytes), to be written by ``out=``.
+    """A BlockedArray with uninitialised storage, aligned to 128 bytes, to pass as ``out=``.
 
     shape: the logical shape, (N, C, H, W) for activations.
     layout: a `Layout`, or a name or tag in any notation that `Layout` reads.
-    dtype: numbers of 1, 2, 4 or 8 bytes; "int4" or "uint4" for two values a byte.
-    zero_point: what the padding of a quantized array is to hold.
+    dtype: numbers of 1, 2, 4 or 8 bytes; "int4" or "uint4" for two values to a byte.
+    zero_point: the integer in the padding of a quantized array. Default: 0, which floats need.
 
-    Raises LayoutError, DtypeError or ArgumentError for what breaks these rules.
+    Raises LayoutError, DtypeError or ArgumentError for a bad argument.
 
     >>> import blockconv as bc
     >>> bc.empty((1, 30, 8, 8), "NCHW16").storage.shape
@@ -262,22 +269,22 @@ def to_layout(
     axes: Layout | str | None = None,
     out: BlockedArray | None = None,
 ) -> BlockedArray:
-    """`x` as a BlockedArray in `layout`: the reorder.
+    """Reorder: `x` as a BlockedArray in `layout`.
 
-    x: a BlockedArray, or an array of logical shape, of 1 to 6 dimensions: (N, C, H, W) for the layouts of activations,
-        whichever `layout` is; with `axes` in another order. The strides of 4 dimensions say which layout it is in
-        (`is_channels_last`: NHWC, else NCHW); others than dense ones are copied once. A torch CPU tensor without
-        gradient will do. Elements: any numbers of 1, 2, 4 or 8 bytes; of a BlockedArray packed 4-bit ones too.
-    layout: a Layout, or a name or tag in any notation that `Layout` reads.
-    dtype: of the result, by default x's: float32, bfloat16 and float16 become each other in the same pass, rounded to
-        the nearest, a half to even.
-    axes: the order of an array's axes, where it is not logical: "NHWC" for (N, H, W, C). An image of shape (H, W, C)
-        is ``to_layout(image[None], layout, axes="NHWC")``. It is a view; no elements are copied for it.
-    out: a BlockedArray of x's shape and zero point and the result's dtype, in `layout`, to write and give back; apart
-        from `x`, its padding is written too. Without it, an `x` that is in `layout` already comes back as it is, and
-        an array in its own layout is not copied: the result then shares its memory.
+    x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor without gradient. Its shape is logical: (N,
+        C, H, W) for activations, whatever `layout` is. 4-D strides mean NHWC if `is_channels_last`, else NCHW; strides
+        that are dense in neither order are copied once. Elements: numbers of 1, 2, 4 or 8 bytes; in a BlockedArray also
+        packed 4-bit integers.
+    layout: a `Layout`, or a name or tag in any notation that `Layout` reads.
+    dtype: the result's dtype. Default: x's. float32, bfloat16 and float16 convert to each other in the same pass,
+        rounded to the nearest, halves to even.
+    axes: the order of an array's axes if its shape is not logical: "NHWC" for (N, H, W, C). An image of shape (H, W, C)
+        is ``to_layout(image[None], layout, axes="NHWC")``. This makes a view, not a copy.
+    out: the BlockedArray to write and return, in `layout`, of x's shape and zero point and the result's dtype. It must
+        not overlap `x`; its padding is written too. Default: a new one. If `x` has this layout and dtype already, the
+        result is `x`, or shares an array's memory.
 
-    Raises LayoutError, DtypeError or ArgumentError for what breaks these rules, with nothing written.
+    Raises LayoutError, DtypeError or ArgumentError for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc
     >>> x = np.ones((1, 30, 8, 8), np.float32)
@@ -296,7 +303,7 @@ def to_layout(
     given = out if dtype is None else None
     if isinstance(x, BlockedArray):
         if axes is not None:
-            raise ArgumentError("to_layout", "axes", axes, "is for arrays: a BlockedArray's shape is logical")
+            raise ArgumentError("to_layout", "axes", axes, "is for arrays, and x is a BlockedArray")
         src = x
     else:
         src = entered("to_layout", "x", _logical(as_numpy(x, "to_layout", "x"), axes), 0, given)
@@ -334,12 +341,14 @@ def reorder_into(src: BlockedArray, out: BlockedArray, quantizations: Ends = (No
 # ---------------------------------------------------------------- the boundary with NumPy
 
 
-def is_channels_last(array: Array) -> bool:
-    """Whether a 4-D array is in NHWC order, by its strides.
+def is_channels_last(array: npt.NDArray[Any]) -> bool:
+    """Whether the strides of a 4-D array mean NHWC.
 
-    True where PyTorch says so (``suggest_memory_format``), ambiguous arrays (C=1, or H=W=1) included. NumPy gives an
-    axis of size 1 any stride, 0 in ``x[None]``: where PyTorch's rule fails by such a stride alone, and no order of
-    strides but NHWC fits the other axes, it is True too.
+    array: an array of any dimensions; False unless it has four.
+
+    The rule is PyTorch's (``suggest_memory_format``), also for ambiguous arrays (C=1, or H=W=1). NumPy gives an axis of
+    size 1 any stride, such as 0 in ``x[None]``. If only such a stride breaks PyTorch's rule, and only NHWC fits the
+    other axes, the result is True.
     """
     if array.ndim != 4:
         return False
@@ -358,7 +367,7 @@ def _logical(array: Array, axes: Layout | str | None) -> Array:
         return array
     order = read_layout("to_layout", "axes", axes)
     if order.is_blocked or order.ndim != array.ndim:
-        rule = f"has to name the {array.ndim} axes of x in their order, each once, as 'NHWC' does"
+        rule = f"has to name each of the {array.ndim} axes of x once, in order, like 'NHWC'"
         raise LayoutError("to_layout", "axes", str(order), rule)
     view: Array = array.transpose(order.logical)
     return view
@@ -381,7 +390,7 @@ def entered(op: str, argument: str, array: Array, zero_point: int = 0, out: Bloc
     """
     require_movable(op, argument, array.dtype)
     if array.ndim == 0 or array.ndim > 6:
-        raise ArgumentError(op, argument, array, "has to be of 1 to 6 dimensions")
+        raise ArgumentError(op, argument, array, "has to have 1 to 6 dimensions")
     check_extents(op, argument, array, array.shape)
     if out is not None:
         require_dtype(op, "out", out.dtype, array.dtype.newbyteorder("="))

@@ -1,4 +1,4 @@
-"""What arrays may be made of: shapes, element types, zero points."""
+"""Checks of shapes, element types and zero points of arrays."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def checked_dtype(op: str, dtype: npt.DTypeLike | str) -> np.dtype[Any] | str:
     try:
         return numpy_dtype(dtype)
     except (TypeError, ValueError):
-        raise DtypeError(op, "dtype", dtype, f"is none of NumPy's, nor one of {', '.join(PACKED)}") from None
+        raise DtypeError(op, "dtype", dtype, f"has to be a dtype of NumPy, or one of {', '.join(PACKED)}") from None
 
 
 CONVERTED = ("float32", "bfloat16", "float16")  # what becomes each other as it is reordered
@@ -71,26 +71,26 @@ def converted_dtype(op: str, src: np.dtype[Any] | str, dtype: npt.DTypeLike | st
     """The dtype that elements of `src` are to become. Raises DtypeError for one that they cannot."""
     wanted = checked_dtype(op, dtype)
     if wanted != src and not {str(src), str(wanted)} <= set(CONVERTED):
-        rule = f"x is of {src}, and only {', '.join(CONVERTED)} become each other"
-        remedy = "quantize_linear and dequantize_linear are for integers"
+        rule = f"x is {src}, and only {', '.join(CONVERTED)} convert to each other"
+        remedy = "for integers call quantize_linear or dequantize_linear"
         raise DtypeError(op, "dtype", str(wanted), rule, remedy)
     return wanted
 
 
 def require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:
     if dtype.hasobject or dtype.itemsize not in (1, 2, 4, 8):
-        raise DtypeError(op, argument, str(dtype), "elements have to be numbers of 1, 2, 4 or 8 bytes")
+        raise DtypeError(op, argument, str(dtype), "has to have elements of 1, 2, 4 or 8 bytes")
 
 
 def require_rank(op: str, layout: Layout, what: str, ndim: int) -> None:
     """Raise LayoutError unless the layout is one of so many dimensions, which the argument `what` has."""
     if layout.ndim != ndim:
-        raise LayoutError(op, "layout", str(layout), f"is of {layout.ndim} dimensions, and the {what} has {ndim}")
+        raise LayoutError(op, "layout", str(layout), f"has {layout.ndim} dimensions, and the {what} has {ndim}")
 
 
 def require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np.dtype[Any] | str) -> None:
     if isinstance(found, str) != isinstance(wanted, str) or found != wanted:
-        raise DtypeError(op, argument, str(found), f"has to be of dtype {wanted}")
+        raise DtypeError(op, argument, str(found), f"has to have dtype {wanted}")
 
 
 def require_destination(op: str, src: Any, out: Any, layout: Layout, dtype: np.dtype[Any] | str) -> None:
@@ -98,7 +98,7 @@ def require_destination(op: str, src: Any, out: Any, layout: Layout, dtype: np.d
     if out.layout != layout:
         raise LayoutError(op, "out", out, f"has to be in {layout}")
     if out.shape != src.shape:
-        raise ArgumentError(op, "out", out, f"has to be of the source's shape, {src.shape}")
+        raise ArgumentError(op, "out", out, f"has to have the source's shape, {src.shape}")
     require_dtype(op, "out", out.dtype, dtype)
     if out.zero_point != src.zero_point:
         raise ArgumentError(op, "out", out, f"has to have the source's zero point, {src.zero_point}")

@@ -1,6 +1,6 @@
-"""The boundary between callers' arrays and the library: what comes in, what goes out, and what is refused.
+"""The boundary between callers' arrays and the library: conversions, and the checks of arguments.
 
-The public functions of every op share these checks, so that they say the same of the same mistake.
+All public functions share these checks, so the same mistake has the same message everywhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 # The remedy for an image or a kernel of two dimensions.
-ONE_IMAGE = "for one image and one kernel of two dimensions give conv2d(image[None], kernel[None, None])[0]"
+ONE_IMAGE = "for one 2-D image and one 2-D kernel give conv2d(image[None], kernel[None, None])[0]"
 
 
 def given_images(op: str, input: Any) -> tuple[Array, bool]:
@@ -54,7 +54,7 @@ def given_images(op: str, input: Any) -> tuple[Array, bool]:
     if unbatched:
         x = x[None]
     if x.ndim != 4:
-        alone = ONE_IMAGE if "conv" in op else "for one image of two dimensions give image[None], and take [0]"
+        alone = ONE_IMAGE if "conv" in op else "for one 2-D image give image[None], and take [0] of the result"
         rule = "has to be (N, C, H, W) or (C, H, W)"
         raise ArgumentError(op, "input", x, rule, alone if x.ndim == 2 else "")
     return x, unbatched
@@ -77,14 +77,14 @@ def images_like(input: Any, storage: Array, layout: Layout, unbatched: bool) -> 
 def check_array_layout(op: str, out_layout: Layout | None) -> None:
     """Raise unless an array or tensor can be in this layout."""
     if out_layout is not None and out_layout.is_blocked:
-        rule = "an array's output can be NCHW or NHWC"
+        rule = "the output of an array or tensor has to be NCHW or NHWC"
         raise LayoutError(op, "out_layout", str(out_layout), rule, "give a BlockedArray as input")
 
 
 def dense_layout(op: str, out: Array, channels_last: bool) -> Layout:
     """NHWC or NCHW, as the strides of the 4-D array `out` are; where both fit, as `channels_last` says."""
     if out.ndim != 4:
-        raise ArgumentError(op, "out", out, "has to be of as many dimensions as the input")
+        raise ArgumentError(op, "out", out, "has to have as many dimensions as the input")
     for layout in (NHWC, NCHW) if channels_last else (NCHW, NHWC):
         if out.transpose(layout.outer).flags.c_contiguous:
             return layout
@@ -94,7 +94,7 @@ def dense_layout(op: str, out: Array, channels_last: bool) -> Layout:
 def reordered(op: str, x: BlockedArray, layout: Layout, stacklevel: int = 4) -> BlockedArray:
     """`x` in another layout, by a reorder that the caller is warned of."""
     text = f"blockconv: {op} reorders its input from {x.layout} to {layout} at every call"
-    warnings.warn(text + "; give it in that layout", SlowPathWarning, stacklevel=stacklevel)
+    warnings.warn(text + f"; give the input in {layout}", SlowPathWarning, stacklevel=stacklevel)
     return to_layout(x, layout)
 
 
@@ -103,11 +103,11 @@ def check_out(
 ) -> None:
     """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
     if not isinstance(out, kind):
-        raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, as the input is")
+        raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, like the input")
     if out.shape != shape:
-        raise ArgumentError(op, "out", out, f"has to be of shape {shape}")
+        raise ArgumentError(op, "out", out, f"has to have shape {shape}")
     if out.dtype != dtype:
-        raise DtypeError(op, "out", str(out.dtype), f"has to be of dtype {dtype}")
+        raise DtypeError(op, "out", str(out.dtype), f"has to have dtype {dtype}")
     if layout is not None and out.layout != layout:
         raise LayoutError(op, "out", out, f"has to be in {layout}")
     flags = (out.storage if kind is BlockedArray else out).flags
@@ -210,6 +210,6 @@ def native_layout(layout: Layout | str, op: str, argument: str) -> Layout:
     """The layout, if kernels run in it."""
     found = read_layout(op, argument, layout)
     if not found.is_native:
-        rule = "has to be of four dimensions with at most one block, of up to 64 channels (and one of images before it)"
+        rule = "has to have four dimensions and at most one block, of up to 64 channels (and one of images before it)"
         raise LayoutError(op, argument, str(found), rule, "see to_layout")
     return found

@@ -73,12 +73,12 @@ def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> Non
     is_int4 = isinstance(weight, BlockedArray)
     largest, allowed = (LARGEST_INT4, MOST_PRODUCTS_INT4) if is_int4 else (LARGEST, MOST_PRODUCTS)
     if products > allowed:
-        rule = f"an output sums {products} products of 8 bits, which may be more than an int32 holds"
-        remedy = f"convolve at most {allowed} at a time, or in float32"
+        rule = f"an output sums {products} products, which may overflow int32"
+        remedy = f"sum at most {allowed} at a time, or convolve in float32"
         raise ArgumentError(op, "weight", weight, rule, remedy)
     most = int(np.abs(bias.astype(np.int64)).max(initial=0)) if bias is not None else 0
     if most + largest * products > 2**31 - 1:
-        rule = f"one of {most}, with the {products} products that are added to it, may be more than an int32 holds"
+        rule = f"a bias of {most} and a sum of {products} products may overflow int32"
         raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - largest * products}")
 
 
@@ -155,7 +155,7 @@ def check_zero_point(op: str, argument: str, found: int, given: Quantization | N
     """
     wanted, name = 0 if given is None else given.zero_point, name or f"{argument}_quantization"
     if found not in (0, wanted):
-        rule = f"is the zero point of the array, and that of {name} is {wanted}"
+        rule = f"is the array's zero point, and {name} has {wanted}"
         raise ArgumentError(op, argument, found, rule, f"give {name}=Quantization(scale, {found})")
 
 

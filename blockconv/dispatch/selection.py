@@ -61,7 +61,7 @@ def decide(row: Row, request: Request, accuracy: float = ACCURACY, **options: An
     found = row.decide(request, **options)
     if isinstance(found, Reason) or row.error is None or row.error(request.problem) <= accuracy:
         return found
-    return f"errs by up to {row.error(request.problem):.1e} of the largest output, and {accuracy:.1e} is asked for"
+    return f"has an error of up to {row.error(request.problem):.1e} of the largest output, more than {accuracy:.1e}"
 
 
 def choose(

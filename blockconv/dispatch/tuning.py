@@ -103,15 +103,15 @@ def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> di
         return {}
     found: Any = table
     if not isinstance(table, (Mapping, str, os.PathLike)):
-        rule = "has to be a mapping of seconds, as Plan.cost_table gives it, or the path of a JSON file of one"
-        raise ArgumentError("compile", "costs", table, rule, "a function has to be called for each key first")
+        rule = "has to be a mapping of seconds, like Plan.cost_table's, or the path of a JSON file with one"
+        raise ArgumentError("compile", "costs", table, rule, "call a function for each key first")
     if not isinstance(table, Mapping):
         try:
             found = json.loads(Path(table).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ArgumentError("compile", "costs", str(table), f"cannot be read as JSON ({error})") from None
     if not isinstance(found, Mapping) or len(_numbers(found)) != len(found):
-        raise ArgumentError("compile", "costs", found, "has to be an object of seconds, 0 or more, by a text's key")
+        raise ArgumentError("compile", "costs", found, "has to be a JSON object with keys and seconds of at least 0")
     return _numbers(found)
 
 

@@ -459,7 +459,7 @@ def test_explain_names_every_row_and_why_not(monkeypatch):
             assert re.search(rf"^ {row.name} +{layout}  ", text, re.MULTILINE)
     assert "predicted" in text
     assert text.count(" taken") == len(bc.NATIVE)
-    assert "not for ABcd16b16a" in " ".join(bc.explain(p, "ABcd16b16a", "NCHW").split())
+    assert "unlike ABcd16b16a" in " ".join(bc.explain(p, "ABcd16b16a", "NCHW").split())
     nchw = bc.Layout("NCHW")
     assert all(c.why_not for c in selection.candidates("conv2d", Request(p, nchw, nchw, Types.all("int8"))))
 

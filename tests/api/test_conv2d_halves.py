@@ -94,9 +94,9 @@ def test_reorders_convert(dtype):
     assert (out.numpy() == half(x, dtype)).all()
     assert bc.to_layout(narrow, "NCHW16", dtype=dtype) is narrow
     assert bc.to_layout(narrow, "NCHW16", dtype="float32").dtype == np.float32, "in its own layout too"
-    with pytest.raises(bc.DtypeError, match=f"out='{dtype}': has to be of dtype float32"):
+    with pytest.raises(bc.DtypeError, match=f"out='{dtype}': has to have dtype float32"):
         bc.to_layout(x, "NHWC", out=out)
-    with pytest.raises(bc.DtypeError, match=r"dtype='int8': x is of float32, and only.*quantize_linear"):
+    with pytest.raises(bc.DtypeError, match=r"dtype='int8': x is float32, and only.*quantize_linear"):
         bc.to_layout(x, "NHWC", dtype="int8")
 
 
@@ -107,13 +107,13 @@ FW, HW = W.astype(np.float32), half(W, "float16")
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: bc.conv2d(BR, HW), "input='bfloat16': has to be of the weight's dtype, float16; give input.astype"),
-        (lambda: bc.conv2d(F, HW), "input='float32': has to be of the weight's dtype, float16; give input.astype"),
-        (lambda: bc.conv2d(BR, W.astype("f8")), "input='bfloat16': has to be of the weight's dtype, float64"),
+        (lambda: bc.conv2d(BR, HW), "input='bfloat16': has to have the weight's dtype, float16; give input.astype"),
+        (lambda: bc.conv2d(F, HW), "input='float32': has to have the weight's dtype, float16; give input.astype"),
+        (lambda: bc.conv2d(BR, W.astype("f8")), "input='bfloat16': has to have the weight's dtype, float64"),
         (lambda: bc.conv2d(H, HW, out_dtype="float64"), "out_dtype='float64': has to be float16 or float32"),
         (lambda: bc.conv2d(H, HW, out_dtype="bfloat16"), "out_dtype='bfloat16': has to be float16 or float32"),
         (lambda: bc.conv2d(F, FW, out_dtype="float16"), "out_dtype='float16': has to be float32"),
-        (lambda: bc.conv2d(H, HW, B), "bias='int64': has to be of the weight's dtype, float16 or float32"),
+        (lambda: bc.conv2d(H, HW, B), "bias='int64': has to have the weight's dtype, float16 or float32"),
         (lambda: bc.conv2d(H, HW, padding=1, residual=R.astype("f4")), "residual='float32': has to be float16"),
     ],
 )

@@ -120,7 +120,7 @@ def test_the_output_is_of_the_inputs_type_and_layout():
     out = bc.empty(found.shape, "NCHW64", "uint4", zero_point=14)
     assert conv(packed(x, "uint4"), out=out) is out, "an array may leave its zero point unsaid"
     assert (out.storage == found.storage).all()
-    with pytest.raises(bc.DtypeError, match="has to be of dtype uint4"):
+    with pytest.raises(bc.DtypeError, match="has to have dtype uint4"):
         conv(packed(x, "uint4"), out=bc.empty(found.shape, "NCHW64", "uint8", zero_point=14))
 
 
@@ -186,19 +186,23 @@ Q = Quantization(0.5)
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: bc.conv2d(bc.to_layout(X, "NCHW"), W), bc.LayoutError, "input='NCHW'.*multiple of 4 channels.*NCHW64"),
+        (
+            lambda: bc.conv2d(bc.to_layout(X, "NCHW"), W),
+            bc.LayoutError,
+            "input='NCHW'.*multiple of 4, unlike NCHW; give it in NCHW64",
+        ),
         (lambda: bc.conv2d(X, W, out_layout="NHWC", out_quantization=Q), bc.LayoutError, "out_layout='NHWC'"),
         (
             lambda: bc.conv2d(X, W[:19, :1], groups=19),
             bc.LayoutError,
-            "groups are of a multiple of 4 channels, not of 1",
+            "need a multiple of 4 channels in each group, not 1",
         ),
         (
             lambda: bc.conv2d(some("uint8"), W, out_dtype="int4", out_quantization=Q),
             bc.DtypeError,
             "give a BlockedArray",
         ),
-        (lambda: bc.conv2d(X, W.astype(np.float32)), bc.DtypeError, "input='uint4': has to be of the weight's dtype"),
+        (lambda: bc.conv2d(X, W.astype(np.float32)), bc.DtypeError, "input='uint4': has to have the weight's dtype"),
         (lambda: bc.conv2d(X, W, input_quantization=Quantization(1.0, 16)), bc.ArgumentError, "from 0 to 15"),
         (lambda: bc.conv2d(X, W, out_dtype="int4", out_quantization=Quantization(1.0, 8)), bc.ArgumentError, "-8 to 7"),
         (lambda: bc.conv2d(X, W, out_dtype="int4"), bc.ArgumentError, "out_dtype='int4': needs out_quantization"),
@@ -206,7 +210,7 @@ Q = Quantization(0.5)
         (
             lambda: bc.Conv2d(four(W), weight_quantization=Quantization(1.0, 1)),
             bc.ArgumentError,
-            "has to have the zero point 0",
+            "has to have zero point 0",
         ),
         (
             lambda: bc.conv2d(

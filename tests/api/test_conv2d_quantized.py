@@ -89,7 +89,7 @@ def test_every_layout(layout):
 def test_the_output_is_of_the_inputs_type_or_of_the_one_asked_for():
     given = {**QUANTIZED, "input_quantization": Quantization(0.02, -11)}
     for conv in (bc.conv2d, lambda x, w, b, **options: bc.Conv2d(w, b, **options)(x)):
-        with pytest.raises(bc.ArgumentError, match=r"out_quantization.*from -128 to 127, as the array is of int8"):
+        with pytest.raises(bc.ArgumentError, match=r"out_quantization.*from -128 to 127, because the array is int8"):
             conv(S, W, B, padding=1, **given)
         found = conv(S, W, B, padding=1, out_dtype="uint8", **given)
         assert (found == wanted(S, STEPS, -11)).all()
@@ -200,7 +200,7 @@ Q = Quantization(0.5)
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: bc.conv2d(X, F), bc.DtypeError, "input='uint8': has to be of the weight's dtype, float32"),
+        (lambda: bc.conv2d(X, F), bc.DtypeError, "input='uint8': has to have the weight's dtype, float32"),
         (lambda: bc.conv2d(F, W), bc.DtypeError, "input='float32': has to be uint8 or int8"),
         (lambda: bc.conv2d(X, W.view(np.uint8)), bc.DtypeError, "weight='uint8': .*or int8 for integers"),
         (lambda: bc.conv2d(X, W, B.astype(np.float32)), bc.DtypeError, "bias='float32': has to be int32"),
@@ -210,13 +210,13 @@ Q = Quantization(0.5)
         (lambda: bc.conv2d(S, W, input_quantization=Quantization(1.0, 128)), bc.ArgumentError, "from -128 to 127"),
         (lambda: bc.conv2d(X, W, input_quantization=Quantization([1.0, 2.0])), bc.ArgumentError, "one scale"),
         (lambda: bc.conv2d(X, W, weight_quantization=Quantization([1.0, 2.0])), bc.ArgumentError, "one scale, or 20"),
-        (lambda: bc.conv2d(X, W, weight_quantization=Quantization(1.0, 1)), bc.ArgumentError, "the zero point 0"),
+        (lambda: bc.conv2d(X, W, weight_quantization=Quantization(1.0, 1)), bc.ArgumentError, "zero point 0"),
         (lambda: bc.conv2d(X, W, out_dtype="uint8"), bc.ArgumentError, "needs out_quantization"),
         (lambda: bc.conv2d(X, W, out_dtype="int32", out_quantization=Q), bc.ArgumentError, "out_dtype is int32"),
         (lambda: bc.conv2d(X, W, out_dtype="float64"), bc.DtypeError, "uint8, int8, int32 or float32"),
         (lambda: bc.conv2d(X, W, out_dtype="bytes of mine"), bc.DtypeError, "uint8, int8, int32 or float32"),
         (lambda: bc.conv2d(X, W, activation="relu"), bc.ArgumentError, "activation='relu'.*out_dtype='float32'"),
-        (lambda: bc.conv2d(X, W, padding=1, residual=R.astype(np.int32)), bc.ArgumentError, "nothing is added"),
+        (lambda: bc.conv2d(X, W, padding=1, residual=R.astype(np.int32)), bc.ArgumentError, "take no residual"),
         (lambda: bc.conv2d(X, W, padding=1, residual=R, **QUANTIZED), bc.ArgumentError, "residual_quantization=None"),
         (
             lambda: bc.conv2d(X, W, padding=1, residual=R.astype("f4"), residual_quantization=Q, **QUANTIZED),
@@ -233,7 +233,7 @@ Q = Quantization(0.5)
         (lambda: bc.Conv2d(F, input_quantization=Q), bc.ArgumentError, "input_quantization=.*the weight is float32"),
         (lambda: bc.Conv2d(F, out_dtype="int32"), bc.ArgumentError, "out_dtype='int32': is for integers"),
         (lambda: bc.conv2d(X, W, stride=2, algorithm="winograd"), bc.ArgumentError, "algorithm='winograd'"),
-        (lambda: bc.conv2d(X, W, out=np.empty((2, 20, 5, 4), np.uint8)), bc.DtypeError, "has to be of dtype int32"),
+        (lambda: bc.conv2d(X, W, out=np.empty((2, 20, 5, 4), np.uint8)), bc.DtypeError, "has to have dtype int32"),
     ],
 )
 def test_what_is_refused(call, error, said):
@@ -245,7 +245,7 @@ def test_zero_points_that_arrays_carry():
     """A BlockedArray may say its zero point, and then has to say the same; an output has the one that it is given."""
     x = bc.BlockedArray.from_numpy(X, "NCHW16", zero_point=117)
     assert (bc.conv2d(x, W, B, padding=1, **QUANTIZED).numpy() == wanted(X, STEPS)).all()
-    with pytest.raises(bc.ArgumentError, match=r"input=117: .*input_quantization is 0"):
+    with pytest.raises(bc.ArgumentError, match=r"input=117: .*input_quantization has 0"):
         bc.conv2d(x, W)
     with pytest.raises(bc.ArgumentError, match="zero point, 131"):
         bc.conv2d(x, W, B, padding=1, out=bc.empty((2, 20, 7, 6), "NCHW16", np.uint8), **QUANTIZED)

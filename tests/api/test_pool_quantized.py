@@ -90,9 +90,9 @@ def test_packed_arrays_beside_pages_that_cannot_be_touched(where: str) -> None:
 
 def test_packed_integers_are_refused_elsewhere() -> None:
     packed = bc.BlockedArray.from_numpy(X >> 4, "NCHW32", dtype="uint4")
-    with pytest.raises(bc.LayoutError, match="packed uint4 is pooled in NCHW64, without indices"):
+    with pytest.raises(bc.LayoutError, match="pools of packed uint4 need NCHW64, and give no indices"):
         bc.max_pool2d(packed, 2)
-    with pytest.raises(bc.LayoutError, match="without indices"):
+    with pytest.raises(bc.LayoutError, match="give no indices"):
         bc.max_pool2d(bc.to_layout(packed, "NCHW64"), 2, return_indices=True)
 
 
@@ -120,17 +120,17 @@ def test_what_breaks_a_rule() -> None:
             bc.avg_pool2d(x, 2, **options)
 
     refused(
-        "input_quantization=.*is for integers of 8 or 4 bits, and the input is float32", X.astype(np.float32), **GIVEN
+        "input_quantization=.*is for 8-bit and 4-bit integers, and the input is float32", X.astype(np.float32), **GIVEN
     )
     refused("input_quantization=0.5: has to be a Quantization, or None", X, input_quantization=0.5)
-    refused("input_quantization=None: has to be given with", X, out_quantization=Quantization(1.0))
+    refused("input_quantization=None: is required with", X, out_quantization=Quantization(1.0))
     refused("zero_point has to be from -128 to 127", X.view(np.int8), input_quantization=Quantization(1.0, 200))
-    refused("is the zero point of the array", bc.BlockedArray.from_numpy(X, zero_point=7), **GIVEN)
+    refused("is the array's zero point", bc.BlockedArray.from_numpy(X, zero_point=7), **GIVEN)
     refused(
         "has to have the output's zero point, 3",
         bc.to_layout(X, "NHWC"),
         out=bc.empty((2, 18, 4, 4), "NHWC", "uint8"),
         **GIVEN,
     )
-    with pytest.raises(bc.ArgumentError, match="may cover at most 8421504 elements"):
+    with pytest.raises(bc.ArgumentError, match="may have at most 8421504 elements"):
         bc.global_avg_pool2d(np.zeros((1, 1, 2048, 4113), np.uint8))

@@ -76,19 +76,19 @@ def refused(match, *args, **options):
 
 
 def test_what_breaks_a_rule():
-    refused("x='float64': has to be of float32", X.astype(np.float64), Q)
+    refused("x='float64': has to be float32", X.astype(np.float64), Q)
     refused("dtype=.*: has to be uint8 or int8", X, Q, "int32")
     refused("dtype=.*: has to be uint8 or int8", X, Q, "no type")
     refused("quantization=0.5: has to be a Quantization", X, 0.5)
     refused("zero_point has to be from -128 to 127", X, Q, "int8")
     refused("quantization=.*one scale", X, Quantization([1.0, 2.0]))
-    refused("input_quantization=None: has to be a Quantization, as x is of uint8", WANTED, Q)
+    refused("input_quantization=None: has to be a Quantization, because x is uint8", WANTED, Q)
     refused("input_quantization=.*: is for integers", X, Q, input_quantization=Q)
-    refused("layout='NCHW16': is of 4 dimensions", X[0], Q, layout="NCHW16")
-    refused("of 1 to 6 dimensions", np.float32(1), Q)
+    refused("layout='NCHW16': has 4 dimensions", X[0], Q, layout="NCHW16")
+    refused("1 to 6 dimensions", np.float32(1), Q)
     sums = np.zeros(4, np.int32)
-    refused("has to have the zero point 0", sums, Q, input_quantization=Quantization(1.0, 1))
-    with pytest.raises(bc.ArgumentError, match="is the zero point of the array, and that of quantization is 130"):
+    refused("has to have zero point 0", sums, Q, input_quantization=Quantization(1.0, 1))
+    with pytest.raises(bc.ArgumentError, match="is the array's zero point, and quantization has 130"):
         bc.dequantize_linear(bc.empty(SHAPE, "NHWC", "uint8", zero_point=7), Q)
-    with pytest.raises(bc.DtypeError, match="x='float32': has to be of uint8, int8 or int32"):
+    with pytest.raises(bc.DtypeError, match="x='float32': has to be uint8, int8 or int32"):
         bc.dequantize_linear(X, Q)
