@@ -1,4 +1,4 @@
-"""benchdnn's strings for convolutions and pools: how they are read and written."""
+"""Read and write benchdnn's strings of convolutions and pools."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_axes(op: str, text: str, values: dict[str, int]) -> dict[str, Any]:
     """The spatial fields of a problem; a width that is not mentioned is the height's."""
     h, w = _axis(op, text, values, "h"), _axis(op, text, values, "w")
     if h is None and w is None:
-        raise ArgumentError(op, "descriptor", text, "lacks ih and kh", "a 1-D problem has iw and kw instead")
+        raise ArgumentError(op, "descriptor", text, "lacks ih and kh", "give them, or iw and kw for a 1-D problem")
     if w is None:
         w = h
     axes = {"h": h or _FLAT, "w": w or _FLAT}

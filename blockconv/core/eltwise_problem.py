@@ -1,8 +1,8 @@
-"""Problems of the ops between convolutions: elementwise, copies with another shape, normalisations, resampling.
+"""Problems of the ops between convolutions: elementwise, copies to another shape, normalisations, resampling.
 
-Frozen and validated once, as those of `problem`. A shape is logical: (N, C, H, W) where a native layout is wanted,
-any other rank (up to 6) in row-major order. What kind of activation follows an op, and its operands' values, are
-no part of a problem: they are given when a kernel is bound (see `blockconv.kernels.eltwise.rows`).
+They are frozen and validated once, like those of `problem`. Shapes are logical: (N, C, H, W) for native layouts, other
+ranks up to 6 in row-major order. A problem holds neither the activation after an op nor the values of its operands. A
+kernel gets these when it is bound (see `blockconv.kernels.eltwise.rows`).
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"
 
 
 class _Shaped:
-    """What ops have in common whose source is of `shape`."""
+    """The base of ops whose source has `shape`."""
 
     shape: Shape
 
     @property
     def src_shape(self) -> Shape:
-        """Logical shape of the source."""
+        """The logical shape of the source."""
         return self.shape
 
     def of_images(self, n: int) -> Any:
-        """The same of so many images, the problem's first axis."""
+        """The same problem with `n` images, the first axis."""
         return replace(self, shape=(n, *self.shape[1:]))  # type: ignore[type-var]
 
 
 class _OneShape(_Shaped):
-    """What ops have in common that give the shape they take."""
+    """The base of ops whose destination has the source's shape."""
 
     @property
     def dst_shape(self) -> Shape:
-        """Logical shape of the destination."""
+        """The logical shape of the destination."""
         return self.shape
 
 
@@ -93,7 +93,7 @@ class ActivationProblem(_OneShape):
 
 @dataclass(frozen=True)
 class AffineProblem(_OneShape):
-    """src * scale[c] + shift[c] over axis 1 of an array of logical `shape`; scale and shift are of (C,)."""
+    """src * scale[c] + shift[c] over axis 1 of an array of logical `shape`; scale and shift have shape (C,)."""
 
     shape: Shape
 
@@ -105,9 +105,9 @@ class AffineProblem(_OneShape):
 
 @dataclass(frozen=True)
 class BinaryProblem:
-    """kind(src, other), where one operand is of the result's shape and the other may be of size 1 along any axis.
+    """kind(src, other). One operand has the result's shape; the other may have size 1 along any axis.
 
-    Shapes of fewer dimensions get leading ones, as NumPy's broadcasting has it.
+    Shapes with fewer dimensions get leading ones, as in NumPy.
     """
 
     kind: BinaryKind
@@ -123,22 +123,22 @@ class BinaryProblem:
         set_field(self, "src", src)
         set_field(self, "other", other)
         if self.dst_shape not in (src, other):
-            raise ArgumentError(op, "other", other, f"neither it nor {src} is of the result's shape, {self.dst_shape}")
+            raise ArgumentError(op, "other", other, f"it or {src} must have the result's shape, {self.dst_shape}")
 
     @property
     def src_shape(self) -> Shape:
-        """Logical shape of the first operand."""
+        """The logical shape of the first operand."""
         return self.src
 
     @property
     def dst_shape(self) -> Shape:
-        """Logical shape of the result."""
+        """The logical shape of the result."""
         return broadcast("binary", "other", self.src, self.other)
 
 
 @dataclass(frozen=True)
 class ConcatProblem:
-    """Sources of logical `shapes`, one after the other along `axis`."""
+    """The concatenation of sources of logical `shapes` along `axis`."""
 
     shapes: tuple[Shape, ...]
     axis: int = 1
@@ -147,7 +147,7 @@ class ConcatProblem:
         op = "concat"
         shapes = tuple(checked_shape(op, "shapes", shape) for shape in self.shapes)
         if not shapes:
-            raise ArgumentError(op, "shapes", shapes, "must hold one shape or more")
+            raise ArgumentError(op, "shapes", shapes, "must hold at least one shape")
         axis = checked_axis(op, self.axis, len(shapes[0]))
         rest = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
         if len(rest) > 1:
@@ -157,25 +157,25 @@ class ConcatProblem:
 
     @property
     def src_shape(self) -> Shape:
-        """Logical shape of the first source."""
+        """The logical shape of the first source."""
         return self.shapes[0]
 
     @property
     def dst_shape(self) -> Shape:
-        """Logical shape of the destination."""
+        """The logical shape of the destination."""
         first = self.shapes[0]
         return (*first[: self.axis], sum(shape[self.axis] for shape in self.shapes), *first[self.axis + 1 :])
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each source begins along the axis."""
+        """The offset of each source along the axis."""
         sizes = [shape[self.axis] for shape in self.shapes]
         return tuple(sum(sizes[:k]) for k in range(len(sizes)))
 
 
 @dataclass(frozen=True)
 class FindQuantizationProblem(_Shaped):
-    """The scale and the zero point of uint8 for the range of an array of logical `shape`, of any rank."""
+    """The uint8 scale and zero point for the range of an array of logical `shape`, of any rank."""
 
     shape: Shape
 
@@ -184,13 +184,13 @@ class FindQuantizationProblem(_Shaped):
 
     @property
     def dst_shape(self) -> Shape:
-        """Shape of the result."""
+        """The shape of the result."""
         return (2,)
 
 
 @dataclass(frozen=True)
 class SliceProblem(_Shaped):
-    """Of each axis the elements begin, begin + step, ...: `sizes` of them. A step may be negative."""
+    """The elements begin, begin + step, ... of each axis, `sizes` of them. A step may be negative."""
 
     shape: Shape
     begins: Shape
@@ -208,17 +208,22 @@ class SliceProblem(_Shaped):
             raise ArgumentError(op, "steps", self.steps, "must not be zero")
         for extent, begin, size, step in zip(self.shape, self.begins, self.sizes, self.steps, strict=True):
             if size and not (0 <= begin < extent and 0 <= begin + (size - 1) * step < extent):
-                raise ArgumentError(op, "sizes", self.sizes, f"from {self.begins} by {self.steps} leave {self.shape}")
+                raise ArgumentError(
+                    op,
+                    "sizes",
+                    self.sizes,
+                    f"with begins {self.begins} and steps {self.steps} must stay inside {self.shape}",
+                )
 
     @property
     def dst_shape(self) -> Shape:
-        """Logical shape of the destination."""
+        """The logical shape of the destination."""
         return self.sizes
 
 
 @dataclass(frozen=True)
 class PadProblem(_Shaped):
-    """`value` written around: `pads` has the elements (before, after) for each axis; negative ones are taken away."""
+    """An array padded with `value`: `pads` holds (before, after) for each axis. Negative numbers crop."""
 
     shape: Shape
     pads: tuple[tuple[int, int], ...]
@@ -232,11 +237,11 @@ class PadProblem(_Shaped):
             raise ArgumentError(op, "pads", self.pads, f"must hold a pair for each of {len(self.shape)} axes")
         set_field(self, "pads", tuple(checked_whole(op, "pads", pair, 2) for pair in self.pads))
         if any(size + min(pair[0], 0) + min(pair[1], 0) < 0 for size, pair in zip(self.shape, self.pads, strict=True)):
-            raise ArgumentError(op, "pads", self.pads, f"crops more than there is of {self.shape}")
+            raise ArgumentError(op, "pads", self.pads, f"crops more than there is in {self.shape}")
 
     @property
     def dst_shape(self) -> Shape:
-        """Logical shape of the destination."""
+        """The logical shape of the destination."""
         return tuple(size + sum(pair) for size, pair in zip(self.shape, self.pads, strict=True))
 
 
@@ -258,7 +263,7 @@ class ShuffleProblem(_OneShape):
 
 @dataclass(frozen=True)
 class LrnProblem(_OneShape):
-    """Local response normalisation across the channels of (N, C, H, W), as ONNX and, for odd sizes, PyTorch have it.
+    """Local response normalisation across the channels of (N, C, H, W), as in ONNX and, for odd sizes, PyTorch.
 
     src / (bias + alpha / size * sum of squares of the channels from c - floor((size - 1) / 2) to
     c + ceil((size - 1) / 2)) ** beta.
@@ -284,7 +289,7 @@ class LrnProblem(_OneShape):
 
 @dataclass(frozen=True)
 class SoftmaxProblem(_OneShape):
-    """exp(src - max) / sum over one axis; with `log`, its logarithm."""
+    """exp(src - max) / sum over one axis; with `log`, the logarithm of this."""
 
     shape: Shape
     axis: int = 1
@@ -300,14 +305,14 @@ class SoftmaxProblem(_OneShape):
 
 @dataclass(frozen=True)
 class ResizeProblem:
-    """H and W of (n, c, ih, iw) resampled to oh and ow.
+    """A resampling of (n, c, ih, iw) to (n, c, oh, ow).
 
-    Output o reads at the source's coordinate, with s the scale (given, or out / in)
-    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; asymmetric: o / s;
-    align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
-    linear blends the two elements around it along each axis; nearest takes one, rounded as `nearest` says
-    (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border.
-    A scale means the simplest fraction that rounds to it, so 0.6 is 3/5, and coordinates are exact.
+    Output o reads the source at this coordinate, where s is the scale (default: out / in):
+    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: the same, or 0 if out is 1; asymmetric: o / s;
+    align_corners: o * (in - 1) / (s * in - 1), or 0 if out is 1.
+    "linear" blends the two nearest elements along each axis. "nearest" takes one, rounded as `nearest` says:
+    round_prefer_floor rounds x.5 down, round_prefer_ceil up. Coordinates outside read the border.
+    A scale means the simplest fraction that rounds to it: 0.6 is 3/5. Coordinates are exact.
     """
 
     n: int
@@ -339,16 +344,16 @@ class ResizeProblem:
 
     @property
     def src_shape(self) -> Shape:
-        """Logical shape of the source, (n, c, ih, iw)."""
+        """The logical shape of the source, (n, c, ih, iw)."""
         return self.n, self.c, self.ih, self.iw
 
     @property
     def dst_shape(self) -> Shape:
-        """Logical shape of the destination, (n, c, oh, ow)."""
+        """The logical shape of the destination, (n, c, oh, ow)."""
         return self.n, self.c, self.oh, self.ow
 
     def of_images(self, n: int) -> ResizeProblem:
-        """The same of so many images."""
+        """The same problem with `n` images."""
         return replace(self, n=n)
 
     def taps(self, axis: Literal["h", "w"]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float64]]:
@@ -428,13 +433,13 @@ class TransposeProblem(_Shaped):
 
     @property
     def dst_shape(self) -> Shape:
-        """Shape of the result."""
+        """The shape of the result."""
         return tuple(self.shape[axis] for axis in self.perm)
 
 
 @dataclass(frozen=True)
 class ReduceMeanProblem(_Shaped):
-    """The mean of a row-major array over `axes`, which stay in its shape as ones (to drop them moves nothing)."""
+    """The mean of a row-major array over `axes`, which keep size 1 in the result."""
 
     shape: Shape
     axes: Shape
@@ -445,9 +450,11 @@ class ReduceMeanProblem(_Shaped):
         axes = sorted({checked_axis(op, axis, len(self.shape)) for axis in checked_whole(op, "axes", self.axes)})
         set_field(self, "axes", tuple(axes))
         if any(self.shape[axis] == 0 for axis in axes):
-            raise ArgumentError(op, "axes", self.axes, f"of {self.shape}: the mean of nothing is no number")
+            raise ArgumentError(
+                op, "axes", self.axes, f"must not be empty in {self.shape}: the mean of no elements is undefined"
+            )
 
     @property
     def dst_shape(self) -> Shape:
-        """Shape of the result."""
+        """The shape of the result."""
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))

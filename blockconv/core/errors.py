@@ -1,8 +1,7 @@
-"""What blockconv raises and warns of.
+"""The errors and warnings of blockconv.
 
-Every error names the operation, the offending argument, its value, the rule
-that it breaks and, where there is one, the remedy. It is raised at the public
-boundary, before anything is written.
+Every error names the operation, the argument, its value, the broken rule and, if there is one, the remedy. The public
+functions raise it before they write anything.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ __all__ = [
 
 
 class BlockconvError(Exception):
-    """Base class of all errors that blockconv raises on purpose."""
+    """The base class of the errors of blockconv."""
 
 
 class ArgumentError(BlockconvError, ValueError):
-    """An argument breaks a rule of the operation that it was given to.
+    """An argument breaks a rule of its operation.
 
-    Its parts are attributes, of which its text is made.
+    The text is "op: argument=value: rule; remedy". The parts are attributes.
 
     op: the operation, such as "conv2d".
-    argument: its name.
-    value: what was given.
-    rule: what it breaks, as a sentence that goes on from the value.
-    remedy: what to do instead; "" where the rule says it.
+    argument: the argument's name.
+    value: the argument's value.
+    rule: the broken rule, a sentence whose subject is the argument.
+    remedy: what to do instead, or "".
     """
 
     def __init__(self, op: str, argument: str, value: object, rule: str, remedy: str = "") -> None:
@@ -49,34 +48,33 @@ class ArgumentError(BlockconvError, ValueError):
 
 
 class LayoutError(ArgumentError):
-    """A name is no layout, or a layout does not fit the array or the operation."""
+    """The name of a layout is unknown, or a layout does not fit the array or the operation."""
 
 
 class DtypeError(ArgumentError, TypeError):
-    """An element type that the operation does not take."""
+    """The operation does not take this element type."""
 
 
 class NetworkError(ArgumentError):
-    """A network, or a file that holds one, that breaks a rule; its `op` is the name of the node, or of the network."""
+    """A network, or its file, breaks a rule. `op` is the name of the node, or of the network."""
 
 
 class UnsupportedError(BlockconvError, NotImplementedError):
-    """The operation exists, but no kernel, not even the reference, covers this problem; or an optional package, such as
-    onnx, is not installed."""
+    """No kernel, not even the reference, covers the problem; or an optional package, such as onnx, is missing."""
 
 
 class SlowPathWarning(UserWarning):
-    """The call works, but by a slow path; the text says what was missing.
+    """The call works, but on a slow path. The text says why.
 
-    It is given once for each cause: an input in a layout that no kernel runs in, a reorder element by element, a
-    problem that only the reference takes, threads without TBB and OpenMP.
+    Causes: an input in a layout without kernels, a reorder element by element, a problem that only the reference kernel
+    takes, and threads without TBB and OpenMP. Each cause is reported once.
     ``warnings.simplefilter("error", bc.SlowPathWarning)`` makes it an error.
     """
 
 
 @contextmanager
 def raised_by(op: str) -> Iterator[None]:
-    """ArgumentErrors from within are raised as those of `op`, the operation that a user called."""
+    """Raise ArgumentErrors of the block as errors of `op`, the operation that the user called."""
     try:
         yield
     except ArgumentError as error:
@@ -84,7 +82,7 @@ def raised_by(op: str) -> Iterator[None]:
 
 
 def short(value: object, limit: int = 120) -> str:
-    """A value as messages show it: at most `limit` characters; a large object by its type, an array by its shape."""
+    """A value for messages, in at most `limit` characters: an array by its shape, a large object by its type."""
     shape, kind = getattr(value, "shape", None), type(value)
     if isinstance(shape, tuple):
         return f"<{kind.__name__} of shape {tuple(shape)}, dtype {getattr(value, 'dtype', '?')}>"

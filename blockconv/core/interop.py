@@ -30,8 +30,8 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
     elif _is_tensor(x):
         array = _of_tensor(x, op, argument)
     elif isinstance(x, np.ma.MaskedArray):
-        rule = "is a masked array, and its mask would be lost"
-        raise ArgumentError(op, argument, x, rule, "give x.filled(value), or x.data to have the mask ignored")
+        rule = "is a masked array, and masks are not supported"
+        raise ArgumentError(op, argument, x, rule, "give x.filled(value), or x.data to ignore the mask")
     elif isinstance(x, np.ndarray):
         array = x
     elif write or isinstance(x, (str, bytes)) or x is None:
@@ -93,7 +93,7 @@ def _is_module(x: object) -> bool:
 
 def as_file(x: object) -> str:
     """The remedy for a module of PyTorch where a network has to be; "" for anything else."""
-    exported = "export it by torch.onnx.export(module, inputs, path), and read that by load_onnx(path)"
+    exported = "call torch.onnx.export(module, inputs, path), then load_onnx(path)"
     return exported if _is_module(x) else ""
 
 
@@ -119,7 +119,7 @@ def _of_tensor(x: Any, op: str, argument: str) -> Array:
 
 def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
     if x.requires_grad and torch.is_grad_enabled():
-        rule = "requires a gradient, and this library computes none"
+        rule = "requires a gradient, and blockconv computes no gradients"
         remedy = "for inference call it under torch.no_grad(); x.detach() silently stops training: gradients stay None"
         raise ArgumentError(op, argument, x, rule, remedy)
     try:
@@ -143,10 +143,10 @@ def _of_object(x: Any, op: str, argument: str) -> Array:
     if _is_module(x) and hasattr(x, "weight"):
         kind = type(x).__name__
         remedy = "give its parameters: module.weight.detach(), module.bias.detach(), module.stride, module.padding, ..."
-        raise ArgumentError(op, argument, kind, f"is a torch module, and the {argument} has to be an array", remedy)
+        raise ArgumentError(op, argument, kind, f"is a torch module, and {argument} has to be an array", remedy)
     package = type(x).__module__.partition(".")[0]
     if hasattr(x, "__array__") and package not in ("numpy", "ml_dtypes", "blockconv"):
-        rule = f"is an array of {package}, and reading it may compute or copy all of it"
+        rule = f"is an array of {package}; a conversion may compute or copy all of it"
         raise ArgumentError(op, argument, x, rule, _COMPUTED.get(package, "give numpy.asarray(x)"))
     try:
         return np.asarray(x)

@@ -1,17 +1,17 @@
-"""Layouts: how a logical array of a few dimensions is put into memory.
+"""Layouts: the memory order of a logical array.
 
-A layout permutes the dimensions and may cut some of them into blocks, which become the fastest axes of the
-storage. That is all: every layout of MACE, MegEngine, OpenVINO (clDNN), oneDNN, TVM and PyTorch that this
-library knows is such a permutation with blocks, and is written as oneDNN's tag of it.
+A layout permutes the dimensions, and may split some of them into blocks, which become the innermost axes of the
+storage. Every layout of MACE, MegEngine, OpenVINO (clDNN), oneDNN, TVM and PyTorch that this library knows is such a
+permutation with blocks, and has oneDNN's tag:
 
-    aBcd16b    dimensions a, b, c, d (N, C, H, W), outermost first; b, upper case, is cut by 16: the storage
+    aBcd16b    dimensions a, b, c, d (N, C, H, W), outermost first; b, in upper case, has blocks of 16: the storage
                is [N][C/16][H][W][16c]
 
-A dimension that its block does not divide is padded at its end. The logical shape stays what it was, and
-index maps here take logical shapes; whoever writes storage keeps its padding zero.
+A dimension that its block does not divide is padded at its end. The logical shape does not change. All index maps take
+logical shapes. The code that writes a storage also writes its padding.
 
-Two layouts are equal if their tags are. Names are only ways to write a tag: the four systems' grammars are
-read by one reader (`read_name`), and the names that no grammar explains stand in tables.
+Two layouts with the same tag are equal. A name is a spelling of a tag: `read_name` reads the grammars of the four
+systems, and tables hold the names without a grammar.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = [
 
 
 class Axis(NamedTuple):
-    """An axis of the storage: moving one along it moves `step` along `dim`, and `stride` in the storage.
+    """An axis of the storage. One step along it is `step` along `dim`, and `stride` in the storage.
 
     dim: the logical dimension, counted from 0.
     step: in elements of that dimension.
-    size: how long the axis is.
+    size: the length of the axis.
     stride: in elements of the storage.
     """
 
@@ -57,21 +57,24 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False, slots=True)
 class Layout:
-    """A permutation of dimensions with blocks: `Layout("NCHW16")`, in any name of it, or a Layout itself.
+    """A permutation of dimensions with blocks, such as `Layout("NCHW16")`.
 
-    tag: oneDNN's name with generic letters; two layouts are equal if their tags are, and are then one object.
-    outer: the dimensions in the order of the storage, outermost first.
-    inner: the blocks that follow them, as (dimension, size).
-    blocks: for each dimension the product of its blocks, 1 if it has none.
-    logical: the outer axes in logical order, to transpose a storage without blocks by.
-    is_native: whether kernels run in it: four dimensions in any order, and at most one block, of up to 64 channels; or
-        images outermost and a block of up to 64 of them before that. Others are reordered at the call.
+    name: a name or tag of the layout in any notation, or a Layout.
 
-    Logical order is (N, C, H, W), (O, I, H, W), (G, O, I, H, W). Raises LayoutError if the name is no layout, naming
-    the part that is not.
+    It has these attributes:
 
-    A shape is always logical, and its sizes may be zero; offsets, sizes and strides count elements. The index
-    maps raise LayoutError for a wrong number of dimensions, a negative size and an index out of bounds.
+    tag: oneDNN's tag with generic letters. Layouts with the same tag are one object.
+    outer: the dimensions in storage order, outermost first.
+    inner: the blocks after them, as pairs (dimension, size).
+    blocks: for each dimension the product of its blocks, or 1.
+    logical: the permutation that transposes a storage without blocks to logical order.
+    is_native: whether kernels run in it: four dimensions in any order, and at most one block, of up to 64 channels. If
+        images are outermost, a block of up to 64 of them may precede it. Other layouts are reordered at each call.
+
+    Logical order is (N, C, H, W), (O, I, H, W) or (G, O, I, H, W). Shapes are logical, and sizes may be zero. Offsets,
+    sizes and strides count elements. The constructor raises LayoutError for an unknown name, and shows the part that it
+    cannot read. The index maps raise LayoutError for a wrong number of dimensions, a negative size, or an index out of
+    bounds.
 
     >>> import blockconv as bc
     >>> layout = bc.Layout("nChw16c")
@@ -93,7 +96,7 @@ class Layout:
         if isinstance(name, Layout):
             return name
         if not isinstance(name, str):
-            raise refused_name(name, f"must be the name of a layout or a Layout, not {type(name).__name__}")
+            raise refused_name(name, f"must be a Layout or its name, not {type(name).__name__}")
         return _named(name)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -107,7 +110,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """The library's name (NCHW16), or the one that was registered, or else the tag."""
+        """The library's name (NCHW16), else the registered name, else the tag."""
         return _name_of.get(self.tag, self.tag)
 
     @property
@@ -117,11 +120,11 @@ class Layout:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether some dimension is cut into blocks; else the layout only permutes."""
+        """Whether a dimension has blocks; else the layout only permutes."""
         return bool(self.inner)
 
     def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The logical shape with every dimension rounded up to its blocks."""
+        """The logical shape with every dimension rounded up to a multiple of its block."""
         return _padded(self, self._shape("padded_shape", shape))
 
     def storage_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -133,7 +136,7 @@ class Layout:
         return math.prod(_padded(self, self._shape("size", shape)))
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The strides of the dense storage, one for each axis of storage_shape."""
+        """The strides of the dense storage in elements, one for each axis of storage_shape."""
         return tuple(axis.stride for axis in _axes(self, self._shape("strides", shape)))
 
     def axes(self, shape: Sequence[int]) -> tuple[Axis, ...]:
@@ -141,13 +144,13 @@ class Layout:
         return _axes(self, self._shape("axes", shape))
 
     def offset(self, shape: Sequence[int], index: Sequence[int]) -> int:
-        """Where the element at a logical index lies in the storage."""
+        """The offset in the storage of the element at a logical index."""
         shape = self._shape("offset", shape)
         index = _within("offset", "index", index, shape)
         return sum(index[dim] // step % size * stride for dim, step, size, stride in _axes(self, shape))
 
     def index(self, shape: Sequence[int], offset: int) -> tuple[int, ...] | None:
-        """The logical index of the element that lies at an offset of the storage; None if that is padding."""
+        """The logical index of the element at an offset of the storage; None for padding."""
         shape = self._shape("index", shape)
         axes, size = _axes(self, shape), math.prod(_padded(self, shape))
         (offset,) = _integers("index", "offset", (offset,))
@@ -157,25 +160,25 @@ class Layout:
         return index if all(map(operator.lt, index, shape)) else None
 
     def forward_index(self, index: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-        """The index into an array of storage_shape of the element at a logical index (a TVM verb)."""
+        """The index in an array of storage_shape of the element at a logical index (TVM's name)."""
         shape = self._shape("forward_index", shape)
         index = _within("forward_index", "index", index, shape)
         return tuple(index[dim] // step % size for dim, step, size, _ in _axes(self, shape))
 
     def backward_index(self, storage_index: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-        """The logical index of a place in an array of storage_shape (a TVM verb).
+        """The logical index of an element of an array of storage_shape (TVM's name).
 
-        A place in the padding gives the index that it would have: outside `shape`, inside `padded_shape`.
+        An element of the padding has an index outside `shape` and inside `padded_shape`.
         """
         axes = _axes(self, self._shape("backward_index", shape))
         bounds = tuple(axis.size for axis in axes)
         return _logical(self, axes, _within("backward_index", "storage_index", storage_index, bounds))
 
     def image_shape(self, shape: Sequence[int]) -> tuple[int, int]:
-        """The (height, width), in pixels of four elements, of the MACE image that this storage is.
+        """(height, width) of the storage as MACE's image, in pixels of four elements.
 
-        Over (N, C, H, W): NHCW4, height-major image, width-major image; over weights: Acdb4a and, depthwise,
-        aBcd4b with M=1; over (W,): argument. Raises LayoutError for any other layout.
+        Images are: for (N, C, H, W) NHCW4, "height-major image" and "width-major image"; for weights Acdb4a, and aBcd4b
+        for depthwise weights with M=1; for (W,) "argument". Raises LayoutError for other layouts.
         """
         shape = self._shape("image_shape", shape)
         leading = IMAGE_HEIGHT_AXES.get(self.tag)
@@ -193,10 +196,10 @@ class Layout:
         if not sizes and self.ndim == 1:  # a scalar: see `row_major`
             return (1,)
         if len(sizes) != self.ndim:
-            rule = f"{self.name} is of {self.ndim} dimensions, not {len(sizes)}"
+            rule = f"must have {self.ndim} dimensions for {self.name}, not {len(sizes)}"
             raise LayoutError(f"Layout.{op}", "shape", shape, rule)
         if any(size < 0 for size in sizes):
-            raise LayoutError(f"Layout.{op}", "shape", shape, "a size must be zero or more")
+            raise LayoutError(f"Layout.{op}", "shape", shape, "must hold sizes of at least 0")
         return sizes
 
 
@@ -204,13 +207,15 @@ def _integers(op: str, argument: str, values: Iterable[int]) -> tuple[int, ...]:
     try:
         return tuple(map(operator.index, values))
     except TypeError:
-        raise LayoutError(f"Layout.{op}", argument, values, "must be integers") from None
+        raise LayoutError(f"Layout.{op}", argument, values, "must hold integers") from None
 
 
 def _within(op: str, argument: str, values: Iterable[int], bounds: tuple[int, ...]) -> tuple[int, ...]:
     index = _integers(op, argument, values)
     if len(index) != len(bounds) or not all(0 <= i < bound for i, bound in zip(index, bounds, strict=True)):
-        raise LayoutError(f"Layout.{op}", argument, values, f"must be zero or more and inside {bounds}")
+        raise LayoutError(
+            f"Layout.{op}", argument, values, f"must hold {len(bounds)} numbers of at least 0, and less than {bounds}"
+        )
     return index
 
 
@@ -290,13 +295,13 @@ _name_of = {row.tag: row.name for row in KNOWN}
 _tag_of = {name: row.tag for row in KNOWN for name in (row.name, *row.aliases)} | WEIGHT_NAMES
 
 NATIVE = tuple(map(Layout, ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")))
-"""The layouts that a planner and the harness take by default; see `Layout.is_native` for all that kernels run in."""
+"""The eight layouts that planners choose among by default. `Layout.is_native` tells all layouts with kernels."""
 
 
 def read_layout(op: str, argument: str, layout: Layout | str, asked: object = None) -> Layout:
-    """The Layout that an argument of `op` stands for; LayoutError, naming both, if it is none.
+    """The Layout of an argument of `op`. Raises LayoutError, which names both, for an unknown name.
 
-    asked: what the argument is, where `layout` is a part of it.
+    asked: the argument's value, if `layout` is a part of it.
     """
     try:
         return Layout(layout)
@@ -307,25 +312,25 @@ def read_layout(op: str, argument: str, layout: Layout | str, asked: object = No
 
 @functools.cache
 def row_major(ndim: int) -> Layout:
-    """The layout of C-contiguous arrays: NCHW where there are four dimensions.
+    """The layout of C-contiguous arrays: NCHW for four dimensions.
 
-    A scalar lies as an array of one element does.
+    A scalar has the layout of an array of one element.
     """
     return Layout(LETTERS[: max(1, ndim)])
 
 
 def known_layouts() -> tuple[KnownLayout, ...]:
-    """The layouts of activations that the library names, with their tags, other names and uses."""
+    """The named layouts of activations, with their tags, aliases and uses."""
     return KNOWN
 
 
 def register_layout(name: str, tag: str | Layout) -> Layout:
-    """Give a layout a name of the user's own, which Layout reads from then on, in this process.
+    """Give a layout a new name, which Layout then reads in this process.
 
-    name: any text that names no other layout.
+    name: a text that names no other layout.
     tag: a `Layout`, or a name or tag in any notation that `Layout` reads.
 
-    Doing it again is fine. Raises LayoutError if `tag` is no layout, or if `name` is already another one's.
+    To register a name twice is no error. Raises LayoutError if `tag` is no layout, or if `name` has another layout.
 
     >>> import blockconv as bc
     >>> bc.register_layout("my tiles", "aBCd4b4c").storage_shape((1, 6, 6, 4))

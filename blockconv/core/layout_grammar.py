@@ -21,14 +21,14 @@ _DOMAINS = (
 
 
 _REJECTED = (
-    (r"swizzled_by_\w+", "reorders elements inside its blocks, which no permutation with blocks does"),
+    (r"swizzled_by_\w+", "reorders elements inside its blocks, so it is no permutation with blocks"),
     (r"__a[a-z][0-9]+", "aligns a dimension that it does not block"),
     (r"image_2d_\w+", "is an OpenCL image with its own index formula"),
     (r"winograd_\w+", "holds transformed values, not elements"),
 )
 
 
-_REMEDY = "write it as oneDNN, OpenVINO, TVM or MegEngine do, or as known_layouts() does"
+_REMEDY = "use the notation of oneDNN, OpenVINO, TVM or MegEngine, or a name of known_layouts()"
 
 
 _Blocks = list[tuple[int, str]]  # of size and letter, outermost first
@@ -49,9 +49,9 @@ def read_name(name: str) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
     domain = _domain(name, letters)
     for size, letter in inner:
         if letter not in letters:
-            raise refused_name(name, f"the block '{size}{letter}' is of a letter that is not among {letters!r}")
+            raise refused_name(name, f"the block '{size}{letter}' has a letter that is not among {letters!r}")
         if size < 2:
-            raise refused_name(name, f"the block '{size}{letter}' must be of 2 or more")
+            raise refused_name(name, f"the block '{size}{letter}' must have a size of at least 2")
     for letter, expected in zip(outer, _mark(letters, inner), strict=True):
         if letter.isupper() and expected.islower():
             raise refused_name(name, f"{letter!r} is marked as blocked (C, fs), but has no block")
@@ -63,12 +63,12 @@ def read_name(name: str) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
 def _domain(name: str, letters: str) -> str:
     for letter in letters:
         if letters.count(letter) > 1:
-            raise refused_name(name, f"the letter {letter!r} stands twice")
+            raise refused_name(name, f"the letter {letter!r} occurs twice")
         if not any(letter in domain for domain in _DOMAINS):
             raise refused_name(name, f"the letter {letter!r} names no dimension")
     wider = [domain for domain in _DOMAINS if set(letters) <= set(domain)]
     if not wider:
-        raise refused_name(name, f"the letters {letters!r} name no one set of dimensions")
+        raise refused_name(name, f"the letters {letters!r} belong to different notations")
     domain = min(wider, key=len)
     if missing := [letter for letter in domain if letter not in letters]:
         raise refused_name(name, f"the letter {missing[0]!r} of {domain!r} is missing")
@@ -88,7 +88,7 @@ def _split_compact(name: str) -> tuple[str, _Blocks]:
     elif (found := _NUMBER_FIRST.match(name)) and found[1]:
         if rest := name[found.end() :]:
             what = "is no block, which is a number and a lower-case letter, such as '16c'"
-            raise refused_name(name, f"{rest!r} {'stands after a block, but is none' if found[2] else what}")
+            raise refused_name(name, f"{rest!r} {'follows a block, but is none' if found[2] else what}")
         blocks = [(int(size), letter) for size, letter in re.findall(r"([0-9]+)([a-z])", found[2])]
     else:
         raise refused_name(name, f"{name!r} does not begin with the letter of a dimension")
@@ -113,7 +113,7 @@ def _split_openvino(name: str) -> tuple[str, _Blocks]:
         elif not _SLICES.fullmatch(token):
             raise refused_name(name, f"{token!r} is neither dimensions (yx) nor a slice (fs) nor its vector (fsv16)")
         elif blocks:
-            raise refused_name(name, f"{token!r} stands after a slice vector, but is none")
+            raise refused_name(name, f"{token!r} follows a slice vector, but is none")
         else:
             outer += token[0].upper() if token.endswith("s") else token
     return outer or _mark("bfyx", blocks), blocks  # fsv16 is short for b_fs_yx_fsv16

@@ -1,4 +1,4 @@
-"""The layouts that the library names, and who else calls them what."""
+"""The named layouts, and their names in other libraries."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["IMAGE_HEIGHT_AXES", "KNOWN", "WEIGHT_NAMES", "KnownLayout"]
 
 
 class KnownLayout(NamedTuple):
-    """A layout of activations that the library has a name for.
+    """A named layout of activations.
 
-    name: the library's, such as NCHW16.
-    tag: oneDNN's with generic letters, such as aBcd16b.
-    aliases: what others call it.
-    used_for: the types of elements or ops for which other libraries take it, in words.
+    name: the library's name, such as NCHW16.
+    tag: oneDNN's tag with generic letters, such as aBcd16b.
+    aliases: the names in other libraries.
+    used_for: the element types or ops for which other libraries use it, in words.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The layouts of weights that go with those of activations, by library."""
+"""The weight layouts of other libraries, by the layout of the activations."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _Row = TypeVar("_Row")
 
 
 class ConvolutionMode(NamedTuple):
-    """A convolution format of MegEngine: the layouts of activations and weights, None for no such weights.
+    """A convolution format of MegEngine: the layouts of activations and weights.
 
-    activation: over (N, C, H, W).
-    dense: of weights over (O, I, H, W).
-    grouped, depthwise: of weights over (G, O, I, H, W).
+    activation: the layout of activations (N, C, H, W).
+    dense: the layout of weights (O, I, H, W).
+    grouped, depthwise: the layouts of weights (G, O, I, H, W); None if MegEngine has none.
     """
 
     activation: Layout
@@ -70,22 +70,22 @@ _MODES = {
 
 
 def convolution_mode(name: str) -> ConvolutionMode:
-    """MegEngine's convolution mode of that name. NCHW44 and NCHW44_DOT are NCHW4 with other weights.
+    """MegEngine's convolution mode with this name. NCHW44 and NCHW44_DOT are NCHW4 with other weights.
 
-    Raises LayoutError for a name that is none, with those that there are.
+    Raises LayoutError, which lists the modes, for another name.
     """
-    return _row("convolution_mode", "name", name, _MODES["megengine"], "is no convolution mode of MegEngine")
+    return _row("convolution_mode", "name", name, _MODES["megengine"], "must be a convolution mode of MegEngine")
 
 
 def weights_for(activation: str | Layout, kind: str = "dense", library: str = "megengine") -> Layout:
-    """The layout in which a library wants the weights that meet activations of a layout.
+    """The weight layout of a library for activations in a layout.
 
-    activation: a layout in any of its names, or a convolution mode of MegEngine, such as NCHW44.
-    kind: "dense", over (O, I, H, W), "grouped" or "depthwise", over (G, O, I, H, W), but MACE's depthwise over
+    activation: a layout, any of its names, or a convolution mode of MegEngine, such as NCHW44.
+    kind: "dense" for (O, I, H, W), "grouped" or "depthwise" for (G, O, I, H, W). MACE's depthwise weights are
         (M, I, H, W).
     library: "megengine", "mace", "onednn" or "openvino".
 
-    Raises LayoutError if it has no such weights.
+    Raises LayoutError if the library has no such weights.
 
     >>> import blockconv as bc
     >>> bc.weights_for("NCHW16", library="onednn")
@@ -93,18 +93,18 @@ def weights_for(activation: str | Layout, kind: str = "dense", library: str = "m
     """
     op = "weights_for"
     layout = read_layout(op, "activation", activation)
-    modes = _row(op, "library", library, _MODES, "is no library with weights of its own")
+    modes = _row(op, "library", library, _MODES, "must be a library with weight layouts")
     kinds = {name: column for column, name in enumerate(ConvolutionMode._fields) if name != "activation"}
-    column = _row(op, "kind", kind, kinds, "is no kind of weights")
+    column = _row(op, "kind", kind, kinds, "must be a kind of weights")
     if activation in modes:
         mode = activation
     else:  # another name of a mode's layout; of several modes, the plain one stands first
         mode = next((mode for mode, row in modes.items() if row.activation == layout), layout.name)
     weights = {mode: wanted for mode, row in modes.items() if (wanted := row[column])}
-    return _row(op, "activation", mode, weights, f"{library} has no {kind} weights for it")
+    return _row(op, "activation", mode, weights, f"has no {kind} weights in {library}")
 
 
 def _row(op: str, argument: str, key: object, table: Mapping[str, _Row], rule: str) -> _Row:
     if isinstance(key, str) and key in table:
         return table[key]
-    raise LayoutError(op, argument, key, rule, f"take one of {', '.join(table)}")
+    raise LayoutError(op, argument, key, rule, f"give one of {', '.join(table)}")

@@ -1,10 +1,9 @@
-"""Problems: what an operation is asked to compute, frozen and validated once.
+"""Problems: the sizes and parameters of an operation, frozen and validated once.
 
-Past this module a problem is known to be sound, so no kernel checks one again.
-A problem is a dictionary key: two are equal if they compute the same thing,
-whatever they are called and however their end padding was spelled.
+A problem that exists is valid, so no kernel checks it again. Problems are dictionary keys. Two are equal if they
+compute the same, whatever their names and their spelling of the end padding.
 
-benchdnn's descriptor strings name a problem in tests, benchmarks and bug reports:
+benchdnn's descriptor strings name problems in tests, benchmarks and bug reports:
 
 >>> p = Conv2dProblem.from_descriptor('mb1ic3ih224oc64oh112kh7sh2ph3n"conv1"')
 >>> p.dst_shape, p.name
@@ -43,7 +42,7 @@ POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_p
 
 
 class _Images:
-    """What convolutions and pools have in common: images, and a name that says how many layers are alike."""
+    """The base of convolutions and pools: images, and a name that counts equal layers."""
 
     n: int
     ic: int
@@ -55,25 +54,25 @@ class _Images:
 
     @property
     def src_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the source, (n, ic, ih, iw)."""
+        """The logical shape of the source, (n, ic, ih, iw)."""
         return self.n, self.ic, self.ih, self.iw
 
     @property
     def count(self) -> int:
-        """How often the network has this layer: 4 for a name that ends in `*4`, else 1."""
+        """The number of such layers in the network: 4 for a name that ends in `*4`, else 1."""
         return count_in(self.name)
 
     def of_images(self, n: int) -> Any:
-        """The same of so many images."""
+        """The same problem with `n` images."""
         return replace(self, n=n)  # type: ignore[type-var]
 
 
 class _Pooled(_Images):
-    """What pools have in common: as many channels come out as go in."""
+    """The base of pools: source and destination have the same channels."""
 
     @property
     def dst_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the destination, (n, ic, oh, ow)."""
+        """The logical shape of the destination, (n, ic, oh, ow)."""
         return self.n, self.ic, self.oh, self.ow
 
 
@@ -82,19 +81,18 @@ class Conv2dProblem(_Images):
     """A 2-D convolution: `n` images of `ic` x `ih` x `iw`, `oc` filters of `kh` x `kw`, `g` groups.
 
     n: images, 0 or more.
-    ic, oc: channels of source and destination, over all groups.
-    ih, iw: pixels of the source.
-    kh, kw: taps of the window.
+    ic, oc: channels of source and destination, over all groups; at least 1.
+    ih, iw: height and width of the source, in pixels.
+    kh, kw: height and width of the window, in taps.
     sh, sw: strides, at least 1.
-    ph, pw: zeros at the top and at the left.
-    ph_r, pw_r: zeros at the bottom and at the right; by default as many. Negative ones are input that no window reads.
-    dh, dw: dilation as PyTorch counts it, 1 for dense windows.
+    ph, pw: rows of zeros at the top, columns of zeros at the left.
+    ph_r, pw_r: the same at the bottom and at the right. Default: ph and pw. A negative number crops the source.
+    dh, dw: dilation as in PyTorch: 1 for dense windows.
     g: groups; it divides ic and oc.
-    name: a label, by which problems are not compared.
-    oh, ow: pixels of the destination, which follow from the rest.
+    name: a label. Comparisons ignore it.
+    oh, ow: height and width of the destination. They follow from the rest.
 
-    Raises ArgumentError, naming the field, for what breaks these rules, and where the padded source is smaller than the
-    window.
+    Raises ArgumentError, which names the field, for a bad value, and for a padded source smaller than the window.
     """
 
     n: int
@@ -132,36 +130,36 @@ class Conv2dProblem(_Images):
 
     @property
     def macs(self) -> int:
-        """Multiply-adds as direct convolution counts them, taps over the padding included."""
+        """The multiply-adds of direct convolution, including taps over the padding."""
         return math.prod(self.dst_shape) * math.prod(self.wei_shape[1:])
 
     @property
     def flops(self) -> int:
-        """Two per multiply-add."""
+        """Two for each multiply-add."""
         return 2 * self.macs
 
     @property
     def wei_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the weights, (oc, ic/g, kh, kw)."""
+        """The logical shape of the weights, (oc, ic/g, kh, kw)."""
         return self.oc, self.ic // self.g, self.kh, self.kw
 
     @property
     def grouped_wei_shape(self) -> tuple[int, int, int, int, int]:
-        """Logical shape of the weights as kernels have them packed, (g, oc/g, ic/g, kh, kw)."""
+        """The logical shape of the weights for packing, (g, oc/g, ic/g, kh, kw)."""
         return self.g, self.oc // self.g, self.ic // self.g, self.kh, self.kw
 
     @property
     def dst_shape(self) -> tuple[int, int, int, int]:
-        """Logical shape of the destination, (n, oc, oh, ow)."""
+        """The logical shape of the destination, (n, oc, oh, ow)."""
         return self.n, self.oc, self.oh, self.ow
 
     @property
     def is_depthwise(self) -> bool:
-        """One input channel to a group; output channel i*m+j reads channel i."""
+        """Whether each group has one input channel. Output channel i*m+j reads input channel i."""
         return self.g > 1 and self.g == self.ic
 
     def descriptor(self) -> str:
-        """The benchdnn string, without what it need not say, that `from_descriptor` reads as this problem."""
+        """The shortest benchdnn string that `from_descriptor` reads as this problem."""
         return write_descriptor(self, {"g": (self.g, 1), "mb": (self.n, 2)}, oc=self.oc)
 
     @classmethod
@@ -184,11 +182,12 @@ class Pool2dProblem(_Pooled):
     """A 2-D pooling of `n` images of `ic` x `ih` x `iw` by windows of `kh` x `kw`.
 
     kind: "max", "avg_include_padding" or "avg_exclude_padding".
-    ceil_mode: sizes are rounded up, as PyTorch does it.
-    divisor: what an average divides by, whatever its window covers; None for the number of elements.
+    ceil_mode: round output sizes up, as in PyTorch.
+    divisor: the divisor of averages. Default: the number of elements in the window.
 
-    The other fields are those of `Conv2dProblem`. That padding is at most half a window is a rule of the drop-in
-    functions, not of the problem. Raises ArgumentError, naming the field, for what breaks a rule.
+    The other fields are those of `Conv2dProblem`. Padding may be more than half a window; only the drop-in functions
+    forbid that.
+    Raises ArgumentError, which names the field, for a bad value.
     """
 
     kind: PoolKind
@@ -229,7 +228,7 @@ class Pool2dProblem(_Pooled):
             return
         make_whole(self, op, ("divisor",))
         if self.kind == "max":
-            raise ArgumentError(op, "divisor", self.divisor, "only averages have a divisor", "leave it out")
+            raise ArgumentError(op, "divisor", self.divisor, "is for averages", "leave it out")
         if self.divisor == 0:
             raise ArgumentError(op, "divisor", self.divisor, "must not be zero")
 
@@ -243,17 +242,17 @@ class Pool2dProblem(_Pooled):
         return min(self.ph_r, reached_end(self, "h")), min(self.pw_r, reached_end(self, "w"))
 
     def descriptor(self) -> str:
-        """The benchdnn string, without what it need not say, of these windows.
+        """The shortest benchdnn string of these windows.
 
-        The grammar has no word for `kind`, `divisor` and `ceil_mode`. Reading the string with
-        the same kind gives an equal problem, unless a divisor was set, or `ceil_mode` clips
-        the windows of an `avg_include_padding` (read back, these count the whole window).
+        The grammar has no word for `kind`, `divisor` and `ceil_mode`. `from_descriptor` with the same kind gives an
+        equal problem, except with a divisor, or if `ceil_mode` clips windows of `avg_include_padding`. (Then it counts
+        the whole window.)
         """
         return write_descriptor(self, {"mb": (self.n, 2)})
 
     @classmethod
     def from_descriptor(cls, text: str, kind: PoolKind = "max") -> Pool2dProblem:
-        """Read a benchdnn string, such as `mb1ic64ih112oh56kh3sh2`; the kind is not in it."""
+        """Read a benchdnn string, such as `mb1ic64ih112oh56kh3sh2`, which does not hold the kind."""
         op = "pool2d"
         values, name = read_tokens(op, text, ("mb", "ic"))
         return cls(
@@ -267,10 +266,14 @@ class Pool2dProblem(_Pooled):
 
 @dataclass(frozen=True)
 class AdaptivePool2dProblem(_Pooled):
-    """An average of `n` images of `ic` x `ih` x `iw` down to `oh` x `ow`, as PyTorch's adaptive pooling has it.
+    """PyTorch's adaptive average pooling of `n` images of `ic` x `ih` x `iw` to `oh` x `ow`.
 
-    Output row o covers rows floor(o * ih / oh) to ceil((o + 1) * ih / oh), columns alike: windows may overlap,
-    and their sizes may differ. There may be no channels, and no outputs. Raises ArgumentError, naming the field.
+    n, ic, oh, ow: images, channels, height and width of the destination; 0 or more.
+    ih, iw: height and width of the source, in pixels; at least 1.
+
+    Output row o is the mean of rows floor(o * ih / oh) up to, but without, ceil((o + 1) * ih / oh); columns likewise.
+    Windows may overlap, and their sizes may differ.
+    Raises ArgumentError, which names the field, for a bad value.
     """
 
     n: int
@@ -292,11 +295,11 @@ class AdaptivePool2dProblem(_Pooled):
 class ReorderProblem:
     """A change of layout of an array.
 
-    shape: logical, sizes of 0 or more.
-    src, dst: the names of layouts.
-    itemsize: bytes of an element.
+    shape: the logical shape, with sizes of 0 or more.
+    src, dst: the names of the layouts.
+    itemsize: the bytes of an element.
 
-    Raises ArgumentError, naming the field, for what breaks these rules.
+    Raises ArgumentError, which names the field, for a bad value.
     """
 
     shape: tuple[int, ...]
@@ -311,27 +314,27 @@ class ReorderProblem:
         except TypeError:
             raise ArgumentError(op, "shape", self.shape, "must be a sequence of whole numbers") from None
         if any(size < 0 for size in shape):
-            raise ArgumentError(op, "shape", self.shape, "sizes must be at least 0")
+            raise ArgumentError(op, "shape", self.shape, "must hold sizes of at least 0")
         set_field(self, "shape", shape)
         for argument in ("src", "dst"):
             if not isinstance(getattr(self, argument), str) or not getattr(self, argument):
-                raise ArgumentError(op, argument, getattr(self, argument), "must be a layout's name")
+                raise ArgumentError(op, argument, getattr(self, argument), "must be the name of a layout")
         make_whole(self, op, ("itemsize",))
         check_least(self, op, 1, ("itemsize",))
 
     @property
     def dst_shape(self) -> tuple[int, ...]:
-        """Logical shape of the destination: the source's."""
+        """The logical shape of the destination, which is the source's."""
         return self.shape
 
     @property
     def elements(self) -> int:
-        """Number of logical elements."""
+        """The number of logical elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes read and written; the padding of a channel tail, which only a layout knows, left out."""
+        """The bytes read and written, without the padding of blocks."""
         return 2 * self.elements * self.itemsize
 
 
@@ -344,9 +347,9 @@ def read_shape_file(
     path: str | Path, op: Literal["pool2d"], *, skip_unsupported: bool = False
 ) -> list[Pool2dProblem]: ...
 def read_shape_file(path: str | Path, op: str, *, skip_unsupported: bool = False) -> Any:
-    """The problems of a benchdnn shape file: a descriptor a line, blank lines and `#` comments aside.
+    """The problems of a benchdnn shape file: one descriptor a line, with blank lines and `#` comments.
 
-    Pools are read as `max`. A 3-D line raises `UnsupportedError`, or is passed over if asked for.
+    Pools have the kind "max". A 3-D line raises `UnsupportedError`, or is skipped with skip_unsupported.
     """
     classes: dict[str, Any] = {"conv2d": Conv2dProblem, "pool2d": Pool2dProblem}
     if op not in classes:

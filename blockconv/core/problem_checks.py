@@ -1,4 +1,4 @@
-"""What the problems of the ops between convolutions check their fields by."""
+"""Checks of fields, for the problems of ops between convolutions."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def checked_whole(op: str, name: str, values: Iterable[Any], length: int | None 
     try:
         whole = tuple(operator.index(value) for value in values)
     except TypeError:
-        raise ArgumentError(op, name, values, "must be whole numbers") from None
+        raise ArgumentError(op, name, values, "must hold whole numbers") from None
     if length is not None and len(whole) != length:
-        raise ArgumentError(op, name, values, f"must be {length} of them")
+        raise ArgumentError(op, name, values, f"must hold {length} numbers")
     return whole
 
 
 def checked_shape(op: str, name: str, shape: Sequence[int], rank: int | None = None) -> Shape:
     sizes = checked_whole(op, name, shape, rank)
     if len(sizes) > MOST_DIMENSIONS:
-        raise ArgumentError(op, name, sizes, f"must be of {MOST_DIMENSIONS} dimensions at most")
+        raise ArgumentError(op, name, sizes, f"must have at most {MOST_DIMENSIONS} dimensions")
     if any(size < 0 for size in sizes):
-        raise ArgumentError(op, name, sizes, "sizes must be at least 0")
+        raise ArgumentError(op, name, sizes, "must hold sizes of at least 0")
     return sizes
 
 
@@ -64,11 +64,11 @@ def checked_number(op: str, name: str, value: object) -> float:
 
 
 def broadcast(op: str, argument: str, a: Shape, b: Shape) -> Shape:
-    """The shape that two have together, as NumPy broadcasts them."""
+    """The shape of two that NumPy broadcasts."""
     try:
         return np.broadcast_shapes(a, b)
     except ValueError:
-        raise ArgumentError(op, argument, (a, b), "do not broadcast") from None
+        raise ArgumentError(op, argument, (a, b), "must be shapes that broadcast") from None
 
 
 def check_word(op: str, name: str, value: object, words: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the fields of convolutions and pools are checked by, and the sizes that follow from them."""
+"""Checks of the fields of convolutions and pools, and the sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def output_size(problem: Any, op: str, x: str, ceil_mode: bool = False) -> int:
     else:
         out = slack // stride + 1
     if out < 1:
-        rule = f"padded by {begin} and {end}, it is smaller than the dilated kernel of {window(problem, x)}"
-        raise ArgumentError(op, f"i{x}", size, rule, f"raise i{x} or p{x}, or lower k{x} or d{x}")
+        rule = f"with padding of {begin} and {end}, is smaller than the dilated kernel of {window(problem, x)}"
+        raise ArgumentError(op, f"i{x}", size, rule, f"increase i{x} or p{x}, or reduce k{x} or d{x}")
     check_extents(op, f"o{x}", out, (out,))
     return int(out)
 

@@ -1,4 +1,4 @@
-"""How integers stand for real numbers: a scale, and the integer that stands for zero."""
+"""Quantization: the scale and the zero point of integers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["Quantization"]
 
 
 class Quantization:
-    """How integers stand for real numbers: ``real = scale * (integer - zero_point)``.
+    """The scale and the zero point of integers: ``real = scale * (integer - zero_point)``.
 
-    scale: a number, or one for each output channel (for weights only): an array of shape (O,). Finite and more than 0;
-        kept as float32, which it has to be in the range of (with its reciprocal).
-    zero_point: the integer that stands for 0, one that the array's type has: 0 to 255 for uint8, -128 to 127 for int8,
-        0 to 15 for uint4, -8 to 7 for int4.
+    scale: a number, or for weights an array of shape (O,), one for each output channel. Positive and finite. It and its
+        reciprocal must be float32 numbers.
+    zero_point: the integer for 0.0: 0 to 255 for uint8, -128 to 127 for int8, 0 to 15 for uint4, -8 to 7 for int4.
+        Default: 0.
 
-    These are its attributes too, ``scale`` as a read-only float32 array, of shape () or (O,). Two are equal if they are
-    of the same scale and zero point. Raises ArgumentError for a scale of 0, below 0, infinite or NaN, and for a zero
-    point that no 8-bit type has.
+    The attributes have the same names; ``scale`` is a read-only float32 array of shape () or (O,). Two Quantizations
+    with the same scale and zero point are equal.
+    Raises ArgumentError for a scale that is 0, negative, infinite or NaN, and for a zero point outside -128 to 255.
 
     >>> import blockconv as bc
     >>> bc.Quantization(0.5, 128)
     Quantization(scale=0.5, zero_point=128)
     >>> bc.Quantization(0.0)
     Traceback (most recent call last):
-    blockconv.core.errors.ArgumentError: Quantization: scale=0.0: has to be finite and more than 0, as float32 too
+    blockconv.core.errors.ArgumentError: Quantization: scale=0.0: has to be positive and finite, as float32 too
     """
 
     __slots__ = ("scale", "zero_point")
@@ -45,7 +45,7 @@ class Quantization:
         object.__setattr__(self, "zero_point", _checked_zero_point(op, zero_point))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"Quantization: {name} cannot be changed; make another one")
+        raise AttributeError(f"Quantization: {name} is read-only; make a new Quantization")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Quantization):
@@ -67,19 +67,23 @@ class Quantization:
         return self.scale.shape, self.scale.tobytes(), self.zero_point
 
     def check(self, op: str, argument: str, dtype: np.dtype[Any] | str, channels: int | None = None) -> None:
-        """Raise ArgumentError unless it is one of an array of this dtype.
+        """Raise ArgumentError unless it fits an array of `dtype`.
 
-        channels: how many scales there may be instead of one; None: there has to be one.
+        op, argument: the names for the error.
+        dtype: the array's dtype.
+        channels: the number of scales allowed instead of one. Default: none.
         """
         if self.scale.ndim and channels is None:
-            raise ArgumentError(op, argument, self, "has to have one scale; only weights have one for each channel")
+            raise ArgumentError(
+                op, argument, self, "has to have one scale; only weights have one for each output channel"
+            )
         if self.scale.ndim and self.scale.size != channels:
             raise ArgumentError(
                 op, argument, self, f"has to have one scale, or {channels}: one for each output channel"
             )
         low, high = element(dtype).bounds
         if not low <= self.zero_point <= high:
-            rule = f"its zero_point has to be from {low} to {high}, as the array is of {dtype}"
+            rule = f"zero_point has to be from {low} to {high}, because the array is {dtype}"
             raise ArgumentError(op, argument, self, rule)
 
 
@@ -89,7 +93,7 @@ def _checked_scale(op: str, scale: Any) -> npt.NDArray[np.float32]:
     except (TypeError, ValueError):
         given = np.asarray("no array")
     if given.dtype.kind not in "fiu":
-        raise ArgumentError(op, "scale", scale, "has to be a number, or an array of one for each output channel")
+        raise ArgumentError(op, "scale", scale, "has to be a number, or an array with one for each output channel")
     if given.ndim > 1 or given.size == 0:
         raise ArgumentError(op, "scale", scale, "has to be a number, or an array of shape (O,)")
     with np.errstate(all="ignore"):
@@ -97,7 +101,7 @@ def _checked_scale(op: str, scale: Any) -> npt.NDArray[np.float32]:
         sound = np.isfinite(made) & (made > 0) & np.isfinite(np.float32(1) / made)
     if not sound.all():
         wrong = scale if made.ndim == 0 else given[~sound][0].item()
-        raise ArgumentError(op, "scale", wrong, "has to be finite and more than 0, as float32 too")
+        raise ArgumentError(op, "scale", wrong, "has to be positive and finite, as float32 too")
     made.flags.writeable = False
     return made
 

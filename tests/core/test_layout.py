@@ -337,34 +337,34 @@ NO_LAYOUTS = [
     ("b_fs_yx_16fsv", "'16fsv' is neither"),
     ("NCHW_16", "'NCHW' is neither"),
     ("b__fs_yx_fsv4", "'' is neither"),
-    ("b_fs_fsv16_yx", "'yx' stands after a slice vector"),
+    ("b_fs_fsv16_yx", "'yx' follows a slice vector"),
     ("b_fs_yx", "'F' is marked as blocked (C, fs), but has no block"),
     ("b_f_yx_fsv16", "'f' has a block, but is not marked"),
-    ("isv16_osv16", "'16i' is of a letter that is not among 'bfyx'"),
-    ("bs_fs_bsv16_fsv16_x", "'x' stands after"),
-    ("nchh", "the letter 'h' stands twice"),
-    ("NCHHW", "the letter 'h' stands twice"),
+    ("isv16_osv16", "'16i' has a letter that is not among 'bfyx'"),
+    ("bs_fs_bsv16_fsv16_x", "'x' follows"),
+    ("nchh", "the letter 'h' occurs twice"),
+    ("NCHHW", "the letter 'h' occurs twice"),
     ("nhw", "the letter 'c' of 'nchw' is missing"),
     ("acd", "the letter 'b' of 'abcd' is missing"),
     ("gihw", "the letter 'o' of 'goihw' is missing"),
     ("b_fs_x_fsv16", "the letter 'y' of 'bfyx' is missing"),
     ("nchq", "the letter 'q' names no dimension"),
-    ("nchwo", "the letters 'nchwo' name no one set"),
-    ("abcdefg", "the letters 'abcdefg' name no one set"),
+    ("nchwo", "the letters 'nchwo' belong to different"),
+    ("abcdefg", "the letters 'abcdefg' belong to different"),
     ("nChw", "'C' is marked as blocked"),
     ("nCHw16c", "'H' is marked as blocked"),
     ("ABcd16b", "'A' is marked as blocked"),
     ("nchw16c", "'c' has a block, but is not marked"),
     ("aBcd16b4a", "'a' has a block, but is not marked"),
-    ("aBcd16e", "'16e' is of a letter that is not among 'abcd'"),
-    ("NCHW16o", "'16o' is of a letter that is not among 'nchw'"),
-    ("nChw0c", "'0c' must be of 2 or more"),
-    ("nChw1c", "'1c' must be of 2 or more"),
-    ("b_fs_yx_fsv1", "'1f' must be of 2 or more"),
+    ("aBcd16e", "'16e' has a letter that is not among 'abcd'"),
+    ("NCHW16o", "'16o' has a letter that is not among 'nchw'"),
+    ("nChw0c", "'0c' must have a size of at least 2"),
+    ("nChw1c", "'1c' must have a size of at least 2"),
+    ("b_fs_yx_fsv1", "'1f' must have a size of at least 2"),
     ("NCHW65", "'65' is no block"),
     ("NCHW16C", "'16C' is no block"),
-    ("nChw16c4", "'4' stands after a block"),
-    ("NC16cHW", "'HW' stands after a block"),
+    ("nChw16c4", "'4' follows a block"),
+    ("NC16cHW", "'HW' follows a block"),
     ("n c h w", "' c h w' is no block"),
     ("NCHW²c", "'²c' is no block"),
     ("16c", "'16c' does not begin with the letter"),
@@ -395,31 +395,31 @@ SHAPE = (2, 17, 3, 5)
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
-        ("size", ((2, 17, 3),), "Layout.size: shape=(2, 17, 3): NCHW16 is of 4 dimensions, not 3"),
-        ("axes", ((2, 17, -1, 5),), "Layout.axes: shape=(2, 17, -1, 5): a size must be zero or more"),
-        ("strides", ((2, 17, 3.0, 5),), "Layout.strides: shape=(2, 17, 3.0, 5): must be integers"),
-        ("storage_shape", (7,), "Layout.storage_shape: shape=7: must be integers"),
-        ("padded_shape", (None,), "Layout.padded_shape: shape=None: must be integers"),
+        ("size", ((2, 17, 3),), "Layout.size: shape=(2, 17, 3): must have 4 dimensions for NCHW16, not 3"),
+        ("axes", ((2, 17, -1, 5),), "Layout.axes: shape=(2, 17, -1, 5): must hold sizes of at least 0"),
+        ("strides", ((2, 17, 3.0, 5),), "Layout.strides: shape=(2, 17, 3.0, 5): must hold integers"),
+        ("storage_shape", (7,), "Layout.storage_shape: shape=7: must hold integers"),
+        ("padded_shape", (None,), "Layout.padded_shape: shape=None: must hold integers"),
         (
             "offset",
             (SHAPE, (0, 17, 0, 0)),
-            "Layout.offset: index=(0, 17, 0, 0): must be zero or more and inside",
+            "Layout.offset: index=(0, 17, 0, 0): must hold ",
         ),
         (
             "offset",
             (SHAPE, (0, -1, 0, 0)),
-            "index=(0, -1, 0, 0): must be zero or more and inside (2, 17, 3, 5)",
+            "index=(0, -1, 0, 0): must hold 4 numbers of at least 0, and less than (2, 17, 3, 5)",
         ),
-        ("offset", (SHAPE, (0, 0, 0)), "Layout.offset: index=(0, 0, 0): must be"),
-        ("offset", (SHAPE, "abcd"), "Layout.offset: index='abcd': must be integers"),
+        ("offset", (SHAPE, (0, 0, 0)), "Layout.offset: index=(0, 0, 0): must hold 4 numbers"),
+        ("offset", (SHAPE, "abcd"), "Layout.offset: index='abcd': must hold integers"),
         ("index", (SHAPE, 960), "Layout.index: offset=960: must be 0 or more and less than 960"),
         ("index", (SHAPE, -1), "Layout.index: offset=-1: must be"),
-        ("index", (SHAPE, 0.5), "Layout.index: offset=(0.5,): must be integers"),
+        ("index", (SHAPE, 0.5), "Layout.index: offset=(0.5,): must hold integers"),
         ("forward_index", ((0, 17, 0, 0), SHAPE), "Layout.forward_index: index=(0, 17, 0, 0)"),
         (
             "backward_index",
             ((0, 2, 0, 0, 0), SHAPE),
-            "storage_index=(0, 2, 0, 0, 0): must be zero or more and inside",
+            "storage_index=(0, 2, 0, 0, 0): must hold ",
         ),
         ("backward_index", ((0, 0, 0, 0), SHAPE), "Layout.backward_index: storage_index=(0, 0, 0, 0)"),
         ("image_shape", (SHAPE,), "layout='NCHW16': is no MACE image; these are: NHCW4, height-major image"),
@@ -443,7 +443,7 @@ def test_a_depthwise_image_has_one_multiplier() -> None:
 def test_weights_that_a_library_does_not_have(library: str, activation: str) -> None:
     for kind, formula in zip(KINDS, WEIGHTS[library, activation], strict=True):
         if formula is None:
-            with pytest.raises(LayoutError, match=f"{library} has no {kind} weights") as caught:
+            with pytest.raises(LayoutError, match=f"has no {kind} weights in {library}") as caught:
                 weights_for(activation, kind, library)
             assert caught.value.value == activation
 
@@ -468,12 +468,12 @@ def test_weights_by_any_name(arguments: tuple[Any, ...], weights: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("NCHW16",), "activation='NCHW16': megengine has no dense weights for it; take one of NCHW, NHWC"),
-        (("NCHW4", "sparse"), "kind='sparse': is no kind of weights; take one of dense, grouped, depthwise"),
-        (("NCHW4", "activation"), "kind='activation': is no kind"),
+        (("NCHW16",), "activation='NCHW16': has no dense weights in megengine; give one of NCHW, NHWC"),
+        (("NCHW4", "sparse"), "kind='sparse': must be a kind of weights; give one of dense, grouped, depthwise"),
+        (("NCHW4", "activation"), "kind='activation': must be a kind"),
         (
             ("NCHW4", "dense", "tvm"),
-            "library='tvm': is no library with weights of its own; take one of megengine",
+            "library='tvm': must be a library with weight layouts; give one of megengine",
         ),
         (("NCHW65",), "weights_for: activation='NCHW65'"),
         ((["NCHW"],), "weights_for: activation=['NCHW']"),
@@ -493,7 +493,7 @@ def test_convolution_modes() -> None:
     for library, name in WEIGHTS:
         if library == "megengine":
             assert convolution_mode(name).activation == Layout(name)
-    with pytest.raises(LayoutError, match="'NCHW16': is no convolution mode of MegEngine; take one of NCHW, NHWC"):
+    with pytest.raises(LayoutError, match="'NCHW16': must be a convolution mode of MegEngine; give one of NCHW, NHWC"):
         convolution_mode("NCHW16")
 
 

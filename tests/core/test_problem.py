@@ -331,7 +331,7 @@ CONV = {"n": 1, "ic": 8, "ih": 9, "iw": 9, "oc": 8, "kh": 3, "kw": 3}
         ("oc", 6, "must be divisible by g=4"),
         ("kh", 10, "smaller than the dilated kernel of 10"),
         ("dw", 5, "smaller than the dilated kernel of 11"),
-        ("ph_r", -7, "padded by 0 and -7"),
+        ("ph_r", -7, "with padding of 0 and -7"),
         ("name", "two\nlines", "must be a string of one line"),
         ("name", None, "must be a string of one line"),
     ],
@@ -348,7 +348,7 @@ def test_the_rules_of_convolution(field, value, rule):
     ("fields", "rule"),
     [
         ({"kind": "median"}, "must be one of max"),
-        ({"kind": "max", "divisor": 3}, "only averages have a divisor"),
+        ({"kind": "max", "divisor": 3}, "is for averages"),
         ({"kind": "avg_exclude_padding", "divisor": 0}, "must not be zero"),
         ({"kind": "max", "ic": 0}, "must be at least 1"),
         ({"kind": "max", "ph": -1}, "must be at least 0"),

@@ -31,7 +31,7 @@ def test_it_is_not_changed():
     assert made.scale[0] == 0.5
     with pytest.raises(ValueError, match="read-only"):
         made.scale[0] = 1
-    with pytest.raises(AttributeError, match="make another"):
+    with pytest.raises(AttributeError, match="read-only; make a new"):
         made.zero_point = 1
 
 
