@@ -5,7 +5,7 @@
 >>> x
 BlockedArray(NCHW16, shape=(1, 3, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 16))
 
-Importing compiles nothing: a kernel is compiled when a problem first asks for it, and kept on disk.
+An import compiles nothing. The first problem that needs a kernel compiles it, and keeps it on disk.
 """
 
 import sys
@@ -100,19 +100,19 @@ _INSTEAD = {
     "adaptive_max_pool2d": "max_pool2d(x, (H // OH, W // OW)) where OH and OW divide H and W",
     "avg_pool1d": "avg_pool2d(x[:, :, None], (1, k))[:, :, 0]",
     "batch_norm": "conv2d(x, weight * scale[:, None, None, None], shift)",
-    "conv3d": "torch.nn.functional.conv3d: nothing here has a depth",
+    "conv3d": "torch.nn.functional.conv3d: blockconv has no 3-D ops",
     "conv_transpose1d": "conv1d(x, weight.transpose(1, 0, 2)[:, :, ::-1], padding=k - 1) for a stride of 1",
     "conv_transpose2d": "conv2d(x, weight.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1], padding=k - 1) for a stride of 1",
-    "conv_transpose3d": "torch.nn.functional.conv_transpose3d: nothing here has a depth",
+    "conv_transpose3d": "torch.nn.functional.conv_transpose3d: blockconv has no 3-D ops",
     "from_torch": "torch.onnx.export(module, inputs, path), then load_onnx(path)",
-    "grad": "torch.nn.grad: nothing here computes gradients",
-    "interpolate": "Resize in a network: see load_onnx and NetworkBuilder.add",
+    "grad": "torch.nn.grad: blockconv computes no gradients",
+    "interpolate": "Resize in a network, by load_onnx or NetworkBuilder.add",
     "linear": "conv2d(x[:, :, None, None], weight[:, :, None, None], bias)[:, :, 0, 0]",
     "lp_pool2d": "avg_pool2d(abs(x) ** p, k, divisor_override=1) ** (1 / p)",
     "max_pool1d": "max_pool2d(x[:, :, None], (1, k))[:, :, 0]",
     "pad": "the argument padding for zeros, or numpy.pad",
     "relu": 'conv2d(x, weight, activation="relu")',
-    "softmax": "Softmax in a network: see load_onnx and NetworkBuilder.add",
+    "softmax": "Softmax in a network, by load_onnx or NetworkBuilder.add",
     "unfold": "numpy.lib.stride_tricks.sliding_window_view(x, (k, k), axis=(2, 3))",
 }
 

@@ -68,8 +68,8 @@ def compile_together(wanted: Sequence[jit.Wanted]) -> None:
         raise
     if failed:
         warnings.warn(
-            f"blockconv: {len(failed)} of {len(children)} processes that help to compile kernels failed, and this "
-            f"one compiles what they did not; the first said:\n{failed[0]}",
+            f"blockconv: {len(failed)} of {len(children)} processes that help to compile kernels failed. This "
+            f"process compiles the rest. The first error:\n{failed[0]}",
             SlowPathWarning,
             stacklevel=2,
         )

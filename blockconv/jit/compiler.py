@@ -65,8 +65,8 @@ def numba_way() -> ModuleType:
             missing = f"{type(error).__name__}: {error}"
     if not target.public_numba():
         warnings.warn(
-            f"blockconv: kernels are compiled by Numba's public functions alone, which takes about twice as long. "
-            f"Numba {numba.__version__} is not as blockconv knows it ({missing}); 'pip install -U blockconv' may help",
+            f"blockconv: only Numba's public functions compile kernels, which takes about twice as long. "
+            f"Numba {numba.__version__} is unknown to blockconv ({missing}); 'pip install -U blockconv' may help",
             SlowPathWarning,
             stacklevel=2,
         )

@@ -369,7 +369,7 @@ def find(name: str) -> Profile:
     named = [known for known in committed() if known.name == name] or [k for k in committed() if k.cpu == name]
     if len(named) > 1:
         names = ", ".join(known.name for known in named)
-        raise ArgumentError(VARIABLE, "profile", name, "is the processor of several profiles", f"take one of {names}")
+        raise ArgumentError(VARIABLE, "profile", name, "is the processor of several profiles", f"give one of {names}")
     return named[0] if named else read(Path(name))
 
 

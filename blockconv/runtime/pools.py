@@ -23,7 +23,7 @@ POOLS = ("auto", "tbb", "openmp", "workqueue")
 VARIABLE = "BLOCKCONV_THREADING"
 # Its layers, by our names; "python" serves where Numba does not give its own away.
 _OF_NUMBA = {"tbb": "tbb", "omp": "openmp", "workqueue": "workqueue", "python": "python"}
-_WHY_LOST = "this process was forked from one with an OpenMP runtime, whose threads it has not"
+_WHY_LOST = "this process was forked from one with an OpenMP runtime, and has none of its threads"
 _LAYER_OF = {name: layer for layer, name in _OF_NUMBA.items() if name in POOLS}
 
 
@@ -60,14 +60,15 @@ def current() -> Pool:
 
 
 def get_threading() -> str:
-    """The pool of threads that the next call runs on: "tbb", "openmp" or "workqueue"; "none" where it has no pool.
-    Where Numba does not give its pool away, or BLOCKCONV_NUMBA=public forbids it, each call starts threads: "python".
+    """The thread pool of the next call: "tbb", "openmp", "workqueue" or "python"; "none" without a pool.
 
-    It is what `set_threading` or BLOCKCONV_THREADING chose. For "auto" it may change when PyTorch is imported, and in a
-    forked child. Starts the pool, as a call would. `blockconv doctor` says why it is this one.
+    "python": each call starts threads, because Numba hides its pool, or BLOCKCONV_NUMBA=public forbids it.
 
-    Raises ArgumentError where BLOCKCONV_THREADING is none of the names that `set_threading` takes, and UnsupportedError
-    where it names a pool that cannot be had.
+    `set_threading` or BLOCKCONV_THREADING chooses it. "auto" may change when PyTorch is imported, and after a fork.
+    This function starts the pool, like a call. `blockconv doctor` shows the reason for the choice.
+
+    Raises ArgumentError if BLOCKCONV_THREADING is no name that `set_threading` takes, and UnsupportedError if its pool
+    is not available.
 
     >>> import blockconv as bc
     >>> bc.get_threading() in ("tbb", "openmp", "workqueue")
@@ -77,31 +78,30 @@ def get_threading() -> str:
 
 
 def set_threading(pool: Literal["auto", "tbb", "openmp", "workqueue"]) -> None:
-    """Choose the pool of threads that calls run on, in this process and from all of its threads.
+    """Choose the thread pool of calls, for all threads of this process.
 
     pool: one of
-        "auto": PyTorch's own OpenMP threads where PyTorch is in the process, else as "tbb", or the first of the others
-        that is found. PyTorch's threads spin for milliseconds after each of its operations: on another pool a call of
-        ours right after one may take twice as long.
+        "auto": PyTorch's OpenMP threads if PyTorch is loaded, else "tbb", or the first of the others that is found.
+        PyTorch's threads spin for milliseconds after each of its operations. On another pool, a call of ours right
+        after one may take twice as long.
         "tbb": Intel's Threading Building Blocks, through Numba. Needs the package `tbb`.
-        "openmp": the OpenMP runtime that is loaded (PyTorch's, before any other), else Numba's own.
+        "openmp": the loaded OpenMP runtime (PyTorch's first), else Numba's own.
         "workqueue": Numba's simplest pool. A call takes some 100 µs more, and calls of several Python threads take
         turns.
 
-    Results have the same bits on each. Every pool but "auto" is started at once.
+    Default: BLOCKCONV_THREADING, else NUMBA_THREADING_LAYER (its "omp" is "openmp" here), else "auto".
 
-    Where it can be changed: between "auto", an OpenMP runtime that is loaded, and the one layer that Numba runs, at any
-    time, calls in flight included, which end where they began. Numba starts one layer in a process: once "tbb" runs,
-    "workqueue" is not to be had, and the other way round; the same holds for "openmp" where no runtime is loaded.
+    Every pool gives the same bits. Every choice but "auto" starts its pool at once.
 
-    By default it is what BLOCKCONV_THREADING says, else what NUMBA_THREADING_LAYER says (its "omp" is "openmp" here),
-    else "auto".
+    You can change between "auto", a loaded OpenMP runtime and Numba's running layer at any time. Calls in flight end on
+    their old pool. Numba starts only one layer in a process: after "tbb" starts, "workqueue" is not available, and vice
+    versa. The same holds for "openmp" without a loaded runtime.
 
-    After a fork, OpenMP runtimes that were loaded before are not used: the child has none of their threads. There calls
-    run on TBB, or, where that is not to be had, on the calling thread alone, with a `SlowPathWarning`.
+    A forked child has no threads of the OpenMP runtimes that were loaded before, and does not use them. Its calls run
+    on TBB, or without TBB on the calling thread alone, with a `SlowPathWarning`.
 
-    Raises ArgumentError for any other name, and UnsupportedError where the pool cannot be had: it is not installed,
-    Numba runs another layer already, or this is a forked child. What was chosen before then stays.
+    Raises ArgumentError for another name, and UnsupportedError if the pool is not available: it is not installed, Numba
+    runs another layer, or this process is a forked child. The previous choice then stays.
 
     >>> import blockconv as bc
     >>> bc.set_threading("auto")
@@ -114,7 +114,7 @@ def set_threading(pool: Literal["auto", "tbb", "openmp", "workqueue"]) -> None:
             return
         found = _pool_of(name, "set_threading")
         if found.name != name:
-            raise UnsupportedError(f"set_threading: pool={pool!r}: cannot be had: {found.why}")
+            raise UnsupportedError(f"set_threading: pool={pool!r}: is not available: {found.why}")
         _chosen, _pool = name, found
 
 
@@ -146,10 +146,10 @@ def _pool_of(name: str, by: str) -> Pool:
     """The pool of a name that was asked for `by` something; in a forked child one that is safe there."""
     torch = openmp.torch_is_loaded()
     if (runtime := _runtime_for(name)) is not None:
-        why = f"{by} asks for it" if name == "openmp" else "PyTorch is in this process, and runs on it"
+        why = f"{by} asks for it" if name == "openmp" else "PyTorch is in this process, and uses it"
         return _on_runtime(runtime, why, until_torch=not torch)
     if threading_layer.stranded():
-        return _alone("this process was forked from one that ran Numba's threads, which it has not")
+        return _alone("this process was forked from one with Numba's threads, and has none of them")
     wanted, why = _LAYER_OF.get(name), f"{by} asks for it"
     if name == "auto":
         why = "PyTorch's OpenMP runtime was not found" if torch else "PyTorch is not in this process"

@@ -84,8 +84,8 @@ def threading_layer(wanted: str | None = None) -> ThreadingLayer:
         layer = _running_layer()
     if wanted not in (None, layer.name):
         raise UnsupportedError(
-            f"Numba's threading layer {wanted} cannot be had: {layer.name} runs, and a process starts one only; "
-            f"choose before the first call that uses several threads"
+            f"Numba's threading layer {wanted} is not available: {layer.name} runs, and a process starts only one; "
+            f"choose it before the first call that uses several threads"
         )
     return layer
 
@@ -101,7 +101,7 @@ def _start(wanted: str | None) -> None:
             config.THREADING_LAYER = wanted
         numba.get_num_threads()  # which starts the layer
     except ValueError as error:
-        raise UnsupportedError(f"Numba's threading layer {config.THREADING_LAYER} cannot be had: {error}") from error
+        raise UnsupportedError(f"Numba's threading layer {config.THREADING_LAYER} is not available: {error}") from error
     finally:
         config.THREADING_LAYER = before  # which is the user's, and of the whole process
 
@@ -112,16 +112,16 @@ def _running_layer() -> ThreadingLayer:
     if name is None or not symbol:
         if not target.public_numba():
             warnings.warn(
-                f"blockconv: each call starts threads of Python's, some 0.1 ms for each, since Numba "
-                f"{numba.__version__} does not give its pool away (it has no numba_parallel_for)",
+                f"blockconv: each call starts Python threads, which takes about 0.1 ms for each, because Numba "
+                f"{numba.__version__} hides its pool (it has no numba_parallel_for)",
                 SlowPathWarning,
                 stacklevel=2,
             )
         return ThreadingLayer("python", _on_python_threads, concurrent=True)
     if name == "workqueue":
         warnings.warn(
-            "blockconv: threads run on Numba's workqueue layer, which was asked for, or neither TBB nor OpenMP was "
-            "found: it starts them about 80 times slower and one call at a time; 'pip install tbb' where it exists",
+            "blockconv: threads run on Numba's workqueue layer, because you chose it, or TBB and OpenMP are missing: "
+            "it starts them about 80 times slower, and one call at a time; 'pip install tbb' if it exists here",
             SlowPathWarning,
             stacklevel=2,
         )

@@ -14,24 +14,23 @@ _threads: int | None = None
 
 
 def get_num_threads() -> int:
-    """The most threads that a call uses: as `set_num_threads` said, else the least of what limits this process.
+    """The most threads that a call uses: the number of `set_num_threads`, else the smallest limit of this process.
 
-    That is the least of: the processors that it may run on (affinity), the container's quota (rounded, at least 1),
-    NUMBA_NUM_THREADS, and OMP_NUM_THREADS, of whose list the first number counts. Launchers of many processes, such as
-    torchrun and Dask's nanny, set OMP_NUM_THREADS=1 for their workers. It is read once, at the first call; what
-    `torch.set_num_threads` says does not count.
+    The limits are: the processors of its affinity, the container's quota (rounded, at least 1), NUMBA_NUM_THREADS, and
+    the first number of OMP_NUM_THREADS. Launchers such as torchrun and Dask's nanny set OMP_NUM_THREADS=1 for their
+    workers. The first call reads them once. `torch.set_num_threads` has no effect.
     """
     return target.default_threads() if _threads is None else _threads
 
 
 def set_num_threads(n: int | None) -> None:
-    """Set the most threads that a call uses, in this process and from all of its threads.
+    """Set the most threads that a call uses, for all threads of this process.
 
     n: an int from 1 to the size of Numba's thread pool (NUMBA_NUM_THREADS, by default the number of processors), or
-        None for the default: the least of affinity, the container's quota, NUMBA_NUM_THREADS and OMP_NUM_THREADS. A
-        call with little to do uses fewer. A compiled `Plan` keeps the number that it was compiled for.
+        None for the default: the smallest of affinity, the container's quota, NUMBA_NUM_THREADS and OMP_NUM_THREADS.
 
-    Raises ArgumentError for anything else.
+    A call with little work uses fewer threads. A compiled `Plan` keeps the number from its compilation.
+    Raises ArgumentError for another value.
 
     >>> import blockconv as bc
     >>> bc.set_num_threads(1)
@@ -44,10 +43,9 @@ def set_num_threads(n: int | None) -> None:
 
 
 def check_threads(op: str, argument: str, n: object) -> int:
-    """`n` as a number of threads. Raises ArgumentError unless it is an int that Numba's pool has threads for.
+    """`n` as a number of threads. Raises ArgumentError unless Numba's pool has so many threads.
 
-    Whoever is given a number of threads asks here before anything runs: a run for no threads, or for fewer, would
-    start no worker, and leave its output as it found it.
+    Every number of threads from a user is checked here before a run: a run on 0 threads would write no output.
     """
     most = int(config.NUMBA_NUM_THREADS)
     number = whole(n)

@@ -76,7 +76,7 @@ INNER = ("_Library._ensure_finalized", "_Codegen.create_library", "PassManager",
 def test_a_private_part_that_is_gone_costs_a_warning(run_python: Any, tmp_path: Path, damage: str, name: str) -> None:
     count, told, _ = used(run_python, damage.format(name=name), tmp_path)
     assert count == 1, told
-    assert "by Numba's public functions alone" in told
+    assert "only Numba's public functions compile kernels" in told
     assert ("object is not callable" if damage == CHANGE else name) in told
 
 
