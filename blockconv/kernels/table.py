@@ -150,10 +150,10 @@ class Row:
     def decide(self, request: Request, **options: Any) -> Primitive | Reason:
         """The kernel for a request, or why it does not take it. Whether and how a kernel runs is decided here alone."""
         if not self.takes(request.types):
-            return f"is not for {request.types}"
+            return f"does not take {request.types}"
         for layout in (request.src, request.dst):
             if self.op in WINDOWS and not layout.is_native:
-                return f"is for layouts with at most one block, of up to {LARGEST_BLOCK} channels, not for {layout}"
+                return f"needs layouts with at most one block, of up to {LARGEST_BLOCK} channels, unlike {layout}"
         again = self._rewritten(request, options)
         if again is None:
             return self.make(request, **options)

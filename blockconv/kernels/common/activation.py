@@ -103,14 +103,14 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
         )
     definition = ACTIVATIONS[name]
     if len(given) > len(definition.parameters):
-        raise ArgumentError(op, "activation", spec, f"{name} takes {len(definition.parameters)} parameters")
+        raise ArgumentError(op, "activation", spec, f"has to have at most {len(definition.parameters)} parameters")
     try:
         values = [float(x) for x in given]
     except (TypeError, ValueError, OverflowError):
-        raise ArgumentError(op, "activation", spec, "its parameters have to be numbers") from None
+        raise ArgumentError(op, "activation", spec, "has to have numbers as parameters") from None
     values += [*definition.parameters.values()][len(values) :]
     if name == "clip" and not values[0] <= values[1]:
-        raise ArgumentError(op, "activation", spec, "the low of a clip has to be at most its high, and neither NaN")
+        raise ArgumentError(op, "activation", spec, "has to have low <= high, without NaN")
     first, second = definition.bounds or (*values, 0.0, 0.0)[:2]
     return Activation(name, NUMBERS.get(name, 0), first, second)
 

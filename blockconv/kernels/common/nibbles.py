@@ -21,9 +21,9 @@ PAIRED = 4  # channels of 4 bits that lie together, at the least: those that a m
 def why_not_packed(layout: Layout, channels: int, groups: int) -> str | None:
     """Why a kernel cannot read or write packed integers in a layout, as groups of so many channels; None if it can."""
     if layout.blocks[1] % PAIRED:
-        return f"two integers of 4 bits to a byte are for blocks of a multiple of {PAIRED} channels, not for {layout}"
+        return f"packed 4-bit integers need channel blocks of a multiple of {PAIRED}, unlike {layout}"
     if groups > 1 and channels % PAIRED:
-        return f"of packed integers, groups are of a multiple of {PAIRED} channels, not of {channels}"
+        return f"packed 4-bit integers need a multiple of {PAIRED} channels in each group, not {channels}"
     return None
 
 

@@ -17,11 +17,11 @@ def same_layout_why_not(request: Request, tails: tuple[int, ...] = (1,)) -> Reas
     if src != dst:
         return "does not change the layout"
     if dst.ndim != len(shape):
-        return f"{dst} is of {dst.ndim} dimensions, the problem of {len(shape)}"
+        return f"{dst} has {dst.ndim} dimensions, and the problem has {len(shape)}"
     channels = [k for k, (dim, _) in enumerate(reversed(dst.inner)) if dim == 1]
     if dst.is_blocked and channels != [0] and not dst.is_native:
-        return f"{dst} has no block of channels, or not one alone as its innermost"
+        return f"needs one block of channels, the innermost, unlike {dst}"
     whole = dst.padded_shape(shape)
     if any(shape[dim] != whole[dim] for dim in range(dst.ndim) if dim not in tails):
-        return f"{dst} has blocks of other dimensions than channels that do not divide {shape}"
+        return f"only channels may end in a partial block, unlike {shape} in {dst}"
     return None

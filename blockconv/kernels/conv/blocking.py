@@ -365,7 +365,7 @@ def straddles_blocks(problem: Conv2dProblem, dst: Geometry, stored: int, lanes: 
 def why_not_window(blocking: Blocking) -> str | None:
     """Why tiles cannot pack their windows: taps that are dilated far apart have more between them than fits."""
     fits = blocking.scratch <= MOST_WINDOW
-    return None if fits else f"a tile's window, with what is between its taps, would take {blocking.scratch:.1e} bytes"
+    return None if fits else f"needs {blocking.scratch:.1e} bytes for a tile's window, with the pixels between its taps"
 
 
 def _tile(request: Request, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot, binds: bool) -> TileShape:

@@ -66,11 +66,11 @@ def why_not(request: Request) -> Reason | None:
     interleaved, cb = not lies_in_units(p, lies, unit), _channels(p, lies, unit)
     if lies.length not in (1, NO_BLOCK):
         if interleaved:
-            return f"is for blocks of channels in which {unit} that fill 32 bits are neighbours, not for {src}"
+            return f"needs channel blocks of a multiple of {unit}, which fill 32 bits, unlike {src}"
         if p.g > 1 and p.ic // p.g % min(lies.length, cb):
-            return "is for groups that begin and end where the source's blocks do"
+            return "needs groups that begin and end at the source's block boundaries"
     if types.src.is_packed and (interleaved or extent(cb, lies) < cb):
-        return f"is for blocks of at least {cb} channels of 4 bits, which are unpacked as they lie, not for {src}"
+        return f"needs channel blocks of at least {cb} for 4-bit integers, unlike {src}"
     return None
 
 

@@ -25,9 +25,9 @@ def why_not(request: Request) -> Reason | None:
     sides = (request.src, request.source, types.src), (request.dst, request.destination, types.dst)
     for layout, lies, type in sides:
         if lies.length != 1 or lies.along(at.axes[2]) != type.itemsize:
-            return f"is for layouts in which a channel's neighbouring pixels lie together, not for {layout}"
+            return f"needs a layout with contiguous pixels, unlike {layout}"
     if at.kw > 1 and at.sw > 1:
-        return "is for windows without strides along the row, whose pixels are neighbours at every tap"
+        return "needs stride 1 along the row, so that the pixels of each tap are contiguous"
     return None
 
 

@@ -49,12 +49,12 @@ def why_not(request: Request) -> Reason | None:
     at = space(p, request.src, request.dst, strided=True)
     for layout, lies in ((request.src, request.source), (request.dst, request.destination)):
         if lies.length != 1 or lies.along(at.axes[2]) != itemsize:
-            return f"is for layouts in which a channel's neighbouring pixels lie together, not for {layout}"
+            return f"needs a layout with contiguous pixels, unlike {layout}"
     if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
-        return f"is for groups of at least {SERVED} output channels, which a vector of pixels is loaded for at each tap"
+        return f"needs groups of at least {SERVED} output channels, to reuse each loaded vector of pixels"
     least = min(_lanes(request.machine, itemsize))
     if at.ow < least:
-        return f"is for rows of at least {least} pixels, not of {at.ow}"
+        return f"needs rows of at least {least} output pixels, not {at.ow}"
     return None
 
 

@@ -265,16 +265,16 @@ def _why_not_grouped(request: Request) -> Reason | None:
     p, lanes = request.problem, request.machine.lanes(_FLOAT32.itemsize)
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g == 1:
-        return "is for groups"
+        return "needs several groups"
     if ic == 1:
-        return "is for groups of two input channels or more"
+        return "needs groups of at least two input channels"
     if 2 * oc > lanes:
-        return f"is for groups of at most {lanes // 2} output channels, not {oc}"
+        return f"needs groups of at most {lanes // 2} output channels, not {oc}"
     most = WIDEST * lanes // grouped_blocking.groups_per_vector(p, lanes)
     if ic > most:
-        return f"is for groups of at most {most} input channels, not {ic}"
+        return f"needs groups of at most {most} input channels, not {ic}"
     if request.types.src.itemsize == 1 and not lies_in_units(p, request.source, 4):
-        return "is for groups whose channels lie in fours"
+        return "needs groups whose channels are contiguous in fours"
     return None
 
 

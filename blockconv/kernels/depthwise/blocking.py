@@ -245,12 +245,12 @@ def _with_lanes(request: Request, lanes: int) -> Blocking | Reason:
     if not batched and not _is_row(s, p.iw, pixel, types.src.itemsize):
         if s.length > 1:
             return _over_channels(m, p, s, d, padded, lanes, types)
-        return f"neither the channels nor the images nor the pixels of a row lie together in {src}"
+        return f"needs contiguous channels, images or pixels of a row, unlike {src}"
     in_rows = _is_row(d, p.ow, pixel, types.dst.itemsize)
     # Planes of one pixel are a pixel's channels, and may be written as planes all the same.
     alike = d.length == s.length or (s.length == 1 and p.ow == 1 and d.length == NO_BLOCK)
     if not alike or _is_batched(d, p.n, types.dst.itemsize) != batched or not (batched or in_rows):
-        return f"vectors run over the pixels of {src}, which are stored as they lie in it, not as in {dst}"
+        return f"vectors hold pixels of {src}, and {dst} has another order of pixels"
     runs = _runs(p, s.length, padded, s.length, NO_BLOCK)
     in_rows = in_rows and _is_row(s, p.iw, pixel, types.src.itemsize)
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
@@ -310,7 +310,7 @@ def _over_pixels(
             lanes, block, p.sw, pixel, loops, *tiling, 1, lanes, 0, batched, pixel, runs, block, span=1, whole=True
         )
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
-        return f"a vector of {lanes} elements cannot be made of pixels of {pixel}, {p.sw} apart"
+        return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
     axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
     tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)

@@ -289,7 +289,7 @@ NO_EPILOGUE = Epilogue()
 def _make(request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primitive | Reason:
     problem = request.problem
     if not problem.is_depthwise:
-        return f"{problem.ic // problem.g} channels a group, not one"
+        return f"needs one channel in each group, not {problem.ic // problem.g}"
     at = blocking(request.on_threads(1))
     if isinstance(at, Reason):
         return at

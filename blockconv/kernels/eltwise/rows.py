@@ -115,7 +115,7 @@ def extents(storage: Operated, images: range, lanes: int) -> Extents | str:
     if other is None:
         return Extents(inner.size, Operand.NONE, 1, least, False, ragged, outer, begin)
     if inner.dst not in (0, 1):
-        return f"an operand in {other} does not lie as {layout} does"
+        return f"an operand in {other} has another memory order than {layout}"
     if inner.dst == 0:
         return Extents(inner.size, Operand.REPEATED, 1, least, False, ragged, outer, begin)
     repeats = outer and outer[-1].strides == (inner.size, 0) and not (ragged and _channels(outer[-1]))

@@ -76,21 +76,21 @@ def _why_not_narrow(b: Blocking, most: int | None = None) -> Reason | None:
     inner, most = b.view.inner, most or b.lanes - 1
     if inner > most:
         return f"a pixel of {b.src} has {inner} elements here, more than {most}"
-    return None if b.has_contiguous_pixels else f"the pixels of a row do not follow one another in {b.src}"
+    return None if b.has_contiguous_pixels else f"the pixels of a row are not contiguous in {b.src}"
 
 
 def _why_not_padding(b: Blocking) -> Reason | None:
     """Of kernels that read whole windows, their padding too."""
     columns, most = b.line_columns, MOST_MARGIN * (b.problem.iw + 16)
-    return f"windows span {columns} columns, of which the image has {b.problem.iw}" if columns > most else None
+    return f"the windows span {columns} columns, and the image has only {b.problem.iw}" if columns > most else None
 
 
 def _why_not_equal(b: Blocking) -> Reason | None:
-    return "windows are of unequal sizes" if b.is_adaptive else None
+    return "needs windows of equal size" if b.is_adaptive else None
 
 
 def _why_not_rows(b: Blocking) -> Reason | None:
-    return None if b.has_contiguous_rows else f"the rows of a plane do not follow one another in {b.src}"
+    return None if b.has_contiguous_rows else f"the rows of a plane are not contiguous in {b.src}"
 
 
 def _op(
@@ -111,10 +111,10 @@ def _why_not_tiles(b: Blocking) -> Reason | None:
     if (reason := _why_not_wide(b) or _why_not_equal(b)) is not None:
         return reason
     if b.is_global:
-        return "one window has no columns to share"
+        return "needs several windows, which share columns"
     if tile_pixels(b.machine.isa, b.problem):
         return None
-    return f"{b.problem.kw} columns of a window are more than the vector registers hold"
+    return f"the vector registers do not hold {b.problem.kw} columns of a window"
 
 
 def _tiles(b: Blocking) -> Op:
@@ -135,7 +135,7 @@ def _why_not_windows(b: Blocking) -> Reason | None:
     if b.element.is_packed or b.is_adaptive or b.is_global or _why_not_padding(b) is not None:
         return None
     overlaps = p.kw > p.sw or p.kh > p.sh
-    return "windows overlap, and their columns are better reduced once" if overlaps else None
+    return "the windows overlap, and other kernels reduce each column only once" if overlaps else None
 
 
 def _windows(b: Blocking) -> Op:
@@ -182,7 +182,7 @@ def _why_not_lines(b: Blocking) -> Reason | None:
         return reason
     sw = b.problem.sw
     if sw > MOST_STRIDE:
-        return f"columns of windows are {sw} apart, and more than {MOST_STRIDE} would be loaded for nothing"
+        return f"needs a stride of at most {MOST_STRIDE} along the row, not {sw}, which would waste loads"
     return _why_not_padding(b) or _why_not_narrow(b)
 
 
@@ -207,18 +207,18 @@ def _why_not_runs(b: Blocking) -> Reason | None:
     if (reason := _why_not_equal(b)) is not None:
         return reason
     if b.is_widened:
-        return "what is summed is wider than the elements that its buffers hold"
+        return "needs sums of the input's type, which its buffers hold"
     p, isa = b.problem, b.machine.isa
     if (p.sh, p.sw) != (1, 1) or p.ow != p.iw:
-        return "is for stride 1 and rows of as many outputs as the image has columns"
+        return "needs stride 1, and as many output columns as input columns"
     if max(p.kh, p.kw) > MOST_TAPS:
-        return f"windows have more than {MOST_TAPS} rows or columns"
+        return f"needs windows of at most {MOST_TAPS} rows and columns"
     if isa.vector_bytes < 32 or (isa.vector_bytes < 64 and b.itemsize < 4):
         return f"{isa.name} has no masked loads of these elements"
     if p.iw * b.view.inner >= LONG_ROW * b.lanes:
-        return f"rows have {LONG_ROW} vectors and more"
+        return f"needs rows of fewer than {LONG_ROW} vectors"
     if p.iw * b.view.inner >= SHORT_ROW * b.lanes and b.lanes % b.view.inner == 0 and why_not_shuffled(b) is None:
-        return f"rows have {SHORT_ROW} vectors and more, which are better shuffled"
+        return f"rows have at least {SHORT_ROW} vectors, and shuffles are faster"
     return _why_not_narrow(b) or _why_not_rows(b)
 
 
@@ -241,7 +241,7 @@ def _runs(b: Blocking) -> Op:
 
 def _why_not_planes(b: Blocking) -> Reason | None:
     if not b.is_global:
-        return "there are several windows, or they are not the whole image"
+        return "needs one window that covers the whole image"
     return _why_not_narrow(b, b.lanes) or _why_not_rows(b)
 
 
@@ -264,12 +264,12 @@ def _planes(b: Blocking) -> Op:
 
 
 def _why_not_indices(b: Blocking) -> Reason | None:
-    return "only a maximum has an index" if b.is_average else None
+    return "needs a maximum, because averages have no index" if b.is_average else None
 
 
 def _why_not_indices_by_vectors(b: Blocking) -> Reason | None:
     if b.problem.ih * b.problem.iw >= 1 << 31:
-        return "indices have more than 31 bits"
+        return "needs indices below 2^31"
     return _why_not_indices(b)
 
 
@@ -327,9 +327,9 @@ def _row(
     def unsolved(b: Blocking, types: Types) -> Reason | None:
         sums_integers = b.is_average and not types.src.is_float
         if sums_integers and types.src.itemsize > 1:
-            return "averages are of floats or of integers of 8 bits"
+            return "averages need floats or 8-bit integers"
         if sums_integers and b.most_taps > MOST_SUMMED:
-            return f"a window covers {b.most_taps} elements, and sums of more than {MOST_SUMMED} may pass int32"
+            return f"a window has {b.most_taps} elements, and sums of more than {MOST_SUMMED} may overflow int32"
         return why_not(b)
 
     def make(request: Request, quantizations: tuple[Quantization, Quantization] | None = None) -> Primitive | Reason:

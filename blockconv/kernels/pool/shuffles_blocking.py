@@ -21,18 +21,18 @@ def why_not_shuffled(b: Blocking) -> Reason | None:
     """None for a pool that is cut into such tiles, else why it is not, in a sentence."""
     p, isa, inner = b.problem, b.machine.isa, b.view.inner
     if b.is_adaptive:
-        return "windows are of unequal sizes"
+        return "needs windows of equal size"
     if not b.has_contiguous_pixels:
-        return f"the pixels of a row do not follow one another in {b.src}"
+        return f"the pixels of a row are not contiguous in {b.src}"
     if inner % b.lanes == 0:
-        return f"a pixel of {b.src} has {inner} elements here, which are whole vectors"
+        return f"a pixel of {b.src} has {inner} elements here, which fill whole vectors without shuffles"
     if isa.vector_bytes < 32:
-        return f"is for masked loads, of vectors of 256 bits and more, not for {isa.name}"
+        return f"needs masked loads and vectors of at least 256 bits, unlike {isa.name}"
     if inner == 1 and p.sw == 1:
-        return "the taps of contiguous pixels, one apart, are vectors of their own"
+        return "contiguous pixels at stride 1 fill vectors without shuffles"
     if p.sw > MOST_STRIDE or p.kw > MOST_TAPS or p.iw * inner >= 1 << 31:
-        return f"windows are more than {MOST_STRIDE} apart, or have more than {MOST_TAPS} columns, or rows are too long"
-    return None if _tiles(b) else f"{p.kw} columns of a window are more than the vector registers hold"
+        return f"needs strides up to {MOST_STRIDE}, windows of up to {MOST_TAPS} columns, and rows below 2^31 elements"
+    return None if _tiles(b) else f"the vector registers do not hold {p.kw} columns of a window"
 
 
 def shuffled_tile(b: Blocking) -> ShuffledTile:

@@ -162,7 +162,7 @@ def _three(loops: list[MeanLoop]) -> list[MeanLoop]:
 def _why_not(request: Request) -> Reason | None:
     why_not, dst = same_layout_why_not(request), request.dst
     if why_not is None and any(dst.blocks[axis] > 1 for axis in request.problem.axes):
-        return f"does not sum over the blocks of {dst}"
+        return f"does not sum across the blocks of {dst}"
     return why_not
 
 

@@ -115,12 +115,12 @@ def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool
     u = next((loop for loop in nest.loops if loop.src == 1), None)
     v = next((loop for loop in nest.loops if loop.dst == 1), None)
     if u is None or v is None or u is v:
-        return "no two loops have unit stride, one in each layout"
+        return "needs two loops with unit stride, one in each layout"
     dims = limited_dimensions(nest, u.dim, v.dim)
     if u.dim == v.dim or dims is None:
-        return f"both unit strides are in one dimension, or {_TOO_MANY_TAILS}"
+        return f"one dimension has both unit strides, or {_TOO_MANY_TAILS}"
     if nest.partial(v) and nest.limits[v.dim][1] % (v.step * v.size):
-        return "the destination's contiguous dimension is cut by the source's blocks and has a tail"
+        return "the source's blocks split the destination's contiguous dimension, which has a tail"
     lanes = min(16, vector_bytes // moved.itemsize)
     # Rows of whole vectors too: read on and on, they stream.
     short = u.size < lanes or (u.size == lanes and not nest.partial(u))

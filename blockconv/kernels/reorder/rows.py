@@ -360,7 +360,7 @@ def _transpose_row(of: Row) -> Row:
     def make(request: Request) -> Primitive | Reason:
         problem, wanted = request.problem, row_major(len(request.problem.shape))
         if not request.src == request.dst == wanted:
-            return f"is for row-major arrays of {wanted.ndim} dimensions, {wanted.tag}"
+            return f"needs row-major arrays of {wanted.ndim} dimensions ({wanted.tag})"
         return of.make(request.of(*_as_reorder(problem, request.types.src.itemsize)))
 
     name = of.name.replace("reorder", "transpose")

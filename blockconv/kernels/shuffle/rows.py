@@ -99,7 +99,7 @@ def _why_not(request: Request) -> Reason | None:
         return f"neighbouring channels are not contiguous in {dst}"
     pixels, padded = m.lanes(itemsize), dst.padded_shape(problem.shape)[1]
     if (padded + 1) * pixels * itemsize > m.second_level_cache:
-        return f"a tile of {pixels} pixels by {padded} channels is larger than a second-level cache"
+        return f"a tile of {pixels} pixels by {padded} channels is larger than the second-level cache"
     return None
 
 

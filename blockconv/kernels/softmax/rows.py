@@ -45,7 +45,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
 def _why_not(request: Request) -> Reason | None:
     why_not, dst = same_layout_why_not(request), request.dst
     if why_not is None and request.problem.axis == 0 and dst.blocks[0] > 1:
-        return f"does not go over the blocks of images of {dst}"
+        return f"does not normalise across the image blocks of {dst}"
     return why_not
 
 

@@ -203,10 +203,10 @@ def _reorder_ops(
 def _why_not_reorder(request: Request) -> Reason | None:
     problem, src, dst = request.problem, request.src, request.dst
     if not (src.is_native and dst.is_native):
-        return "is for layouts with at most one block of channels, and one of images around it"
+        return "needs layouts with at most one block of channels, and one of images around it"
     if problem.itemsize not in ITEMSIZE.values():
-        return f"elements have {problem.itemsize} bytes"
-    return None if nest(src, dst, problem.shape) is None else "the blocks of the two layouts nest"
+        return f"does not take elements of {problem.itemsize} bytes"
+    return None if nest(src, dst, problem.shape) is None else "is for layouts whose blocks do not nest"
 
 
 # ---------------------------------------------------------------- arrays of other than four dimensions
@@ -249,9 +249,9 @@ def _why_not(request: Request) -> Reason | None:
     if rank == 4:
         return None
     if not src == dst == row_major(rank):
-        return f"is for row-major arrays of {rank} dimensions, {row_major(rank).tag}"
+        return f"needs row-major arrays of {rank} dimensions ({row_major(rank).tag})"
     axes = len(_groups(problem))
-    return None if axes == 4 else f"copies along 4 axes at most, and these parts need {axes}"
+    return None if axes == 4 else f"copies parts along at most 4 axes, and this copy needs {axes}"
 
 
 # ---------------------------------------------------------------- rows of the kernel table

@@ -58,23 +58,23 @@ UNIT = 4  # channels of a group, one of several, are a multiple of so many, else
 def _why_not(m: int, request: Request) -> Reason | None:
     p, src, dst, types = request.problem, request.src, request.dst, request.types
     if (p.kh, p.kw) != (3, 3):
-        return f"is for 3x3, not {p.kh}x{p.kw}"
+        return f"needs 3x3 windows, not {p.kh}x{p.kw}"
     strides = [form.stride for form in FORMS if form.m == m]
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
-        return f"is for stride {' and '.join(map(str, strides))}, the same both ways, and dilation 1"
+        return f"needs stride {' or '.join(map(str, strides))} in both directions, and dilation 1"
     images = vector_images(request.machine, p, src, dst) if types.acc.is_float else 0
     for layout, shape in () if images else ((src, p.src_shape), (dst, p.dst_shape)):
         at = geometry(layout, shape, 1)
         if at.length > 1 and at.length % 2:
-            return f"is for blocks of an even number of channels, not {layout}"
+            return f"needs channel blocks of an even size, unlike {layout}"
         if at.length == 1 and at.col != 1:
             alike = f", or at least {LEAST_IMAGES} images of source and destination" if types.acc.is_float else ""
-            return f"is for channels, or pixels of a row{alike}, that lie together, not {layout}"
+            return f"needs contiguous channels or pixels of a row{alike}, unlike {layout}"
     if types.src.is_half and src.size(p.src_shape) < PLANE_BYTES:
-        return f"is for sources of {PLANE_BYTES} elements or more"
+        return f"needs sources of at least {PLANE_BYTES} elements"
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g > 1 and (ic % UNIT or oc % UNIT):
-        return f"is for groups of a multiple of {UNIT} channels"
+        return f"needs groups of a multiple of {UNIT} channels"
     if ic * Form(m, p.sh).positions * max(1, images) * ITEMSIZE > SCRATCH:
         return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {ic} channels"
     return None
@@ -132,17 +132,17 @@ FINITE_BELOW = {(2, 1): 2.0**125, (4, 1): 2.0**123, (6, 1): 2.0**120, (2, 2): 2.
 def _why_not_exact(m: int, request: Request) -> Reason | None:
     p, lanes = request.problem, request.machine.lanes(ITEMSIZE)
     if p.sh != 1 or p.sw != 1:
-        return "is for stride 1"
+        return "needs stride 1"
     reason = _why_not(m, request)
     if reason:
         return reason
     if p.g > 1 and (p.ic // p.g % (2 * lanes) or p.oc // p.g % lanes):
-        return f"is for groups of a multiple of {2 * lanes} channels in and {lanes} out"
+        return f"needs groups of a multiple of {2 * lanes} input and {lanes} output channels"
     if request.src.size(p.src_shape) < PLANE_BYTES:
-        return f"is for sources of {PLANE_BYTES} bytes or more"
+        return f"needs sources of at least {PLANE_BYTES} bytes"
     most = (LIGHT - 1) // (TAPS * TAPS * 128)
     if not request.types.wei.light and p.ic // p.g > most:
-        return f"is for up to {most} channels, or weights that are known to keep sums below {256 * LIGHT}"
+        return f"needs at most {most} channels, or weights that keep all sums below {256 * LIGHT}"
     return None
 
 

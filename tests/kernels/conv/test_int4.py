@@ -98,9 +98,7 @@ def test_layouts_without_pairs_are_refused(src, dst):
         made = case(descriptor, src, dst)
         found = selection.candidates("conv2d", Request(made.problem, Layout(layout), Layout(layout), made.types))
         reasons = {c.why_not for c in found if c.row.takes(made.types)}
-        assert reasons == {
-            f"two integers of 4 bits to a byte are for blocks of a multiple of 4 channels, not for {layout}"
-        }
+        assert reasons == {f"packed 4-bit integers need channel blocks of a multiple of 4, unlike {layout}"}
     for descriptor in ("g2mb1ic12ih6oc12kh1", "g16mb1ic16ih6oc16kh3ph1"):
         assert not rows(case(descriptor, src, dst), "NCHW64", "NCHW64")
 

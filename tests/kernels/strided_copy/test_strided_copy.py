@@ -113,7 +113,7 @@ def test_parts_of_too_many_axes_are_not_copied_at_once() -> None:
     asked = row_major(5), row_major(5), Types.all("float32")
     assert row.rejects(PadProblem((2, 3, 4, 5, 6), ((0, 0), *[(1, 1)] * 2, (0, 0), (0, 0))), *asked) is None
     parts = PadProblem((2, 3, 4, 5, 6), ((0, 0), (1, 1), (0, 0), (1, 1), (0, 0)))
-    assert row.rejects(parts, *asked) == "copies along 4 axes at most, and these parts need 5"
+    assert row.rejects(parts, *asked) == "copies parts along at most 4 axes, and this copy needs 5"
 
 
 def shuffled(x: Array, groups: int) -> Array:

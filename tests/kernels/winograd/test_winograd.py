@@ -346,7 +346,7 @@ def test_weights_that_are_packed_for_one_call_count_too(on_machine):
 def test_accuracy_decides_which_tile_sizes_are_taken(on_machine):
     assert chosen(LARGE, accuracy=0) == "conv_direct"
     assert chosen(LARGE, accuracy=1e-6) == "conv_winograd_f2"
-    assert "errs by up to" in selection.why_not(row(6), LARGE, NHWC, NHWC, FLOATS)
+    assert "has an error of up to" in selection.why_not(row(6), LARGE, NHWC, NHWC, FLOATS)
     assert selection.why_not(row(6), LARGE, NHWC, NHWC, FLOATS, math.inf) is None
 
 
