@@ -60,7 +60,7 @@ def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
 def refused(path: str | PathLike[str], error: Exception) -> ArgumentError:
     """What is said of a file that holds no plan."""
     why = f"{type(error).__name__}: {error}" if not isinstance(error, ArgumentError) else str(error)
-    return ArgumentError("Plan.load", "path", str(path), f"is no file of Plan.save, or a damaged one ({why})")
+    return ArgumentError("Plan.load", "path", str(path), f"is no file of Plan.save, or is damaged ({why})")
 
 
 def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:

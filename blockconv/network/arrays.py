@@ -29,7 +29,7 @@ def entered(x: Any, tensor: Tensor, network: str) -> Array:
     if isinstance(x, BlockedArray):
         x = to_layout(x, row_major(x.ndim)).storage
     if dtype != tensor.dtype:
-        raise NetworkError(network, tensor.name, x, f"has to be of dtype {tensor.dtype}, and is of {dtype}")
+        raise NetworkError(network, tensor.name, x, f"has to have dtype {tensor.dtype}, not {dtype}")
     return np.ascontiguousarray(x)
 
 

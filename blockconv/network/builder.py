@@ -1,4 +1,4 @@
-"""A network built in Python, an op a call."""
+"""Build a network in Python, with one call for each op."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Array = npt.NDArray[Any]
 
 
 class NetworkBuilder:
-    """Collects nodes; each method of an op returns the name of its value, which other methods take.
+    """Builds a `Network`. The method of an op adds a node and returns the name of its value, for other methods.
 
-    Stride, padding and dilation are those of the drop-in functions. Every op takes a `name`, that of its node, and
-    raises ArgumentError or one of its kinds at once for parameters that it cannot have; whether shapes fit is seen by
-    `build`.
+    name: the network's name, for its errors.
+
+    Stride, padding and dilation are as in the drop-in functions. Each op takes the `name` of its node; the default is
+    the op with a number. A method raises ArgumentError, or a subclass, for bad parameters. `build` checks the shapes.
 
     >>> import numpy as np
     >>> from blockconv import NetworkBuilder
@@ -50,17 +51,22 @@ class NetworkBuilder:
         return {name: copy.copy(value) for name, value in self.__dict__.items()}
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
-        """An input of the network: its logical shape, (N, C, H, W) for images, and its dtype, or "int4" or "uint4"."""
+        """Add an input. Returns its name.
+
+        name: the input's name.
+        shape: the logical shape, (N, C, H, W) for images.
+        dtype: a NumPy dtype, or "int4" or "uint4".
+        """
         try:
             type = element(dtype)
         except TypeError:
-            rule = "has to be a NumPy dtype, or the name of one, or of packed integers"
+            rule = "has to be a NumPy dtype, the name of one, 'int4' or 'uint4'"
             raise NetworkError(self.name, "dtype", dtype, rule) from None
         self._inputs.append(Tensor(name, read_shape(self.name, name, shape), type))
         return name
 
     def constant(self, value: Any, name: str | None = None) -> str:
-        """A constant, an array or a number, to be an operand of a binary op or a concatenation."""
+        """Add a constant, an array or a number, as operand of a binary op or a concatenation. Returns its name."""
         name = name or f"constant_{len(self._constants)}"
         if name in self._constants:
             raise NetworkError(self.name, "name", name, "is the name of another constant")
@@ -68,21 +74,22 @@ class NetworkBuilder:
         return name
 
     def output(self, *values: str) -> None:
-        """Values that the network gives."""
+        """Make these values outputs of the network."""
         self._outputs += values
 
     def build(self) -> Network:
-        """The network. Raises NetworkError, naming the node, if it is not sound."""
+        """The network. Raises NetworkError, which names the node, if the network breaks a rule."""
         return Network(tuple(self._inputs), tuple(self._outputs), tuple(self._nodes), self._constants, self.name)
 
     def add(
         self, attributes: ops.Attributes, *inputs: str, parameters: tuple[Any, ...] = (), name: str | None = None
     ) -> str:
-        """A node with any attributes, for ops that have no method here. Its value has the node's name.
+        """Add a node of any op. Returns the name of its value, which is the node's name.
 
         attributes: a record of `blockconv.network.ops`.
         inputs: the names of values.
-        parameters: arrays.
+        parameters: arrays, such as weight and bias.
+        name: the node's name. Default: the op with a number.
         """
         name = name or f"{attributes.op}_{len(self._nodes)}"
         held = tuple(self.constant(value, f"{name}.{i}") for i, value in enumerate(parameters))
@@ -105,12 +112,14 @@ class NetworkBuilder:
         residual: str | None = None,
         name: str | None = None,
     ) -> str:
-        """activation(conv(x, weight) + bias + residual), as `conv2d` has it.
+        """activation(conv(x, weight) + bias + residual), like the function `conv2d`.
 
         x: the name of a value of shape (N, C, H, W).
-        weight: (O, C / groups, KH, KW), of its dtype.
-        bias: (O,), or None.
-        residual: the name of a value of the output's shape.
+        weight: (O, C / groups, KH, KW), of the dtype of x.
+        bias: None, or (O,).
+        stride, padding, dilation, groups, activation: as in the function.
+        residual: None, or the name of a value of the output's shape.
+        name: the node's name.
         """
         w = as_numpy(weight, "conv2d", "weight")
         strides, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
@@ -128,7 +137,7 @@ class NetworkBuilder:
         ceil_mode: bool = False,
         name: str | None = None,
     ) -> str:
-        """The largest of each window; stride is the kernel's size by default."""
+        """The largest element of each window. stride: by default kernel_size."""
         return self._pool("max", x, kernel_size, stride, padding, ceil_mode, name)
 
     def avg_pool2d(
@@ -141,7 +150,7 @@ class NetworkBuilder:
         count_include_pad: bool = True,
         name: str | None = None,
     ) -> str:
-        """The mean of each window."""
+        """The mean of each window. stride: by default kernel_size."""
         kind: ops.PoolKind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
         return self._pool(kind, x, kernel_size, stride, padding, ceil_mode, name)
 
@@ -158,21 +167,21 @@ class NetworkBuilder:
         return self.add(ops.Pool2d("avg_exclude_padding"), x, name=name)
 
     def adaptive_avg_pool2d(self, x: str, output_size: Any, name: str | None = None) -> str:
-        """The mean over windows that together cover the image."""
+        """The mean of each of `output_size` windows, like the function `adaptive_avg_pool2d`."""
         return self.add(ops.AdaptivePool2d(pair("adaptive_avg_pool2d", "output_size", output_size)), x, name=name)
 
     def activation(self, x: str, activation: Any, name: str | None = None) -> str:
-        """An activation by its name, or (name, *parameters)."""
+        """An activation: its name, or (name, *parameters)."""
         return self.add(ops.Activate(read_activation(activation, "activation")), x, name=name)
 
     def binary(self, kind: ops.BinaryKind, a: str, b: str, name: str | None = None) -> str:
-        """add, mul, sub, div, max or min of two values, broadcast as NumPy does."""
+        """add, sub, mul, div, max or min of two values, broadcast as in NumPy."""
         return self.add(ops.Binary(kind), a, b, name=name)
 
     def affine(self, x: str, scale: Any, shift: Any, name: str | None = None) -> str:
-        """x * scale[c] + shift[c] over axis 1; scale and shift: (C,)."""
+        """x * scale[c] + shift[c] over axis 1. scale, shift: arrays of shape (C,)."""
         return self.add(ops.Affine(), x, parameters=(scale, shift), name=name)
 
     def concat(self, *values: str, axis: int = 1, name: str | None = None) -> str:
-        """Values one after the other along an axis."""
+        """The concatenation of values along an axis."""
         return self.add(ops.Concat(axis), *values, name=name)

@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value's name, logical shape and element type."""
+    """A value: its name, logical shape and element type."""
 
     name: str
     shape: Shape
@@ -46,18 +46,18 @@ class Tensor:
 
     @property
     def dtype(self) -> np.dtype[Any] | str:
-        """The type as a BlockedArray has it: NumPy's, or "int4" or "uint4", of which two share a byte."""
+        """The type as a BlockedArray's dtype: NumPy's, or "int4" or "uint4", two to a byte."""
         return self.type.array_dtype
 
     @property
     def elements(self) -> int:
-        """Number of logical elements."""
+        """The number of logical elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One op. `name` is unique among nodes; `output` is the value that it produces."""
+    """One op. `name` is unique among nodes; `output` names the value that it produces."""
 
     name: str
     attributes: Attributes
@@ -76,24 +76,24 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A graph of typed nodes, checked when it is made, and immutable: what `load_onnx` and `NetworkBuilder` give.
+    """An immutable graph of typed nodes. `load_onnx` and `NetworkBuilder` make it; the constructor checks it.
 
-    inputs: a name, a logical shape and a dtype for each, in calling order.
+    inputs: the name, logical shape and dtype of each input, in calling order.
     outputs: the names of values.
-    nodes: in any order; they are kept in one that can run.
-    constants: read-only arrays by name.
-    name: of the network, in its errors.
-    remake: what makes the network anew for other shapes of its inputs, where a front end folded shapes into constants.
-    merged: for each node that passes merged into another, the other's name, which may have been merged in turn.
-    tensors: the name, shape and element type of every value, constants included, by its name.
+    nodes: the nodes, in any order; the network sorts them into an order that can run.
+    constants: arrays by name; the network keeps them read-only.
+    name: the network's name, for its errors.
+    remake: the function that reads the model again for other input shapes, if a front end folded shapes into constants.
+    merged: for each node that a pass merged into another, the other's name. That node may be merged as well.
+    tensors: the name, shape and element type of every value by its name, with constants.
 
-    Raises NetworkError, naming the node, for a graph that is not sound.
+    Raises NetworkError, which names the node, for a graph that breaks a rule.
     """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
-    constants: Mapping[str, Array]
+    constants: Mapping[str, npt.NDArray[Any]]
     name: str = "network"
     # Makes the network anew for other input shapes where a front end folded shapes into constants.
     remake: Callable[[dict[str, Shape]], Network] | None = field(default=None, repr=False)
@@ -123,12 +123,12 @@ class Network:
 
     @functools.cached_property
     def producers(self) -> dict[str, Node]:
-        """The node that produces a value; inputs and constants have none."""
+        """The node that produces each value; inputs and constants have none."""
         return {node.output: node for node in self.nodes}
 
     @functools.cached_property
     def readers(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes that read each value or constant, in order; one that reads a value twice stands twice."""
+        """The nodes that read each value or constant, in order. A node that reads a value twice is listed twice."""
         found: dict[str, list[Node]] = {name: [] for name in self.tensors}
         for node in self.nodes:
             for name in (*node.inputs, *node.parameters):
@@ -140,7 +140,7 @@ class Network:
         return self.tensors[name].shape
 
     def holder(self, name: str) -> str | None:
-        """The name of the node that does what a node of that name did before passes; None if none does."""
+        """The name of the node that now does the work of node `name`; None if no node does."""
         names = {node.name for node in self.nodes}
         while name not in names:
             if name not in self.merged:
@@ -149,24 +149,24 @@ class Network:
         return name
 
     def problem(self, node: Node) -> Any:
-        """The problem that kernels solve for a node. Raises NetworkError for one that has no problem."""
+        """The problem that kernels solve for a node. Raises NetworkError for an op without kernels."""
         attributes, srcs = node.attributes, [self.shape(name) for name in node.inputs]
         if isinstance(attributes, Convolution):
             return replace(attributes.problem(srcs[0], self.shape(node.parameters[0])), name=node.name)
         if isinstance(attributes, Solved):
             return attributes.problem(*srcs)
-        raise NetworkError(str(node), "op", node.op, "has no problem: reshapes and changes of type have none")
+        raise NetworkError(str(node), "op", node.op, "has no problem, like all reshapes and changes of type")
 
     # -- making others
 
     def changed(
         self,
         nodes: Iterable[Node] | None = None,
-        constants: Mapping[str, Array] | None = None,
+        constants: Mapping[str, npt.NDArray[Any]] | None = None,
         outputs: Iterable[str] | None = None,
         merged: Mapping[str, str] | None = None,
     ) -> Network:
-        """This network with other nodes, constants or outputs, checked anew; it cannot be remade by its front end."""
+        """A checked copy with other nodes, constants or outputs. Its front end cannot remake it."""
         return replace(
             self,
             remake=None,
@@ -177,9 +177,11 @@ class Network:
         )
 
     def with_input_shapes(self, shapes: Mapping[str, Shape] | Shape) -> Network:
-        """The same network for other sizes of its inputs: by name, or one shape for its only input.
+        """The same network for other input shapes.
 
-        Raises NetworkError, naming the node, where it cannot have them.
+        shapes: {input: shape}, or the shape of the only input.
+
+        Raises NetworkError, which names the node, if the network does not take them.
         """
         named = self._by_input(shapes, "shapes")
         sizes = {name: read_shape(self.name, name, shape) for name, shape in named.items()}
@@ -195,34 +197,37 @@ class Network:
         if not isinstance(given, Mapping):
             if len(names) != 1:
                 rule = f"the network has {len(names)} inputs"
-                raise NetworkError(self.name, argument, given, rule, f"give a dict by name: {', '.join(names)}")
+                raise NetworkError(self.name, argument, given, rule, f"give a dict with the names {', '.join(names)}")
             return {names[0]: given}
         unknown = [name for name in given if name not in names]
         if unknown:
-            raise NetworkError(self.name, argument, unknown, f"no such input; there are {', '.join(names)}")
+            raise NetworkError(self.name, argument, unknown, f"is not among the inputs {', '.join(names)}")
         return dict(given)
 
     # -- running
 
-    def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, Array]:
-        """Each output by name, by plain NumPy: slow, and independent of the kernels.
+    def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """The outputs by name, computed in plain NumPy: slowly, and without the kernels.
 
-        inputs: arrays by name, or the array of the only input, of the shapes and dtypes of the network's inputs. Values
-            of 4 bits are one a byte here, int8 or uint8.
-        every: give each value, not the outputs alone.
+        inputs: {input: array}, or the array of the only input, with the network's shapes and dtypes. 4-bit integers are
+            one to a byte here, int8 or uint8.
+        every: return every value, not only the outputs.
 
         Each op runs in float64 and rounds once. Fusion changes where a quantized network rounds, so a plan gives the
-        bits of its own `plan.network.evaluate`. Raises NetworkError for inputs that are others than the network's.
+        bits of its own `plan.network.evaluate`.
+        Raises NetworkError for inputs that do not fit the network.
         """
         given = self._by_input(inputs, "inputs")
         values: dict[str, Array] = dict(self.constants)
         for tensor in self.inputs:
             if tensor.name not in given:
-                raise NetworkError(self.name, "inputs", sorted(given), f"input {tensor.name!r} is missing")
+                raise NetworkError(self.name, "inputs", sorted(given), f"lacks the input {tensor.name!r}")
             array = as_numpy(given[tensor.name], self.name, tensor.name)
             if array.shape != tensor.shape:
-                rule = f"has to be of shape {tensor.shape}"
-                raise NetworkError(self.name, tensor.name, array, rule, "see Network.with_input_shapes")
+                rule = f"has to have shape {tensor.shape}"
+                raise NetworkError(
+                    self.name, tensor.name, array, rule, "for other shapes call Network.with_input_shapes"
+                )
             values[tensor.name] = elements_of(array, tensor, self.name)
         last = {name: node for node in self.nodes for name in node.inputs}
         for node in self.nodes:
@@ -235,7 +240,7 @@ class Network:
         return values if every else {name: values[name] for name in self.outputs}
 
     def summary(self) -> str:
-        """A table: each node with its op, inputs, output shape and multiply-adds."""
+        """A table of the nodes: op, inputs, output, shape, and multiply-adds in millions."""
         rows = []
         for node in self.nodes:
             problem = self.problem(node) if node.op == "conv2d" else None
@@ -273,20 +278,20 @@ def _ordered(net: Network) -> tuple[Node, ...]:
     for node in net.nodes:
         _check_node(net, node, made, dequantized)
         if node.name in names:
-            raise NetworkError(str(node), "name", node.name, "is the name of another node too")
+            raise NetworkError(str(node), "name", node.name, "is also the name of another node")
         names.add(node.name)
     if not net.outputs or len(set(net.outputs)) < len(net.outputs):
-        raise NetworkError(net.name, "outputs", net.outputs, "has to name a value, and none twice")
+        raise NetworkError(net.name, "outputs", net.outputs, "has to name at least one value, and none twice")
     for name in net.outputs:
         if name not in made:
-            raise NetworkError(net.name, "outputs", name, "no node produces it, and it is no input")
+            raise NetworkError(net.name, "outputs", name, "is no input, and no node produces it")
     known = [*(t.name for t in net.inputs), *net.constants]
     order, circle = topological(
         net.nodes, lambda node: (*node.inputs, *node.parameters), lambda node: (node.output,), known
     )
     if circle:
         text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])
-        raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"the graph has a circle: {text}")
+        raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"has a cycle: {text}")
     return tuple(order)
 
 
@@ -298,15 +303,15 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: 
             raise NetworkError(str(node), argument, names, f"{node.op} takes {counts}")
         for name in names:
             if name not in made:
-                raise NetworkError(str(node), argument, name, "is no input, no constant, and no node produces it")
+                raise NetworkError(str(node), argument, name, "is no input and no constant, and no node produces it")
             if argument == "parameters" and name not in net.constants and name not in dequantized:
-                raise NetworkError(str(node), argument, name, "has to be a constant, so that it can be packed once")
+                raise NetworkError(str(node), argument, name, "has to be a constant, because it is packed once")
 
 
 def check_network(op: str, network: object) -> None:
     """Raise ArgumentError unless what `op` was given is a network."""
     if not isinstance(network, Network):
-        remedy = as_file(network) or "see load_onnx and NetworkBuilder"
+        remedy = as_file(network) or "make one by load_onnx or NetworkBuilder"
         raise ArgumentError(op, "network", network, "has to be a Network", remedy)
 
 
@@ -317,12 +322,14 @@ def elements_of(array: Array, tensor: Tensor, network: str) -> Array:
     """
     type = tensor.type
     if array.dtype != type.dtype and not (type.is_packed and array.dtype.name == type.name):
-        rule = f"has to be of dtype {type.dtype}" + (f", of integers of {type}" if type.is_packed else "")
+        rule = f"has to have dtype {type.dtype}" + (f", with integers of {type}" if type.is_packed else "")
         raise NetworkError(network, tensor.name, array, rule)
     made = array.astype(type.dtype, copy=False)
     if type.is_packed and made.size and not type.bounds[0] <= made.min() <= made.max() <= type.bounds[1]:
         low, high = type.bounds
-        raise NetworkError(network, tensor.name, array, f"is of {type}, which holds integers from {low} to {high}")
+        raise NetworkError(
+            network, tensor.name, array, f"has to hold integers from {low} to {high}, the range of {type}"
+        )
     return made
 
 
@@ -346,8 +353,8 @@ def _inferred(net: Network) -> dict[str, Tensor]:
         check_shape(net.name, tensor.name, tensor.shape, tensor.type.itemsize, NetworkError)
     for name, value in net.constants.items():
         if value.dtype.name in NIBBLES:
-            rule = f"is of {value.dtype}, which constants are not held as"
-            raise NetworkError(net.name, f"constants[{name!r}]", value, rule, "give integers of 8 bits")
+            rule = f"is {value.dtype}, and constants have at least 8 bits"
+            raise NetworkError(net.name, f"constants[{name!r}]", value, rule, "give 8-bit integers")
     tensors = {t.name: t for t in net.inputs}
     tensors |= {name: Tensor(name, value.shape, element(value.dtype)) for name, value in net.constants.items()}
     for node in net.nodes:

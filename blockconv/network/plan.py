@@ -1,4 +1,4 @@
-"""`compile`: from a network to a plan; and the plan: kernels, packed weights and an arena, run in one native call."""
+"""`compile` plans a network. A `Plan` holds kernels, packed weights and an arena, and runs in one native call."""
 
 from __future__ import annotations
 
@@ -65,28 +65,29 @@ def compile(
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
-    network: what `load_onnx` or `NetworkBuilder.build` gives; it is not changed.
-    layouts: "auto", where the planner chooses among `NATIVE`; a list of the layouts that it is to choose among, your
-        own too; a layout that kernels run in (`Layout.is_native`), or its name, which every op has that can; or
-        {node: layout}, in which some nodes write, the rest being chosen. A node that fusion merged into another (a
-        batch norm, an activation) stands for that one.
-    planner: "optimal" (the least predicted cost), "greedy" (op by op), or a function of your own: see below.
-    measure: time the candidates instead of predicting them: slow at first, kept on disk.
-    input_shapes: a shape for the network's input, or {input: shape}; by default those that the network has.
-    threads: the most that a call of the plan uses; by default what `get_num_threads` says now.
+    network: a network of `load_onnx` or `NetworkBuilder.build`. It does not change.
+    layouts: "auto": the planner chooses among `NATIVE`. A list: it chooses among these layouts, also your own. A
+        native layout (`Layout.is_native`) or its name: every op that can has this layout. {node: layout}: these nodes
+        write these layouts, and the planner chooses the rest. The name of a node that fusion merged into another (a
+        batch norm, an activation) means that other node.
+    planner: "optimal" (the least predicted cost), "greedy" (op by op), or your own function, as described below.
+    measure: measure the candidates instead of predicting them. The first time is slow; times are kept on disk.
+    input_shapes: the shape of the only input, or {input: shape}. Default: the network's.
+    threads: the most threads that a call of the plan uses. Default: `get_num_threads` now.
     accuracy: "default", or "strict": no Winograd kernels.
-    costs: seconds of your own, which go before all others: a mapping with keys of `Plan.cost_table`, or a JSON file of
-        one. A key that nothing in the network reads is refused.
-    precision: "float32", where every value has the type that the network gives it; or "bfloat16" or "float16", in which
-        the weights and values of a network of float32 are stored, each rounded once; sums are float32. Inputs and
-        outputs stay what the network says. `plan.network.evaluate` rounds as the plan does.
+    costs: your own costs in seconds, which override all others: a mapping with keys of `Plan.cost_table`, or a JSON
+        file with one. A key that is unknown to the network is an error.
+    precision: "float32": every value has the network's type. "bfloat16" or "float16": the plan stores the weights and
+        values of a float32 network in this type, each rounded once, and sums in float32. Inputs and outputs keep the
+        network's types. `plan.network.evaluate` rounds like the plan.
 
-    A planner of your own is called once, with a `LayoutProblem`: the ops after fusion, the choices of each with their
-    costs, the costs of reorders, the network. It returns {node: choice}, or {node: layout}, as `layouts` takes it.
-    Nodes that it leaves out are planned optimally. For other sizes of inputs its answer holds, where its choices exist.
+    `compile` calls your own planner once, with a `LayoutProblem`: the ops after fusion, the choices of each op with
+    their costs, the costs of reorders, and the network. It returns {node: choice} or {node: layout}. Nodes that it
+    omits are planned optimally. Its answer also holds for other input sizes, if its choices exist there.
 
-    The inputs and outputs of the network are arrays of logical shape, (N, C, H, W) for images.
-    Raises NetworkError, LayoutError, ArgumentError, and UnsupportedError for a node that no kernel takes.
+    Inputs and outputs are arrays of logical shape, (N, C, H, W) for images.
+    Raises NetworkError, LayoutError or ArgumentError for a bad argument, and UnsupportedError for a node without a
+    kernel.
 
     >>> import numpy as np, blockconv as bc
     >>> builder = bc.NetworkBuilder("one layer")
@@ -117,7 +118,7 @@ def compile(
 
 def _check_options(op: str, planner: object, accuracy: object, precision: object = "float32") -> None:
     for argument, value, words, remedy in (
-        ("planner", planner, get_args(Planner), "compile takes a function of your own too"),
+        ("planner", planner, get_args(Planner), "compile also takes your own function"),
         ("accuracy", accuracy, ACCURACIES, ""),
         ("precision", precision, get_args(FloatType), ""),
     ):
@@ -129,13 +130,13 @@ def _check_options(op: str, planner: object, accuracy: object, precision: object
 
 
 class Plan:
-    """A network with a kernel and layouts for every op, which `compile` makes and `Plan.load` reads.
+    """A network with a kernel and layouts for every op. `compile` makes it, `Plan.load` reads it.
 
-    It is immutable, and safe to call from several threads at once. It can be copied and pickled: what is kept is what
-    `save` writes, so that a copy, in any process on any machine, packs its weights for itself.
+    ``plan(x)`` returns the output as an array, or several outputs as {name: array}; torch tensors if an input is one.
+    The first call with other input sizes plans for them, and the plan keeps the result.
 
-    ``plan(x)`` gives the output as an array, or several by name in a dict: torch tensors if an input is one. Inputs of
-    other sizes are planned when they first come, and kept.
+    A plan is immutable, and several threads may call it at once. Copies and pickles hold what `save` writes. A copy
+    packs its own weights, in any process on any machine.
     """
 
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
@@ -148,13 +149,15 @@ class Plan:
         self._of(tuple(tensor.shape for tensor in network.inputs))
 
     def with_layouts(self, layouts: Layouts) -> Plan:
-        """A plan of the same network, and asked for the same, in other layouts: see `compile`.
+        """A plan of the same network with the same options, but other layouts.
 
-        Weights that both plans have packed alike are in memory once. Raises as `compile` does.
+        layouts: as in `compile`.
+
+        Both plans share packed weights of the same form. Raises the errors of `compile`.
         """
         if self._released:
             raise NetworkError(
-                self.network.name, "with_layouts", layouts, "the plan's weights were released", "make it before"
+                self.network.name, "with_layouts", layouts, "the plan's weights were released", "call it before release"
             )
         planner = "optimal" if self.options.is_own else self.options.planner
         asked = replace(self.options, layouts=read_layouts(self.network, layouts), planner=planner, chosen=None)
@@ -165,7 +168,9 @@ class Plan:
     def _asked(self, op: str, value: object) -> Options:
         """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`."""
         if self._released:
-            raise NetworkError(self.network.name, op, value, "the plan's weights were released", f"{op} it before")
+            raise NetworkError(
+                self.network.name, op, value, "the plan's weights were released", f"{op} it before release"
+            )
         planned = self._first.planned
         chosen = {
             node.name: [None if c.row is None else c.row.name, [lay.tag for lay in c.srcs], c.dst.tag]
@@ -178,9 +183,11 @@ class Plan:
         return _made_again, (type(self), self.network, self._asked("copy", self))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan: its network with weights, what it was asked for, and the kernels and layouts it chose.
+        """Write the network with its weights, the options of `compile`, and the chosen kernels and layouts.
 
-        Raises NetworkError after `release`, OSError where the file cannot be written.
+        path: the file.
+
+        Raises NetworkError after `release`, and OSError if the file cannot be written.
         """
         options = self._asked("save", str(path))
         asked: Any = options.layouts
@@ -195,14 +202,12 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | PathLike[str], threads: int | None = None) -> Plan:
-        """Read what `save` wrote.
+        """Read a file of `save`.
 
-        Its choices are taken as they are where the same kernels exist here; else, and for other sizes of inputs, it is
-        planned anew.
+        path: the file.
+        threads: the most threads that a call uses. Default: the saved number, or `get_num_threads` if that is smaller.
 
-        path: of the file.
-        threads: the most that a call uses; by default as many as were saved, or as there are if these are fewer.
-
+        The plan keeps its choices if the same kernels exist here. Else, and for other input sizes, it plans again.
         Raises ArgumentError for any other file.
         """
         count = None if threads is None else check_threads("Plan.load", "threads", threads)
@@ -227,12 +232,11 @@ class Plan:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Run the network on arrays, torch CPU tensors or BlockedArrays, in the order of its inputs or by name.
 
-        Gives the output, or {name: output} where there are several, row-major and of their logical shapes: torch
-        tensors (over the memory of the results, without a copy) if any input is a tensor, else NumPy arrays, for
-        BlockedArrays too. A BlockedArray may be in any layout: it is reordered on its way in. Integers of 4 bits come
-        in as a BlockedArray of them, or one a byte, int8 or uint8, as they come out. `torch.autocast` changes nothing:
-        a plan computes in the types that it was compiled for.
-        Raises NetworkError for inputs of other names, numbers, dtypes, or shapes that the network cannot have.
+        Returns the output, or {name: output} for several: row-major, of logical shape. They are torch tensors (without
+        a copy) if any input is a tensor, else NumPy arrays, also for BlockedArrays. A BlockedArray may have any layout;
+        the plan reorders it. 4-bit inputs are packed BlockedArrays, or int8 or uint8 with one integer to a byte, like
+        4-bit outputs. `torch.autocast` has no effect: a plan computes in the types of its compilation.
+        Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
         """
         bound, sources, results = self._entered(inputs, named)
         with an_instance(bound) as instance:
@@ -253,10 +257,17 @@ class Plan:
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         names = [tensor.name for tensor in self.network.inputs]
         if len(inputs) > len(names) or any(name not in names[len(inputs) :] for name in named):
-            raise NetworkError(self.network.name, "inputs", [*named] or len(inputs), f"they are {', '.join(names)}")
+            raise NetworkError(
+                self.network.name, "inputs", [*named] or len(inputs), f"has to be among the inputs {', '.join(names)}"
+            )
         given = [*inputs, *(named[name] for name in names[len(inputs) :] if name in named)]
         if len(given) != len(names):
-            raise NetworkError(self.network.name, "inputs", len(given), f"there are {len(names)}: {', '.join(names)}")
+            raise NetworkError(
+                self.network.name,
+                "inputs",
+                len(given),
+                f"has to be the number of inputs, {len(names)}: {', '.join(names)}",
+            )
         return [
             x if isinstance(x, BlockedArray) else as_numpy(x, "plan", name)
             for x, name in zip(given, names, strict=True)
@@ -270,8 +281,8 @@ class Plan:
                 bound = self._bound.get(shapes)
                 if bound is None:
                     if self._released:
-                        rule = "the plan's weights were released, so it cannot be made for new sizes"
-                        raise NetworkError(self.network.name, "inputs", shapes, rule, f"it has {[*self._bound]}")
+                        rule = "the plan's weights were released, so it cannot plan for new sizes"
+                        raise NetworkError(self.network.name, "inputs", shapes, rule, f"give one of {[*self._bound]}")
                     bound = self._make(self._with_shapes(shapes), shapes)
                     if len(self._bound) >= KEPT:
                         del self._bound[next(iter(self._bound))]
@@ -286,7 +297,7 @@ class Plan:
             return self.network.with_input_shapes(dict(zip(names, shapes, strict=True)))
         except ArgumentError as error:
             at = next(k for k, (_, shape) in enumerate(made) if shape != shapes[k])
-            rule, remedy = f"the network cannot take it: {error}", f"it was compiled for {names[at]} of {made[at][1]}"
+            rule, remedy = f"the network does not take it: {error}", f"the plan was compiled for {made[at][1]}"
             raise NetworkError(self.network.name, names[at], shapes[at], rule, remedy) from error
 
     def _make(self, network: Network, shapes: Shapes) -> BoundPlan:
@@ -307,10 +318,13 @@ class Plan:
         return self._of(tuple(tensor.shape for tensor in self.network.inputs))
 
     def profile(self, *inputs: Any, runs: int = 15, **named: Any) -> Profile:
-        """Time every action by itself, in the plan's order, `runs` times over; and the whole plan, in one native call.
+        """Measure each action by itself, in the plan's order, and the whole plan in one native call.
 
-        A time by itself includes one launch, about 3 µs, that the whole plan does not have. Raises ArgumentError unless
-        `runs` is an int of at least 1, and as a call does.
+        inputs, named: the inputs, as in a call.
+        runs: the number of measurements, whose median counts.
+
+        The time of an action includes a launch of about 3 µs, which the whole plan does not have.
+        Raises ArgumentError unless `runs` is an int of at least 1, and the errors of a call.
         """
         if (whole(runs) or 0) < 1:
             raise ArgumentError("Plan.profile", "runs", runs, "has to be an int of at least 1")
@@ -327,9 +341,9 @@ class Plan:
         return profile
 
     def release(self) -> None:
-        """Give up the network's own weights: the packed ones are what remains.
+        """Free the network's own weights, and keep only the packed ones.
 
-        Only sizes of inputs that came before still run, and the plan cannot be saved any more.
+        The plan then runs only for the input sizes that it knows, and cannot be saved.
         """
         with self._lock:
             self._released = True
@@ -343,12 +357,12 @@ class Plan:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What the plan does, in order, for the sizes that it was compiled for."""
+        """The calls of the plan, in order, for the sizes of its compilation."""
         return self._first.schedule.actions
 
     @property
     def planned(self) -> Planned:
-        """What was chosen, for the sizes that the plan was compiled for: candidates, and the solution among them."""
+        """The candidates and the chosen ones, for the sizes of the plan's compilation."""
         return self._first.planned
 
     @property
@@ -358,61 +372,61 @@ class Plan:
 
     @property
     def weights_nbytes(self) -> int:
-        """Bytes of packed weights."""
+        """The bytes of packed weights."""
         return self._parameters.nbytes
 
     @property
     def arena_nbytes(self) -> int:
-        """Bytes that a call needs for what flows between ops, at the sizes that the plan was compiled for."""
+        """The bytes that a call needs for values between ops, at the sizes of the plan's compilation."""
         return self._first.schedule.arena
 
     @property
     def cost(self) -> float:
-        """Predicted seconds of a call on one thread."""
+        """The predicted seconds of a call on one thread."""
         return self._first.planned.solution.cost
 
     def cost_table(self) -> dict[str, float]:
-        """The seconds of every kernel and reorder that the planner chose among, as `costs` of `compile` takes them.
+        """The seconds of every candidate kernel and reorder, in the form of `compile`'s `costs`.
 
-        A kernel's key is its name, the problem, its layouts, the element types and the threads, with " | " between:
-        "conv_direct | ... | NHWC -> NCHW16 | float32 | 1 threads". The key of a reorder stands for all values of its
-        shape: "reorder | 1x64x56x56 | NHWC -> NCHW16".
+        The key of a kernel holds its name, the problem, the layouts, the element types and the threads, separated by
+        " | ": "conv_direct | ... | NHWC -> NCHW16 | float32 | 1 threads". The key of a reorder counts for all values of
+        its shape: "reorder | 1x64x56x56 | NHWC -> NCHW16".
         """
         return cost_table(self.planned)
 
     def summary(self) -> str:
-        """What was planned, how well, and what it takes, in a few lines."""
+        """The layouts, the planner, the predicted time and the memory, in a few lines."""
         return explain.summary(self.to_dict())
 
     def explain(self) -> str:
-        """Every kernel call, and why: text for people, which may change.
+        """Every kernel call, and the reasons for it, as a text for people. The text may change.
 
-        A table of the calls with their layouts, predicted times and, after `profile`, measured times; the reason of
-        each reorder and its cost; what else there was for each op, and why it was not taken.
+        It has a table of the calls with their layouts, predicted times and, after `profile`, measured times. It gives
+        the reason and the cost of each reorder, and the other candidates of each op, with the reason why not.
         """
         data = self.to_dict()
         return f"{explain.summary(data)}\n\n{explain.table(data, self.actions)}"
 
     def to_dict(self) -> PlanData:
-        """The plan as data, of numbers, texts, lists and dicts alone, so that JSON holds it.
+        """The plan as data: numbers, texts, lists and dicts, ready for JSON.
 
-        It has the network after fusion with its values and shapes, the candidates of each node with their costs, why
-        other kernels were refused, the costs of reorders, the choice and how good it is known to be, every kernel call,
-        times after `profile`, and the machine. Text and page are made of the same. `version` changes where a field
-        changes its meaning or goes away.
+        It has the network after fusion with its values and shapes, the candidates of each node with their costs, the
+        reasons against other kernels, and the costs of reorders. It has the choice with its proven quality, every
+        kernel call, times after `profile`, and the machine. `explain` and `report` show the same data. `version`
+        changes if a field changes its meaning or disappears.
         """
         bound = self._first
         sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
         return collected(bound.planned, bound.schedule, self.options, sizes, self._profiled)
 
     def report(self, path: str | PathLike[str], measured: Mapping[str, float] | None = None) -> None:
-        """Write the plan as one self-contained HTML page, or, where the path ends in ".json", as the data of `to_dict`.
+        """Write the plan as a self-contained HTML page, or as the data of `to_dict` if the path ends in ".json".
 
-        The page: the network drawn with its layouts as colours, reorders marked, times
-        (measured ones after `profile`), and the plans of fixed layouts beside the chosen one.
+        path: the file.
+        measured: for the page: measured seconds of whole plans, by their layouts; "auto" is this plan.
 
-        path: of the page or the data.
-        measured: for the page, seconds of whole plans that were timed, by their layouts, this one's by "auto".
+        The page draws the network with layouts as colours. It marks reorders, shows times (measured ones after
+        `profile`), and compares the plan with plans of fixed layouts.
         """
         data, bound = self.to_dict(), self._first
         if Path(path).suffix.lower() == ".json":

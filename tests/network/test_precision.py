@@ -123,7 +123,7 @@ def test_factors_that_a_type_cannot_hold_are_refused_and_what_is_added_is_rounde
     y = b.conv2d(x, np.full((1, 1, 1, 1), 1e5, np.float32), name="steep")
     b.output(b.binary("add", y, b.constant(np.array([-3e38, 1], np.float32))))
     net = b.build()
-    with pytest.raises(NetworkError, match="no finite number for 1e\\+05, which node 'steep'"):
+    with pytest.raises(NetworkError, match="no finite number for 1e\\+05, by which node 'steep'"):
         bc.compile(net, precision="float16")
     bc.compile(net, precision="bfloat16")
 
@@ -179,18 +179,18 @@ def test_what_is_refused() -> None:
         bc.compile(residual_network(), precision="bfloat15")  # type: ignore[arg-type]
     b = bc.NetworkBuilder("other")
     b.output(b.add(ops.Binary("add"), b.input("x", (1, 1, 2, 2), "float16"), b.input("y", (1, 1, 2, 2), "float16")))
-    with pytest.raises(bc.NetworkError, match=r"precision='bfloat16': is for networks of float32, .* has float16"):
+    with pytest.raises(bc.NetworkError, match=r"precision='bfloat16': is for float32 networks, .* has float16"):
         bc.compile(b.build(), precision="bfloat16")
     integers = bc.NetworkBuilder("integers")
     integers.output(integers.add(ops.Quantize(bc.Quantization(0.1)), integers.input("x", (1, 1, 2, 2))))
-    with pytest.raises(bc.NetworkError, match=r"is for networks of float32, .* has uint8"):
+    with pytest.raises(bc.NetworkError, match=r"is for float32 networks, .* has uint8"):
         bc.compile(integers.build(), precision="float16")
 
 
 @pytest.mark.parametrize(
     ("attributes", "dtype", "bias", "says"),
     [
-        (ops.Conv2d(dtype="float32"), "float32", "float32", "dtype='float32': is for inputs of 16 bits, and it is"),
+        (ops.Conv2d(dtype="float32"), "float32", "float32", "dtype='float32': is for 16-bit inputs, and the input is"),
         (ops.Conv2d(), "bfloat16", "float16", "bias='float16': has to be bfloat16 or float32"),
         (ops.Cast("bfloat16"), "bfloat16", None, "input='bfloat16': has to be float16 or float32"),
         (ops.Cast("float32"), "float64", None, "input='float64': has to be bfloat16 or float16"),

@@ -93,7 +93,7 @@ class Resize(_OfFloats):
     def problem(self, src: Shape) -> ResizeProblem:
         check_rank(self, src, 4)
         if self.size is None and self.scale is None:
-            raise ArgumentError(self.op, "size", self.size, "has to be given, or `scale`")
+            raise ArgumentError(self.op, "size", self.size, "is required, or `scale`")
         n, c, ih, iw = src
         oh, ow = self.size or (
             math.floor(size * exact_scale(self.op, "scale", by))

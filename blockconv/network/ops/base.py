@@ -46,7 +46,7 @@ class Attributes:
         """The output's element type: that of all operands, unless an op says otherwise. Raises ArgumentError."""
         given = (*inputs, *parameters)
         if len(set(given)) > 1:
-            raise ArgumentError(self.op, "dtype", ", ".join(map(str, given)), "have to be of one dtype")
+            raise ArgumentError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
         return given[0]
 
 

@@ -72,7 +72,7 @@ class DynamicConv2d(IntegerConvolution):
         shape = super().infer((inputs[0], *inputs[2:]), parameters)
         added = len(inputs) > 2 or len(parameters) > 1
         if self.dtype == "int32" and (added or not self.activation.is_identity):
-            rule = "takes neither bias, residual nor activation: its sums are given as they are"
+            rule = "excludes bias, residual and activation"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
@@ -85,4 +85,4 @@ class DynamicConv2d(IntegerConvolution):
 
 def _check_found(attributes: Attributes, shape: Shape) -> None:
     if shape != FOUND:
-        raise ArgumentError(attributes.op, "found", shape, f"has to be of shape {FOUND}: a scale and a zero point")
+        raise ArgumentError(attributes.op, "found", shape, f"has to have shape {FOUND}: a scale and a zero point")

@@ -58,7 +58,7 @@ class Affine(Solved):
         src = super().infer(inputs, parameters)
         for name, shape in zip(("scale", "shift"), parameters, strict=True):
             if shape != (src[1],):
-                raise ArgumentError(self.op, name, shape, f"has to be of shape ({src[1]},)")
+                raise ArgumentError(self.op, name, shape, f"has to have shape ({src[1]},)")
         return src
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:

@@ -85,9 +85,11 @@ class Reshape(Attributes):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         src = inputs[0]
         if self.shape.count(-1) > 1 or any(size < -1 for size in self.shape):
-            raise ArgumentError(self.op, "shape", self.shape, "sizes are at least 0, but for one -1")
+            raise ArgumentError(self.op, "shape", self.shape, "has to hold sizes of at least 0, and at most one -1")
         if any(size == 0 and i >= len(src) for i, size in enumerate(self.shape)):
-            raise ArgumentError(self.op, "shape", self.shape, f"has a 0 where the input, {src}, has no axis")
+            raise ArgumentError(
+                self.op, "shape", self.shape, f"has a 0 (copy the size) beyond the axes of the input, {src}"
+            )
         shape = tuple(src[i] if size == 0 else size for i, size in enumerate(self.shape))
         total = math.prod(src)
         # Sizes that both have at one place say nothing of what remains, not even where they are 0.

@@ -116,14 +116,14 @@ class QuantizedConv2d(IntegerConvolution):
         if self.dst is not None:
             _check_integers(self, "dst", self.dst, element(self.dtype))
         if (self.residual is not None) != (self.is_requantized and len(inputs) > 1):
-            rule = "is given where there is a residual of integers, and nowhere else"
+            rule = "has to be given with a residual of integers, and only then"
             raise ArgumentError(self.op, "residual", self.residual, rule)
         if self.sum is not None:
             if self.residual is None:
-                raise ArgumentError(self.op, "sum", self.sum, "is given where there is a residual of integers")
+                raise ArgumentError(self.op, "sum", self.sum, "needs a residual of integers")
             _check_integers(self, "sum", self.sum, element(self.dtype))
         if self.dtype == "int32" and (len(inputs) > 1 or not self.activation.is_identity):
-            rule = "takes neither residual nor activation: its sums are given as they are"
+            rule = "excludes residual and activation"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
@@ -160,7 +160,7 @@ class Quantized(Attributes):
             raise ArgumentError(self.op, "srcs", self.srcs, f"has to hold one for each of {len(inputs)} inputs")
         _check_integers(self, "dst", self.dst, element(self.dtype))
         if isinstance(self.of, Resize) and self.of.mode == "nearest":
-            raise ArgumentError(self.op, "of", self.of, "moves integers as they are, whatever they stand for")
+            raise ArgumentError(self.op, "of", self.of, "moves integers without change, and takes no quantization")
         return self.of.infer(inputs, parameters)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:

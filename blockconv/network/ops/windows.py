@@ -43,7 +43,7 @@ class Convolution(Attributes):
         """The problem that kernels are chosen for."""
         check_rank(self, src, 4)
         if len(wei) != 4 or src[1] != wei[1] * self.groups:
-            rule = f"has to be (O, I/groups, KH, KW) with I = {src[1]} channels of the input, groups = {self.groups}"
+            rule = f"has to be (O, I/groups, KH, KW), with I = {src[1]} input channels and groups = {self.groups}"
             raise ArgumentError(self.op, "weight", wei, rule)
         (top, bottom), (left, right) = self.pads
         n, ic, ih, iw = src
@@ -55,9 +55,9 @@ class Convolution(Attributes):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         problem = self.problem(inputs[0], parameters[0])
         if len(parameters) > 1 and parameters[1] != (problem.oc,):
-            raise ArgumentError(self.op, "bias", parameters[1], f"has to be of shape ({problem.oc},)")
+            raise ArgumentError(self.op, "bias", parameters[1], f"has to have shape ({problem.oc},)")
         if len(inputs) > 1 and inputs[1] != problem.dst_shape:
-            raise ArgumentError(self.op, "residual", inputs[1], f"has to be of the output's shape, {problem.dst_shape}")
+            raise ArgumentError(self.op, "residual", inputs[1], f"has to have the output's shape, {problem.dst_shape}")
         return problem.dst_shape
 
 
@@ -77,7 +77,7 @@ class IntegerConvolution(Convolution):
         shape = super().infer(inputs, parameters)
         self.wei.check(self.op, "wei", "int8", shape[1])
         if self.wei.zero_point:
-            raise ArgumentError(self.op, "wei", self.wei, "has to have the zero point 0")
+            raise ArgumentError(self.op, "wei", self.wei, "has to have zero point 0")
         return shape
 
     def check_types(self, inputs: ElementTypes, parameters: ElementTypes, taken: Sequence[str], bias: str) -> None:
@@ -103,7 +103,7 @@ class Conv2d(Convolution):
         wei, *bias = parameters
         halves = src.is_half
         if self.dtype is not None and not halves:
-            raise ArgumentError(self.op, "dtype", self.dtype, f"is for inputs of 16 bits, and it is {src}")
+            raise ArgumentError(self.op, "dtype", self.dtype, f"is for 16-bit inputs, and the input is {src}")
         dst = src if self.dtype is None else element(self.dtype)
         if not halves:
             return super().infer_type(inputs, parameters)

@@ -56,7 +56,7 @@ def fuse(network: Network, dtype: FloatType = "float32") -> Network:
         fused = fuse_epilogues(before, dtype) if step is fuse_epilogues else step(before)
         for name in before.tensors.keys() & fused.tensors.keys():
             if before.tensors[name] != fused.tensors[name]:
-                rule = f"makes {fused.tensors[name]} of {before.tensors[name]}"
+                rule = f"changes {before.tensors[name]} to {fused.tensors[name]}"
                 raise NetworkError(network.name, "pass", step.__name__, rule, "please report it with the network")
     return replace(fused, remake=functools.partial(_fused_again, network, dtype))
 

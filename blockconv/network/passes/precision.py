@@ -58,7 +58,7 @@ def _check(network: Network, dtype: str) -> None:
         types = dict.fromkeys(network.tensors[name].type.name for name in names)
         other = next((name for name in types if name not in ("float32", dtype)), None)
         if other or isinstance(node.attributes, Cast):
-            rule = f"is for networks of float32, and {node} has {other or 'a type of its own'}"
+            rule = f"is for float32 networks, and {node} has {other or 'its own type'}"
             raise NetworkError(network.name, "precision", dtype, rule, "compile it with precision='float32'")
 
 
@@ -96,7 +96,7 @@ def _check_factor(network: Network, name: str, stored: Array) -> None:
     beyond = np.isfinite(value) & ~np.isfinite(stored)
     for node in network.readers[name] if beyond.any() else ():
         if isinstance(node.attributes, Convolution) or getattr(node.attributes, "kind", "") in ("mul", "div"):
-            rule = f"has no finite number for {value[beyond].flat[0]:.4g}, which {node} multiplies with or divides by"
+            rule = f"has no finite number for {value[beyond].flat[0]:.4g}, by which {node} multiplies or divides"
             remedy = "compile it with precision='bfloat16' or 'float32'"
             raise NetworkError(network.name, "precision", stored.dtype.name, rule, remedy)
 

@@ -28,7 +28,12 @@ NEAREST = 3  # keys that an error lists
 
 
 class Edge(NamedTuple):
-    """A value on its way. producer, reader: names of steps; None for an input or an output of the network."""
+    """A value between two steps.
+
+    value: its name.
+    producer: the step that writes it; None for an input of the network.
+    reader: the step that reads it; None for an output of the network.
+    """
 
     value: str
     producer: str | None
@@ -37,24 +42,24 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class LayoutProblem(Assignment):
-    """The choice that a planner makes: a kernel and layouts for each step, reorders between them.
+    """The problem of a planner: choose a kernel and layouts for each step.
 
-    steps: the ops, in an order in which they run. A step has a `name`, the values that are its `inputs`, the value that
-        is its `output`, and `choices`. A choice has a `kernel` (None for a view, which moves nothing), the layouts of
-        the inputs (`srcs`) and of the output (`dst`), and its `cost` in seconds.
-    given: the layout of each input of the network, by name.
-    wanted: the layout that each output of the network has to be in, by name.
-    reorder: `reorder(value, src, dst)` is the seconds of a reorder, infinite where there is none.
-    network: the ops themselves: `network.node(name)`, `network.shape(value)`, `network.problem(node)`.
+    steps: the ops, in an order that can run. A step has a `name`, the names of its `inputs` and of its `output`, and
+        its `choices`. A choice has a `kernel` (None for a view, which moves nothing), the layouts of the inputs
+        (`srcs`) and of the output (`dst`), and a `cost` in seconds.
+    given: {input of the network: its layout}.
+    wanted: {output of the network: its required layout}.
+    reorder: a function: `reorder(value, src, dst)` is the seconds of a reorder, infinite if none exists.
+    network: the network, with `network.node(name)`, `network.shape(value)` and `network.problem(node)`.
 
-    A value is in the layout of its producer's choice. One reorder for each other layout serves all of its readers.
+    A value has the layout of its producer's choice. For each other layout, one reorder serves all readers.
     """
 
     network: Network
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """Each value from its producer to each of its readers."""
+        """Each value, once for each of its readers."""
         producers = {step.output: step.name for step in self.steps}
         reads = [(value, step.name) for step in self.steps for value in step.inputs]
         return tuple(
@@ -62,7 +67,7 @@ class LayoutProblem(Assignment):
         )
 
     def cost(self, chosen: Mapping[str, Choice]) -> float:
-        """Seconds of a whole plan, reorders included, which has this choice for each step."""
+        """The predicted seconds of the plan with these choices, with its reorders. chosen: {step: choice}."""
         return evaluate(self, [step.choices.index(chosen[step.name]) for step in self.steps]).cost
 
 
@@ -75,7 +80,7 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
     Raises ArgumentError for an answer that does not fit the problem.
     """
     if options.layouts != "auto":
-        raise ArgumentError("compile", "layouts", options.layouts, "has to be 'auto' where a function is the planner")
+        raise ArgumentError("compile", "layouts", options.layouts, "has to be 'auto' with a function as planner")
     name = getattr(planner, "__qualname__", type(planner).__qualname__)
     planned, problem, _ = formulated(network, options, every=True)
     answer = planner(LayoutProblem(problem.steps, problem.given, problem.wanted, problem.reorder, planned))
@@ -87,7 +92,7 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
     for node, choice in answer.items():
         if isinstance(choice, Choice):
             if choice not in choices.get(node, ()):
-                rule = f"has to return, for each step, one of its choices, and returned for {node!r} {short(choice)}"
+                rule = f"has to return one of each step's choices, and returned for {node!r} {short(choice)}"
                 raise ArgumentError("compile", "planner", name, rule)
             exact[node] = choice
     layouts: Any = read_layouts(planned, {node: one for node, one in answer.items() if node not in exact})
@@ -136,9 +141,11 @@ def check_costs(network: Network, options: Options) -> None:
         known.setdefault(reorder_key(planned.shape(name), src, dst), name)
     unknown = [key for key in options.costs if key not in known]
     if unknown:
-        rule = f"is a key that nothing in this network reads, as are {len(unknown)} of the {len(options.costs)} keys"
+        rule = f"is unknown to this network, like {len(unknown)} of the {len(options.costs)} keys"
         nearest = "; ".join(map(repr, _nearest(unknown[0], known)))
-        raise ArgumentError("compile", "costs", unknown[0], rule, f"Plan.cost_table gives all; the nearest: {nearest}")
+        raise ArgumentError(
+            "compile", "costs", unknown[0], rule, f"Plan.cost_table lists all keys; the nearest: {nearest}"
+        )
 
 
 def _nearest(key: str, known: Mapping[str, str]) -> list[str]:

@@ -100,7 +100,7 @@ def read_layouts(network: Network, layouts: Layouts) -> Layouts:
     """By the nodes that run, where they are given by nodes."""
     if isinstance(layouts, (list, tuple)):
         if not layouts:
-            raise ArgumentError("compile", "layouts", layouts, "has to name a layout at least", "or take 'auto'")
+            raise ArgumentError("compile", "layouts", layouts, "has to name at least one layout", "or give 'auto'")
         return tuple(dict.fromkeys(_native(layout, layout) for layout in layouts))
     if not isinstance(layouts, Mapping):
         return layouts if layouts == "auto" else _native(layouts, layouts)  # type: ignore[arg-type]
@@ -108,11 +108,11 @@ def read_layouts(network: Network, layouts: Layouts) -> Layouts:
     for name, layout in layouts.items():
         holder, wanted = network.holder(name), _native(layout, {name: layout})
         if holder is None:
-            rule = "is the name of no node that runs: of none, or of one whose value is a constant, an input or unused"
+            rule = "names no node that runs (the value of a folded node is a constant, an input or unused)"
             runs = ", ".join(node.name for node in network.nodes)
-            raise NetworkError(network.name, "layouts", name, rule, f"what runs is {runs:.200}")
+            raise NetworkError(network.name, "layouts", name, rule, f"these nodes run: {runs:.200}")
         if read.setdefault(holder, wanted) != wanted:
-            rule = f"is part of node {holder!r}, which is to write {read[holder]} already"
+            rule = f"is part of node {holder!r}, which has {read[holder]} already"
             raise NetworkError(network.name, "layouts", {name: str(wanted)}, rule, "give a node one layout")
     return read
 
@@ -121,7 +121,7 @@ def _native(layout: str | Layout, asked: Any) -> Layout:
     """The layout, if kernels run in it. asked: what it is a part of."""
     found = read_layout("compile", "layouts", layout, asked)
     if not found.is_native:
-        rule = "kernels run in layouts of four dimensions with at most one block, of up to 64 channels or of images"
+        rule = "has to have four dimensions and at most one block, of up to 64 channels or of images"
         raise ArgumentError("compile", "layouts", asked, rule)
     return found
 
@@ -147,10 +147,10 @@ class Planned(NamedTuple):
     def quality(self) -> str:
         """How good the solution is known to be, in words."""
         if self.solution.exact:
-            return "no plan costs less over the same table of costs"
+            return "no plan costs less with these costs"
         if math.isfinite(self.solution.bound):
             return f"no plan costs less than {text.duration(self.solution.bound)}"
-        return "not searched for the least"
+        return "no search for the least cost"
 
 
 def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
@@ -224,7 +224,7 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
     network = of_kernels(network)
     for name, tensor in network.tensors.items():
         if not tensor.elements and tensor.type.is_packed:
-            rule = f"plans hold no empty values of {tensor.type}"
+            rule = f"plans do not support empty values of {tensor.type}"
             raise UnsupportedError(f"value {name!r} has shape {tensor.shape}: {rule}")
     if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
         network = widened(network, options.layouts)

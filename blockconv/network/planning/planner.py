@@ -162,7 +162,7 @@ def optimal(
     if found.values is None:
         if not math.isfinite(first.cost):
             names = ", ".join(step.name for step in problem.steps[:3])
-            raise ArgumentError("plan", "steps", names, "no choice of layouts can be connected by reorders")
+            raise ArgumentError("plan", "steps", names, "have no choice of layouts that reorders can connect")
         return replace(first, bound=min(found.bound, first.cost))
     best = evaluate(problem, [found.values[k] for k in range(len(problem.steps))])
     return replace(best, bound=min(found.bound, best.cost))

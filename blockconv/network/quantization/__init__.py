@@ -1,1 +1,1 @@
-"""From a network of floats to one of integers: ranges measured on samples, a rewriting, a report."""
+"""Quantization of float networks: ranges measured on samples, a rewriting, a report."""

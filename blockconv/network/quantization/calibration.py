@@ -1,4 +1,4 @@
-"""The ranges that a network's values have, as samples show them; kept in files."""
+"""The ranges of a network's values, measured on samples, and their files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OP = "quantize"
 
 @dataclass(frozen=True)
 class Calibration:
-    """The least and the largest number of each value of a network, as `quantize` measured them.
+    """The range of each value of a network, as measured by `quantize`.
 
-    ranges: (low, high) by the value's name, after fusion.
-    method: how they were found.
+    ranges: {value: (low, high)}, with the names after fusion.
+    method: the method of `quantize` that found them.
 
-    Raises ArgumentError for a range that is none.
+    Raises ArgumentError for a range that is not finite or whose low end is above its high end.
     """
 
     ranges: Mapping[str, tuple[float, float]]
@@ -44,16 +44,16 @@ class Calibration:
     def __post_init__(self) -> None:
         for name, (low, high) in self.ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-                rule = "has to be a pair of finite numbers, the least first"
-                raise ArgumentError("Calibration", f"ranges[{name!r}]", (low, high), rule, "leave NaNs out of samples")
+                rule = "has to be a pair of finite numbers, the smaller one first"
+                raise ArgumentError("Calibration", f"ranges[{name!r}]", (low, high), rule, "give samples without NaNs")
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it, as JSON."""
+        """Write it as JSON."""
         Path(path).write_text(json.dumps({"method": self.method, "ranges": dict(self.ranges)}, indent=1), "utf-8")
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Calibration:
-        """Read what `save` wrote. Raises ArgumentError for any other file."""
+        """Read a file of `save`. Raises ArgumentError for any other file."""
         try:
             found = json.loads(Path(path).read_text("utf-8"))
             ranges = {str(name): (float(low), float(high)) for name, (low, high) in found["ranges"].items()}
@@ -67,8 +67,8 @@ def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
     """What the network is fed, by the names of its inputs, for each sample. Raises ArgumentError without a range."""
     names = [tensor.name for tensor in network.inputs]
     if isinstance(samples, (str, bytes, Mapping)) or not isinstance(samples, Iterable):
-        rule = "has to be a sequence of what the network is called with"
-        raise ArgumentError(OP, "samples", samples, rule, "give a list, of one sample at least")
+        rule = "has to be a sequence of inputs of the network"
+        raise ArgumentError(OP, "samples", samples, rule, "give a list of at least one sample")
     found = []
     for k, sample in enumerate(samples):
         if isinstance(sample, Mapping):
@@ -77,7 +77,7 @@ def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
             several = sample if isinstance(sample, (tuple, list)) and len(names) > 1 else (sample,)
             given = dict(zip(names, several, strict=False))
         if set(given) != set(names):
-            rule = f"has to be the inputs {', '.join(names)}: a dict by name, a tuple, or the array of the only one"
+            rule = f"has to be the inputs {', '.join(names)}: a dict by name, a tuple, or the array of the only input"
             raise ArgumentError(OP, f"samples[{k}]", sorted(map(str, given)), rule)
         for name in names:
             array = as_numpy(given[name], OP, f"samples[{k}]")
@@ -85,7 +85,7 @@ def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
                 _extent(k, name, array)
         found.append(given)
     if not found:
-        raise ArgumentError(OP, "samples", [], "has to hold a sample at least", "or give calibration=")
+        raise ArgumentError(OP, "samples", [], "has to hold at least one sample", "or give calibration=")
     return found
 
 
@@ -142,9 +142,9 @@ def _extent(sample: int, name: str, value: Array) -> tuple[float, float]:
     if math.isfinite(low) and math.isfinite(high):
         return low, high
     odd = value[~np.isfinite(value)]
-    what = f"holds {odd.size} numbers that are NaN or infinite, such as {odd[0]}" if odd.size else "is empty"
-    rule = f"gives value {name!r} no range, which {what}"
-    raise ArgumentError(OP, f"samples[{sample}]", value, rule, "leave this sample out, or mend it")
+    what = f"holds {odd.size} NaN or infinite numbers, such as {odd[0]}" if odd.size else "is empty"
+    rule = f"gives value {name!r} no range: it {what}"
+    raise ArgumentError(OP, f"samples[{sample}]", value, rule, "remove or repair this sample")
 
 
 def _bins(value: Array) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""`quantize`: an int8 network of a float one, from the user's samples."""
+"""`quantize`: an integer network from a float network and samples."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ __all__ = ["QuantizedNetwork", "quantize"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuantizedNetwork(Network):
-    """A network of integers, as `quantize` makes it.
+    """A network of integers, made by `quantize`.
 
-    calibration: the ranges that it was made by. report: the signal-to-noise ratio layer by layer.
+    calibration: the ranges that it was made with.
+    report: the signal-to-noise ratio of each layer.
     """
 
     calibration: Calibration = field(default_factory=lambda: Calibration({}), repr=False)
@@ -55,36 +56,33 @@ def quantize(
     reduce_range: bool = False,
     calibration: Calibration | None = None,
 ) -> QuantizedNetwork:
-    """A network of 8-bit integers that stands for one of float32: smaller by four, and faster; `compile` takes it.
-    Values and weights are of 4 bits where that is asked for.
+    """An 8-bit (or 4-bit) integer network from a float32 network: a quarter of the size, and faster.
 
-    Convolutions read integers of 8 bits and int8 weights, and add exactly; what is between them runs in integers where
-    there are kernels for it. Batch norms and activations are fused first. What the network takes and gives stays
-    float32.
+    Convolutions read 8-bit integers and int8 weights, and add exactly. The ops between them run on integers if they
+    have integer kernels. Batch norms and activations are fused first. The inputs and outputs of the network stay
+    float32. `compile` takes the result.
 
-    network: of float32. It is not changed.
-    samples: what it is called with, typical inputs: a sequence of arrays, or of {input: array} where there are several
-        inputs. Values are measured on all of them; ten to a few hundred do. Each value has to be finite.
-    method: the range of a value: "minmax", all that occurs, or "percentile", which leaves out the rarest of either end.
-    per_channel: each output channel's weights have a scale of their own; else a layer's have one.
-    float32: the names of nodes that are to compute in float32.
-    dtype: of values: "uint8" or "int8", or "uint4" or "int4", which are packed where there are kernels for them:
-        convolutions (but depthwise ones) and pools in blocks of channels. What has none runs on 8 bits, which hold the
-        same integers.
-    weights: their type: "int8", or "int4", with the zero point 0. Those of 4 bits are coarser, and take no less memory:
-        kernels have them as bytes.
-    int8: the names of nodes that keep 8 bits, in their weights and in what they read, where others have 4: first and
-        last layers lose most.
-    percentile: of the numbers that are at or below a range's upper end, for that method: 50 to 100.
-    reduce_range: weights are kept so small that two neighbouring channels' of one sign never add up to more than 128,
-        which costs at most one of their 8 bits. It is for machines without VNNI (AVX2, and AVX-512 before it): their
-        fastest instruction adds products in pairs of 16 bits, and is used only where these cannot overflow. Where
-        there is VNNI it gains nothing.
-    calibration: ranges that were measured before, in place of measuring them; samples then are for the report alone.
+    network: a float32 network. It does not change.
+    samples: typical inputs: a sequence of arrays, or of {input: array} for several inputs. All of them are measured;
+        ten to a few hundred suffice. Every value must be finite.
+    method: the range of a value: "minmax" (all numbers) or "percentile" (without the rarest at both ends).
+    per_channel: True: one scale for each output channel of the weights. False: one scale for each layer.
+    float32: the names of nodes that compute in float32.
+    dtype: the type of values: "uint8", "int8", "uint4" or "int4". 4-bit values are packed for convolutions (not
+        depthwise) and pools in channel blocks. Other ops run on 8 bits, with the same integers.
+    weights: the type of weights, with zero point 0: "int8" or "int4". int4 is coarser and saves no memory, because
+        kernels store the weights as bytes.
+    int8: with 4 bits: the names of nodes whose weights and inputs keep 8 bits. First and last layers lose most.
+    percentile: for method "percentile": the share of numbers at or below a range's upper end, above 50, at most 100.
+    reduce_range: limit weights so that two neighbouring channels' weights of one sign sum to at most 128. This costs
+        at most one of their 8 bits. It is for machines without VNNI (AVX2 and early AVX-512). Their fastest instruction
+        adds pairs of products in 16 bits, and kernels use it only if these cannot overflow. With VNNI it gains nothing.
+    calibration: ranges from an earlier run, instead of a measurement. Then the samples serve only the report.
 
-    The result's `report` has the signal-to-noise ratio of each layer against the network of floats, over the samples;
-    its `calibration` can be saved and given again. Raises ArgumentError, NetworkError for what breaks these rules. For
-    a NaN, an infinity or an empty sample the error names the sample and the value.
+    The result's `report` has the signal-to-noise ratio of each layer against the float network, over the samples. Its
+    `calibration` can be saved and given again.
+    Raises ArgumentError or NetworkError for a bad argument. For a NaN, an infinity or an empty sample, the error names
+    the sample and the value.
 
     >>> import numpy as np, blockconv as bc
     >>> rng = np.random.default_rng(0)
@@ -122,10 +120,10 @@ def _checked_options(
     if calibration is not None and not isinstance(calibration, Calibration):
         raise ArgumentError(OP, "calibration", calibration, "has to be a Calibration, or None")
     if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
-        raise ArgumentError(OP, "percentile", percentile, "has to be a number of more than 50, and at most 100")
+        raise ArgumentError(OP, "percentile", percentile, "has to be a number above 50, and at most 100")
     for tensor in network.inputs:
         if tensor.dtype != np.float32:
-            rule = f"is of {tensor.dtype}: only networks of float32 are quantized"
+            rule = f"is {tensor.dtype}, and only float32 networks can be quantized"
             raise NetworkError(network.name, tensor.name, tensor.shape, rule)
     for known in INTEGERS:
         if dtype == known:
@@ -140,9 +138,7 @@ def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
         holder = fused.holder(name)
         if holder is None:
             runs = ", ".join(node.name for node in fused.nodes)
-            raise NetworkError(
-                fused.name, argument, name, "is the name of no node that runs", f"what runs is {runs:.200}"
-            )
+            raise NetworkError(fused.name, argument, name, "names no node that runs", f"these nodes run: {runs:.200}")
         found.add(holder)
     return found
 
@@ -161,8 +157,8 @@ def _integers(
     """
     missing = [name for name in shared if name not in calibration.ranges]
     if missing:
-        rule = f"has no range of {', '.join(missing):.200}"
-        raise ArgumentError(OP, "calibration", calibration.method, rule, "give one of this network")
+        rule = f"has no range for {', '.join(missing):.200}"
+        raise ArgumentError(OP, "calibration", calibration.method, rule, "give a calibration of this network")
     ranges: dict[str, tuple[float, float]] = {}
     for name, root in shared.items():
         low, high = calibration.ranges[name]

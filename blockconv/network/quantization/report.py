@@ -1,4 +1,4 @@
-"""What integers cost in accuracy, layer by layer."""
+"""The accuracy of a quantized network, layer by layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ __all__ = ["LayerReport", "QuantizationReport", "decibels"]
 
 
 class LayerReport(NamedTuple):
-    """A node of the network: its name, its op, the type that it computes with ("uint8", "int8", "uint4", "int4" or
-    "float32"), and the signal-to-noise ratio of what it gives, over all samples, in decibels (infinite where nothing
-    differs; None: not measured).
+    """The accuracy of a node.
+
+    name: the node's name.
+    op: its op.
+    dtype: the type that it computes in: "uint8", "int8", "uint4", "int4" or "float32".
+    snr: the signal-to-noise ratio of its output over all samples, in decibels; infinite without a difference, None
+        without a measurement.
     """
 
     name: str
@@ -23,10 +27,10 @@ class LayerReport(NamedTuple):
 
 
 class QuantizationReport(NamedTuple):
-    """What `quantize` made, and how far it is from the network of floats; `print` shows it as a table.
+    """The accuracy of a quantized network against the float network; `print` shows a table.
 
-    layers: in the order in which they run. outputs: the signal-to-noise ratio of each output of the network, by name,
-    in decibels; empty where there were no samples.
+    layers: the layers, in the order in which they run.
+    outputs: {output: signal-to-noise ratio in decibels}; empty without samples.
     """
 
     layers: tuple[LayerReport, ...]

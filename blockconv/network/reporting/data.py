@@ -1,4 +1,4 @@
-"""What a plan is, as data: one record, from which its text, its page and its JSON are made."""
+"""A plan as data: one record, the source of its text, its page and its JSON."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ class Sizes(NamedTuple):
 
 
 class MachineData(TypedDict):
-    """cpu: its full name. isa: the instruction set of kernels. target: as LLVM names the processor.
+    """The machine of a plan.
 
-    profile: the machine profile that costs go by. because: why it is this one.
+    cpu: the processor's full name.
+    isa: the instruction set of kernels.
+    target: LLVM's name of the processor.
+    profile: the machine profile of the costs.
+    because: the reason for this profile.
     """
 
     cpu: str
@@ -67,7 +71,7 @@ class CandidateData(TypedDict):
 
 
 class RejectedData(TypedDict):
-    """A kernel that does not take the node in the layouts that were chosen, and why."""
+    """A kernel that does not take the node in the chosen layouts, and the reason."""
 
     kernel: str
     reason: str
@@ -95,10 +99,17 @@ class ReorderData(TypedDict):
 
 
 class CallData(TypedDict):
-    """A kernel call, in the plan's order. kind: the node's op, "reorder" or "copy".
+    """A kernel call.
 
-    reads, writes: [value, layout]. shape: of what is written. predicted: seconds on `PlanData.threads`. measured: by
-    itself; None without a profile. why: of a reorder or copy; "" for a node.
+    name: the node's name, or the tensor's for a reorder or copy.
+    kind: the node's op, "reorder" or "copy".
+    kernel: the kernel's name.
+    reads: a pair [value, layout] for each input.
+    writes: the pair [value, layout] of the output.
+    shape: the output's logical shape.
+    predicted: seconds on `PlanData.threads`.
+    measured: seconds of the call by itself; None without a profile.
+    why: the reason of a reorder or copy; "" for a node.
     """
 
     name: str
@@ -113,10 +124,13 @@ class CallData(TypedDict):
 
 
 class ChoiceData(TypedDict):
-    """How good the plan is known to be.
+    """The proven quality of the plan.
 
-    seconds: predicted on `threads`, which costs of candidates are for. bound: no plan costs less; None if unknown.
-    optimal: whether no plan costs less over the same costs. quality: the same in words.
+    seconds: predicted on `threads`, like the costs of candidates.
+    threads: the number of threads of these costs.
+    bound: a lower bound for the seconds of every plan; None if unknown.
+    optimal: whether no plan costs less.
+    quality: the same in words.
     """
 
     seconds: float
@@ -129,18 +143,19 @@ class ChoiceData(TypedDict):
 class PlanData(TypedDict):
     """A plan as data. Times are in seconds, sizes in bytes, layouts are names that `Layout` reads.
 
-    version: of this record.
+    version: the version of this record.
     blockconv: the version of the library.
-    network: its name.
-    machine: where this was made.
-    layouts: that were asked for, as text; so are planner, accuracy and is_measured (the argument `measure`).
-    threads: that run the plan.
-    inputs: names of values; so are outputs.
-    values: everything that nodes read and write, constants too.
+    network: the network's name.
+    machine: the machine of the plan.
+    layouts, planner, accuracy: the arguments of `compile`, as text.
+    is_measured: the argument `measure` of `compile`.
+    threads: the number of threads of a call.
+    inputs, outputs: the names of values.
+    values: everything that nodes read and write, with constants.
     nodes: the ops after fusion, in order, with their candidates.
-    reorders: for each value that is written in several layouts or read in others.
-    calls: kernel calls in order.
-    choice: how good the plan is known to be.
+    reorders: the costs of reorders, for each value with several layouts.
+    calls: the kernel calls in order.
+    choice: the proven quality of the plan.
     predicted: seconds of the plan on `threads`.
     measured: seconds of the plan in one native call; None without a profile.
     weights: bytes of packed weights.
@@ -326,7 +341,7 @@ def reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> list[
 def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
     tensor, (_, dst) = action.name, action.writes
     if action.kind == "copy":
-        return "copied, as its place in a concatenation, or in an output, is another"
+        return "copied to its place in a concatenation, or in an output"
     problem, nodes = planned.problem, {node.name: node for node in planned.network.nodes}
     readers = [
         f"{step.name} ({nodes[step.name].op})"
@@ -339,7 +354,7 @@ def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
     if not priced:
         return who
     dearer = _without(problem, tensor, dst) - planned.solution.cost
-    said = "no plan does without" if math.isinf(dearer) else f"the best plan without costs {more(dearer)}"
+    said = "every plan needs it" if math.isinf(dearer) else f"the best plan without it costs {more(dearer)}"
     return f"{who}; {said}"
 
 

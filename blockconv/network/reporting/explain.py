@@ -23,7 +23,7 @@ def summary(plan: PlanData) -> str:
         f"{plan['network']}: layouts {plan['layouts']}, planner {plan['planner']}; {choice['quality']}",
         predicted,
         f"{len(kinds)} kernel calls, {kinds.count('reorder')} of them reorders and {kinds.count('copy')} copies",
-        f"packed weights {weights}; a call's memory between ops {arena}, of which {live} live at once",
+        f"packed weights {weights}; memory between ops {arena}, at most {live} of it in use at once",
     ]
     if plan["measured"] is not None:
         lines.insert(2, f"measured: {text.duration(plan['measured'])} on {text.threads(threads)}")
@@ -57,7 +57,7 @@ def table(plan: PlanData, actions: tuple[Action, ...]) -> str:
     if moved:
         parts += ["", "Why tensors are reordered and copied:", *moved]
     threads = text.threads(plan["choice"]["threads"])
-    head = f"Other candidates, in their own time on {threads} beside what was taken (no reorders); or why not:"
+    head = f"Other candidates: their time on {threads} against the chosen one, without reorders; or why not:"
     return "\n".join([*parts, "", head, *_others(plan)])
 
 

@@ -42,7 +42,7 @@ class Drawn(NamedTuple):
 
 
 def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
-    """The page. measured: seconds of whole plans that were timed, by the layouts that were asked for."""
+    """The page. measured: the measured seconds of whole plans, by their layouts."""
     planned, schedule = drawn.planned, drawn.schedule
     style = (resources.files("blockconv") / "data" / "report.css").read_text(encoding="utf-8")
     network, title = planned.network, escape(planned.network.name)
@@ -57,7 +57,7 @@ def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
         f"<title>{title}: plan</title><style>{variables()}{style}</style></head><body>{_MARKERS}"
         f'<header><h1>{title}</h1><p class="muted">{escape(ends)}</p></header>'
         f"<main>{_facts(drawn, measured)}"
-        f"<h2>Beside other plans</h2>{_comparison(drawn, measured)}"
+        f"<h2>Comparison with other plans</h2>{_comparison(drawn, measured)}"
         f"<h2>Every call</h2>{_legend(rows, drawn)}{drawing.drawing(rows, schedule, _why(drawn))}"
         f"</main><footer>blockconv {__version__}, {escape(target.target_cpu())}, {target.isa().name}; "
         f"{_download(drawn)}</footer></body></html>"
@@ -96,8 +96,8 @@ def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
     said = f"Layouts: {data['layouts']}; planner: {data['planner']}. {_sentence(data['choice']['quality'])}"
     if given:
         said += (
-            f" The network's weights are {text.megabytes(given)}; packed they are as each kernel reads them: padded to "
-            "whole blocks, and transformed where the kernel is a Winograd one, which takes up to seven times the bytes."
+            f" The network's weights are {text.megabytes(given)}. Packing pads them to whole blocks. For Winograd "
+            "kernels it also transforms them, which takes up to seven times the bytes."
         )
     return f'<dl class="facts">{tiles}</dl><p>{escape(said)}</p>'
 
@@ -189,11 +189,11 @@ def _per_cent(share: float, step: float) -> str:
 
 def _comparison_text(drawn: Drawn) -> str:
     threads, priced = drawn.threads, drawn.planned.threads
-    said = f"Bars begin at the best of these plans, not at zero; they are what is predicted on {text.threads(threads)}."
+    said = f"Bars begin at the best of these plans, not at zero. They show predictions for {text.threads(threads)}."
     if threads != priced:
         said += (
-            f" A plan is chosen by the prediction for {text.threads(priced)}, so that it does not depend on the number "
-            "of threads: on more, another may be predicted to be faster."
+            f" The planner uses predictions for {text.threads(priced)}, so that the choice does not depend on the "
+            "number of threads. With more threads, another plan may be predicted to be faster."
         )
     return said
 
@@ -220,11 +220,10 @@ def _legend(rows: Sequence[drawing.Row], drawn: Drawn) -> str:
     bars = "".join(f'<li><i class="{name}"></i>{said}</li>' for name, said in times)
     return (
         f'<ul class="legend">{chips}{bars}</ul>'
-        "<p>A box is a kernel call, with the shape (N x C x H x W) of the tensor that it writes. Its colour is the "
-        "layout that is written, the stripe at its left the layout that is read; where they differ, the kernel changes "
-        "the layout on its way. Lines lead to what reads it; parts of one piece of memory, such as what a "
-        "concatenation is made of, share a line. Times are in µs, and their bars begin at zero. Open a row for what "
-        "else there was.</p>"
+        "<p>A box is a kernel call, with the shape (N x C x H x W) of its output. Its colour is the output's layout. "
+        "The stripe at its left is the input's layout. If they differ, the kernel changes the layout itself. Lines "
+        "lead to the readers. Tensors in one piece of memory, such as the parts of a concatenation, share a line. "
+        "Times are in µs, and their bars begin at zero. Open a row for the other candidates.</p>"
     )
 
 

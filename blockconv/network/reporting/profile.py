@@ -1,4 +1,4 @@
-"""What a plan takes when it runs: each of its calls by itself, and the whole."""
+"""The measured times of a plan: of each call, and of the whole plan."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ __all__ = ["Profile", "median_seconds"]
 
 
 class Profile(NamedTuple):
-    """Median seconds of each action of a plan by itself, and of the whole plan; `print` shows them as a table.
+    """The median seconds of each action of a plan, and of the whole plan; `print` shows a table.
 
-    actions, seconds, predicted: of each kernel call, in the plan's order, on that many threads. whole: of the plan
-    in one native call, which has no launch of about 3 µs for each of them.
+    actions: the kernel calls, in the plan's order.
+    seconds: the measured seconds of each, with a launch of about 3 µs.
+    whole: the measured seconds of the plan in one native call, without these launches.
+    predicted: the predicted seconds of each action.
+    threads: the number of threads.
     """
 
     actions: tuple[Action, ...]
