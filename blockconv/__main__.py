@@ -33,29 +33,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="blockconv", description="Convolution natively in every blocked layout.")
+    parser = Parser(prog="blockconv", description="Convolutions and networks in blocked memory layouts.")
     parser.add_argument("--version", action="version", version=f"blockconv {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    command = commands.add_parser("run", help="a network on a picture, in every fixed layout and in the chosen plan")
+    command = commands.add_parser(
+        "run", help="run a network on a picture, in fixed layouts and in the chosen plan, and compare the times"
+    )
     compare_plans.add_arguments(command)
-    command.add_argument("--threads", type=positive, help="at most (default: see doctor)")
+    command.add_argument(
+        "--threads", type=positive, help="the most threads of a call (default: see `blockconv doctor`)"
+    )
     command.set_defaults(run=_run)
 
-    plan_command.add_plan(commands.add_parser("plan", help="choose a network's layouts, and say why"))
-    plan_command.add_tune(commands.add_parser("tune", help="measure this machine, and a network's kernels"))
+    plan_command.add_plan(commands.add_parser("plan", help="choose the layouts of a network, and explain the choice"))
+    plan_command.add_tune(commands.add_parser("tune", help="measure this machine, and the kernels of a network"))
 
-    command = commands.add_parser("layouts", help="the layouts that have names")
-    command.add_argument("--markdown", action="store_true", help="as a table in Markdown")
+    command = commands.add_parser("layouts", help="list the named layouts")
+    command.add_argument("--markdown", action="store_true", help="print a Markdown table")
     command.set_defaults(run=_layouts)
 
-    command = commands.add_parser("ops", help="the ONNX ops that models may hold")
-    command.add_argument("--markdown", action="store_true", help="as a table in Markdown")
+    command = commands.add_parser("ops", help="list the supported ONNX ops")
+    command.add_argument("--markdown", action="store_true", help="print a Markdown table")
     command.set_defaults(run=_ops)
 
-    cache_command.add_cache(commands.add_parser("cache", help="compiled kernels on disk: their sizes, and removal"))
+    cache_command.add_cache(commands.add_parser("cache", help="list or remove the compiled kernels on disk"))
 
-    command = commands.add_parser("doctor", help="what was found on this machine")
+    command = commands.add_parser("doctor", help="show what blockconv found on this machine")
     command.set_defaults(run=_doctor)
     return parser
 

@@ -1,4 +1,4 @@
-"""What command lines share: a parser, and a network as an argument, which is a model and the shapes of its inputs."""
+"""The common part of the commands: a parser, and the arguments of a network: a model and its input shapes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def positive(text: str) -> int:
     """An argument that is a whole number of 1 or more."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+        raise argparse.ArgumentTypeError(f"{text} has to be at least 1")
     return number
 
 
 def add_model(
     command: argparse.ArgumentParser, model: str = "an ONNX model (default: ResNet-50 with random weights)"
 ) -> None:
-    """The model and its shapes as arguments of a command. model: what its help says."""
+    """Add the arguments of a model and its shapes to a command. model: the help text of the first."""
     command.add_argument("model", nargs="?", type=Path, help=model)
-    text = "an input's sizes, such as 1x3x224x224; by name where there are several, once for each: --shape x=1x3x8x8"
+    text = "the shape of the input, such as 1x3x224x224; for several inputs one option each, with a name: x=1x3x8x8"
     command.add_argument("--shape", action="append", default=[], metavar="[INPUT=]SIZES", help=text)
 
 
 def read_model(command: str, options: argparse.Namespace) -> Network:
-    """The network that is asked for. Raises ArgumentError, naming the command, for shapes that it cannot have."""
+    """The requested network. Raises ArgumentError, which names the command, for shapes that it does not take."""
     shapes = _shapes(command, options.shape)
     try:
         if options.model is not None:
@@ -64,8 +64,10 @@ def _shapes(command: str, given: list[str]) -> dict[str, Shape] | Shape | None:
         return pairs[0][1]
     shapes = dict(pairs)
     if "" in shapes or len(shapes) < len(pairs):
-        rule = "has to name an input, another each time"
-        raise ArgumentError(command, "--shape", " ".join(given), rule, "such as --shape x=1x3x8x8 --shape y=1x3x8x8")
+        rule = "has to name an input, a different one each time"
+        raise ArgumentError(
+            command, "--shape", " ".join(given), rule, "give for example --shape x=1x3x8x8 --shape y=1x3x8x8"
+        )
     return shapes
 
 
@@ -73,4 +75,4 @@ def _sizes(command: str, text: str, sizes: str) -> Shape:
     try:
         return tuple(int(size) for size in sizes.split("x"))
     except ValueError:
-        raise ArgumentError(command, "--shape", text, "has to be whole numbers with x between") from None
+        raise ArgumentError(command, "--shape", text, "has to be whole numbers, separated by x") from None

@@ -1,4 +1,4 @@
-"""`blockconv cache`: what lies in the cache of compiled kernels, and its removal."""
+"""`blockconv cache`: list and remove compiled kernels on disk."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def add_cache(command: argparse.ArgumentParser) -> None:
         type=_days,
         const=KEPT_DAYS,
         metavar="DAYS",
-        help=f"remove fingerprints not used for so many days (default {KEPT_DAYS:.0f}), never the one in use",
+        help=f"remove fingerprints unused for DAYS days (default {KEPT_DAYS:.0f}), but not the current one",
     )
-    removal.add_argument("--clear", action="store_true", help="remove all, the one in use too")
+    removal.add_argument("--clear", action="store_true", help="remove all fingerprints, also the current one")
     command.set_defaults(run=_cache)
 
 
@@ -35,7 +35,7 @@ def _days(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (days := float(text)) >= 0:
             return days
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of days, 0 or more")
+    raise argparse.ArgumentTypeError(f"{text!r} has to be a number of days, at least 0")
 
 
 def _cache(options: argparse.Namespace, console: Console) -> int:
@@ -71,8 +71,8 @@ def _list(cache: KernelCache, console: Console) -> None:
     console.print(f"compiled kernels in {cache.base}", soft_wrap=True)
     console.print(table)
     console.print(
-        "A fingerprint stands for one version of blockconv, Numba, LLVM and Python on one kind of processor. "
-        f"Those not used for {KEPT_DAYS:.0f} days are removed when kernels are compiled.",
+        "A fingerprint is one combination of versions (blockconv, Numba, LLVM, Python) and processor. "
+        f"A compilation removes those that were unused for {KEPT_DAYS:.0f} days.",
     )
 
 

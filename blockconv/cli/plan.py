@@ -1,4 +1,4 @@
-"""`blockconv plan`, which chooses, explains and draws the layouts of a network; `blockconv tune`, which measures."""
+"""`blockconv plan` chooses, explains and draws the layouts of a network. `blockconv tune` measures."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ __all__ = ["add_plan", "add_tune"]
 def add_plan(command: argparse.ArgumentParser) -> None:
     """The command line of `plan`."""
     add_model(command)
-    text = "a layout for every op, auto (the default), or NODE=LAYOUT, once for each node that is to have its own"
+    text = "a layout for every op, auto (the default), or NODE=LAYOUT, one option for each such node"
     command.add_argument("--layouts", action="append", default=[], metavar="[NODE=]LAYOUT", help=text)
-    command.add_argument("--planner", choices=("optimal", "greedy"), default="optimal")
-    command.add_argument("--measure", action="store_true", help="time the candidates instead of predicting them")
-    text = "the type that weights and the values between ops are stored in"
+    command.add_argument("--planner", choices=("optimal", "greedy"), default="optimal", help="the algorithm")
+    command.add_argument("--measure", action="store_true", help="measure the candidates instead of predicting them")
+    text = "the storage type of weights and of values between ops (default: float32)"
     command.add_argument("--precision", choices=get_args(FloatType), default="float32", help=text)
-    command.add_argument("--costs", type=Path, metavar="JSON", help="costs of your own")
-    command.add_argument("--profile", action="store_true", help="time every call of the plan")
-    command.add_argument("--report", type=Path, metavar="FILE", help="write the plan as a page, or as data in a .json")
-    command.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be read by bc.Plan.load")
+    command.add_argument("--costs", type=Path, metavar="JSON", help="a file with your own costs (see Plan.cost_table)")
+    command.add_argument("--profile", action="store_true", help="measure every call of the plan")
+    command.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the plan as an HTML page, or as data into a .json file"
+    )
+    command.add_argument("--save", type=Path, metavar="FILE", help="write the plan to a file, for blockconv.Plan.load")
     command.set_defaults(run=_plan)
 
 
 def add_tune(command: argparse.ArgumentParser) -> None:
     """The command line of `tune`."""
-    add_model(command, "an ONNX model, all of whose candidates are timed too")
-    text = f"measure this machine's profile and write it there; {VARIABLE}=FILE makes costs and tiles go by it"
+    add_model(command, "an ONNX model, whose candidate kernels are measured too")
+    text = f"measure the profile of this machine and write it to FILE; {VARIABLE}=FILE then uses it for costs and tiles"
     command.add_argument("--profile", type=Path, metavar="FILE", help=text)
-    text = "profiles to measure, of which the median of each time is written (default: 3)"
+    text = "the number of measured profiles; FILE gets the median of each time (default: 3)"
     command.add_argument("--runs", type=positive, default=3, help=text)
     command.set_defaults(run=_tune)
 
@@ -76,7 +78,7 @@ def _layouts(given: list[str]) -> Layouts:
     if "" not in nodes and len(nodes) == len(pairs):
         return nodes or "auto"
     if len(pairs) > 1:
-        rule = "has to be one layout, or NODE=LAYOUT with another node each time"
+        rule = "has to be one layout, or NODE=LAYOUT with a different node each time"
         raise ArgumentError("plan", "--layouts", " ".join(given), rule)
     return nodes[""]
 
@@ -89,10 +91,10 @@ def _noise(plan: Plan) -> list[Any]:
 def _tune(options: argparse.Namespace, console: Console) -> int:
     if options.profile is not None:
         with Steps(1) as steps:
-            steps.begin("measuring this machine, which should have nothing else to do")
+            steps.begin("measuring this machine, which should be idle")
             known = measuring.measure(options.runs)
         options.profile.write_text(known.to_json(), encoding="utf-8")
-        console.print(f"written: {options.profile}; {VARIABLE}={options.profile} makes costs and tiles go by it")
+        console.print(f"written: {options.profile}; {VARIABLE}={options.profile} uses it for costs and tiles")
         return 0
     with Steps(1 if options.model is None else 2) as steps:
         steps.begin("measuring a convolution and a copy")
@@ -101,8 +103,8 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
             steps.begin(f"timing the kernels of {options.model}")
             compile(read_model("tune", options), measure=True)
     console.print(
-        f"times over those that rows predict: convolutions {found.compute:.2f}, what moves memory {found.memory:.2f}",
+        f"measured time / predicted time: convolutions {found.compute:.2f}, memory moves {found.memory:.2f}",
     )
     if options.model is not None:
-        console.print(f"{len(tuning.Costs())} kernels timed on {get_num_threads()} threads, kept")
+        console.print(f"kept the times of {len(tuning.Costs())} kernels on {get_num_threads()} threads")
     return 0

@@ -1,4 +1,4 @@
-"""`blockconv run`: a network on a picture, in every fixed layout and in the chosen plan, side by side."""
+"""`blockconv run`: run a network on a picture, in fixed layouts and in the chosen plan, and compare."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Contestant(NamedTuple):
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The command line of `run`."""
     add_model(command)
-    command.add_argument("--input", metavar="IMAGE|random", help="a picture of your own (needs pillow), or noise")
-    command.add_argument("--batch", type=int, help="pictures at a time (default: as the model has it, or 1)")
-    command.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="LAYOUT", help="fixed layouts to compare")
-    command.add_argument("--report", type=Path, metavar="HTML", help="write the chosen plan as a page")
+    command.add_argument("--input", metavar="IMAGE|random", help="your own picture (needs pillow), or noise")
+    command.add_argument("--batch", type=int, help="the number of pictures in a call (default: the model's, or 1)")
+    command.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="LAYOUT", help="the fixed layouts to compare")
+    command.add_argument("--report", type=Path, metavar="HTML", help="write the chosen plan as an HTML page")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Compile, call in turns, compare; 1 if the plans' outputs differ by more than TOLERANCE."""
+    """Compile the plans, call them in turns, and compare; 1 if their outputs differ by more than TOLERANCE."""
     names = [*dict.fromkeys(Layout(name).name for name in options.layouts), "auto"]
     with Steps(len(names) + 2) as steps:
         steps.begin(f"reading {options.model or 'ResNet-50'}")
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     errors = [float(np.abs(c.output - wanted).max()) / largest for c in found]
     console.print(_table(network, found, times, errors))
     console.print(
-        f"Medians of {LEAST} to {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: plan, compile and pack "
-        "what is not there from a plan above or an earlier run, call once.",
+        f"Medians of {LEAST} to {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: time to plan, compile "
+        "and pack (without the work of a plan above or an earlier run), and to call once.",
     )
     if options.report:
         plan = found[-1].plan
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _network(options: argparse.Namespace) -> Network:
     batch = options.batch
     if batch is not None and batch < 1:
-        raise ArgumentError("run", "--batch", batch, "has to be 1 or more")
+        raise ArgumentError("run", "--batch", batch, "has to be at least 1")
     network = read_model("run", options)
     if batch is None or batch == network.inputs[0].shape[0]:
         return network
@@ -95,7 +95,7 @@ def _entering(tensor: Tensor, asked: str | None) -> Array:
     n, *rest = tensor.shape
     if asked == "random" or len(rest) != 3 or rest[0] != 3:
         if asked not in (None, "random"):
-            rule = f"has to be 'random' for a network whose input is {tensor.name} {tensor.shape}: no picture"
+            rule = f"has to be 'random', because the input {tensor.name} {tensor.shape} takes no picture"
             raise ArgumentError("run", "--input", asked, rule)
         return np.random.default_rng(0).standard_normal(tensor.shape).astype(tensor.dtype)
     pixels = bundled() if asked is None else read(Path(asked))
@@ -117,7 +117,7 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
-        raise ArgumentError("run", "--input", str(path), "needs pillow to be read", "pip install pillow") from None
+        raise ArgumentError("run", "--input", str(path), "needs the package pillow", "pip install pillow") from None
     with Image.open(path) as picture:
         return np.asarray(picture.convert("RGB"), np.uint8)
 

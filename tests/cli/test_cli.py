@@ -273,9 +273,9 @@ def test_a_shape_is_read_before_the_model(open_model: str, capsys: pytest.Captur
     for wrong, why in (
         ([], "--shape=None: input 'x' has no fixed shape"),
         (["--shape", "1x8xa"], "whole numbers"),
-        (["--shape", "z=1x8x6x6"], "no such input; there are x; give --shape INPUT=SIZES"),
+        (["--shape", "z=1x8x6x6"], "is not among the inputs x; give --shape INPUT=SIZES"),
         (["--shape", "1x8x6x6", "--shape", "x=1x8x6x6"], "has to name an input"),
-        (["--shape", "x=1x8x6x6", "--shape", "x=1x8x7x7"], "another each time"),
+        (["--shape", "x=1x8x6x6", "--shape", "x=1x8x7x7"], "a different one each time"),
     ):
         for command in ("plan", "run"):
             assert main([command, open_model, *wrong]) == 2

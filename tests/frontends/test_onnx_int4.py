@@ -226,14 +226,14 @@ def test_inputs_and_outputs_of_4_bits(dtype: str, tmp_path: Any) -> None:
         np.testing.assert_array_equal(found, wanted.astype(found.dtype))
     np.testing.assert_array_equal(network.evaluate(four)[y], wanted.astype(np.int16))
     for wrong, says in (
-        (np.full(given.shape, 16 + low, one_a_byte.dtype), f"is of {dtype}, which holds integers from {low} to"),
-        (given.astype("f"), f"has to be of dtype .*8, of integers of {dtype}"),
+        (np.full(given.shape, 16 + low, one_a_byte.dtype), f"has to hold integers from {low} to"),
+        (given.astype("f"), f"has to have dtype .*8, with integers of {dtype}"),
         (bc.BlockedArray.from_numpy(np.zeros(given.shape, np.int8), dtype="int4" if low == 0 else "uint4"), "dtype"),
-        (bc.BlockedArray.from_numpy(one_a_byte), f"has to be of dtype {dtype}"),
+        (bc.BlockedArray.from_numpy(one_a_byte), f"has to have dtype {dtype}"),
     ):
         with pytest.raises(bc.NetworkError, match=says):
             plan(wrong)
-    with pytest.raises(bc.NetworkError, match="holds integers from"):
+    with pytest.raises(bc.NetworkError, match="hold integers from"):
         network.evaluate(np.full(given.shape, 16 + low, one_a_byte.dtype))
 
 
@@ -250,7 +250,7 @@ def test_a_network_holds_no_constants_of_4_bits() -> None:
     b = bc.NetworkBuilder("four")
     four = np.ones((1, 4, 3, 3), onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.INT4))
     b.output(b.add(ops.Dequantize(bc.Quantization(1.0)), b.constant(four, "c")))
-    with pytest.raises(bc.NetworkError, match=r"constants\['c'\].* is of int4, .*give integers of 8 bits"):
+    with pytest.raises(bc.NetworkError, match=r"constants\['c'\].* is int4, .*give 8-bit integers"):
         b.build()
 
 

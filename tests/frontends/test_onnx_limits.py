@@ -19,14 +19,14 @@ SCALES = np.array([1, 1, 1.5, 1.5], np.float32)
 # A node over a value of (1, 4, 6, 6), or what it gives, and what is said of it. They keep that rank.
 LIMITS: dict[str, tuple[Any, str]] = {
     "unknown op": (lambda x: node("Sinh", x), "Sinh: "),
-    "computed matrices": (lambda x: node("MatMul", x, x), "its second matrix, .* is computed"),
-    "computed weight": (lambda x: node("Conv", x, x), "its weight, .* is computed"),
+    "computed matrices": (lambda x: node("MatMul", x, x), "its second matrix, .* is not constant"),
+    "computed weight": (lambda x: node("Conv", x, x), "its weight, .* is not constant"),
     "cubic": (lambda x: node("Resize", x, "", "s", mode="cubic"), "mode='cubic'"),
     "edges": (lambda x: node("Pad", x, "p", mode="reflect"), "mode 'reflect'"),
-    "tanh": (lambda x: node("Gelu", x, approximate="tanh"), "the approximation by tanh"),
+    "tanh": (lambda x: node("Gelu", x, approximate="tanh"), "the tanh approximation"),
     "indices": (lambda x: node("MaxPool", x, outputs=("y", "i"), kernel_shape=[2, 2]), "its output 'i"),
     "training": (lambda x: node("Dropout", x, "", "t", outputs=("y",)), "training"),
-    "bounds": (lambda x: node("Clip", x, "m"), "its minimum, 'm', is computed"),
+    "bounds": (lambda x: node("Clip", x, "m"), "its minimum, 'm', is not constant"),
 }
 CONSTANTS = {"s": SCALES, "p": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "t": np.array(True), "z": np.array([0])}
 

@@ -100,10 +100,15 @@ def declared_input(name: str, element: int, shape: tuple[int, ...]) -> Any:
 def _attributes() -> dict[str, Broken]:
     axis = {"name": "axis", "type": INT}
     return {
-        "unknown": Broken(op("Relu", foo=1), r"node 'node' \(Relu\): foo=1: Relu of opset 17 has no such attribute"),
+        "unknown": Broken(op("Relu", foo=1), r"node 'node' \(Relu\): foo=1: is no attribute of Relu of opset 17"),
         "misspelt": Broken(op("Conv", {"w": W}, stride=[2, 2]), r"stride=\[2, 2\].*did you mean 'strides'"),
-        "of a later opset": Broken(op("AveragePool", opset=7, kernel_shape=[2, 2], ceil_mode=1), "opset 7 has no such"),
-        "of an earlier opset": Broken(op("Squeeze", opset=13, axes=[0]), r"axes=\[0\].*opset 13 has no such"),
+        "of a later opset": Broken(
+            op("AveragePool", opset=7, kernel_shape=[2, 2], ceil_mode=1),
+            "ceil_mode=1: is no attribute of AveragePool of opset 7",
+        ),
+        "of an earlier opset": Broken(
+            op("Squeeze", opset=13, axes=[0]), r"axes=\[0\].*is no attribute of Squeeze of opset 13"
+        ),
         "in a folded node": Broken(
             model([node("Relu", "w", outputs=("c",), name="fold", foo=1), node("Conv", "x", "c")], {"w": W}),
             "node 'fold'.*foo",
@@ -119,7 +124,7 @@ def _attributes() -> dict[str, Broken]:
         "missing axis": Broken(op("Concat"), "axis=None: is required"),
         "given twice": Broken(
             attribute("Softmax", AttributeProto(**axis, i=1), AttributeProto(**axis, i=2)),
-            "axis=2: the attribute is given twice",
+            "axis=2: occurs twice",
         ),
         "of two values": Broken(attribute("Softmax", AttributeProto(**axis, i=1, f=1.0)), "data field mismatch"),
         "not text": Broken(
@@ -155,21 +160,23 @@ def _values() -> dict[str, Broken]:
         "too few pads": Broken(op("Conv", {"w": W}, pads=[1, 1]), r"node 'node' \(Conv\).*pads \(1, 1\)"),
         "pads of a pool": Broken(
             op("AveragePool", pads=[2, 2, 2, 2], **pool),
-            r"pads=.*a window of \(2, 2\), dilated by \(1, 1\), reads padding alone",
+            r"pads=.*a window of \(2, 2\) with dilation \(1, 1\) reads only padding",
         ),
         "storage_order": Broken(op("MaxPool", storage_order=5, **pool), "storage_order=5: has to be 0 or 1"),
         "groups of 0": Broken(op("Conv", {"w": W}, group=0), "node 'node'"),
         "axis of Flatten": Broken(op("Flatten", axis=5), "axis=5: has to be -4 to 4"),
         "negative axis of old": Broken(op("Flatten", opset=9, axis=-1), "axis=-1: has to be 0 to 4"),
-        "axis of Softmax": Broken(op("Softmax", axis=4), "axis=4: the input has 4 axes"),
+        "axis of Softmax": Broken(op("Softmax", axis=4), "axis=4: has to be one of the input's 4 axes"),
         "perm": Broken(op("Transpose", perm=[0, 0, 1, 2]), r"perm=\(0, 0, 1, 2\)"),
         "split of other outputs": Broken(
             op("Split", {"s": ints(1, 1, 2)}, axis=1, outputs=("y", "z")), "has to hold 2 sizes"
         ),
         "split of -2": Broken(op("Split", {"s": ints(-2, 6)}, axis=1, outputs=("y", "z")), r"split=\(-2, 6\)"),
-        "num_outputs of 0": Broken(op("Split", opset=18, axis=1, num_outputs=0), "num_outputs=0: the node has 1"),
+        "num_outputs of 0": Broken(
+            op("Split", opset=18, axis=1, num_outputs=0), "num_outputs=0: has to be the number of outputs, 1"
+        ),
         "split by nothing": Broken(op("Split", opset=18, axis=1, outputs=("y", "z")), "neither 'split'"),
-        "squeezed axis of 4": Broken(op("Squeeze", {"a": ints(1)}), r"axes=\(1,\): have to be of size 1"),
+        "squeezed axis of 4": Broken(op("Squeeze", {"a": ints(1)}), r"axes=\(1,\): have to have size 1"),
         "unsqueezed twice": Broken(op("Unsqueeze", {"a": ints(0, -6)}), r"axes=\(0, -6\): name one axis twice"),
         "sliced twice": Broken(
             op("Slice", {"s": ints(0, 1), "e": ints(3, 3), "a": ints(2, -2)}), "name one axis twice"
@@ -198,7 +205,7 @@ def _values() -> dict[str, Broken]:
                 [node("Flatten", "x", outputs=("f",), name="f"), node("Gemm", "f", "w", "c")],
                 {"w": np.ones((144, 5), DATA), "c": np.ones((3, 5), DATA)},
             ),
-            "C=.*does not broadcast",
+            "C=.*has to broadcast",
         ),
         "shape that holds too little": Broken(op("Reshape", {"s": ints(5, 5)}), r"shape=\(5, 5\)"),
         "floats for a shape": Broken(op("Reshape", {"s": floats(144)}), "has to hold ints"),
@@ -247,10 +254,10 @@ def _operands() -> dict[str, Broken]:
                     node("Relu", "a", outputs=("b",), name="b"),
                 ]
             ),
-            "circle: 'a' -> 'b' -> 'a'",
+            "cycle: 'a' -> 'b' -> 'a'",
         ),
         "two nodes of one name": Broken(
-            model([node("Relu", "x", outputs=("a",)), node("Relu", "a")]), "name='node': is the name of another"
+            model([node("Relu", "x", outputs=("a",)), node("Relu", "a")]), "name='node': is also the name of another"
         ),
         "an output named as the input": Broken(
             model([node("Relu", "x", outputs=("x",)), node("Relu", "x", name="b")]), "already the name"
@@ -262,18 +269,18 @@ def _opsets() -> dict[str, Broken]:
     relu = [node("Relu", "x")]
     two = (helper.make_opsetid("", 13), helper.make_opsetid("ai.onnx", 17))
     return {
-        "none": Broken(model(relu, opset=()), "opset_import=.*says no operator set"),
-        "0": Broken(model(relu, opset=0), "opset_import=0.*count from 1"),
+        "none": Broken(model(relu, opset=()), "opset_import=.*has to name an operator set"),
+        "0": Broken(model(relu, opset=0), "opset_import=0.*has to be at least 1"),
         "-1": Broken(model(relu, opset=-1), "opset_import=-1"),
         "99": Broken(model(relu, opset=99), "opset_import=99: onnx .* knows opsets up to .*upgrade"),
-        "two": Broken(model(relu, opset=two), "imported in versions 13 and 17", "it takes the last"),
+        "two": Broken(model(relu, opset=two), "imports operator set .* in versions 13 and 17", "it takes the last"),
         "another's": Broken(
             model(relu, opset=(helper.make_opsetid("com.x", 1),)),
-            "own operator set is not imported",
+            "needs ONNX's own operator set",
             "it takes its newest",
         ),
-        "before the op": Broken(op("HardSwish", opset=13), "ONNX has it from opset 14 on"),
-        "after the op": Broken(op("Upsample", {"s": floats(1, 1, 2, 2)}, opset=10), "no more since opset 10"),
+        "before the op": Broken(op("HardSwish", opset=13), "exists from opset 14 on"),
+        "after the op": Broken(op("Upsample", {"s": floats(1, 1, 2, 2)}, opset=10), "was removed in opset 10"),
         "unknown domain": Broken(model([node("Relu", "x", domain="com.x")]), r"com\.x\.Relu: 1 node"),
         "IR": Broken(model(relu, ir=99), "ir_version=99.*upgrade"),
     }
@@ -296,14 +303,12 @@ def _constants() -> dict[str, Broken]:
     return {
         "too short": Broken(tensor(raw_data=W.tobytes()[:-4]), r"initializer 'w', read by node 'node' \(Conv\): dims"),
         "too long": Broken(tensor(raw_data=W.tobytes() + b"1234"), "initializer 'w'"),
-        "of -1": Broken(tensor(dims=(-1, 4, 3, 3)), r"dims|\[-1, 4, 3, 3\]: sizes have to be at least 0"),
+        "of -1": Broken(tensor(dims=(-1, 4, 3, 3)), r"dims|\[-1, 4, 3, 3\]: has to hold sizes of at least 0"),
         "of a huge size": Broken(tensor(dims=(1 << 62, 4, 3, 3)), "initializer 'w'"),
         "of no type": Broken(tensor(data_type=0), "initializer 'w'"),
         "of an unknown type": Broken(tensor(data_type=99), "initializer 'w'"),
         "without values": Broken(tensor(raw_data=b""), "initializer 'w'"),
-        "elsewhere": Broken(
-            tensor(raw_data=b"", data_location=1), "lie in another file.*give load_onnx the model's path"
-        ),
+        "elsewhere": Broken(tensor(raw_data=b"", data_location=1), "in another file.*give load_onnx the model's path"),
         "of another declared shape": Broken(
             changed(op("Conv", {"w": W}), declared_input("w", FLOAT, (8, 4, 5, 5))),
             r"declared as an input of shape \[8, 4, 5, 5\]",
@@ -369,10 +374,10 @@ def _functions() -> dict[str, Broken]:
             calls(function("F", inner("Relu")), opset=OWN[:1]), "the model does not import"
         ),
         "named as an op of ONNX": Broken(
-            model([node("Relu", "x")], functions=(standard,)), "name of an op that ONNX defines", "it runs the op"
+            model([node("Relu", "x")], functions=(standard,)), "is also an op of ONNX", "it runs the op"
         ),
         # Not given to ONNX Runtime.
-        "that double": Broken(calls(*many), "1099511627776 nodes once they are inlined", "not tried"),
+        "that double": Broken(calls(*many), "1099511627776 nodes after inlining", "not tried"),
     }
 
 

@@ -1,8 +1,8 @@
 """ONNX models as networks.
 
-Whatever depends on constants alone (weights made by ConstantOfShape, arithmetic on shapes) is computed while
-loading, by ONNX's own reference evaluator; the rest becomes ops of `blockconv.network.ops`, or an error that lists
-all that is not supported.
+ONNX's own reference evaluator computes everything that depends only on constants (weights made by ConstantOfShape,
+arithmetic on shapes) during loading. The rest becomes ops of `blockconv.network.ops`, or one error that lists all
+unsupported nodes.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def load_onnx(
     input_shapes: Mapping[str, Shape] | Shape | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Network:
-    """A network from an ONNX model, to be given to `compile`. Needs the `onnx` package: pip install 'blockconv[onnx]'.
+    """Read an ONNX model as a network, for `compile`. Needs the `onnx` package: pip install 'blockconv[onnx]'.
 
-    model: the path of a file (str or os.PathLike), its bytes, a file that is open for reading bytes, or an
-        onnx.ModelProto. Values in other files are read where a path is given, from the model's folder; links are
-        followed if they end in that folder, or in the one where the model itself really is.
-    input_shapes: of inputs whose shapes the model leaves open (or to replace): {input: shape}, or one shape for the
-        only input. An open first dimension is 1 by default.
-    constants: values of inputs that are not to stay inputs: {input: array}.
+    model: the path of a file (str or os.PathLike), its bytes, a file open for reading bytes, or an onnx.ModelProto.
+        Values in other files need a path, and are read from the model's folder. Links must end in that folder, or in
+        the folder where the model's own link ends.
+    input_shapes: {input: shape}, or the shape of the only input. Inputs without a fixed shape need one; an open first
+        dimension is 1 by default. It also replaces fixed shapes.
+    constants: {input: array}, for inputs that become constants.
 
-    What depends on constants alone is computed while loading. Quantized models (ONNX's and ONNX Runtime's ops of 8-bit
-    integers, or floats between QuantizeLinear and DequantizeLinear of 8 or 4 bits) run in integers where there are
-    kernels for it; a SlowPathWarning names the nodes that run as floats.
-    Raises NetworkError for a model that is broken (it names the node), UnsupportedError for one that needs what
-    blockconv does not have (it lists all of it) or without the `onnx` package, ArgumentError for other arguments.
+    Values that depend only on constants are computed during loading. Quantized models have 8-bit ops of ONNX or ONNX
+    Runtime, or floats between QuantizeLinear and DequantizeLinear of 8 or 4 bits. They run on integers where integer
+    kernels exist. A SlowPathWarning names the nodes that run in float32.
+    Raises NetworkError, which names the node, for a broken model. Raises UnsupportedError, which lists all unsupported
+    ops, and also without the `onnx` package. Raises ArgumentError for other bad arguments.
 
     >>> import blockconv as bc
     >>> from onnx import TensorProto, helper
@@ -68,7 +68,7 @@ def load_onnx(
         onnx_file.read_attributes(skeleton, files)
         network = onnx_graph.read_graph(skeleton, arrays, input_shapes)
     except UnicodeDecodeError as error:
-        rule = f"holds a name that is no text: {error}"
+        rule = f"has a name that is not UTF-8: {error}"
         raise NetworkError(OP, "model", onnx_file.named(model), rule) from error
     _warn_of_floats(network)
     return network
@@ -81,7 +81,5 @@ def _warn_of_floats(network: Network) -> None:
         names = [f"{node.name!r} ({node.op})" for node in dequantized(fuse(network))]
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-        said = (
-            f"blockconv: {network.name}: there are no kernels of integers for {shown}: dequantized, they run as floats"
-        )
+        said = f"blockconv: {network.name}: no integer kernels exist for {shown}; these nodes run in float32"
         warnings.warn(said, SlowPathWarning, stacklevel=3)

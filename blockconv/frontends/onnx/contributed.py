@@ -131,5 +131,5 @@ def _qlinear_softmax(call: Call) -> Tensor:
     x = dequantized(call, 0)
     axis = call.axis(call.attribute("axis", -1), len(x.shape))
     if call.attribute("opset", 13) < 13 and axis != len(x.shape) - 1:
-        raise Unsupported(f"axis={axis}: opset below 13, which is over several axes")
+        raise Unsupported(f"axis={axis}: below opset 13, softmax is over several axes")
     return stored(call, call.emit(ops.Softmax(axis), x), 3, call.input().dtype)

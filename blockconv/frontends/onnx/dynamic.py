@@ -107,7 +107,7 @@ def _source(call: Call, at: int) -> _Source:
         return _of_found(found)
     zero_point = zero_points(call, at, call.input().dtype)
     if zero_point.size != 1:
-        raise Unsupported(f"zero_point of shape {zero_point.shape}: several zero points of its first input")
+        raise Unsupported(f"zero_point of shape {zero_point.shape}: several zero points for the first input")
     return ops.QuantizedConv2d(src=Quantization(1.0, int(zero_point.item()))), ()
 
 

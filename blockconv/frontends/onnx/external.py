@@ -37,18 +37,18 @@ class Files:
             offset = _whole("offset", entries, 0)
             length = _whole("length", entries, size - offset)
             if not 0 <= offset <= offset + length <= size:
-                raise ValueError(f"{length} bytes from {offset} on are not within its {size} bytes")
+                raise ValueError(f"{length} bytes from offset {offset} are not inside its {size} bytes")
             return np.fromfile(file, np.uint8, length, offset=offset)
         except (OSError, ValueError) as error:
-            rule = f"values in another file cannot be read: {error}"
-            remedy = "put that file, whole, into the model's folder, or export the model in one file"
+            rule = f"has values in another file that cannot be read: {error}"
+            remedy = "put the complete file into the model's folder, or export the model as one file"
             raise NetworkError(where, "external_data", entries, rule, remedy) from error
 
     def _file(self, location: str) -> Path:
         """Where a file really is; raises ValueError for one that a model may not name."""
         assert self._at is not None
         if not location:
-            raise ValueError("no location is given")
+            raise ValueError("it has no location")
         if Path(location).is_absolute():
             raise ValueError("its location has to be relative to the model's folder")
         given = self._at.parent / location
@@ -59,11 +59,11 @@ class Files:
             link = f"is a link to {found}" if given.is_symlink() else f"is {found}"
             raise ValueError(f"it {link}, and has to be in {folder}, the model's folder{also}")
         if not found.is_file():
-            raise ValueError(f"{found} is no file" if found.exists() else f"there is no file {found}")
+            raise ValueError(f"{found} is no file" if found.exists() else f"the file {found} does not exist")
         return found
 
 
 def _whole(key: str, entries: dict[str, str], default: int) -> int:
     if not entries.get(key, "0").isdecimal():
-        raise ValueError(f"its {key}, {entries[key]!r}, is no whole number of at least 0")
+        raise ValueError(f"its {key}, {entries[key]!r}, has to be a whole number of at least 0")
     return int(entries.get(key, default))

@@ -37,17 +37,17 @@ def read_model(model: Any) -> tuple[Any, Files]:
     except ArgumentError:
         raise
     except FileNotFoundError:
-        raise NetworkError(OP, "model", named(model), f"there is no file {path}") from None
+        raise NetworkError(OP, "model", named(model), f"the file {path} does not exist") from None
     except OSError as error:
         raise NetworkError(OP, "model", named(model), f"cannot be read: {error}") from error
     except Exception as error:  # protobuf's DecodeError, or what the readers of ONNX's text formats raise
-        rule = f"is no whole ONNX model ({error}): truncated, or of another format"
+        rule = f"is no complete ONNX model ({error}): it is truncated, or has another format"
         raise NetworkError(OP, "model", named(model), rule, "export it again") from error
     if not proto.graph.node and not proto.graph.output:
-        raise NetworkError(OP, "model", named(model), "holds no graph: truncated, or of another format")
+        raise NetworkError(OP, "model", named(model), "holds no graph: it is truncated, or has another format")
     for text in _texts(proto):
         if isinstance(text, bytes):  # how protobuf gives what is no UTF-8
-            raise NetworkError(OP, "model", named(model), f"holds a name that is no text: {text!r}", "export it again")
+            raise NetworkError(OP, "model", named(model), f"has a name that is not UTF-8: {text!r}", "export it again")
     return proto, Files(path)
 
 
@@ -55,9 +55,9 @@ def _bytes(model: Any) -> bytes:
     """What bytes or an open file hold."""
     held = model.read() if callable(getattr(model, "read", None)) else model
     if isinstance(held, str):
-        raise ArgumentError(OP, "model", model, "is a file opened for text", 'open it with mode "rb"')
+        raise ArgumentError(OP, "model", model, "is a file in text mode", 'open it with mode "rb"')
     if not isinstance(held, (bytes, bytearray, memoryview)):
-        rule = "has to be a path (str or os.PathLike), bytes, a file opened for bytes, or a ModelProto"
+        rule = "has to be a path (str or os.PathLike), bytes, a file open for bytes, or a ModelProto"
         raise ArgumentError(OP, "model", model, rule, as_file(model))
     return bytes(held)
 
@@ -95,8 +95,8 @@ def read_initializers(proto: Any, given: Mapping[str, Any] | None, files: Files)
         raise UnsupportedError(f"{OP}: sparse initializers: {names}; export them dense")
     for name, count in collections.Counter(tensor.name for tensor in graph.initializer).items():
         if count > 1 or not name:
-            rule = f"is the name of {count} initializers" if name else "an initializer has no name"
-            raise NetworkError(OP, "initializer", name, rule, "each has to have a name of its own")
+            rule = f"is the name of {count} initializers" if name else "has to name the initializer"
+            raise NetworkError(OP, "initializer", name, rule, "give each its own name")
     arrays = {tensor.name: _values(tensor, _reader(proto, tensor.name), files) for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input}
     for name in set(arrays) & set(inputs):
@@ -106,7 +106,7 @@ def read_initializers(proto: Any, given: Mapping[str, Any] | None, files: Files)
         raise ArgumentError(OP, "constants", given, "has to be a dict: {name of an input: array}")
     unknown = set(given) - set(inputs)
     if unknown:
-        raise ArgumentError(OP, "constants", sorted(map(str, unknown)), f"no such input; there are {', '.join(inputs)}")
+        raise ArgumentError(OP, "constants", sorted(map(str, unknown)), f"is not among the inputs {', '.join(inputs)}")
     return arrays | {name: _given(name, value, inputs[name]) for name, value in given.items()}
 
 
@@ -147,7 +147,7 @@ def _values(tensor: Any, reader: str, files: Files) -> Array:
         return np.asarray(numpy_helper.to_array(packed))
     except Exception as error:
         rule = f"its values cannot be read: {error}"
-        remedy = "there have to be as many as its dims say, of its data_type: export the model again"
+        remedy = "export the model again, with as many values of data_type as dims say"
         raise NetworkError(where, "dims", list(tensor.dims), rule, remedy) from error
 
 
@@ -160,7 +160,7 @@ def _check_declared(name: str, array: Array, value: Any, reader: str) -> None:
     if (declared.HasField("shape") and not fits) or not same:
         where = f"initializer {name!r}, {reader}"
         rule = f"is declared as an input of shape {dims}, element type {declared.elem_type}"
-        raise NetworkError(where, "values", array, rule, "make the two agree")
+        raise NetworkError(where, "values", array, rule, "make declaration and values agree")
 
 
 def _given(name: str, value: Any, declared: Any) -> Array:
@@ -170,8 +170,8 @@ def _given(name: str, value: Any, declared: Any) -> Array:
     kind = declared.type.tensor_type.elem_type
     known = array.dtype.kind in "biufc" or array.dtype.name in (*PACKED, "bfloat16")
     if not known or (kind and helper.np_dtype_to_tensor_dtype(array.dtype) != kind):
-        rule = f"is of dtype {array.dtype}, and the model's input {name!r} of element type {_element(kind)}"
-        raise DtypeError(OP, argument, array, rule, "give an array of that type")
+        rule = f"has dtype {array.dtype}, and the model's input {name!r} has element type {_element(kind)}"
+        raise DtypeError(OP, argument, array, rule, "give an array of this type")
     return array
 
 

@@ -31,10 +31,10 @@ def _inlined(model: Any) -> Any:
     for function in model.functions:
         key = _key(function)
         if key in functions:
-            raise NetworkError(_called(function), "name", function.name, "is defined twice", "name the other otherwise")
+            raise NetworkError(_called(function), "name", function.name, "is defined twice", "rename one of them")
         if defs.has(function.name, domain_of(function)):
-            rule = "is the name of an op that ONNX defines, so a call would be ambiguous"
-            raise NetworkError(_called(function), "name", function.name, rule, "put it into a domain of its own")
+            rule = "is also an op of ONNX, so a call would be ambiguous"
+            raise NetworkError(_called(function), "name", function.name, rule, "put it into its own domain")
         functions[key] = function
         _check_imports(function.node, function.opset_import, _called(function))
     _check_imports(model.graph.node, model.opset_import, "the model")
@@ -51,7 +51,7 @@ def _inlined(model: Any) -> Any:
         sizes[key] = sum(sizes.get(call, 1) for call in calls[key])
     total = sum(sizes.get(_key(node), 1) for node in _nodes(model.graph.node))
     if total > _MOST_NODES:
-        raise UnsupportedError(f"{OP}: functions: {total} nodes once they are inlined, of {_MOST_NODES} at most")
+        raise UnsupportedError(f"{OP}: functions: {total} nodes after inlining, more than {_MOST_NODES}")
     for node in _all_nodes(model):
         if _key(node) in functions:
             _check_call(node, functions[_key(node)])
@@ -90,7 +90,7 @@ def _check_imports(nodes: Any, imports: Any, what: str) -> None:
     imported = {domain_of(entry) for entry in imports}
     for node in _nodes(nodes):
         if domain_of(node) not in imported:
-            rule = f"{what} does not import this operator set; it imports {sorted(imported)}"
+            rule = f"{what} does not import this operator set, only {sorted(imported)}"
             raise NetworkError(title(node), "domain", node.domain or "ai.onnx", rule, "add it to opset_import")
 
 
@@ -98,4 +98,4 @@ def _check_call(node: Any, function: Any) -> None:
     for argument, given, taken in (("inputs", node.input, function.input), ("outputs", node.output, function.output)):
         if len(given) > len(taken):
             rule = f"{_called(function)} has {len(taken)} {argument}: {', '.join(taken)}"
-            raise NetworkError(title(node), argument, list(given), rule, "give no more")
+            raise NetworkError(title(node), argument, list(given), rule, "remove the others")

@@ -79,12 +79,14 @@ def _inputs(graph: Any, arrays: Mapping[str, Array], given: Mapping[str, Shape] 
     names = [value.name for value in real]
     if given is not None and not isinstance(given, Mapping):
         if len(real) != 1:
-            raise ArgumentError(OP, "input_shapes", given, f"there are {len(real)} inputs: give a dict by name")
+            raise ArgumentError(
+                OP, "input_shapes", given, f"has to be a dict by name, because the model has {len(real)} inputs"
+            )
         given = {names[0]: given}
     shapes = dict(given or {})
     unknown = sorted(set(shapes) - set(names))
     if unknown:
-        raise ArgumentError(OP, "input_shapes", unknown, f"no such input; there are {', '.join(names)}")
+        raise ArgumentError(OP, "input_shapes", unknown, f"is not among the inputs {', '.join(names)}")
     return [_input(value, shapes.get(value.name)) for value in real]
 
 
@@ -97,8 +99,8 @@ def _input(value: Any, given: Any) -> Tensor:
     try:
         type = element_type(np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)))
     except (KeyError, TypeError, ValueError):
-        rule = "is no type of ONNX's, or none at all"
-        raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with one") from None
+        rule = "has to be an element type of ONNX"
+        raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with a type") from None
     if given is not None:
         return Tensor(value.name, _sizes(value.name, given), type)
     dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
@@ -124,7 +126,9 @@ def _check_names(graph: Any) -> None:
     names: set[str] = set()
     for node in graph.node:
         if node.name and node.name in names:
-            raise NetworkError(title(node), "name", node.name, "is the name of another node too", "give each its own")
+            raise NetworkError(
+                title(node), "name", node.name, "is also the name of another node", "give each its own name"
+            )
         names.add(node.name)
 
 
@@ -136,8 +140,8 @@ def _check_declared_types(graph: Any, scope: Scope) -> None:
         if value.name in scope.values and declared:
             tensor = scope.values[value.name]
             if onnx_type(tensor) != declared:
-                rule = f"the model declares it as this element type, and its node gives {tensor.dtype}"
-                raise NetworkError(f"value {value.name!r}", "elem_type", declared, rule, "mend the declaration")
+                rule = f"is declared, but the node computes {tensor.dtype}"
+                raise NetworkError(f"value {value.name!r}", "elem_type", declared, rule, "correct the declaration")
 
 
 def _needed(graph: Any, scope: Scope) -> list[Any]:
@@ -159,7 +163,7 @@ def _needed(graph: Any, scope: Scope) -> list[Any]:
     if circle:
         names = [repr(node.name or node.output[0]) for node in [*circle, circle[0]]]
         text = " -> ".join(names if len(names) < 12 else [*names[:5], f"{len(names) - 10} more", *names[-5:]])
-        raise NetworkError(title(circle[0]), "inputs", list(circle[0].input), f"the graph has a circle: {text}")
+        raise NetworkError(title(circle[0]), "inputs", list(circle[0].input), f"has a cycle: {text}")
     wanted = {value.name for value in graph.output}
     needed = []
     for node in reversed(order):
@@ -171,7 +175,7 @@ def _needed(graph: Any, scope: Scope) -> list[Any]:
 
 def _check_known(where: str, argument: str, name: str, producers: Mapping[str, Any], scope: Scope) -> None:
     if name not in producers and name not in scope.values:
-        rule = "is no initializer, no input, and no node produces it: a weight may be missing"
+        rule = "is no initializer and no input, and no node produces it: a weight may be missing"
         raise NetworkError(where, argument, name, rule, "add it, or export the model again")
 
 
@@ -278,7 +282,7 @@ def _translate(call: Call, rules: Rules) -> None:
     try:
         op = OPS[_kind(call.node)]
         if call.opset < op.since:
-            raise Unsupported(f"opset {call.opset}: it is read from opset {op.since} on")
+            raise Unsupported(f"opset {call.opset}: supported from opset {op.since} on")
         results = op.translate(call)
         # After the translator, which says more of what it knows.
         rules.infer(call.node, call.scope.values, call.scope.constants)

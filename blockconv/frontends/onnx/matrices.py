@@ -42,7 +42,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     c = c if beta == 1 else c.astype(computed) * computed.type(beta)
     shape = (a.shape[0], *channels)
     if c.ndim > 2 or any(size not in (1, wanted) for size, wanted in zip(c.shape[::-1], shape[::-1], strict=False)):
-        raise call.error("C", c, f"does not broadcast to the product's shape, {shape}")
+        raise call.error("C", c, f"has to broadcast to the product's shape, {shape}")
     of_channels = c.size in (1, *channels) and c.shape[:-1] in ((), (1,))
     shift = np.broadcast_to(c.reshape(-1) if of_channels else np.zeros((), computed), channels)
     y = _product(call, ops.Conv2d(), a, wei, shift if alpha == 1 and of_channels and call.has(c_at) else None)
@@ -78,9 +78,9 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
     try:
         common = np.broadcast_shapes(tuple(given), tuple(batch))
     except ValueError:
-        raise call.error("input", a.shape, f"has a batch that does not broadcast with {tuple(batch)}") from None
+        raise call.error("input", a.shape, f"has to have a batch that broadcasts with {tuple(batch)}") from None
     if a.shape[-1:] != (k,):
-        raise call.error("input", a.shape, f"has {a.shape[-1:]} columns, and the second matrices {k} rows")
+        raise call.error("input", a.shape, f"has {a.shape[-1:]} columns, and the second matrices have {k} rows")
     groups, count, axes = math.prod(given), math.prod(common), range(len(common))
     wide = (*(1,) * (len(common) - len(given)), *given)
     order = sorted(axes, key=lambda axis: wide[axis] != common[axis])  # what A has first: an A is a group
@@ -113,7 +113,7 @@ def _product(
 ) -> Tensor:
     """(..., K) by weights of shape (N, K, 1, 1), plus bias: a convolution of 1x1 over images of one pixel."""
     if wei.shape[1] != a.shape[-1]:
-        raise call.error("input", a.shape, f"has {a.shape[-1]} columns, and the second matrix {wei.shape[1]} rows")
+        raise call.error("input", a.shape, f"has {a.shape[-1]} columns, and the second matrix has {wei.shape[1]} rows")
     parameters: tuple[Tensor, ...] = (wei,)
     if bias is not None:
         parameters = (*parameters, call.constant(bias, "bias"))

@@ -59,10 +59,10 @@ def _swish(call: Call) -> Tensor:
     return call.emit(ops.Activate(activation("silu")), call.input())
 
 
-@_op("Gelu", limits="not approximated")
+@_op("Gelu", limits="not the tanh approximation")
 def _gelu(call: Call) -> Tensor:
     if call.attribute("approximate", "none") != "none":
-        raise Unsupported(f"approximate={call.attribute('approximate')!r}: the approximation by tanh")
+        raise Unsupported(f"approximate={call.attribute('approximate')!r}: the tanh approximation")
     return call.emit(ops.Activate(activation("gelu")), call.input())
 
 
@@ -74,7 +74,7 @@ def _clip(call: Call) -> Tensor:
             bounds[i] = float(call.array(1 + i, ("minimum", "maximum")[i]).item())
     low, high = bounds
     if math.isnan(low) or math.isnan(high):
-        raise Unsupported(f"min={low}, max={high}: bounds that are no numbers")
+        raise Unsupported(f"min={low}, max={high}: NaN bounds")
     # Where the bounds are the wrong way round, ONNX gives the upper one.
     return call.emit(ops.Activate(activation(("clip", min(low, high), high))), call.input())
 
@@ -113,7 +113,7 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
         return b
     after = len(a.shape) - call.axis(axis, len(a.shape)) - len(b.shape)
     if after < 0:
-        raise call.error("axis", axis, f"leaves no room for an operand of shape {b.shape} in one of {a.shape}")
+        raise call.error("axis", axis, f"does not fit an operand of shape {b.shape} into shape {a.shape}")
     shape = (*b.shape, *(1,) * after)
     if b.name in call.scope.constants:
         return call.constant(call.scope.constants[b.name].reshape(shape), "operand")
@@ -153,7 +153,7 @@ def _softmax(call: Call) -> Tensor:
     return call.reshape(call.emit(ops.Softmax(1), flat), x.shape)
 
 
-@_op("Dropout", limits="inference: the identity")
+@_op("Dropout", limits="inference, where it is the identity")
 def _dropout(call: Call) -> Tensor:
     if call.has(2) and call.array(2, "training_mode").item():
         raise Unsupported("training_mode=True: training")

@@ -56,7 +56,7 @@ def scales(call: Call, at: int) -> Array:
     try:
         return Quantization(scale.reshape(-1) if scale.ndim else float(scale)).scale.reshape(scale.shape)
     except ArgumentError as error:
-        raise NetworkError(title(call.node), "scale", scale, error.rule, "quantize the model anew") from error
+        raise NetworkError(title(call.node), "scale", scale, error.rule, "quantize the model again") from error
 
 
 def zero_points(call: Call, at: int, dtype: Any) -> Array:
@@ -65,7 +65,7 @@ def zero_points(call: Call, at: int, dtype: Any) -> Array:
         return np.zeros((), element(str(dtype)).dtype)
     zero_point = call.array(at, "zero point")
     if str(zero_point.dtype) != str(dtype):
-        raise NetworkError(title(call.node), "zero_point", zero_point, f"has to be of dtype {dtype}, as the array is")
+        raise NetworkError(title(call.node), "zero_point", zero_point, f"has to have dtype {dtype}, like the array")
     return unpacked(zero_point)
 
 
@@ -80,7 +80,7 @@ def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = No
     zero_point = zero_points(call, at + 1 if zero_point_at is None else zero_point_at, dtype)
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if value.size != 1:
-            raise NetworkError(title(call.node), name, value, "has to be one number, as weights alone have several")
+            raise NetworkError(title(call.node), name, value, "has to be one number; only weights have several")
     return Quantization(float(scale.item()), int(zero_point.item()))
 
 
@@ -161,7 +161,7 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
         scale = scale.reshape(())
     axis = axis if value.ndim > 1 else 0
     if any(p.size not in (1, value.shape[axis]) for p in (scale, zero_point)):
-        rule = f"there has to be one, or {value.shape[axis]}: one for each output channel"
+        rule = f"has to hold one scale, or {value.shape[axis]}: one for each output channel"
         raise NetworkError(title(call.node), "scale", scale, rule)
     found = as_weight(value, scale, zero_point, axis)
     assert found is not None
@@ -222,9 +222,7 @@ def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[A
         return scale.reshape(along), np.broadcast_to(zero_point, scale.shape).reshape(along)
     blocks = (*shape[:axis], -(-shape[axis] // size), *shape[axis + 1 :])
     if size < 0 or scale.shape != blocks or zero_point.shape not in ((), blocks):
-        rule = (
-            f"there has to be one for each block of {size} along axis {axis}, shape {blocks}, and as many zero points"
-        )
+        rule = f"has to have shape {blocks}, one for each block of {size} along axis {axis}, like zero_point"
         raise NetworkError(title(call.node), "scale", scale, rule)
     each = [np.repeat(np.broadcast_to(a, blocks), size, axis) for a in (scale, zero_point)]
     return each[0].take(range(shape[axis]), axis), each[1].take(range(shape[axis]), axis)
@@ -240,7 +238,7 @@ def _quantize_blocks(call: Call, x: Tensor, scale: Array, zero_point: Array, dty
 def _axis_of(call: Call, shape: Shape, scale: Array, zero_point: Array) -> int:
     axis = call.axis(call.attribute("axis", 1), len(shape))
     if scale.size != shape[axis] or zero_point.size not in (1, scale.size):
-        rule = f"there have to be {shape[axis]}, one for each index of axis {axis}, and as many zero points"
+        rule = f"has to hold {shape[axis]}, one for each index of axis {axis}, like zero_point"
         raise NetworkError(title(call.node), "scale", scale, rule)
     return axis
 

@@ -54,7 +54,7 @@ class Rules:
         if domain not in self.versions:
             if domain:
                 return None
-            rule = f"ONNX's own operator set is not imported; the model imports {self.versions}"
+            rule = f"needs ONNX's own operator set, and the model imports {self.versions}"
             raise NetworkError(title(node), "op_type", node.op_type, rule, "export it with one (opset_version=17, say)")
         version = self.versions[domain]
         try:
@@ -63,12 +63,12 @@ class Rules:
             if not defs.has(node.op_type, domain):
                 return None
             since = min(s.since_version for s in _history(node.op_type, domain))
-            rule = f"ONNX has it from opset {since} on, and the model imports opset {version}"
+            rule = f"exists from opset {since} on, and the model imports opset {version}"
             raise NetworkError(
                 title(node), "op_type", node.op_type, rule, f"export for opset {since} or later"
             ) from None
         if found.deprecated:
-            rule = f"ONNX has it no more since opset {found.since_version}, and the model imports opset {version}"
+            rule = f"was removed in opset {found.since_version}, and the model imports opset {version}"
             raise NetworkError(title(node), "op_type", node.op_type, rule, "export with the op that replaced it")
         return found
 
@@ -80,7 +80,7 @@ class Rules:
         for attribute in node.attribute:
             name = attribute.name
             if name in seen:
-                raise NetworkError(title(node), name, _value(attribute), "the attribute is given twice", "give it once")
+                raise NetworkError(title(node), name, _value(attribute), "occurs twice", "give the attribute once")
             seen.add(name)
             if attribute.type in (AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS):
                 raise UnsupportedError(f"{OP}: {title(node)}: {name} is a sparse tensor; export it dense")
@@ -90,7 +90,7 @@ class Rules:
                 self._check_attribute(node, attribute, known)
         for name, definition in known.items():
             if definition.required and name not in seen:
-                rule = f"is required by {node.op_type} of opset {self.versions[domain_of(node)]}, and missing"
+                rule = f"is required by {node.op_type} of opset {self.versions[domain_of(node)]}"
                 raise NetworkError(title(node), name, None, rule, f"give it, as {_kind(definition.type)}")
         if schema is None or any(a.type in _GRAPHS for a in node.attribute):
             return
@@ -106,19 +106,19 @@ class Rules:
     def _check_attribute(self, node: Any, attribute: Any, known: Mapping[str, Any]) -> None:
         name, value = attribute.name, _value(attribute)
         if name not in known:
-            rule = f"{node.op_type} of opset {self.versions[domain_of(node)]} has no such attribute"
+            rule = f"is no attribute of {node.op_type} of opset {self.versions[domain_of(node)]}"
             near = difflib.get_close_matches(name, known, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known)) or 'none'}"
+            remedy = f"did you mean {near[0]!r}?" if near else f"its attributes: {', '.join(sorted(known)) or 'none'}"
             raise NetworkError(title(node), name, value, rule, remedy)
         if attribute.ref_attr_name:
-            rule = f"refers to {attribute.ref_attr_name!r}, an attribute of a function, outside of one"
+            rule = f"refers to the function attribute {attribute.ref_attr_name!r} outside a function"
             raise NetworkError(title(node), name, value, rule, "give its value")
         wanted = int(known[name].type)
         if attribute.type != wanted:
             rule = f"is {_kind(attribute.type)}, and has to be {_kind(wanted)}"
-            raise NetworkError(title(node), name, value, rule, "give a value of that type")
+            raise NetworkError(title(node), name, value, rule, "give a value of this type")
         if name in _POSITIVE and wanted == AttributeProto.INTS and any(k < 1 for k in attribute.ints):
-            raise NetworkError(title(node), name, value, "has to hold numbers of at least 1", "raise them")
+            raise NetworkError(title(node), name, value, "has to hold numbers of at least 1", "increase them")
 
     def infer(self, node: Any, operands: Mapping[str, Tensor], constants: Mapping[str, Array]) -> dict[str, Any]:
         """What ONNX's own inference knows of the node's values, a TypeProto each; empty where it knows nothing.
@@ -158,15 +158,15 @@ def _imported(imports: Any) -> dict[str, int]:
     for entry in imports:
         domain, version = domain_of(entry), int(entry.version)
         if versions.setdefault(domain, version) != version:
-            rule = f"operator set {domain or 'ai.onnx'!r} is imported in versions {versions[domain]} and {version}"
-            raise NetworkError(OP, "opset_import", version, rule, "keep the one that the nodes were made for")
+            rule = f"imports operator set {domain or 'ai.onnx'!r} in versions {versions[domain]} and {version}"
+            raise NetworkError(OP, "opset_import", version, rule, "keep the version of the nodes")
         if domain == "" and version < 1:
-            raise NetworkError(OP, "opset_import", version, "there is no such version: they count from 1")
+            raise NetworkError(OP, "opset_import", version, "has to be at least 1")
         if domain == "" and version > newest:
             rule = f"opset_import={version}: onnx {onnx.__version__} knows opsets up to {newest}"
             raise UnsupportedError(f"{OP}: {rule}; upgrade it (pip install -U onnx), or export for opset {newest}")
     if not versions:
-        rule = "the model says no operator set, so its ops have no meaning"
+        rule = "has to name an operator set, which defines the ops"
         raise NetworkError(OP, "opset_import", [], rule, "export it with one (opset_version=17, say)")
     return versions
 
@@ -174,7 +174,7 @@ def _imported(imports: Any) -> dict[str, int]:
 def check_tensor(tensor: Any, where: str) -> None:
     """Raise NetworkError for a constant that cannot be read, or lies outside the model."""
     if tensor.data_location == TensorProto.EXTERNAL:
-        rule = "its values lie in another file, and a model given as bytes or ModelProto has no folder to find it in"
+        rule = "has its values in another file, and a model given as bytes or ModelProto has no folder"
         raise NetworkError(
             where, "tensor", tensor.name, rule, "give load_onnx the model's path, or call onnx.load first"
         )
@@ -184,7 +184,7 @@ def check_tensor(tensor: Any, where: str) -> None:
 def check_dims(tensor: Any, where: str) -> None:
     """Raise NetworkError for a constant of a shape that is none."""
     if any(size < 0 for size in tensor.dims):
-        raise NetworkError(where, f"tensor {tensor.name!r}", list(tensor.dims), "sizes have to be at least 0")
+        raise NetworkError(where, f"tensor {tensor.name!r}", list(tensor.dims), "has to hold sizes of at least 0")
 
 
 def _history(op: str, domain: str) -> list[Any]:

@@ -247,7 +247,7 @@ class Call:
         """The input at that place."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None:
-            raise self.error("inputs", list(self.node.input), f"input {index} is missing")
+            raise self.error("inputs", list(self.node.input), f"lacks input {index}")
         return found
 
     def array(self, index: int, what: str) -> Array:
@@ -257,7 +257,9 @@ class Call:
         if value is None:
             if isinstance(tensor, Unknown) and tensor.constant:
                 raise UnknownValue(tensor.name)
-            raise Unsupported(f"its {what}, {tensor.name!r}, is computed or fed; give load_onnx it in `constants`")
+            raise Unsupported(
+                f"its {what}, {tensor.name!r}, is not constant; give its value to load_onnx in `constants`"
+            )
         return value
 
     def ints(self, index: int, what: str, scalar: bool = False) -> tuple[int, ...]:
@@ -276,7 +278,7 @@ class Call:
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""
         if not -rank <= value < rank:
-            raise self.error("axis", value, f"the input has {rank} axes")
+            raise self.error("axis", value, f"has to be one of the input's {rank} axes")
         return value % rank
 
     def axes(self, values: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -52,12 +52,12 @@ def _reshape(call: Call) -> Tensor:
     shape = call.ints(1, "shape") if call.has(1) else call.attribute("shape")
     if call.attribute("allowzero", 0) and 0 in shape:
         if -1 in shape:
-            raise call.error("shape", shape, "has a -1 beside a 0, so anything would fit", "name the size")
+            raise call.error("shape", shape, "has both -1 and 0, so that the sizes are ambiguous", "name the size")
         return call.reshape(x, shape, helps=False)
     return call.emit(ops.Reshape(shape), x)
 
 
-@_op("Squeeze", limits="constant axes, not empty ones")
+@_op("Squeeze", limits="constant axes, at least one")
 def _squeeze(call: Call) -> Tensor:
     x = call.input()
     axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
@@ -69,7 +69,7 @@ def _squeeze(call: Call) -> Tensor:
         )
     gone = [call.axis(axis, len(x.shape)) for axis in axes]
     if any(x.shape[axis] != 1 for axis in gone):
-        raise call.error("axes", axes, f"have to be of size 1, and the input is of shape {x.shape}")
+        raise call.error("axes", axes, f"have to have size 1, and the input has shape {x.shape}")
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
 
 
@@ -103,12 +103,12 @@ def _split(call: Call) -> list[Tensor]:
     sizes = call.ints(1, "split") if call.has(1) else call.attribute("split")
     count = len(call.node.output)
     if call.attribute("num_outputs", count) != count:
-        raise call.error("num_outputs", call.attribute("num_outputs"), f"the node has {count} outputs")
+        raise call.error("num_outputs", call.attribute("num_outputs"), f"has to be the number of outputs, {count}")
     if sizes is None:
         each = -(-x.shape[axis] // count)
         sizes = [max(0, min(each, x.shape[axis] - i * each)) for i in range(count)]
     if len(sizes) != count or min(sizes) < 0 or sum(sizes) != x.shape[axis]:
-        rule = f"has to hold {count} sizes of at least 0 that add up to axis {axis} of {x.shape}"
+        rule = f"has to hold {count} sizes of at least 0 whose sum is axis {axis} of {x.shape}"
         raise call.error("split", sizes, rule)
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     return [call.emit(ops.Slice(axis, begin, size), x) for begin, size in zip(begins, sizes, strict=True)]
@@ -138,7 +138,7 @@ def _slice(call: Call) -> Tensor:
     return x
 
 
-@_op("Pad", limits="mode constant; constant pads, which may crop")
+@_op("Pad", limits="mode constant; constant pads; negative pads crop")
 def _pad(call: Call) -> Tensor:
     x = call.input()
     if call.attribute("mode", "constant") != "constant":
@@ -169,7 +169,7 @@ def _reduce_mean(call: Call) -> Tensor:
     return call.emit(ops.ReduceMean(found, call.attribute("keepdims", 1) == 1), x)
 
 
-_RESIZED = "N and C stay; modes nearest and linear; constant scales or sizes"
+_RESIZED = "along H and W; modes nearest and linear; constant scales or sizes"
 
 
 @_op("Upsample", since=7, limits=_RESIZED)

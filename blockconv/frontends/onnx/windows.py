@@ -25,7 +25,7 @@ class _Window:
             raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
         spatial = call.input().shape[2:]
         if len(spatial) != rank:
-            rule = f"its window, {kernel}, has not the rank of the input's image"
+            rule = f"has {len(spatial)} image dimensions, and the window {kernel} has {rank}"
             raise call.error("input", call.input().shape, rule)
         stride = call.attribute("strides", (1,) * rank)
         dilation = call.attribute("dilations", (1,) * rank)
@@ -90,7 +90,7 @@ def convolution(
     window = _Window(call, weight.shape[2:])
     given = call.attribute("kernel_shape", weight.shape[2:])
     if given != weight.shape[2:]:
-        raise call.error("kernel_shape", given, f"the weight's is {weight.shape[2:]}")
+        raise call.error("kernel_shape", given, f"has to be {weight.shape[2:]}, the weight's")
     wei = call.input(at) if window.rank == 2 else call.weight(at, "weight", lambda array: array[:, :, None])
     made = replace(
         attributes,
@@ -103,12 +103,12 @@ def convolution(
     return _row(call, y, window.rank)
 
 
-@_op("MaxPool", limits="1-D and 2-D; no window of padding alone; no indices")
+@_op("MaxPool", limits="1-D and 2-D; no window of only padding; no indices")
 def _max_pool(call: Call) -> Tensor:
     return _pool(call, "max", call.input())
 
 
-@_op("AveragePool", limits="1-D and 2-D; no window of padding alone, unless count_include_pad")
+@_op("AveragePool", limits="1-D and 2-D; no window of only padding, unless count_include_pad")
 def _average_pool(call: Call) -> Tensor:
     return average(call, call.input())
 
@@ -139,7 +139,7 @@ def _check_pads(call: Call, window: _Window) -> None:
         for start in range(-before, size + after - step * (kernel - 1), stride):
             first = start + step * max(0, -(start // step))  # of its elements, the first at or after pixel 0
             if first >= size or first > start + step * (kernel - 1):
-                rule = f"a window of {window.kernel}, dilated by {window.dilation}, reads padding alone in {image}"
+                rule = f"a window of {window.kernel} with dilation {window.dilation} reads only padding in {image}"
                 raise call.error("pads", window.pads, rule, "lower the pads, or put a Pad before the node")
 
 
