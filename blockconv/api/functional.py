@@ -15,6 +15,7 @@ from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight, as_weight
 from blockconv.api.modules import KEPT, Conv1dCall, Conv2d, Conv2dCall
 from blockconv.api.repeated import Repeated, repeatable
+from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_autocast, as_numpy, like
 from blockconv.core.layout import NATIVE, Layout, read_layout
@@ -248,6 +249,10 @@ def conv1d(
         raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
     if x.ndim not in (2, 3):
         raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
+    channels = w.shape[1] * (whole(groups) or 1)
+    if w.shape[0] % (whole(groups) or 1) == 0 and x.shape[-2] not in (0, channels):
+        rule = f"has to be (N, C, L) or (C, L) with C = {channels}, which follows from weight and groups"
+        raise ArgumentError("conv1d", "input", x, rule)
     wide = padding if isinstance(padding, str) else (0, single(padding))
     conv = Conv1dCall(
         w[:, :, None],

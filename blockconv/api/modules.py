@@ -360,9 +360,11 @@ class Conv2d:
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape
-        if len(shape) != 4 or shape[1] != per_group * self.groups:
-            rule = f"has to be (N, C, H, W) with C = {per_group * self.groups}, which follows from weight and groups"
-            raise ArgumentError(self._op, "input", shape, rule)
+        channels = per_group * self.groups
+        if len(shape) != 4 or shape[1] != channels:
+            rule = f"has to be (N, C, H, W) with C = {channels}, which follows from weight and groups"
+            last = "where channels are the last axis, give x.transpose(0, 3, 1, 2), of one image image[None] for x"
+            raise ArgumentError(self._op, "input", shape, rule, last if shape[-1] == channels else "")
         (top, bottom), (left, right) = self._pads
         n, ic, ih, iw = (int(k) for k in shape)
         sizes = n, ic or self.groups, ih, iw, int(oc), int(kh), int(kw)

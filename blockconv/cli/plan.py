@@ -64,7 +64,7 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
     console.print(plan.explain(), soft_wrap=True)
     if options.report:
         plan.report(options.report)
-        console.print(f"drawn: {options.report}")
+        console.print(f"written: {options.report}")
     if options.save:
         plan.save(options.save)
         console.print(f"saved: {options.save}")

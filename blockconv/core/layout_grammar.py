@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from blockconv.core.errors import LayoutError
+from blockconv.core.layout_names import KNOWN
 
 __all__ = ["LETTERS", "read_name", "refused_name"]
 
@@ -35,7 +36,9 @@ _Blocks = list[tuple[int, str]]  # of size and letter, outermost first
 
 
 def refused_name(name: object, rule: str) -> LayoutError:
-    return LayoutError("Layout", "name", name, rule, _REMEDY)
+    plain = re.sub(r"[_ -]", "", str(name)).lower()
+    likely = next((known.name for known in KNOWN if known.name.lower() == plain), None)
+    return LayoutError("Layout", "name", name, rule, f"give {likely!r}" if likely else _REMEDY)
 
 
 def read_name(name: str) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:

@@ -365,10 +365,14 @@ def _logical(array: Array, axes: Layout | str | None) -> Array:
     """An array whose axes are in this order as one of logical shape, a view of it."""
     if axes is None:
         return array
-    order = read_layout("to_layout", "axes", axes)
+    rule = f"has to name each of the {array.ndim} axes of x once, in order, like 'NHWC'"
+    remedy = "give image[None] and axes='NHWC'" if axes == "HWC" else ""
+    try:
+        order = Layout(axes)
+    except LayoutError:
+        raise LayoutError("to_layout", "axes", axes, rule, remedy) from None
     if order.is_blocked or order.ndim != array.ndim:
-        rule = f"has to name each of the {array.ndim} axes of x once, in order, like 'NHWC'"
-        raise LayoutError("to_layout", "axes", str(order), rule)
+        raise LayoutError("to_layout", "axes", str(order), rule, remedy)
     view: Array = array.transpose(order.logical)
     return view
 

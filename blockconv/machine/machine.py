@@ -129,5 +129,5 @@ def named(name: str) -> Machine:
 
     Raises ArgumentError for an unknown name.
     """
-    known = find(name)
+    known = find(name, "explain", "machine")
     return Machine(known.instruction_set, known, known.caches["L2"], known.caches["L3"])

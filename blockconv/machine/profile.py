@@ -361,15 +361,19 @@ def _selected(given: str, *wanted: Any) -> Selected:
     return Selected(nearest, DIRECTORY / f"{nearest.name}.json", f"{why}; {VARIABLE} is not set")
 
 
-def find(name: str) -> Profile:
+def find(name: str, op: str = VARIABLE, argument: str = "profile") -> Profile:
     """The profile of this name, else the only one of this processor by LLVM's name ("znver3"), else that in the file.
 
+    op, argument: for the error.
     Raises ArgumentError where there is none, or more than one.
     """
     named = [known for known in committed() if known.name == name] or [k for k in committed() if k.cpu == name]
     if len(named) > 1:
         names = ", ".join(known.name for known in named)
-        raise ArgumentError(VARIABLE, "profile", name, "is the processor of several profiles", f"give one of {names}")
+        raise ArgumentError(op, argument, name, "is the processor of several profiles", f"give one of {names}")
+    if not named and not Path(name).is_file():
+        names = ", ".join(known.name for known in committed())
+        raise ArgumentError(op, argument, name, "is no profile, processor or file", f"profiles are {names}")
     return named[0] if named else read(Path(name))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import NetworkError
+from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import element
 from blockconv.dispatch.boundary import pads, pair
@@ -91,6 +92,9 @@ class NetworkBuilder:
         parameters: arrays, such as weight and bias.
         name: the node's name. Default: the op with a number.
         """
+        if not dataclasses.is_dataclass(attributes) or not hasattr(attributes, "op"):
+            rule = "has to be a record of blockconv.network.ops"
+            raise ArgumentError("add", "attributes", attributes, rule, 'add two values by binary("add", a, b)')
         name = name or f"{attributes.op}_{len(self._nodes)}"
         held = tuple(self.constant(value, f"{name}.{i}") for i, value in enumerate(parameters))
         self._nodes.append(Node(name, attributes, inputs, name, held))

@@ -208,7 +208,7 @@ class Plan:
         threads: the most threads that a call uses. Default: the saved number, or `get_num_threads` if that is smaller.
 
         The plan keeps its choices if the same kernels exist here. Else, and for other input sizes, it plans again.
-        Raises ArgumentError for any other file.
+        Raises ArgumentError for any other file, OSError for one that cannot be read.
         """
         count = None if threads is None else check_threads("Plan.load", "threads", threads)
         network, extra = archive.read(path)
@@ -428,8 +428,11 @@ class Plan:
         The page draws the network with layouts as colours. It marks reorders, shows times (measured ones after
         `profile`), and compares the plan with plans of fixed layouts.
         """
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".json", ".html", ".htm"):
+            raise ArgumentError("report", "path", path, "has to end in .html, or in .json for the data")
         data, bound = self.to_dict(), self._first
-        if Path(path).suffix.lower() == ".json":
+        if suffix == ".json":
             written = json.dumps(data, indent=1, allow_nan=False)
         else:
             written = report.page(report.Drawn(data, bound.planned, bound.schedule), measured or {})

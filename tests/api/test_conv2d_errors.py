@@ -382,3 +382,24 @@ def test_arrays_of_others_are_not_computed_unasked(package, remedy):
         assert remedy in told
     assert bc.conv2d(X.tolist(), W.tolist()).dtype == np.float64
     assert np.array_equal(bc.Conv2d(bc.to_layout(W, "NCHW8"))(X), bc.Conv2d(W)(X))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: bc.conv2d(np.ones((9, 9, 3), np.float32), W[:, :3]), r"transpose\(0, 3, 1, 2\)"),
+        (lambda: bc.conv1d(np.ones((3, 16, 16), np.float32), np.ones((8, 3, 3), np.float32)), r"\(N, C, L\).*C = 3"),
+        (lambda: bc.to_layout(X, "NCHW_16"), "give 'NCHW16'"),
+        (lambda: bc.to_layout(X, "nchw16"), "give 'NCHW16'"),
+        (lambda: bc.to_layout(np.ones((9, 9, 3)), "NHWC", axes="HWC"), r"image\[None\]"),
+        (
+            lambda: bc.explain(bc.Conv2dProblem(1, 3, 9, 9, 4, 3, 3), machine="znver9"),
+            "explain: machine='znver9'.*zen-3",
+        ),
+        (lambda: bc.NetworkBuilder().add("x", "y"), r'binary\("add", a, b\)'),
+    ],
+    ids=["HWC", "1-D", "underscore", "lower case", "axes", "machine", "add"],
+)
+def test_errors_name_what_was_probably_meant(call, words):
+    with pytest.raises(bc.ArgumentError, match=words):
+        call()

@@ -71,7 +71,7 @@ def test_a_residual_network_in_every_layout(layouts: str) -> None:
     plan = bc.compile(network, layouts)
     check(plan, network, values((1, 3, 12, 12)))
     if layouts == "auto":
-        assert not plan.reorders
+        assert all(plan.cost <= bc.compile(network, fixed).cost for fixed in ("NHWC", "NCHW16"))
 
 
 @pytest.mark.parametrize(("n", "layouts"), [(1, "auto"), (1, "NHWC"), (3, "NCHW16"), (3, "CHWN4")])
@@ -264,7 +264,7 @@ def test_explain_says_why_in_a_hundred_columns() -> None:
     chosen.profile(values((1, 3, 12, 12)), runs=2)
     text = chosen.explain()
     assert "no plan costs less" in text
-    assert "0 of them reorders" in text
+    assert f"{len(chosen.reorders)} of them reorder" in text
     assert all(action.name in text for action in chosen.actions)
     assert "measured" in text
     assert "stem (conv2d) reads NCHW16; layouts: NCHW16" in everywhere.explain()

@@ -216,7 +216,7 @@ def drawn(plan: bc.Plan) -> tuple[list[drawing.Row], list[drawing.Line], set[int
 def test_what_is_read_later_has_a_line() -> None:
     rows, lines, direct = drawn(bc.compile(residual_network()))
     number = {row.name: k for k, row in enumerate(rows)}
-    assert [row.kind for row in rows][:2] == ["input", "conv2d"]
+    assert [row.kind for row in rows if row.kind != "reorder"][:2] == ["input", "conv2d"]
     assert rows[-1].kind == "output"
     assert direct >= {number["stem"], number["a"], number["join"], number["short"]}
     ends = {(min(line.writers), max(line.readers)) for line in lines}

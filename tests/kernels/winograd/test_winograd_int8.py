@@ -108,10 +108,12 @@ def test_sums_up_to_the_bound_are_exact_and_others_are_refused():
         assert "sums below 33554432" in ROW.rejects(made.problem, Layout("NHWC"), Layout("NHWC"), made.types)
 
 
-def test_beyond_the_bound_sums_are_wrong():
+def test_beyond_the_bound_sums_are_wrong(monkeypatch):
     """As they wrap at 2^25: why weights have to be light."""
     made = case("mb1ic256ih4iw4oc16kh3kw3", "int8", "int32", zero_point=0)
     full = finished(dataclasses.replace(made, x=np.full_like(made.x, -128), w=np.full_like(made.w, -128)))
+    types = made.types._replace(wei=dataclasses.replace(made.types.wei, light=True))  # as if the weights were
+    monkeypatch.setattr(type(made), "types", types)
     out = run(ROW, full, "NHWC", "NHWC")[places("NHWC", made.problem.dst_shape)[0]]
     difference = full.wanted.astype(np.int64) - full.bias[:, None, None]
     assert (difference == 256 * 9 * 2**14).all()
