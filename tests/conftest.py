@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,18 @@ ROOT = Path(__file__).parent.parent
 def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """They gain nothing by it, but the large ones of which it holds anyway would take the tests hours."""
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-12)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is read
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but each n-th case of a test that is `sampled(n)` as slow."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sampled.args[0]:
+                item.add_marker("slow")
+            cases[test] += 1
 
 
 def pytest_collection_finish() -> None:

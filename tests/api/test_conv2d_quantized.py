@@ -71,6 +71,7 @@ def test_scales_without_one_of_the_output_give_real_numbers():
 
 
 @pytest.mark.parametrize("layout", NAMES)
+@pytest.mark.sampled(3)
 def test_every_layout(layout):
     for src, dst in ((layout, layout), ("NHWC", layout)):
         x = bc.to_layout(X, src)

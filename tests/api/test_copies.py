@@ -167,6 +167,7 @@ def test_every_public_class_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_a_copy_of_what_was_used_outlives_it(name: str) -> None:
     """Memory that the original gave back is overwritten before the copy is called."""
     make, look = CASES[name]
@@ -205,6 +206,7 @@ def test_what_is_of_this_process_is_no_part_of_a_copy() -> None:
             again(plan)
 
 
+@pytest.mark.slow
 def test_a_measured_plan_is_copied_without_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = bc.compile(residual_network(), measure=True)
     data = pickle.dumps(plan)
@@ -254,6 +256,7 @@ NEHALEM = pytest.param("nehalem", marks=pytest.mark.skipif(not target.X86, reaso
 
 
 @pytest.mark.parametrize("machine", ["this", NEHALEM])
+@pytest.mark.slow
 def test_in_another_process(machine: str, tmp_path: Path, run_python: Any) -> None:
     for number, name in enumerate(SENT):
         (tmp_path / str(number)).write_bytes(sent(name))
@@ -278,6 +281,7 @@ def by_dask(made: Any, inputs: list[Array]) -> list[Array]:
 
 
 @pytest.mark.parametrize("way", [by_spawn, by_joblib, by_dask])
+@pytest.mark.sampled(3)
 def test_workers(way: Callable[[Any, list[Array]], list[Array]]) -> None:
     for name in ("Conv2d", "Plan"):
         made, inputs = used(name), [values(shape) for shape in SIZES]

@@ -125,6 +125,7 @@ INDICES = (("float32", LAYOUTS), ("float64", LAYOUTS[::3]), ("int8", LAYOUTS[1::
 
 
 @pytest.mark.parametrize(("dtype", "layout"), [(dtype, layout) for dtype, some in INDICES for layout in some])
+@pytest.mark.sampled(3)
 def test_indices(dtype, layout):
     """Ties are common among small integers; of them the first counts, and of NaNs the last, as in torch."""
     rng = np.random.default_rng(3)

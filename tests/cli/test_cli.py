@@ -121,7 +121,7 @@ def test_doctor_tells_the_machine_profile_and_why(tmp_path: Path, monkeypatch: p
     }
     named = committed()[-1].name
     assert told(BLOCKCONV_MACHINE=named)["because"] == "BLOCKCONV_MACHINE names this profile"
-    assert "is no machine profile" in told(BLOCKCONV_MACHINE="none.json")["name"]
+    assert "is no profile, processor or file" in told(BLOCKCONV_MACHINE="none.json")["name"]
     monkeypatch.setattr(identity, "describe", lambda: {"cpu": "another", "isa": "sse"})
     with patch("blockconv.machine.profile._selected", _selected.__wrapped__):
         assert "it is the nearest, since another has none; blockconv tune" in told()["because"]

@@ -62,6 +62,7 @@ def test_elements_of_other_sizes_are_refused(char: str) -> None:
 
 @pytest.mark.parametrize("layout", ["NCHW4", "NCHW16", "CHWN4", "bsv16_fsv16", "height-major image"])
 @pytest.mark.parametrize(("dtype", "zero_point"), [("i1", -7), ("u1", 255), ("i2", -300), ("i4", 1 << 30), ("i8", -1)])
+@pytest.mark.sampled(3)
 def test_padding_holds_the_zero_point(layout: str, dtype: str, zero_point: int) -> None:
     logical = logical_bits((3, 5, 3, 2), np.dtype(dtype).itemsize).view(dtype)
     there = to_layout(BlockedArray.from_numpy(logical, zero_point=zero_point), layout)
@@ -115,6 +116,7 @@ PACKED_SHAPES: list[Shape] = [(1, 1, 1, 1), (1, 3, 3, 5), (3, 17, 2, 2), (1, 16,
         ("fs_b_yx_fsv32", "NCHW"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_packed_values(src: str, dst: str, dtype: str) -> None:
     low, high = (-8, 7) if dtype == "int4" else (0, 15)
     for shape, zero_point in itertools.product(PACKED_SHAPES, (0, 5)):
@@ -236,6 +238,7 @@ BIG = (2, 19, 97, 256)
 
 @pytest.mark.isa
 @pytest.mark.parametrize(("src", "dst"), list(itertools.permutations(NATIVE, 2)))
+@pytest.mark.sampled(3)
 def test_arrays_past_the_caches(src: str, dst: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockconv.core.target.last_level_cache", lambda: 1 << 20)
     logical = logical_bits(BIG, 4)

@@ -113,6 +113,7 @@ def test_a_plan_of_4_bits_is_saved_and_remade_for_other_sizes(tmp_path: Any) -> 
     np.testing.assert_array_equal(plan(larger)[:2], wanted[0])
 
 
+@pytest.mark.slow
 def test_values_of_4_bits_take_half_of_the_memory() -> None:
     sizes = {}
     for dtype in ("uint4", "uint8"):
@@ -154,6 +155,7 @@ OPS: dict[str, tuple[Callable[[Layers, str], str], bool]] = {
 
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.sampled(3)
 def test_an_op_between_4_bits(name: str, dtype: str) -> None:
     make, has_kernels = OPS[name]
     network, wanted, fed = both(*_one(make, dtype))

@@ -282,6 +282,7 @@ def test_functions_of_a_model_are_inlined() -> None:
 @pytest.mark.parametrize(
     "shapes", [((2, 8, 6, 1), (2, 8, 1, 6)), ((2, 1, 6, 5), (8, 1, 1)), ((3, 1), (2, 1, 4)), ((1, 5), (3, 1))], ids=str
 )
+@pytest.mark.sampled(3)
 def test_operands_that_are_both_broadcast(kind: str, shapes: Any) -> None:
     """As in coordinate attention."""
     info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip("xzy", (*shapes, None), strict=True)]

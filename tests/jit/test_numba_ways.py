@@ -98,6 +98,7 @@ def test_a_pool_that_numba_hides_is_threads_of_pythons(run_python: Any, tmp_path
     assert (count, "numba_parallel_for" in told, pool) == (1, True, "python")
 
 
+@pytest.mark.slow
 def test_the_public_way_is_taken_silently_where_it_is_asked_for(run_python: Any, tmp_path: Path) -> None:
     damage = "import atexit\natexit.register(lambda: print('blockconv.jit.numba_private' in sys.modules))"
     found = used(run_python, "", tmp_path, BLOCKCONV_NUMBA="public")

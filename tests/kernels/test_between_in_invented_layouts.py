@@ -83,6 +83,7 @@ def run(op: str, problem: Any, layout: str, given: list[Array], wanted: Array, *
 
 
 @EACH
+@pytest.mark.sampled(3)
 def test_elementwise(layout: str) -> None:
     for shape in SHAPES[list(INVENTED.values()).index(layout) % 2 :: 2]:
         x, (scale, shift) = integers(shape), integers((2, shape[1]))
@@ -131,6 +132,7 @@ def _blended(x: Array, out: int, axis: int) -> Array:
 
 
 @EACH
+@pytest.mark.sampled(3)
 def test_resize(layout: str) -> None:
     for shape, (oh, ow) in zip(SHAPES, [(6, 7), (2, 13), (2, 4), (4, 3), (4, 1), (3, 6), (2, 2)], strict=True):
         x, (h, w) = integers(shape), shape[2:]
@@ -141,6 +143,7 @@ def test_resize(layout: str) -> None:
 
 
 @EACH
+@pytest.mark.sampled(3)
 def test_mean(layout: str) -> None:
     blocked = Layout(layout).blocks[1] > 1
     for shape, axes in itertools.product(SHAPES, [(0,), (2, 3), (3,), (1,), (0, 1, 3), ()]):

@@ -88,6 +88,7 @@ def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, .
     ("attributes", "layout", "dtype"),
     [pytest.param(*one[1:4], id=f"{one[0]}-{one[2]}-{one[3]}", marks=one[4]) for one in CASES],
 )
+@pytest.mark.sampled(3)
 def test_ops_round_once(attributes: ops.Attributes, layout: str, dtype: str) -> None:
     # What repeats for each pixel is built for the number of channels; four groups divide one of them.
     one = attributes in (ops.Binary("mul"), ops.Shuffle(4))

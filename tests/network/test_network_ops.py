@@ -229,12 +229,14 @@ def test_rows_say_what_they_do_not_do() -> None:
     rows = {row.op: row for row in TABLE}
     nchw16, nchw, types = Layout("NCHW16"), Layout("NCHW"), Types.all("float32")
     shape = (1, 3, 4, 4)
-    assert "of 4 dimensions" in str(rows["softmax"].rejects(SoftmaxProblem(shape[1:], 2), nchw16, nchw16, types))
+    assert "4 dimensions" in str(rows["softmax"].rejects(SoftmaxProblem(shape[1:], 2), nchw16, nchw16, types))
     blocks_of_images = Layout("ABcd16a16b")
     said = rows["softmax"].rejects(SoftmaxProblem(shape, 0), blocks_of_images, blocks_of_images, types)
-    assert "over the blocks of images" in str(said)
+    assert "across the image blocks" in str(said)
     assert "does not change" in str(rows["lrn"].rejects(LrnProblem(shape, 5), nchw16, nchw, types))
-    assert "over the blocks" in str(rows["reduce_mean"].rejects(ReduceMeanProblem(shape, (1,)), nchw16, nchw16, types))
+    assert "across the blocks" in str(
+        rows["reduce_mean"].rejects(ReduceMeanProblem(shape, (1,)), nchw16, nchw16, types)
+    )
     assert "row-major" in str(rows["transpose"].rejects(TransposeProblem(shape, (0, 2, 3, 1)), nchw16, nchw16, types))
 
 

@@ -397,6 +397,7 @@ def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"layouts": "NHWC"}, {"layouts": ["NCHW8", "NHWC"]}, {"measure": True}])
+@pytest.mark.sampled(4)
 def test_every_key_of_the_table_is_read(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of made-up costs, by the keys of another, has exactly these."""
     monkeypatch.setattr(tuning, "seconds_of", lambda *_: 1e-5)

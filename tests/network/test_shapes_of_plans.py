@@ -99,6 +99,7 @@ def test_nothing_in_an_axis(name: str, layouts: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.sampled(3)
 def test_no_images_of_a_plan_for_two(name: str, tmp_path: Any) -> None:
     net = network(OPS[name], SHAPE)
     plan = bc.compile(net, threads=1)
@@ -147,6 +148,7 @@ def test_inputs_without_axes() -> None:
 
 @pytest.mark.parametrize("kind", ["add", "sub", "div", "min"])
 @pytest.mark.parametrize("layouts", ["auto", "NHWC", "NCHW8"])
+@pytest.mark.sampled(3)
 def test_operands_that_both_broadcast(kind: Any, layouts: str) -> None:
     b = bc.NetworkBuilder("both")
     x, y = b.input("x", (2, 8, 6, 1)), b.input("y", (2, 8, 1, 6))

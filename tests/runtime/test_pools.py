@@ -451,6 +451,7 @@ print(bc.get_threading(), digest.hexdigest())
 
 
 @needs_torch
+@pytest.mark.slow
 def test_the_bits_depend_neither_on_the_threads_nor_on_the_pool(run: Any) -> None:
     tbb = ["tbb"] if importlib.util.find_spec("numba.np.ufunc.tbbpool") else []
     names = ["openmp", "workqueue", *tbb]

@@ -49,7 +49,7 @@ def why_not(request: Request) -> Reason | None:
     at = space(p, request.src, request.dst, strided=True)
     for layout, lies in ((request.src, request.source), (request.dst, request.destination)):
         if lies.length != 1 or lies.along(at.axes[2]) != itemsize:
-            return f"needs a layout with contiguous pixels, unlike {layout}"
+            return f"needs planes of contiguous pixels, unlike {layout}"
     if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
         return f"needs groups of at least {SERVED} output channels, to reuse each loaded vector of pixels"
     least = min(_lanes(request.machine, itemsize))

@@ -79,6 +79,7 @@ def each(descriptor, kind, dtype="float32", reference=True, **options):
 
 
 @pytest.mark.parametrize("descriptor", MARKED)
+@pytest.mark.sampled(3)
 def test_float32(descriptor):
     """Exact on small integers, close on floats; NaN and infinity go where the definition sends them.
 
@@ -90,6 +91,7 @@ def test_float32(descriptor):
 
 
 @pytest.mark.parametrize("descriptor", [WHOLE[1], SAMPLED[0], SAMPLED[8], GROUPED[0]])
+@pytest.mark.sampled(2)
 def test_float64(descriptor):
     each(descriptor, "floats", "float64", residual=True)
     each(descriptor, "floats", "float64", reference=False, specials=True)
@@ -102,6 +104,7 @@ def small_cache(monkeypatch):
 
 
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
+@pytest.mark.sampled(3)
 def test_cut_into_many_windows(descriptor, small_cache):
     each(descriptor, "integers", residual=True, reference=False)
 

@@ -102,6 +102,7 @@ FEW = (
 
 @pytest.mark.isa
 @pytest.mark.parametrize(("text", "src", "dst"), FEW)
+@pytest.mark.sampled(3)
 def test_from_and_to_them(text: str, src: str, dst: str) -> None:
     check_all(text, [(src, dst)])
 

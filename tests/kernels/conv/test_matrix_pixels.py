@@ -107,10 +107,10 @@ def test_nothing_is_touched_beyond_the_arrays(where):
 @pytest.mark.parametrize(
     ("descriptor", "src", "dst", "why"),
     [
-        ("mb1ic8ih20oc8kh1", "NHWC", "NCHW", "not for NHWC"),
-        ("mb1ic8ih20oc8kh1", "NCHW", "NHWC", "not for NHWC"),
-        ("mb1ic8ih20oc8kh1", "NCHW", "NCHW16", "not for NCHW16"),
-        ("mb1ic8ih20oc8kh3sh2ph1", "NCHW", "NCHW", "without strides"),
+        ("mb1ic8ih20oc8kh1", "NHWC", "NCHW", "unlike NHWC"),
+        ("mb1ic8ih20oc8kh1", "NCHW", "NHWC", "unlike NHWC"),
+        ("mb1ic8ih20oc8kh1", "NCHW", "NCHW16", "unlike NCHW16"),
+        ("mb1ic8ih20oc8kh3sh2ph1", "NCHW", "NCHW", "needs stride 1"),
     ],
 )
 def test_it_says_what_it_is_not_for(emulated_matrices, descriptor, src, dst, why):

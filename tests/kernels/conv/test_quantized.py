@@ -99,6 +99,7 @@ def small_cache(monkeypatch):
         if k % 2 == 0 or d in AS_OTHERS
     ],
 )
+@pytest.mark.sampled(3)
 def test_on_the_grid(descriptor):
     """Each problem on its pairs of layouts, by the multiply-accumulate that this target takes; kinds go round."""
     shift = GRID.index(descriptor)
@@ -124,6 +125,7 @@ def test_every_multiply_accumulate(dot):
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
+@pytest.mark.sampled(4)
 def test_every_pair_of_layouts(number):
     """Each pair once, by kinds in turn."""
     for k, (src, dst) in enumerate(PAIRS[number :: len(KINDS)]):
@@ -133,6 +135,7 @@ def test_every_pair_of_layouts(number):
 @pytest.mark.parametrize(
     "descriptor", [*WHOLE[::2], BATCHES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in SAMPLED[::8])]
 )
+@pytest.mark.sampled(3)
 def test_cut_into_many_windows(descriptor, small_cache):
     shift = GRID.index(descriptor)
     for k, (src, dst) in enumerate(pairs(descriptor)[:: 5 if descriptor in WHOLE else 2]):
@@ -140,6 +143,7 @@ def test_cut_into_many_windows(descriptor, small_cache):
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 15, 17, 64, 255, 1000])
+@pytest.mark.sampled(3)
 def test_channels(channels):
     for k, (src, dst) in enumerate((("NHWC", "NHWC"), ("NCHW", "NCHW16"), ("NCHW32", "NCHW"), ("CHWN4", "NCHW64"))):
         check(kind_of(f"mb2ic{channels}ih3iw5oc17kh1kw1", k), src, dst)
@@ -165,6 +169,7 @@ def test_nothing_is_touched_beyond_the_arrays(where):
 
 @pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
 @pytest.mark.parametrize("src", ["uint8", "int8", "uint4", "int4"])
+@pytest.mark.sampled(3)
 def test_zero_points_and_values_at_the_ends(dot, src):
     """Sources and weights of nothing but the ends of their ranges, -128 on -128 among them."""
     packed, shift = src.endswith("int4"), ("uint8", "int8", "int4", "uint4").index(src)
@@ -235,6 +240,7 @@ def test_activations_with_code_of_their_own():
 
 
 @pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
+@pytest.mark.sampled(3)
 def test_groups_that_share_a_vector(dot):
     shared = 0  # vectors of fewer lanes hold fewer groups
     options = weights_for(dot)
@@ -259,6 +265,7 @@ def test_any_number_of_threads_gives_the_same():
 
 
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.sampled(3)
 def test_random_problems(seed):
     """Any sizes, strides, paddings, dilations and groups, from a random layout to a random one."""
     rng = np.random.default_rng(seed)
@@ -278,6 +285,7 @@ INVENTED = ("aBcd24b", "aBcd2b", "aBcd12b", "aBcd6b", "Bcda8b", "cdba", "bcda", 
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(INVENTED)]
 )
+@pytest.mark.sampled(3)
 def test_layouts_that_have_no_name(layout):
     """Blocks of no power of two, of less than four channels, batches inside pixels, rows inside columns."""
     shift = INVENTED.index(layout)

@@ -64,6 +64,7 @@ def depthwise(problem, src, dst, dtype="float32"):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.isa) if n in AS_OTHERS else n for n in PROBLEMS])
+@pytest.mark.sampled(3)
 def test_float32(name):
     """Exact on small integers; NaN and infinities in source and weights go where the definition sends them."""
     p = read(name)
@@ -79,6 +80,7 @@ def test_float32(name):
 
 
 @pytest.mark.parametrize("name", ["3x3", "5x5, two outputs a channel", "dilated"])
+@pytest.mark.sampled(3)
 def test_float64(name):
     p = read(name)
     floats = data(p, "floats", "float64", residual=True, specials=True)

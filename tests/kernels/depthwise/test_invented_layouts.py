@@ -62,6 +62,7 @@ def why_not(problem: Conv2dProblem, src: str, dst: str) -> str | None:
 
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
+@pytest.mark.sampled(3)
 def test_each_layout_to_itself(problem):
     for layout in INVENTED[PROBLEMS.index(problem) % 2 :: 2]:  # three problems each, as they compile for long
         refused = why_not(problem, layout, layout)
@@ -76,6 +77,7 @@ def test_each_layout_to_itself(problem):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
+@pytest.mark.sampled(3)
 def test_pairs(problem):
     """A sample of those that are taken: blocks that do not divide each other, planes and channels."""
     pairs = [*itertools.permutations(INVENTED, 2), *itertools.product(INVENTED, map(str, NATIVE))]

@@ -52,6 +52,7 @@ def test_activation(layout: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.sampled(3)
 def test_binary(layout: str, shape: tuple[int, ...]) -> None:
     x = integers(shape)
     for other in broadcasts(shape):
@@ -79,6 +80,7 @@ KINDS = {
 
 @pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW8", marks=pytest.mark.isa)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(3)
 def test_kinds_and_which_operand_is_broadcast(kind: str, layout: str) -> None:
     shape, small = (2, 20, 3, 5), (2, 20, 1, 1)
     big, little = integers(shape, least=1), integers(small, least=1)

@@ -65,6 +65,7 @@ SLOW = {"many images", "one column", "one pixel grows", "large"}  # as others, b
     ("number", "problem"),
     [pytest.param(k, name, marks=[pytest.mark.slow] * (name in SLOW)) for k, name in enumerate(PROBLEMS)],
 )
+@pytest.mark.sampled(3)
 def test_pools(number: int, problem: str) -> None:
     for tag in list(INVENTED.values())[number % 2 :: 2]:  # six problems each, as kernels are compiled for most
         check(PROBLEMS[problem], tag, "float32", threads=2)

@@ -168,6 +168,7 @@ LONG = [
 
 @pytest.mark.isa
 @pytest.mark.parametrize(("src", "dst", "shape"), LONG, ids=str)
+@pytest.mark.sampled(3)
 def test_bigger_maps_on_several_threads(arenas: Arenas, src: str, dst: str, shape: Shape) -> None:
     for itemsize, threads in itertools.product(SIZES, (1, 2, 4)):
         check(arenas, src, dst, shape, itemsize, threads)
@@ -194,6 +195,7 @@ def weight_tags() -> list[str]:
 
 
 @pytest.mark.parametrize("tag", weight_tags())
+@pytest.mark.sampled(3)
 def test_weights(arenas: Arenas, tag: str) -> None:
     plain = [t for t in ("abcd", "acdb", "cdba", "abcde", "abdec") if Layout(t).ndim == Layout(tag).ndim]
     shapes: list[Shape] = [(1, 1, 3, 3), (17, 3, 3, 3), (16, 16, 1, 1), (33, 65, 2, 1), (5, 20, 1, 2)]
@@ -208,6 +210,7 @@ BLOCKED_WEIGHTS = ("ABcd16b16a", "ABcd4b16a4b", "aBcd4b", "Acdb16a", "BAcd16b16a
 
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.permutations(BLOCKED_WEIGHTS, 2)))
+@pytest.mark.sampled(3)
 def test_between_blocked_weights(arenas: Arenas, src: str, dst: str) -> None:
     for shape, itemsize in itertools.product([(17, 3, 1, 1), (33, 20, 3, 2)], (2, 4)):
         check(arenas, src, dst, shape, itemsize)
