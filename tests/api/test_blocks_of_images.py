@@ -17,6 +17,7 @@ BLOCKS = ("bsv16_fsv16", "bsv32_fsv16", "bsv32_fsv32")
 
 
 @pytest.mark.parametrize("out_layout", ["bsv32_fsv32", "bsv16_fsv16", "NHWC", "CHWN4"])
+@pytest.mark.sampled(2)
 def test_convolution(out_layout: str) -> None:
     rng = np.random.default_rng(3)
     x, w = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((18, 20, 5, 4), (24, 20, 3, 3)))

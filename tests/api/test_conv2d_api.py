@@ -125,6 +125,7 @@ SHAPES = (  # input, weight; what is ambiguous by strides: one channel, one pixe
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("x_format", FORMATS)
 @pytest.mark.parametrize("w_format", FORMATS)
+@pytest.mark.sampled(3)
 def test_the_memory_format_is_torchs(shapes, x_format, w_format):
     x, w = torch.randn(shapes[0]), torch.randn(shapes[1])
     x, w = x.contiguous(memory_format=x_format), w.contiguous(memory_format=w_format)

@@ -163,6 +163,7 @@ LONG: dict[str, Callable[[int, int], None]] = {  # an image's axis and length
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("op", LONG)
+@pytest.mark.sampled(3)
 def test_no_loop_runs_over_an_images_length(op: str, axis: int) -> None:
     short, long = 40_000, 320_000
     LONG[op](axis, short), LONG[op](axis, long)  # kernels are compiled, what is cached is cached

@@ -72,6 +72,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["conv2d", "max_pool2d", "avg_pool2d"])
+@pytest.mark.sampled(3)
 def test_autocast_is_torchs(name, dtype, autocast):
     """Convolutions compute in its type, unless they are of float64; pools in that of their input."""
     x, w = torch.from_numpy(X).to(dtype), torch.from_numpy(W).to(dtype)

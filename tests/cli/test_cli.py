@@ -76,6 +76,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert bc.jit.cache_directory().name in said.replace("\n", "").replace(" ", "")
 
 
+@pytest.mark.slow
 def test_doctor_tells_the_pool_and_why(run_python: Any) -> None:
     unset = dict.fromkeys(("BLOCKCONV_THREADING", "NUMBA_THREADING_LAYER", "OMP_NUM_THREADS"))
 
@@ -376,6 +377,7 @@ def blockconv(shell: str, *words: str, **variables: str) -> tuple[int, str, str]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "ascii"])
+@pytest.mark.sampled(3)
 def test_any_text_is_printed_as_it_is_in_any_encoding(odd_model: str, encoding: str) -> None:
     status, said, errors = blockconv("{}", "plan", odd_model, "--measure", PYTHONIOENCODING=encoding, FORCE_COLOR="1")
     assert status == 0, errors
@@ -397,6 +399,7 @@ def test_errors_leave_on_the_error_stream(odd_model: str) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", ["ops --markdown", "plan"])
+@pytest.mark.sampled(4)
 def test_output_that_cannot_be_written_ends_a_command(odd_model: str, words: str, unbuffered: str) -> None:
     given = [*words.split(), *[odd_model] * (words == "plan")]
     assert blockconv("{} | true", *given, PYTHONUNBUFFERED=unbuffered)[0] in (0, 1)

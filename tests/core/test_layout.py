@@ -96,6 +96,7 @@ def disagreement(layout: Layout, row: Row) -> str:
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=lambda value: str(value))
+@pytest.mark.sampled(3)
 def test_every_element_is_where_the_system_puts_it(name: str, layout: Layout) -> None:
     assert disagreement(layout, ORACLE[name]) == ""
 
@@ -118,6 +119,7 @@ def perturbed(layout: Layout, row: Row) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=lambda value: str(value))
+@pytest.mark.sampled(3)
 def test_the_oracle_rejects_a_layout_that_is_slightly_wrong(name: str, layout: Layout) -> None:
     wrong = perturbed(layout, ORACLE[name])
     assert wrong

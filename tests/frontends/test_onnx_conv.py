@@ -98,6 +98,7 @@ def test_how_many_cases_there_are():
 
 
 @pytest.mark.parametrize("name", RUN)
+@pytest.mark.sampled(3)
 def test_case(name):
     case = CASES[name]
     found = call(case)

@@ -49,6 +49,7 @@ def nearest(n: int, out: int, scale: Fraction, mode: str, rounding: str) -> list
 
 
 @pytest.mark.parametrize("mode", COORDINATES)
+@pytest.mark.sampled(2)
 def test_every_mode_at_every_size_is_exact(mode: Any) -> None:
     cases = [(n, out, Fraction(out, n), None) for n, out in SIZES]
     cases += [(n, max(1, math.floor(n * s)), s, float(s)) for s in SCALES for n in range(1, 31)]

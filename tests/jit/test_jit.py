@@ -272,6 +272,7 @@ assert blockconv.get_num_threads() == 1
 @pytest.mark.parametrize(
     ("pool", "openmp", "wanted"), [("2", None, 2), ("2", "1", 1), ("1", "2", 1), ("2", "64", 2), ("2", "1,2", 1)]
 )
+@pytest.mark.sampled(2)
 def test_the_least_of_the_variables_counts(run_python: Any, pool: str, openmp: str | None, wanted: int) -> None:
     code = "import blockconv; print(blockconv.get_num_threads())"
     limit = target.container_quota()

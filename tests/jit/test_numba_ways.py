@@ -73,6 +73,7 @@ INNER = ("_Library._ensure_finalized", "_Codegen.create_library", "PassManager",
         for name in names
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_private_part_that_is_gone_costs_a_warning(run_python: Any, tmp_path: Path, damage: str, name: str) -> None:
     count, told, _ = used(run_python, damage.format(name=name), tmp_path)
     assert count == 1, told

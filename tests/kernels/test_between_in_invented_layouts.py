@@ -106,6 +106,7 @@ def _softmax(x: Array, axis: int) -> Array:
 
 
 @EACH
+@pytest.mark.sampled(3)
 def test_softmax(layout: str) -> None:
     for shape, axis in itertools.product(SHAPES, range(Layout(layout).blocks[0] > 1, 4)):
         x = integers(shape)
@@ -162,6 +163,7 @@ def sampled(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("part", range(4))
+@pytest.mark.sampled(2)
 def test_copies(part: int) -> None:
     for src, dst in sampled(40, 3)[part::4]:
         for n, c, h, w in ((2, 20, 3, 5), (1, 31, 1, 4), (5, 9, 4, 1)):

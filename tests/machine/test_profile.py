@@ -177,6 +177,7 @@ def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("unsteady", "raises"), [(0, False), (2, False), (3, True)])
+@pytest.mark.sampled(3)
 def test_a_run_that_was_disturbed_is_measured_again(
     unsteady: int, raises: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

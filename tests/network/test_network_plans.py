@@ -51,6 +51,7 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("squeezenet", "mobilenetv2", "efficientnet_b0")),
     ],
 )
+@pytest.mark.slow
 def test_random_weights(name: str) -> None:
     network = bc.load_onnx(build(name))
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)

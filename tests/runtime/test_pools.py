@@ -345,6 +345,7 @@ def test_tbb_that_is_not_there(run: Any) -> None:
 @needs_tbb
 @pytest.mark.parametrize("asked", ["auto", pytest.param("openmp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("first", ["import torch; use_torch(); assert right()", "import torch; use_torch()"])
+@pytest.mark.sampled(2)
 def test_a_fork_after_pytorchs_threads_were_used(run: Any, asked: str, first: str) -> None:
     """They are lost in the child, which runs on TBB, and so do its own children."""
     run(f"""

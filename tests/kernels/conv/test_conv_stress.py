@@ -33,6 +33,7 @@ CUTS = (
 
 
 @pytest.mark.parametrize(("descriptor", "src", "dst"), CUTS)
+@pytest.mark.sampled(2)
 def test_the_same_bits_for_any_number_of_threads_and_any_split(descriptor, src, dst, monkeypatch):
     p = Conv2dProblem.from_descriptor(descriptor)
     given = data(p, "floats", residual=True)

@@ -118,6 +118,7 @@ def test_blocks_cover_a_tile(tile):
 @pytest.mark.parametrize(
     "descriptor", ["mb2ic70ih7oc70kh3ph1", "mb1ic16ih5iw4oc33kh3kw3dh1dw1ph2pw2", "mb1ic64ih9iw3oc16kh1kw3pw1"]
 )
+@pytest.mark.sampled(3)
 def test_rows_that_are_one(emulated_matrices, descriptor):
     """Of small images a block of pixels goes on over the columns between rows, which are not stored."""
     made = case(descriptor, **KINDS[0])

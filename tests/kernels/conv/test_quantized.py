@@ -109,6 +109,7 @@ def test_on_the_grid(descriptor):
 
 
 @pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
+@pytest.mark.sampled(3)
 def test_every_multiply_accumulate(dot):
     """The instructions of this target and the emulated ones, all kinds, to and from each class of layouts.
 
@@ -153,6 +154,7 @@ def test_channels(channels):
 @pytest.mark.skipif(not guarded.available(), reason="needs mprotect")
 @pytest.mark.isa
 @pytest.mark.parametrize("where", ["start", "end"])
+@pytest.mark.sampled(2)
 def test_nothing_is_touched_beyond_the_arrays(where):
     """Arrays and scratch beside pages that cannot be read or written; channels that are no multiple of four."""
     some = (WHOLE[0], WHOLE[2], SAMPLED[0], SAMPLED[9], WHOLE[1], "mb1ic6ih4oc9kh3sh2", SHARED[0], SHARED[2])
@@ -185,6 +187,7 @@ def test_zero_points_and_values_at_the_ends(dot, src):
 @pytest.mark.isa
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("dst", ["uint8", "int8"])
+@pytest.mark.sampled(2)
 def test_ties_and_saturation(away, dst):
     """Sums from -300 to 300 in halves, so that half of all results are ties, to odd and even zero points."""
     limits = np.iinfo(dst)

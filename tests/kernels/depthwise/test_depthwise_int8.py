@@ -137,6 +137,7 @@ def test_any_number_of_threads_gives_the_same():
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 @pytest.mark.parametrize("where", [pytest.param("start", marks=pytest.mark.slow), "end"])
+@pytest.mark.slow
 def test_nothing_is_touched_beyond_the_arrays(where):
     for name in ("3x3", "3x3 of whole vectors", "3x3 s2"):
         descriptor, pairs, first = PROBLEMS[name]

@@ -45,6 +45,7 @@ def cut(problem: Conv2dProblem, src: str, dst: str, types: Types = FLOATS) -> Bl
 
 @pytest.mark.isa
 @pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.sampled(3)
 def test_float32(name):
     problem, src, dst = read(name)
     assert cut(problem, src, dst).gathered

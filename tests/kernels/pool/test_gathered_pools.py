@@ -41,6 +41,7 @@ def blocking(name: str, kind: str = "max", threads: int = 1) -> Blocking:
 
 @pytest.mark.isa
 @pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.sampled(3)
 def test_results(name):
     layout, dtype, numbers = PROBLEMS[name]
     for kind in ("max", "avg_exclude_padding")[: 1 if dtype == "uint8" else 2]:

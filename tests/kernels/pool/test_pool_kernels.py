@@ -84,7 +84,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_grid(name: str, layout: str) -> None:
     turn = list(GRID).index(name) + LAYOUTS.index(layout)  # the two averages in turns, as both compile the same sums
     for kind in ("max", AVERAGES[turn % 2]):
@@ -104,6 +104,7 @@ def test_adaptive(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sampled(3)
 def test_indices(layout: str) -> None:
     """Of each kernel that has them: maxima and places, and nothing else is touched."""
     ran: dict[str, set[str]] = {"uint8": set(), "float32": set()}

@@ -129,6 +129,7 @@ def test_every_kernel_moves_every_element_and_fills_the_padding(arenas: Arenas, 
             check(arenas, src, dst, shape, itemsize)
 
 
+@pytest.mark.slow
 def test_the_argument_layout(arenas: Arenas) -> None:
     for width, itemsize, (src, dst) in itertools.product(
         (1, 3, 4, 5, 17, 4099), SIZES, itertools.product(("a", "argument"), repeat=2)

@@ -71,6 +71,7 @@ def run(problem: Conv2dProblem, src: str, dst: str, m: int = 2) -> None:
 
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
+@pytest.mark.sampled(2)
 def test_each_layout_to_itself(problem):
     for layout in TAKEN:
         assert ROWS[2].rejects(problem, Layout(layout), Layout(layout), FLOATS) is None, layout

@@ -28,6 +28,7 @@ def row(problem, m=4):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.sampled(2)
 def test_every_width(stride):
     for width in (*range(1, 20), 31, 33):
         p = Conv2dProblem(1, 9, 7, width, 10, 3, 3, sh=stride, sw=stride, ph=1, pw=1)

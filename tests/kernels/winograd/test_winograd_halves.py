@@ -71,6 +71,7 @@ def test_forms(form):
 
 
 @pytest.mark.isa
+@pytest.mark.slow
 def test_groups_and_vectors_of_images():
     for number, layout in enumerate(("NHWC", "NCHW", "NCHW4")):
         check(GROUPS, layout, layout, 4, number)

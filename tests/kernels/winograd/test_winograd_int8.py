@@ -54,6 +54,7 @@ CASES = (
 
 @pytest.mark.isa
 @pytest.mark.parametrize(("src", "dst", "kind"), CASES, ids=str)
+@pytest.mark.sampled(3)
 def test_layouts_and_what_becomes_of_sums(src, dst, kind):
     """Ragged channels, tiles over every edge, several images; one image smaller than a tile; several vectors."""
     for k, descriptor in enumerate((RAGGED, SMALL, "mb1ic96ih6iw29oc48kh3kw3ph0pw2", "mb3ic40ih9iw4oc16kh3kw3ph2pw0")):
