@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from bench import cpu, publish, tables
-from bench import page as html_page
 from bench.__main__ import main
 from bench.results import ResultFile, compact, load
 from blockconv.machine import identity
@@ -107,6 +108,9 @@ def full_file(path, date: str, ratio: float = 2.0) -> list:
 
 
 def test_compact_files_have_what_tables_and_pages_need(tmp_path):
+    pytest.importorskip("matplotlib")
+    from bench import page as html_page
+
     (case,) = full_file(tmp_path / "layers.jsonl", "2026-11-25T10:00:00+0000")
     full, kept = tmp_path / "layers.jsonl", compact(tmp_path / "layers.jsonl")
     assert kept.name == "layers.jsonl.gz"
