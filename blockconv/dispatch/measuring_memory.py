@@ -106,7 +106,7 @@ def pools() -> dict[str, list[float]]:
 
 def _pool_rates(row: str, kind: PoolKind, width: int, problems: Sequence[Sequence[int]]) -> list[float] | None:
     """Rates of a row by problems (channels, rows, columns, window, stride, padding); None where it takes none."""
-    types, taken = Types.all("float32"), named("pool2d", f"{row}_f32")
+    types, taken = Types.all("float32"), named("pool2d", row)
     lay = Layout(f"aBcd{width}b" if width > 1 else "NCHW")
     runs, counted = {}, []
     for channels, rows, columns, window, stride, pad in problems:
