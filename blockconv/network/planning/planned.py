@@ -61,6 +61,7 @@ __all__ = [
 Layouts = str | Layout | Sequence[str | Layout] | Mapping[str, str | Layout]
 Planner = Literal["optimal", "greedy"]
 MOST = 16  # candidates of a node that are timed
+BETWEEN_OPS = 0.5e-6  # seconds that threads need to meet between two ops, so that no reorder is made for less
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ class _ReorderCosts:
         if given is not None:
             return given
         itemsize = 0 if tensor.type.is_packed else tensor.type.itemsize
-        return reorder_seconds(self._machine, tensor.shape, src, dst, itemsize)
+        return BETWEEN_OPS + reorder_seconds(self._machine, tensor.shape, src, dst, itemsize)
 
 
 def cost_key(network: Network, node: Node, candidate: Candidate, threads: int) -> str:
