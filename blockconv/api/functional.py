@@ -249,8 +249,9 @@ def conv1d(
         raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
     if x.ndim not in (2, 3):
         raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
-    channels = w.shape[1] * (whole(groups) or 1)
-    if w.shape[0] % (whole(groups) or 1) == 0 and x.shape[-2] not in (0, channels):
+    number = whole(groups) or 1
+    channels = w.shape[1] * number
+    if w.shape[0] % number == 0 and x.shape[-2] not in (0, channels):
         rule = f"has to be (N, C, L) or (C, L) with C = {channels}, which follows from weight and groups"
         raise ArgumentError("conv1d", "input", x, rule)
     wide = padding if isinstance(padding, str) else (0, single(padding))

@@ -56,9 +56,9 @@ def candidates(op: str, request: Request, accuracy: float = ACCURACY) -> list[Ca
     return [Candidate(row, request, decide(row, request, accuracy)) for row in rows]
 
 
-def decide(row: Row, request: Request, accuracy: float = ACCURACY, **options: Any) -> Primitive | Reason:
+def decide(row: Row, request: Request, accuracy: float = ACCURACY) -> Primitive | Reason:
     """`Row.decide`, which also rejects kernels whose stated error is more than `accuracy`."""
-    found = row.decide(request, **options)
+    found = row.decide(request)
     if isinstance(found, Reason) or row.error is None or row.error(request.problem) <= accuracy:
         return found
     return f"has an error of up to {row.error(request.problem):.1e} of the largest output, more than {accuracy:.1e}"

@@ -117,7 +117,8 @@ def host() -> Machine:
     """This machine, with the instruction set that Numba compiles for and the profile that counts here."""
     found = target.isa(), profile(), target.second_level_cache(), target.last_level_cache()
     isa, known, *caches = found
-    return _HOSTS.setdefault((isa, id(known), *caches), Machine(*found))
+    key = isa, id(known), *caches
+    return _HOSTS.get(key) or _HOSTS.setdefault(key, Machine(*found))
 
 
 _HOSTS: dict[tuple[Any, ...], Machine] = {}  # a machine holds its profile, so no other has the profile's id

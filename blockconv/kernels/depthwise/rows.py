@@ -109,13 +109,8 @@ def _tap(problem: Conv2dProblem, at: Blocking, types: Types) -> int:
 
 def _op(request: Request, at: Blocking, epilogue: Epilogue) -> Op:
     p, types, threads, m = request.problem, request.types, request.threads, request.machine
-    itemsize, entries, tap, s, d = (
-        types.dst.itemsize,
-        len(at.runs),
-        _tap(p, at, types),
-        request.source,
-        request.destination,
-    )
+    s, d, itemsize = request.source, request.destination, types.dst.itemsize
+    entries, tap = len(at.runs), _tap(p, at, types)
     images = 1 if at.batched else p.n
     span, rows = at.share(m, p, threads)
     chunks, groups = -(-p.oh // rows), -(-entries // span)
