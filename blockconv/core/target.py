@@ -66,6 +66,11 @@ class Isa:
     vbmi: bool = False
 
     @property
+    def tile_registers(self) -> int:
+        """Vector registers that tiles are made for: 32 or 16."""
+        return 32 if self.registers == 32 else 16
+
+    @property
     def is_x86(self) -> bool:
         return self.name != "neon"
 

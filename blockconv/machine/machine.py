@@ -40,7 +40,7 @@ class Machine:
     @property
     def registers(self) -> int:
         """Vector registers that tiles are made for: 32 or 16."""
-        return 32 if self.isa.registers == 32 else 16
+        return self.isa.tile_registers
 
     # ------------------------------------------------------------ seconds
 

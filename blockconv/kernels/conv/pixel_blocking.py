@@ -199,7 +199,7 @@ def _held(isa: Isa, oc: int) -> Iterator[tuple[int, int]]:
     """
     known = tiles_of_registers(isa, isa.fma)
     yield from known
-    free = (32 if isa.registers == 32 else 16) - (1 if isa.fma else 2)  # of a weight, and of a product
+    free = isa.tile_registers - (1 if isa.fma else 2)  # of a weight, and of a product
     for held in range(max(vectors for vectors, _ in known) + 1, MOST_HELD + 1):
         if free // held > oc:
             yield held, oc

@@ -22,7 +22,7 @@ def tiles_of_registers(isa: Isa, fused: bool) -> tuple[tuple[int, int], ...]:
 
     fused: whether one instruction multiplies and adds; else each product takes a register before it is added.
     """
-    registers = 32 if isa.registers == 32 else 16
+    registers = isa.tile_registers
     return _TILES[registers] if fused or registers == 32 else _TILES_WITHOUT_FMA
 
 
