@@ -35,7 +35,7 @@ ISAS = {"sse": "SSE4", "avx2": "AVX2", "avx512": "AVX-512"}
 PEERS = {  # of networks: a column's head, and its entries, the first that was measured
     "ONNX Runtime": ("onnxruntime",),
     "OpenVINO": ("openvino",),
-    "PyTorch": ("torch compiled", "torch eager"),
+    "PyTorch compiled": ("torch compiled",),
 }
 
 TITLE = """# Results

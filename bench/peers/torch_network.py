@@ -5,6 +5,7 @@ Batch norms are folded into the convolutions before them in float32, as all engi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,9 @@ def module_of(path: str) -> nn.Module:
             convs[node.input[0]] = _folded(convs[node.input[0]], weights, _attributes(node).get("epsilon", 1e-5))
             same[node.output[0]] = node.input[0]
             continue
+        if node.op_type == "Unsqueeze" and node.input[0] in constants:
+            constants[node.output[0]] = _unsqueezed(constants[node.input[0]], _attributes(node)["axes"])
+            continue
         if node.op_type not in _OPS:
             raise NotImplementedError(f"PyTorch's module of {path}: {node.op_type}")
         steps.append(node)
@@ -54,6 +58,12 @@ def _folded(
     (wei, bias), (scale, shift, mean, variance) = conv, norm
     factor = scale / torch.sqrt(variance + epsilon)
     return wei * factor[:, None, None, None], ((0.0 if bias is None else bias) - mean) * factor + shift
+
+
+def _unsqueezed(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:
+    for axis in axes:
+        tensor = tensor.unsqueeze(axis)
+    return tensor
 
 
 class _Network(nn.Module):
@@ -104,8 +114,43 @@ def _gemm(a: dict[str, Any], fixed: list[torch.Tensor]) -> nn.Module:
     return linear
 
 
-def _max_pool(a: dict[str, Any], fixed: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: F.max_pool2d(x, a["kernel_shape"], a.get("strides", [1, 1]), a.get("pads", [0] * 4)[:2])
+def _norm(a: dict[str, Any], fixed: list[torch.Tensor]) -> nn.Module:
+    scale, shift, mean, variance = fixed
+    norm = nn.BatchNorm2d(len(scale), a.get("epsilon", 1e-5))
+    norm.weight, norm.bias = (nn.Parameter(t.clone(), requires_grad=False) for t in (scale, shift))
+    norm.running_mean, norm.running_var = mean.clone(), variance.clone()
+    return norm
+
+
+def _pool(kind: str) -> Callable[[dict[str, Any], Any], Callable[[torch.Tensor], torch.Tensor]]:
+    pool = getattr(F, f"{kind}_pool2d")
+
+    def made(a: dict[str, Any], fixed: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        kernel, strides, (top, left, bottom, right) = (
+            a["kernel_shape"],
+            a.get("strides", [1, 1]),
+            a.get("pads", [0] * 4),
+        )
+        more = {} if kind == "max" else {"count_include_pad": bool(a.get("count_include_pad", 0))}
+        if (top, left) == (bottom, right):
+            return lambda x: pool(x, kernel, strides, [top, left], **more)
+        if kind != "max":
+            raise NotImplementedError("an average pool with pads that are not the same on both sides")
+        return lambda x: pool(F.pad(x, (left, right, top, bottom), value=-math.inf), kernel, strides)
+
+    return made
+
+
+def _reshape(a: dict[str, Any], fixed: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    sizes = fixed[0].tolist()
+    return lambda x: x.reshape([x.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)])
+
+
+def _operands(
+    function: Callable[..., torch.Tensor],
+) -> Callable[[dict[str, Any], list[torch.Tensor]], Callable[..., torch.Tensor]]:
+    """Of two operands, of which one may be a constant."""
+    return lambda a, fixed: lambda *flows: function(*flows, *fixed)
 
 
 def _clip(a: dict[str, Any], fixed: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -116,12 +161,20 @@ def _clip(a: dict[str, Any], fixed: list[torch.Tensor]) -> Callable[[torch.Tenso
 _OPS: dict[str, Callable[[dict[str, Any], Any], Any]] = {
     "Conv": _conv,
     "Gemm": _gemm,
-    "MaxPool": _max_pool,
+    "BatchNormalization": _norm,
+    "MaxPool": _pool("max"),
+    "AveragePool": _pool("avg"),
     "Clip": _clip,
     "Relu": lambda a, fixed: F.relu,
     "Sigmoid": lambda a, fixed: torch.sigmoid,
-    "Add": lambda a, fixed: torch.add,
-    "Mul": lambda a, fixed: torch.mul,
+    "Add": _operands(torch.add),
+    "Sum": _operands(torch.add),
+    "Mul": _operands(torch.mul),
+    "Concat": lambda a, fixed: lambda *flows: torch.cat(flows, a["axis"]),
+    "Dropout": lambda a, fixed: lambda x: x,
+    "Reshape": _reshape,
+    "Softmax": lambda a, fixed: lambda x: F.softmax(x.flatten(1), 1).reshape(x.shape),
+    "Transpose": lambda a, fixed: lambda x: x.permute(a["perm"]),
     "Flatten": lambda a, fixed: lambda x: torch.flatten(x, 1),
     "GlobalAveragePool": lambda a, fixed: lambda x: F.adaptive_avg_pool2d(x, 1),
 }

@@ -12,6 +12,7 @@ engine of oneDNN too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -37,14 +38,13 @@ def version() -> str:
     return str(torch.__version__)
 
 
-@functools.cache
-def _enter_inference_mode() -> None:
-    # Once for the thread: a context at each call would cost microseconds that its users do not pay.
-    torch.inference_mode().__enter__()
+_modes = contextlib.ExitStack()
 
 
-def _start(threads: int) -> None:
-    _enter_inference_mode()
+def _start(threads: int, inference: bool = True) -> None:
+    # Set once for the thread: a context at each call would cost microseconds that its users do not pay.
+    _modes.close()
+    _modes.enter_context(torch.inference_mode() if inference else torch.no_grad())
     torch.set_num_threads(threads)
 
 
@@ -187,11 +187,16 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Va
     yield _variant("channels_last", pool(x.contiguous(memory_format=torch.channels_last)), x)
 
 
+def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:
+    """A module of floats: see `halves_network`."""
+    yield from halves_network(path, x, "float32", threads)
+
+
 def halves_network(path: str, x: np.ndarray, dtype: str, threads: int) -> Iterator[Variant]:
     """A module of this type, of channels last: as it is, and by its compiler, which packs weights and fuses."""
     from .torch_network import module_of  # which needs onnx
 
-    _start(threads)
+    _start(threads, inference=False)  # PyTorch's compiler packs no weights in inference mode
     kind = getattr(torch, dtype)
     module = module_of(path).eval().to(kind, memory_format=torch.channels_last)
     given = torch.from_numpy(x)
@@ -200,6 +205,7 @@ def halves_network(path: str, x: np.ndarray, dtype: str, threads: int) -> Iterat
         return run(given.to(kind)).float().numpy().ravel()
 
     torch._inductor.config.freezing = True
+    torch._dynamo.reset()  # after some networks, the compiler takes no more of them and says nothing
     for name, run in (("eager", module), ("compiled", torch.compile(module))):
         yield Variant(f"torch {name}", functools.partial(_converted, run, given, kind), functools.partial(fetch, run))
 
