@@ -269,3 +269,16 @@ def test_whatever_is_broken_the_error_is_ours(seed):
             except bc.BlockconvError:
                 broken += 1
     assert broken > 30
+
+
+def test_hard_swish_of_float64_has_the_slope_that_onnx_gives_it():
+    """1/6 as a float32, which `simplify` may only replace where values are no more accurate than that."""
+    reference = pytest.importorskip("onnx.reference")
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (double[1, 4, 5, 5] x) => (double[1, 4, 5, 5] y) { y = HardSwish(x) }'
+    )
+    x = np.random.default_rng(0).uniform(-4, 4, (1, 4, 5, 5))
+    (wanted,) = reference.ReferenceEvaluator(model).run(None, {"x": x})
+    network = bc.load_onnx(model)
+    for found in (network.evaluate(x)["y"], bc.compile(network)(x)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-14, atol=1e-15)

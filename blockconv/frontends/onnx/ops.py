@@ -52,6 +52,16 @@ for _name, _definition in ACTIVATIONS.items():
         _op(_definition.onnx[0])(_activation(_name, _definition.onnx[1]))
 
 
+@_op("HardSwish")
+def _hardswish(call: Call) -> Tensor:
+    """ONNX defines it by HardSigmoid, whose slope is 1/6 as a float32: in float64 that is another number."""
+    x = call.input()
+    if x.type.name != "float64":
+        return call.emit(ops.Activate(activation("hardswish")), x)
+    gate = call.emit(ops.Activate(activation(("hardsigmoid", float(np.float32(1 / 6)), 0.5))), x)
+    return call.binary("mul", x, gate)
+
+
 @_op("Swish", limits="alpha 1")
 def _swish(call: Call) -> Tensor:
     if call.attribute("alpha", 1.0) != 1:

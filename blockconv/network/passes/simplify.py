@@ -287,7 +287,8 @@ def _gated(edit: Edit, node: Node) -> bool:
             continue
         name = {"sigmoid": "silu", "hardsigmoid": "hardswish"}.get(gate[1].activation.name)
         found = activation(name)
-        if name is None or (name == "hardswish" and not _is_hard(gate[1].activation.first, gate[1].activation.second)):
+        line = gate[1].activation.first, gate[1].activation.second
+        if name is None or (name == "hardswish" and not _is_hard(edit.type(x), *line)):
             continue
         return _put_activation(edit, (gate[0], node), x, found, node.attributes.activation)
     return False
@@ -316,7 +317,13 @@ def _hard_swish(edit: Edit, node: Node) -> bool:
     for at in (0, 1):
         x, clip = product[0].inputs[at], edit.private(product[0].inputs[1 - at], Activate)
         found = clip and _clipped_line(edit, clip[0], clip[1].activation, last[0])
-        if clip and found and found[0].inputs[0] == x and _is_hard(*found[1:]) and isinstance(node.attributes, Affine):
+        if (
+            clip
+            and found
+            and found[0].inputs[0] == x
+            and _is_hard(edit.type(x), *found[1:])
+            and isinstance(node.attributes, Affine)
+        ):
             old = (found[0], clip[0], product[0], node)
             return _put_activation(edit, old, x, activation("hardswish"), node.attributes.activation)
     return False
@@ -341,8 +348,10 @@ def _even_affine(edit: Edit, node: Node) -> tuple[float, float] | None:
     return None if scale is None or shift is None else (scale, shift)
 
 
-def _is_hard(slope: float, offset: float) -> bool:
-    return bool(np.isclose(slope, 1 / 6, rtol=1e-6) and np.isclose(offset, 0.5, rtol=1e-6))
+def _is_hard(type: ElementType, slope: float, offset: float) -> bool:
+    """Whether these are 1/6 and 1/2, within the accuracy of the values' type."""
+    near = 1e-12 if type.itemsize > 4 else 1e-6
+    return bool(np.isclose(slope, 1 / 6, rtol=near, atol=0) and np.isclose(offset, 0.5, rtol=near, atol=0))
 
 
 def _put_activation(edit: Edit, old: tuple[Node, ...], x: str, found: Activation, after: Activation) -> bool:
