@@ -16,6 +16,7 @@ ORDER = [
     "blockconv.__main__",
     "blockconv.cli",
     "blockconv",
+    "blockconv.onnxruntime",
     "blockconv.api",
     "blockconv.frontends",
     "blockconv.network.quantization",

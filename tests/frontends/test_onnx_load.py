@@ -274,9 +274,8 @@ def test_whatever_is_broken_the_error_is_ours(seed):
 def test_hard_swish_of_float64_has_the_slope_that_onnx_gives_it():
     """1/6 as a float32, which `simplify` may only replace where values are no more accurate than that."""
     reference = pytest.importorskip("onnx.reference")
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 18]> g (double[1, 4, 5, 5] x) => (double[1, 4, 5, 5] y) { y = HardSwish(x) }'
-    )
+    graph = "g (double[1, 4, 5, 5] x) => (double[1, 4, 5, 5] y) { y = HardSwish(x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {graph}')
     x = np.random.default_rng(0).uniform(-4, 4, (1, 4, 5, 5))
     (wanted,) = reference.ReferenceEvaluator(model).run(None, {"x": x})
     network = bc.load_onnx(model)

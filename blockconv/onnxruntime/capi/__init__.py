@@ -1,0 +1,1 @@
+"""The module that ONNX Runtime's users import exceptions from."""

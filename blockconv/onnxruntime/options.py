@@ -1,0 +1,110 @@
+"""The options of sessions and runs."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions"]
+
+_log = logging.getLogger("blockconv.onnxruntime")
+
+
+class GraphOptimizationLevel(enum.IntEnum):
+    """How far ONNX Runtime rewrites a graph. blockconv always fuses."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(enum.IntEnum):
+    """Whether ONNX Runtime runs independent nodes at once. blockconv runs one after the other."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(enum.IntEnum):
+    """The order of ONNX Runtime's nodes. blockconv has one order."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+@dataclass
+class SessionOptions:
+    """Options of a session, by ONNX Runtime's names.
+
+    intra_op_num_threads: the most threads of a run. 0 means `blockconv.get_num_threads`.
+
+    `add_free_dimension_override_by_name` and its twin by denotation fix symbolic dimensions. All other options are
+    accepted and have no effect: a session logs those that differ from their defaults ("blockconv.onnxruntime", INFO).
+    """
+
+    intra_op_num_threads: int = 0
+    inter_op_num_threads: int = 0
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    enable_profiling: bool = False
+    execution_mode: Any = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: Any = ExecutionOrder.DEFAULT
+    graph_optimization_level: Any = GraphOptimizationLevel.ORT_ENABLE_ALL
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    optimized_model_filepath: str = ""
+    profile_file_prefix: str = "onnxruntime_profile_"
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
+    entries: dict[str, str] = field(default_factory=dict, repr=False)
+    dimensions: dict[str, int] = field(default_factory=dict, repr=False)
+    denotations: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry, for `get_session_config_entry`. It has no other effect."""
+        self.entries[key] = value
+
+    def get_session_config_entry(self, key: str) -> str:
+        """The value of an entry. Raises RuntimeError for a key without one."""
+        if key not in self.entries:
+            raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
+        return self.entries[key]
+
+    def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
+        """Give a symbolic dimension a size."""
+        self.dimensions[name] = size
+
+    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
+        """Give all dimensions with a denotation a size."""
+        self.denotations[denotation] = size
+
+    def log_unused(self) -> None:
+        """Log the options that were set and have no effect."""
+        default, used = SessionOptions(), ("intra_op_num_threads", "dimensions", "denotations", "log_severity_level")
+        unused = [f"{name}={value!r}" for name, value in vars(self).items()
+                  if name not in used and value != getattr(default, name)]  # fmt: skip
+        if unused:
+            _log.info("these options have no effect in blockconv: %s", ", ".join(unused))
+
+
+@dataclass
+class RunOptions:
+    """Options of a run, by ONNX Runtime's names. None has an effect."""
+
+    log_severity_level: int = 2
+    log_verbosity_level: int = 0
+    logid: str = ""
+    only_execute_path_to_fetches: bool = False
+    terminate: bool = False
+    entries: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry. It has no effect."""
+        self.entries[key] = value

@@ -1,0 +1,384 @@
+"""`InferenceSession`: an ONNX model with a plan behind ONNX Runtime's interface."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+
+from blockconv.core import target
+from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError
+from blockconv.frontends.onnx import load_onnx
+from blockconv.network.plan import Plan, compile
+from blockconv.onnxruntime.errors import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    NoSuchFile,
+    NotImplemented,
+)
+from blockconv.onnxruntime.options import RunOptions, SessionOptions
+from blockconv.onnxruntime.values import ModelMetadata, NodeArg, OrtValue, array_at, check_device, type_name
+
+__all__ = ["PROVIDERS", "IOBinding", "InferenceSession"]
+
+Array = npt.NDArray[Any]
+PROVIDERS = ["CPUExecutionProvider"]
+FIX = "Please fix either the inputs/outputs or the model."
+
+
+class InferenceSession:
+    """An ONNX model that runs in blockconv, with the interface of `onnxruntime.InferenceSession`.
+
+    path_or_bytes: the path of a model, or its bytes.
+    sess_options: see `SessionOptions`.
+    providers: names, or (name, options) pairs. The only provider is CPUExecutionProvider. Others warn.
+    provider_options: accepted, and without effect.
+
+    A model whose inputs have fixed shapes is compiled here, any other one at its first run. Several threads may run
+    one session at once. Pickles and copies hold the model.
+    Raises NoSuchFile, InvalidProtobuf, InvalidGraph or NotImplemented for a model that cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._source = _source(path_or_bytes)
+        self._options = SessionOptions() if sess_options is None else sess_options
+        self._options.log_unused()
+        _check_providers(providers)
+        model = _read(self._source)
+        held = {tensor.name for tensor in model.graph.initializer}
+        self._inputs = [_argument(value, self._options) for value in model.graph.input if value.name not in held]
+        self._outputs = [_argument(value, self._options) for value in model.graph.output]
+        self._overridable = [_argument(value, self._options) for value in model.graph.input if value.name in held]
+        self._meta = _metadata(model)
+        self._plan: Plan | None = None
+        self._lock = threading.Lock()
+        if all(isinstance(size, int) for one in self._inputs for size in one.shape):
+            self._compiled({one.name: tuple(one.shape) for one in self._inputs})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    # -- what the model is
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs that a run needs."""
+        return self._inputs
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs."""
+        return self._outputs
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Initializers that are declared as inputs. Runs do not take them."""
+        return self._overridable
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """The model's producer, names, version and own entries."""
+        return self._meta
+
+    def get_session_options(self) -> SessionOptions:
+        """The options."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """["CPUExecutionProvider"]."""
+        return list(PROVIDERS)
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """{provider: {}}."""
+        return {name: {} for name in PROVIDERS}
+
+    def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
+        """Check the providers' names. Other ones than CPUExecutionProvider warn."""
+        _check_providers(providers)
+
+    def enable_fallback(self) -> None:
+        """Do nothing: there is one provider."""
+
+    def disable_fallback(self) -> None:
+        """Do nothing: there is one provider."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan, for `explain` and `report`. None before the first run of a model with symbolic dimensions."""
+        return self._plan
+
+    # -- running
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> list[Array]:
+        """The outputs of these names, or all for None or an empty list, as row-major arrays.
+
+        input_feed: {input: array}. Types and shapes have to be the model's.
+
+        Raises ValueError for a missing input, InvalidArgument for other names, types or shapes, and Fail for an error
+        inside the network.
+        """
+        missing = [one.name for one in self._inputs if one.name not in input_feed]
+        if missing:
+            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
+        known = [one.name for one in self._outputs]
+        for name in output_names or ():
+            if name not in known:
+                raise InvalidArgument(f"Invalid output name:{name}")
+        for name in input_feed:
+            if name not in [one.name for one in self._inputs]:
+                overridden = name in [one.name for one in self._overridable]
+                raise InvalidArgument(
+                    f"initializer {name} cannot be overridden: load it by load_onnx(..., constants=...)"
+                    if overridden
+                    else f"Invalid input name: {name}"
+                )
+        feeds = [_checked(one, input_feed[one.name]) for one in self._inputs]
+        try:
+            plan = self._plan or self._compiled({one.name: x.shape for one, x in zip(self._inputs, feeds, strict=True)})
+            found = plan(*feeds)
+        except BlockconvError as error:
+            raise _as_theirs(error) from error
+        values = found if isinstance(found, dict) else {known[0]: found}
+        return [values[name] for name in output_names or known]
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """`run` with `OrtValue`s for arrays."""
+        feeds = {name: value.numpy() for name, value in input_dict_ort_values.items()}
+        return list(map(OrtValue, self.run(output_names, feeds, run_options)))
+
+    def io_binding(self) -> IOBinding:
+        """A binding for this session."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run a binding of this session."""
+        iobinding.run()
+
+    def _compiled(self, shapes: Mapping[str, tuple[Any, ...]]) -> Plan:
+        """The plan, which the first call makes for these shapes of the inputs."""
+        with self._lock:
+            if self._plan is None:
+                threads = min(self._options.intra_op_num_threads, target.affinity()) or None
+                try:
+                    network = load_onnx(self._source, dict(shapes))
+                    self._plan = compile(network, threads=threads)
+                except BlockconvError as error:
+                    raise _as_theirs(error) from error
+            return self._plan
+
+
+class IOBinding:
+    """Inputs and outputs of a session that stay bound from run to run. `InferenceSession.io_binding` makes it."""
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._session = session
+        self._inputs: dict[str, Array] = {}
+        self._outputs: dict[str, Array | None] = {}  # None: memory of its own at each run
+        self._results: dict[str, OrtValue] = {}
+
+    def bind_cpu_input(self, name: str, array: Array) -> None:
+        """Bind an input to an array."""
+        self._inputs[self._known(name, self._session.get_inputs())] = array
+
+    def bind_ortvalue_input(self, name: str, value: OrtValue) -> None:
+        """Bind an input to a value."""
+        self.bind_cpu_input(name, value.numpy())
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Iterable[int], buffer_ptr: int
+    ) -> None:
+        """Bind an input to memory at an address."""
+        check_device(device_type, device_id)
+        self.bind_cpu_input(name, array_at(buffer_ptr, shape, element_type))
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Iterable[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Bind an output: to memory at an address, or to new memory at each run."""
+        check_device(device_type, device_id)
+        known = self._known(name, self._session.get_outputs())
+        self._outputs[known] = None if buffer_ptr is None else array_at(buffer_ptr, shape or (), element_type)
+
+    def bind_ortvalue_output(self, name: str, value: OrtValue) -> None:
+        """Bind an output to a value, whose memory a run writes."""
+        self._outputs[self._known(name, self._session.get_outputs())] = value.numpy()
+
+    def run(self) -> None:
+        """Run the session on what is bound."""
+        names = list(self._outputs)
+        found = self._session.run(names, self._inputs) if names else []
+        for name, result in zip(names, found, strict=True):
+            wanted = self._outputs[name]
+            if wanted is not None and (wanted.shape, wanted.dtype) != (result.shape, result.dtype):
+                rule = f"is bound to {wanted.dtype} {wanted.shape}, and the model gives {result.dtype} {result.shape}"
+                raise InvalidArgument(f"output {name!r} {rule}")
+        for name, result in zip(names, found, strict=True):
+            wanted = self._outputs[name]
+            if wanted is not None:
+                np.copyto(wanted, result)
+            self._results[name] = OrtValue(result if wanted is None else wanted)
+
+    def get_outputs(self) -> list[OrtValue]:
+        """The outputs of the last run, in the order of their binding."""
+        return [self._results[name] for name in self._outputs if name in self._results]
+
+    def copy_outputs_to_cpu(self) -> list[Array]:
+        """Copies of the outputs of the last run."""
+        return [value.numpy().copy() for value in self.get_outputs()]
+
+    def clear_binding_inputs(self) -> None:
+        """Forget the inputs."""
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget the outputs."""
+        self._outputs.clear()
+        self._results.clear()
+
+    def synchronize_inputs(self) -> None:
+        """Do nothing: memory of the CPU is always up to date."""
+
+    def synchronize_outputs(self) -> None:
+        """Do nothing: memory of the CPU is always up to date."""
+
+    @staticmethod
+    def _known(name: str, declared: list[NodeArg]) -> str:
+        if name not in [one.name for one in declared]:
+            raise InvalidArgument(f"Failed to find NodeArg {name} in the session's inputs or outputs")
+        return name
+
+
+def _source(path_or_bytes: Any) -> str | bytes:
+    if isinstance(path_or_bytes, (str, os.PathLike)):
+        path = os.fspath(path_or_bytes)
+        if not os.path.exists(path):
+            raise NoSuchFile(f"Load model from {path} failed:Load model {path} failed. File doesn't exist")
+        return os.path.abspath(path)
+    if isinstance(path_or_bytes, (bytes, bytearray, memoryview)):
+        return bytes(path_or_bytes)
+    raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
+
+
+def _check_providers(providers: Sequence[Any] | None) -> None:
+    for provider in providers or ():
+        name = provider if isinstance(provider, str) else provider[0]
+        if name not in PROVIDERS:
+            rule = f"is not in available provider names. Available providers: '{', '.join(PROVIDERS)}'"
+            warnings.warn(f"Specified provider '{name}' {rule}", stacklevel=3)
+
+
+def _read(source: str | bytes) -> onnx.ModelProto:
+    try:
+        if isinstance(source, bytes):
+            model = onnx.load_model_from_string(source)
+        else:
+            model = onnx.load(source, load_external_data=False)
+    except Exception as error:  # protobuf's DecodeError
+        raise InvalidProtobuf(f"Failed to load model because protobuf parsing failed: {error}") from error
+    if not model.graph.output:
+        raise InvalidProtobuf("Failed to load model: it holds no graph")
+    return model
+
+
+def _argument(value: Any, options: SessionOptions) -> NodeArg:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return NodeArg(value.name, [], value.type.WhichOneof("value") or "")
+    shape: list[int | str | None] = []
+    for dim in kind.shape.dim:
+        size: int | str | None = dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        size = options.dimensions.get(dim.dim_param, size) if dim.dim_param else size
+        shape.append(options.denotations.get(dim.denotation, size) if dim.denotation else size)
+    named = {TensorProto.STRING: "tensor(string)", TensorProto.BFLOAT16: "tensor(bfloat16)"}
+    name = named.get(kind.elem_type) or type_name(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    return NodeArg(value.name, shape, name)
+
+
+def _metadata(model: onnx.ModelProto) -> ModelMetadata:
+    entries = {entry.key: entry.value for entry in model.metadata_props}
+    return ModelMetadata(
+        model.producer_name,
+        model.graph.name,
+        model.domain,
+        model.doc_string,
+        model.graph.doc_string,
+        model.model_version if model.HasField("model_version") else ModelMetadata.version,
+        entries,
+    )
+
+
+def _checked(declared: NodeArg, value: Any) -> Array:
+    """What is fed as an input, if it has the declared type and shape. Lists become arrays of that type."""
+    if isinstance(value, OrtValue):
+        value = value.numpy()
+    if isinstance(value, (list, tuple)):
+        value = np.array(value, dtype=_dtype(declared))
+    if not isinstance(value, np.ndarray):
+        rule = f"Unexpected input data type. Actual: ({type(value).__name__}) , expected: ({declared.type})"
+        raise InvalidArgument(rule)
+    if type_name(value.dtype) != declared.type:
+        raise InvalidArgument(
+            f"Unexpected input data type. Actual: ({type_name(value.dtype)}) , expected: ({declared.type})"
+        )
+    if declared.shape and value.ndim != len(declared.shape):
+        ranks = f"Got: {value.ndim} Expected: {len(declared.shape)}"
+        raise InvalidArgument(f"Invalid rank for input: {declared.name} {ranks} {FIX}")
+    wrong = [
+        f" index: {axis} Got: {size} Expected: {wanted}"
+        for axis, (size, wanted) in enumerate(zip(value.shape, declared.shape, strict=False))
+        if isinstance(wanted, int) and size != wanted
+    ]
+    if wrong:
+        told = "\n".join(wrong)
+        raise InvalidArgument(
+            f"Got invalid dimensions for input: {declared.name} for the following indices\n{told}\n {FIX}"
+        )
+    return value
+
+
+def _dtype(declared: NodeArg) -> Any:
+    name = declared.type.removeprefix("tensor(").removesuffix(")")
+    return {"float": np.float32, "double": np.float64, "string": object}.get(name, name)
+
+
+def _as_theirs(error: BlockconvError) -> Fail:
+    """ONNX Runtime's exception for one of blockconv's."""
+    kinds: dict[type, type[Fail]] = {
+        UnsupportedError: NotImplemented,
+        NetworkError: InvalidGraph,
+        ArgumentError: InvalidArgument,
+    }
+    found = next((kinds[kind] for kind in type(error).__mro__ if kind in kinds), Fail)
+    return found(str(error))

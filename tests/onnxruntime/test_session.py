@@ -1,0 +1,209 @@
+"""`blockconv.onnxruntime` beside ONNX Runtime: values, what is refused and how, bindings, copies."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+from onnx import parser  # noqa: E402
+
+import blockconv.onnxruntime as ours  # noqa: E402
+
+TWO = """<ir_version: 8, producer_name: "me", opset_import: ["": 17]>
+two (float[n, 3, h, 8] x, float[3, 1, 1] shift) => (float[n, 3, h, 8] y, float[n, 3, h, 8] z) {
+  s = Add(x, shift)  y = Relu(s)  z = Tanh(y) }"""
+FIXED = """<ir_version: 8, opset_import: ["": 17]>
+fixed (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) { y = Sigmoid(x) }"""
+
+
+def model(text: str = TWO) -> bytes:
+    made: bytes = parser.parse_model(text).SerializeToString()
+    return made
+
+
+def feeds(n: int = 2, h: int = 4) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(n * h)
+    return {"x": rng.normal(size=(n, 3, h, 8)).astype(np.float32), "shift": np.ones((3, 1, 1), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    return pytest.importorskip("onnxruntime")
+
+
+def test_it_says_of_a_model_what_onnx_runtime_says(theirs: Any):
+    a, b = (library.InferenceSession(model()) for library in (ours, theirs))
+    for ask in ("get_inputs", "get_outputs", "get_overridable_initializers"):
+        assert [(one.name, list(one.shape), one.type) for one in getattr(a, ask)()] == [
+            (one.name, list(one.shape), one.type) for one in getattr(b, ask)()
+        ]
+    assert a.get_providers() == ["CPUExecutionProvider"] == b.get_providers()
+    assert a.get_provider_options() == b.get_provider_options()
+    for field in ("producer_name", "graph_name", "domain", "description", "version", "custom_metadata_map"):
+        assert getattr(a.get_modelmeta(), field) == getattr(b.get_modelmeta(), field)
+
+
+@pytest.mark.parametrize("names", [None, [], ["y"], ["z", "y"], ["z", "z"]])
+def test_it_gives_the_outputs_that_are_asked_for(theirs: Any, names: Any):
+    a, b = (library.InferenceSession(model()) for library in (ours, theirs))
+    for n, h in ((2, 4), (1, 9), (2, 4)):
+        found, wanted = (session.run(names, feeds(n, h)) for session in (a, b))
+        assert [x.dtype for x in found] == [x.dtype for x in wanted]
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+REFUSED = {
+    "a missing input": (None, {"x": feeds()["x"]}),
+    "an input too many": (None, feeds() | {"q": feeds()["x"]}),
+    "an unknown output": (["nope"], feeds()),
+    "another type": (None, feeds() | {"x": feeds()["x"].astype(np.float64)}),
+    "another rank": (None, feeds() | {"x": feeds()["x"][0]}),
+    "another size": (None, feeds() | {"x": feeds()["x"][:, :2, :, :5]}),
+}
+
+
+@pytest.mark.parametrize(("names", "fed"), REFUSED.values(), ids=REFUSED)
+def test_it_refuses_feeds_in_onnx_runtimes_words(theirs: Any, names: Any, fed: Any):
+    said = []
+    for library in (ours, theirs):
+        session = library.InferenceSession(model())
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - both classes are compared
+            session.run(names, fed)
+        said.append((type(caught.value).__name__, str(caught.value).strip()))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("given", ["/no/such.onnx", b"abc", 3])
+def test_it_refuses_models_by_onnx_runtimes_exceptions(theirs: Any, given: Any):
+    kinds = []
+    for library in (ours, theirs):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            library.InferenceSession(given)
+        kinds.append(type(caught.value).__name__)
+    assert kinds[0] == kinds[1]
+
+
+def test_exceptions_are_where_onnx_runtimes_users_import_them_from():
+    from blockconv.onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+    with pytest.raises(InvalidArgument, match="Invalid output name"):
+        ours.InferenceSession(model(FIXED)).run(["q"], {"x": np.zeros((1, 2, 4, 4), np.float32)})
+
+
+def test_a_broken_model_and_an_unknown_op_are_told_apart():
+    broken = "b (float[1, 2] x) => (float[1, 2] y) { y = Relu(missing) }"
+    with pytest.raises(ours.InvalidGraph, match="missing"):
+        ours.InferenceSession(model(f'<ir_version: 8, opset_import: ["": 17]> {broken}'))
+    unknown = "u (float[1, 2] x) => (float[1, 2] y) { y = my.own.Op(x) }"
+    with pytest.raises(ours.NotImplemented, match="Op"):
+        ours.InferenceSession(model(f'<ir_version: 8, opset_import: ["": 17, "my.own": 1]> {unknown}'))
+
+
+def test_lists_are_arrays_of_the_declared_type():
+    x = [[[[-1, 2, 3, 4]] * 4] * 2][0]
+    (y,) = ours.InferenceSession(model(FIXED)).run(None, {"x": [x]})
+    assert y.dtype == np.float32
+    assert y[0, 0, 0, 0] == pytest.approx(1 / (1 + np.e))
+
+
+def test_providers_that_do_not_exist_warn_and_the_cpu_runs():
+    with pytest.warns(UserWarning, match="Specified provider 'CUDAExecutionProvider' is not in available"):
+        session = ours.InferenceSession(model(FIXED), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert "CPUExecutionProvider" in ours.get_available_providers()
+    assert ours.get_device() == "CPU"
+
+
+def test_options_fix_dimensions_and_threads_and_the_rest_is_logged(caplog: pytest.LogCaptureFixture):
+    options = ours.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ours.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.enable_cpu_mem_arena = False
+    options.add_free_dimension_override_by_name("n", 2)
+    options.add_free_dimension_override_by_name("h", 4)
+    with caplog.at_level("INFO", "blockconv.onnxruntime"):
+        session = ours.InferenceSession(model(), options)
+    assert "enable_cpu_mem_arena=False" in caplog.text
+    assert "graph_optimization_level" not in caplog.text
+    assert session.get_inputs()[0].shape == [2, 3, 4, 8]
+    assert session.plan is not None
+    assert session.plan.options.threads == 1
+    with pytest.raises(ours.InvalidArgument, match="index: 0 Got: 1 Expected: 2"):
+        session.run(None, feeds(1))
+
+
+def test_bindings_read_and_write_the_memory_that_is_bound(theirs: Any):
+    results = []
+    for library in (ours, theirs):
+        session, fed = library.InferenceSession(model()), feeds()
+        y = np.full((2, 3, 4, 8), np.nan, np.float32)
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", fed["x"])
+        binding.bind_ortvalue_input("shift", library.OrtValue.ortvalue_from_numpy(fed["shift"]))
+        binding.bind_output("y", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+        binding.bind_output("z")
+        session.run_with_iobinding(binding)
+        first, z = binding.copy_outputs_to_cpu()
+        assert (first == y).all()
+        assert [value.shape() for value in binding.get_outputs()] == [[2, 3, 4, 8]] * 2
+        assert binding.get_outputs()[1].data_type() == "tensor(float)"
+        results.append((y, z))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_bound_output_of_another_shape_is_refused_and_not_written():
+    session, y = ours.InferenceSession(model()), np.full((1, 3, 4, 8), 7, np.float32)
+    binding = session.io_binding()
+    for name, array in feeds().items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_ortvalue_output("y", ours.OrtValue(y))
+    with pytest.raises(ours.InvalidArgument, match="'y' is bound to float32"):
+        session.run_with_iobinding(binding)
+    assert (y == 7).all()
+
+
+def test_ort_values_go_in_and_out():
+    fed = {name: ours.OrtValue.ortvalue_from_numpy(array) for name, array in feeds().items()}
+    (z,) = ours.InferenceSession(model()).run_with_ort_values(["z"], fed)
+    assert (z.shape(), z.device_name(), z.element_type()) == ([2, 3, 4, 8], "cpu", onnx.TensorProto.FLOAT)
+    other = ours.OrtValue.ortvalue_from_shape_and_type([2, 3, 4, 8], np.float32)
+    other.update_inplace(z.numpy())
+    assert (other.numpy() == z.numpy()).all()
+    assert other.data_ptr() != z.data_ptr()
+
+
+class Mine(ours.InferenceSession):
+    """A subclass, as programs make them."""
+
+    def __call__(self, x: np.ndarray) -> Any:
+        return self.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_copies_and_subclasses_run(used: bool):
+    session, x = Mine(model(FIXED)), np.ones((1, 2, 4, 4), np.float32)
+    wanted = session(x) if used else None
+    copied = pickle.loads(pickle.dumps(session))
+    assert type(copied) is Mine
+    assert (copied(x) == (session(x) if wanted is None else wanted)).all()
+
+
+def test_threads_share_a_session_before_its_first_run():
+    session = ours.InferenceSession(model())
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda k: session.run(["y"], feeds(1 + k % 2, 4))[0], range(32)))
+    for k, y in enumerate(found):
+        fed = feeds(1 + k % 2, 4)
+        np.testing.assert_allclose(y, np.maximum(fed["x"] + 1, 0), rtol=1e-6)
+
+
+def test_a_missing_name_says_what_there_is():
+    with pytest.raises(AttributeError, match="no 'TrainingSession'"):
+        _ = ours.TrainingSession
