@@ -145,7 +145,7 @@ def test_the_figures_are_those_that_layouts_give() -> None:
 # ---------------------------------------------------------------- the pages of the reference
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in REFERENCE.glob("*.md")}
-ENTRY = re.compile(r"^\.\. (?:auto(?:function|class|exception)|py:data):: (?:blockconv\.)?(\w+)", re.MULTILINE)
+ENTRY = re.compile(r"^\.\. (?:auto(?:function|class|exception)|py:data):: (?:blockconv\.)?(\w+)(?![\w.])", re.MULTILINE)
 
 
 def misplaced(pages: dict[str, str]) -> dict[str, list[str]]:
