@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from blockconv._version import __version__
 from blockconv.api.functional import conv1d, conv2d, explain
+from blockconv.api.gradients import conv2d_backward_data, conv_transpose2d
 from blockconv.api.modules import Conv2d
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, global_avg_pool2d, global_max_pool2d, max_pool2d
 from blockconv.api.quantization import dequantize_linear, quantize_linear
@@ -28,7 +29,13 @@ from blockconv.core.errors import (
 from blockconv.core.layout import NATIVE, Axis, Layout, known_layouts, register_layout
 from blockconv.core.layout_names import KnownLayout
 from blockconv.core.layout_weights import ConvolutionMode, convolution_mode, weights_for
-from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.core.problem import (
+    AdaptivePool2dProblem,
+    Conv2dBackwardDataProblem,
+    Conv2dProblem,
+    Pool2dProblem,
+    ReorderProblem,
+)
 from blockconv.core.quantization import Quantization
 from blockconv.dispatch.array import BlockedArray, empty, is_channels_last, to_layout
 from blockconv.frontends.onnx import load_onnx
@@ -50,6 +57,7 @@ __all__ = [
     "BlockedArray",
     "Calibration",
     "Conv2d",
+    "Conv2dBackwardDataProblem",
     "Conv2dProblem",
     "ConvolutionMode",
     "DtypeError",
@@ -73,6 +81,8 @@ __all__ = [
     "compile",
     "conv1d",
     "conv2d",
+    "conv2d_backward_data",
+    "conv_transpose2d",
     "convolution_mode",
     "dequantize_linear",
     "empty",
@@ -101,11 +111,9 @@ _INSTEAD = {
     "avg_pool1d": "avg_pool2d(x[:, :, None], (1, k))[:, :, 0]",
     "batch_norm": "conv2d(x, weight * scale[:, None, None, None], shift)",
     "conv3d": "torch.nn.functional.conv3d: blockconv has no 3-D ops",
-    "conv_transpose1d": "conv1d(x, weight.transpose(1, 0, 2)[:, :, ::-1], padding=k - 1) for a stride of 1",
-    "conv_transpose2d": "conv2d(x, weight.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1], padding=k - 1) for a stride of 1",
+    "conv_transpose1d": "conv_transpose2d(x[:, :, None], weight[:, :, None])[:, :, 0]",
     "conv_transpose3d": "torch.nn.functional.conv_transpose3d: blockconv has no 3-D ops",
     "from_torch": "torch.onnx.export(module, inputs, path), then load_onnx(path)",
-    "grad": "torch.nn.grad: blockconv computes no gradients",
     "interpolate": "Resize in a network, by load_onnx or NetworkBuilder.add",
     "linear": "conv2d(x[:, :, None, None], weight[:, :, None, None], bias)[:, :, 0, 0]",
     "lp_pool2d": "avg_pool2d(abs(x) ** p, k, divisor_override=1) ** (1 / p)",

@@ -42,6 +42,7 @@ ORDER = [
     "blockconv.kernels.resize",
     "blockconv.kernels.reduce",
     "blockconv.kernels.dynamic",
+    "blockconv.kernels.backward_data",
     "blockconv.kernels.table",
     "blockconv.kernels.batches",
     "blockconv.kernels.transposed",
@@ -54,7 +55,8 @@ ORDER = [
     "blockconv._version",
 ]
 SHARED = tuple(
-    f"blockconv.kernels{part}" for part in ("", ".table", ".batches", ".transposed", ".one_pixel", ".common")
+    f"blockconv.kernels{part}"
+    for part in ("", ".backward_data", ".table", ".batches", ".transposed", ".one_pixel", ".common")
 )
 FAMILIES = [package for package in ORDER if package.startswith("blockconv.kernels") and package not in SHARED]
 
@@ -109,7 +111,11 @@ def test_families_of_kernels_do_not_know_each_other(name: str) -> None:
 
 
 def test_the_table_takes_rows_from_every_family() -> None:
-    assert {ORDER[place(name)] for name in imported("blockconv.kernels")} == {*FAMILIES, "blockconv.kernels.table"}
+    assert {ORDER[place(name)] for name in imported("blockconv.kernels")} == {
+        *FAMILIES,
+        "blockconv.kernels.backward_data",
+        "blockconv.kernels.table",
+    }
 
 
 def test_every_family_has_the_same_rooms() -> None:

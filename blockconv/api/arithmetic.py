@@ -67,7 +67,12 @@ def as_weight(weight: Any, op: str) -> Weight:
 
 
 class Arithmetic:
-    """The arithmetic of convolutions with a weight and a bias, checked. away: round halves away from zero."""
+    """The arithmetic of convolutions with a weight and a bias, checked. away: round halves away from zero.
+
+    given: the name of the argument that is convolved.
+    """
+
+    given = "input"
 
     def __init__(
         self, op: str, weight: Weight, bias: Array | None, activation: Activation, options: QuantizedOptions
@@ -187,9 +192,10 @@ class Arithmetic:
         is_half = str(src) in FLOATS and element(src).is_half
         if src != self.wei and not (is_half and self.wei == _FLOAT32):
             rule, remedy = f"has to have the weight's dtype, {self.wei}", ""
-            if str(src) in FLOATS or as_float("input", src):
-                remedy = f"give input.astype({str(self.wei)!r})" + f", or the weight as {src}" * (str(src) in FLOATS)
-            raise DtypeError(self.op, "input", str(src), rule, remedy)
+            if str(src) in FLOATS or as_float(self.given, src):
+                remedy = f"give {self.given}.astype({str(self.wei)!r})"
+                remedy += f", or the weight as {src}" * (str(src) in FLOATS)
+            raise DtypeError(self.op, self.given, str(src), rule, remedy)
         dst = self.dst(src)
         if dst != src and not (is_half and dst == _FLOAT32):
             rule = f"has to be {src}{' or float32' if is_half else ''}, because the input is {src}"

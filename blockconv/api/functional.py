@@ -19,7 +19,12 @@ from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_autocast, as_numpy, like
 from blockconv.core.layout import NATIVE, Layout, read_layout
-from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem
+from blockconv.core.problem import (
+    AdaptivePool2dProblem,
+    Conv2dBackwardDataProblem,
+    Conv2dProblem,
+    Pool2dProblem,
+)
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import HALVES, INT4, INT8, Types
 from blockconv.dispatch import selection
@@ -295,12 +300,14 @@ def explain(
     >>> "conv_direct" in bc.explain(problem, "NHWC")
     True
     """
-    if isinstance(problem, Conv2dProblem):
+    if isinstance(problem, Conv2dBackwardDataProblem):
+        op = "conv2d_backward_data"
+    elif isinstance(problem, Conv2dProblem):
         op = "conv2d"
     elif isinstance(problem, (Pool2dProblem, AdaptivePool2dProblem)):
         op = "pool2d"
     else:
-        rule = "has to be a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem"
+        rule = "has to be a Conv2dProblem, Conv2dBackwardDataProblem, Pool2dProblem or AdaptivePool2dProblem"
         raise ArgumentError("explain", "problem", problem, rule)
     pairs = (
         [(lay, lay) for lay in NATIVE]
@@ -326,6 +333,6 @@ def _types(function: str, op: str, dtype: Any) -> Types:
     except TypeError:
         raise ArgumentError(function, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
     for mixed in (Types.quantized(dtype, dtype), Types.converted(dtype, dtype)):
-        if op == "conv2d" and mixed in INT4 | INT8 | HALVES:
+        if op.startswith("conv2d") and mixed in INT4 | INT8 | HALVES:
             return mixed
     return found

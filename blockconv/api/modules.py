@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ from blockconv.dispatch.packing import (
 )
 from blockconv.dispatch.quantizing import check_zero_point, with_weights
 from blockconv.kernels.common.activation import Activation, activation
+from blockconv.kernels.table import Request
 from blockconv.runtime import get_num_threads
 
 __all__ = ["KEPT", "Conv1dCall", "Conv2d", "Conv2dCall"]
@@ -111,7 +112,11 @@ class Conv2d:
     """
 
     _op = "Conv2d"  # the name in the texts of errors
+    _given = "input"  # likewise, of the array that is convolved
+    _row_op: ClassVar[str] = "conv2d"  # of the rows of the table
     _packs_at_each_call = False
+    _follows_autocast = True
+    _weight_axes = "(O, I/groups, KH, KW)"
 
     def __init__(
         self,
@@ -150,6 +155,7 @@ class Conv2d:
         quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
         self._options = QuantizedOptions(*quantizations, out_dtype, rounding)
         self.arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, self._options)
+        self.arithmetic.given = self._given
         self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)
         self._packed: dict[str, Packed] = {}
         self._bound: dict[Any, Bound] = {}
@@ -198,7 +204,7 @@ class Conv2d:
     def _on_blocked(self, x: BlockedArray, residual: Any, out: Any) -> BlockedArray:
         src, layout = x, x.layout
         if len(x.shape) != 4:
-            raise ArgumentError(self._op, "input", x, "has to be (N, C, H, W)")
+            raise ArgumentError(self._op, self._given, x, "has to be (N, C, H, W)")
         if self.layout is not None and layout is not self.layout:
             src = reordered(self._op, x, self.layout)
         elif not layout.is_native:
@@ -207,7 +213,7 @@ class Conv2d:
         dst_layout = self.out_layout or (out.layout if isinstance(out, BlockedArray) else layout)
         native = dst_layout if dst_layout.is_native else NCHW
         if x.zero_point:
-            check_zero_point(self._op, "input", x.zero_point, self._options.input_quantization)
+            check_zero_point(self._op, self._given, x.zero_point, self._options.input_quantization)
         bound = self._bind(src.shape, src.layout, native, src.dtype, residual is not None)
         zero_point = self.arithmetic.dst_zero_point
         if out is not None:
@@ -224,9 +230,11 @@ class Conv2d:
         return dst
 
     def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
-        if self.arithmetic.wei == np.float32:  # weights that any type of autocast can be computed with
+        if (
+            self._follows_autocast and self.arithmetic.wei == np.float32
+        ):  # weights that any type of autocast can be computed with
             input, residual = as_autocast(input, residual)
-        x, unbatched = given_images(self._op, input)
+        x, unbatched = given_images(self._op, input, self._given)
         written = given_out(self._op, out, unbatched)
         storage, bound = self.bound_to(x, written, residual is not None)
         if written is None:
@@ -308,9 +316,9 @@ class Conv2d:
         else:
             types, each_call = with_weights(types, self.weight), False
         if self.algorithm == "auto":
-            row = selection.choose("conv2d", problem, src, dst, types, self.accuracy, once=each_call)
+            row = selection.choose(self._row_op, problem, src, dst, types, self.accuracy, once=each_call)
         else:
-            row = by_algorithm(self._op, self.algorithm, problem, src, dst, types, self.accuracy)
+            row = by_algorithm(self._op, self._row_op, self.algorithm, Request(problem, src, dst, types), self.accuracy)
         epilogue = self.arithmetic.epilogue(types, residual)
         plan = prepared(row, problem, src, dst, types, threads, epilogue, weights)
         return Bound(problem, types, problem.dst_shape, dst, plan)
@@ -360,29 +368,36 @@ class Conv2d:
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape
-        channels = per_group * self.groups
-        if len(shape) != 4 or shape[1] != channels:
-            rule = f"has to be (N, C, H, W) with C = {channels}, which follows from weight and groups"
-            last = "where channels are the last axis, give x.transpose(0, 3, 1, 2), of one image image[None] for x"
-            raise ArgumentError(self._op, "input", shape, rule, last if shape[-1] == channels else "")
+        self._check_channels(shape, per_group * self.groups)
         (top, bottom), (left, right) = self._pads
         n, ic, ih, iw = (int(k) for k in shape)
         sizes = n, ic or self.groups, ih, iw, int(oc), int(kh), int(kw)
         with raised_by(self._op):
             return Conv2dProblem(*sizes, *self.stride, top, left, bottom, right, *self.dilation, self.groups)
 
+    def _check_channels(self, shape: tuple[int, ...], channels: int) -> None:
+        if len(shape) != 4 or shape[1] != channels:
+            rule = f"has to be (N, C, H, W) with C = {channels}, which follows from weight and groups"
+            last = "where channels are the last axis, give x.transpose(0, 3, 1, 2), of one image image[None] for x"
+            raise ArgumentError(self._op, self._given, shape, rule, last if shape[-1] == channels else "")
+
+    def _out_channels(self, groups: int) -> int:
+        return int(self.weight.shape[0])
+
     def _check_parameters(self, groups: Any) -> int:
         """The groups, as an int."""
         weight, bias = self.weight, self.bias
         if weight.ndim != 4:
             remedy = ONE_IMAGE if weight.ndim == 2 else ""
-            raise ArgumentError(self._op, "weight", weight, "has to be (O, I/groups, KH, KW)", remedy)
+            raise ArgumentError(self._op, "weight", weight, f"has to be {self._weight_axes}", remedy)
         number = whole(groups)
         if number is None or number < 1 or weight.shape[0] % number:
-            rule = f"has to be a positive int that divides the {weight.shape[0]} output channels"
+            which = "output" if self._weight_axes.startswith("(O") else "input"
+            rule = f"has to be a positive int that divides the {weight.shape[0]} {which} channels"
             raise ArgumentError(self._op, "groups", groups, rule)
-        if bias is not None and bias.shape != (weight.shape[0],):
-            raise ArgumentError(self._op, "bias", bias, f"has to have shape ({weight.shape[0]},)")
+        channels = self._out_channels(number)
+        if bias is not None and bias.shape != (channels,):
+            raise ArgumentError(self._op, "bias", bias, f"has to have shape ({channels},)")
         return number
 
 

@@ -65,14 +65,12 @@ ALGORITHMS: dict[str, Callable[[Row], bool]] = {
 }
 
 
-def by_algorithm(
-    op: str, algorithm: str, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, accuracy: float
-) -> Row:
-    """The cheapest kernel of an algorithm that the user names."""
-    found = selection.candidates("conv2d", Request(problem, src, dst, types), accuracy)
+def by_algorithm(function: str, op: str, algorithm: str, request: Request, accuracy: float) -> Row:
+    """The cheapest kernel of an algorithm that the user of a function names. op: of the table's rows."""
+    found = selection.candidates(op, request, accuracy)
     found = [c for c in found if ALGORITHMS[algorithm](c.row)]
     best = selection.cheapest(found)
     if best is None:
         rule = "no kernel of this algorithm takes the problem: " + "; ".join(f"{c.row.name} {c.why_not}" for c in found)
-        raise ArgumentError(op, "algorithm", algorithm, rule, "give 'auto'")
+        raise ArgumentError(function, "algorithm", algorithm, rule, "give 'auto'")
     return best.row

@@ -34,7 +34,7 @@ __all__ = [
     "Axis",
     "Layout",
     "known_layouts",
-    "part_of_batch",
+    "part_of",
     "register_layout",
     "row_major",
 ]
@@ -90,7 +90,8 @@ class Layout:
     blocks: tuple[int, ...]
     logical: tuple[int, ...]
     is_native: bool
-    images: int
+    whole: tuple[int, ...]
+    steps: tuple[int, ...]
 
     def __new__(cls, name: str | Layout) -> Layout:
         if isinstance(name, Layout):
@@ -221,17 +222,23 @@ def _within(op: str, argument: str, values: Iterable[int], bounds: tuple[int, ..
 
 def _padded(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
     padded = tuple(-(-size // block) * block for size, block in zip(shape, layout.blocks, strict=True))
-    return (layout.images, *padded[1:]) if layout.images else padded
+    return tuple(map(max, padded, layout.whole)) if layout.whole else padded
 
 
-@lru_cache(maxsize=256)
-def part_of_batch(layout: Layout, images: int) -> Layout:
-    """The layout of some images of an array of so many: they lie as they do there. (It has no name that is read.)"""
+@lru_cache(maxsize=4096)
+def part_of(layout: Layout, whole: tuple[int, ...], steps: tuple[int, ...] = ()) -> Layout:
+    """The layout of a part of an array: its elements lie as they do there. (It has no name that is read.)
+
+    whole: the array's size along each dimension; 0 where the part has all of it. steps: elements of the array from one
+    of the part to the next along each dimension. Default: 1.
+    """
     part = object.__new__(Layout)
     for attribute in Layout.__slots__:
         object.__setattr__(part, attribute, getattr(layout, attribute))
-    object.__setattr__(part, "images", images)
-    object.__setattr__(part, "tag", f"{layout.tag} of {images} images")
+    sizes, apart = (layout.whole or (0,) * layout.ndim, layout.steps or (1,) * layout.ndim)
+    object.__setattr__(part, "whole", tuple(map(max, sizes, whole)))
+    object.__setattr__(part, "steps", tuple(map(operator.mul, apart, steps)) if steps else layout.steps)
+    object.__setattr__(part, "tag", f"{layout.tag} of {whole} by {steps}")
     return part
 
 
@@ -245,7 +252,7 @@ def _axes(layout: Layout, shape: tuple[int, ...]) -> tuple[Axis, ...]:
         sizes.append((dim, steps[dim], size))
     axes, stride = [], 1
     for dim, step, size in reversed(sizes):
-        axes.append(Axis(dim, step, size, stride))
+        axes.append(Axis(dim, step, size, stride * layout.steps[dim] if layout.steps else stride))
         stride *= size
     return tuple(reversed(axes))
 
@@ -281,7 +288,8 @@ def _named(name: str) -> Layout:
         "blocks": tuple(blocks),
         "logical": logical,
         "is_native": _is_native(outer, inner),
-        "images": 0,
+        "whole": (),
+        "steps": (),
     }
     for attribute, value in values.items():
         object.__setattr__(layout, attribute, value)

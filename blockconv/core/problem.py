@@ -35,7 +35,16 @@ from blockconv.core.problem_fields import (
     set_outputs,
 )
 
-__all__ = ["AdaptivePool2dProblem", "Conv2dProblem", "Pool2dProblem", "PoolKind", "ReorderProblem", "read_shape_file"]
+__all__ = [
+    "AdaptivePool2dProblem",
+    "Conv2dBackwardDataProblem",
+    "Conv2dBackwardWeightsProblem",
+    "Conv2dProblem",
+    "Pool2dProblem",
+    "PoolKind",
+    "ReorderProblem",
+    "read_shape_file",
+]
 
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
 POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
@@ -175,6 +184,38 @@ class Conv2dProblem(_Images):
             name=name,
             **read_axes(op, text, values),
         )
+
+
+@dataclass(frozen=True)
+class Conv2dBackwardDataProblem(Conv2dProblem):
+    """The gradient of the input of a convolution, and `conv_transpose2d`: its source is that convolution's output.
+
+    The fields are those of the convolution, a `Conv2dProblem`. `src_shape` is (n, oc, oh, ow), `dst_shape` is
+    (n, ic, ih, iw).
+    """
+
+    @property
+    def src_shape(self) -> tuple[int, int, int, int]:
+        """The logical shape of the source, (n, oc, oh, ow)."""
+        return self.n, self.oc, self.oh, self.ow
+
+    @property
+    def dst_shape(self) -> tuple[int, int, int, int]:
+        """The logical shape of the destination, (n, ic, ih, iw)."""
+        return self.n, self.ic, self.ih, self.iw
+
+    @property
+    def macs(self) -> int:
+        """The multiply-adds of the convolution, including taps over the padding."""
+        return math.prod(self.src_shape) * math.prod(self.wei_shape[1:])
+
+
+@dataclass(frozen=True)
+class Conv2dBackwardWeightsProblem(Conv2dProblem):
+    """The gradient of the weights of a convolution, from its input (`src_shape`) and its output's (`dst_shape`).
+
+    The fields are those of the convolution, a `Conv2dProblem`. The result is dense, of `wei_shape`.
+    """
 
 
 @dataclass(frozen=True)

@@ -47,16 +47,16 @@ Array: TypeAlias = npt.NDArray[Any]
 ONE_IMAGE = "for one 2-D image and one 2-D kernel give conv2d(image[None], kernel[None, None])[0]"
 
 
-def given_images(op: str, input: Any) -> tuple[Array, bool]:
+def given_images(op: str, input: Any, argument: str = "input") -> tuple[Array, bool]:
     """An array or tensor as one of (N, C, H, W), and whether it came without N. Raises ArgumentError for another."""
-    x = as_numpy(input, op, "input")
+    x = as_numpy(input, op, argument)
     unbatched = x.ndim == 3
     if unbatched:
         x = x[None]
     if x.ndim != 4:
         alone = ONE_IMAGE if "conv" in op else "for one 2-D image give image[None], and take [0] of the result"
         rule = "has to be (N, C, H, W) or (C, H, W)"
-        raise ArgumentError(op, "input", x, rule, alone if x.ndim == 2 else "")
+        raise ArgumentError(op, argument, x, rule, alone if x.ndim == 2 else "")
     return x, unbatched
 
 

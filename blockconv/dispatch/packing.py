@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dProblem
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import Activation
+from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.weights import unpack_op
-from blockconv.runtime import Program, Scratch, address_of, aligned_empty
+from blockconv.kernels.table import ALIGNED
+from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
 
 __all__ = [
     "Packing",
@@ -45,6 +47,8 @@ class Packing(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
     """Of weights that lie in `source`, over (G, O/G, I/G, H, W)."""
+    if form.pieces:
+        return _packing_of_pieces(problem, source, form, itemsize)
     shape, transform = problem.grouped_wei_shape, form.transform
     if transform is not None and source == form.layout:
         return Packing(Program((transform.op(problem),)), transform.nbytes(problem), 0)
@@ -53,6 +57,27 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
         return Packing(first, nbytes, 0)
     ops = [*(op.with_buffers({1: 2}) for op in first.ops), transform.op(problem).with_buffers({0: 2})]
     return Packing(Program(ops), transform.nbytes(problem), nbytes)
+
+
+def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
+    """Of the weights of a gradient: each piece has some of the taps, in reverse order, and exchanged channels."""
+    exchanged = Layout(source.tag.translate(str.maketrans("bcBC", "cbCB")))
+    shape = problem.grouped_wei_shape
+    ops, at, between = [], 0, 0
+    for piece in form.pieces:
+        nbytes = piece.form.read_bytes(piece.problem, itemsize)
+        if piece.taps is None:
+            args = FillArgs(dst=Buffer(1, at), size=nbytes, step=nbytes, fill=0, given=0)
+            ops.append(Op(fill_extents(), args, 1))
+        else:
+            (row, down), (col, along) = piece.taps
+            some = part_of(exchanged, (0, 0, 0, *shape[3:]), (1, 1, 1, down, along))
+            inner = packing(piece.problem, some, piece.form, itemsize)
+            moved = {0: (itemsize * source.offset(shape, (0, 0, 0, row, col)), itemsize * source.size(shape))}
+            ops += [op.with_offsets({**moved, 1: (at, form.read_bytes(problem, itemsize))}) for op in inner.program.ops]
+            between = max(between, inner.between)
+        at += -(-nbytes // ALIGNED) * ALIGNED
+    return Packing(Program(ops), at, between)
 
 
 def weights_as_read(problem: Conv2dProblem, weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
@@ -129,6 +154,14 @@ def pack_bias(
     problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: WeightForm, dtype: npt.DTypeLike
 ) -> npt.NDArray[Any]:
     """[groups][bias elements], zero beyond a group's channels; zeros without a bias. Or in the order of the form."""
+    if form.pieces:
+        whole = np.zeros(form.bias_elements(problem), dtype)
+        at = 0
+        for piece in form.pieces:
+            own = pack_bias(piece.problem, bias, piece.form, dtype).reshape(-1)
+            whole[at : at + own.size] = own
+            at += -(-own.size // ALIGNED) * ALIGNED
+        return whole
     if form.order is not None:
         order = form.order(problem)
         return np.where(order < 0, 0, 0 if bias is None else bias[order]).astype(dtype)

@@ -5,6 +5,7 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
+from blockconv.kernels.backward_data import backward_data_row
 from blockconv.kernels.conv import rows as conv
 from blockconv.kernels.depthwise import rows as depthwise
 from blockconv.kernels.dynamic import rows as dynamic
@@ -22,7 +23,7 @@ from blockconv.kernels.winograd import rows as winograd
 
 __all__ = ["TABLE", "Row", "WeightForm"]
 
-TABLE: tuple[Row, ...] = (
+_CONVOLUTIONS: tuple[Row, ...] = (
     *depthwise.ROWS,
     conv.GROUPED,
     conv.DIRECT,
@@ -31,6 +32,12 @@ TABLE: tuple[Row, ...] = (
     conv.PIXELS,
     *winograd.ROWS,
     conv.REFERENCE,
+)
+_OF_FLOATS = (row for row in _CONVOLUTIONS if not row.name.endswith("_int8"))
+
+TABLE: tuple[Row, ...] = (
+    *_CONVOLUTIONS,
+    *(backward_data_row(row, fills=conv.DIRECT) for row in _OF_FLOATS),
     *pool.ROWS,
     *eltwise.ROWS,
     *shuffle.ROWS,

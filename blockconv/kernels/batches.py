@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from blockconv.core.layout import Layout, part_of_batch
+from blockconv.core.layout import Layout, part_of
 from blockconv.core.types import Types
 from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.common.operands import ACT, DST, RES, SRC
@@ -59,7 +59,7 @@ class Parts(NamedTuple):
         fill: what stands for zero, where it is known now; a convolution of integers has it in its `EpilogueArguments`.
         """
         p, (src, dst) = self.whole, self.layouts
-        if op == "conv2d":
+        if op in ("conv2d", "conv2d_backward_data"):
             given: int | Buffer = Buffer(ACT.index, 8 * EpilogueArguments.dst_fill.first) if types.is_requantized else 0
             written = {DST.index: types.dst.itemsize, RES.index: types.dst.itemsize}
         else:
@@ -88,7 +88,7 @@ class Parts(NamedTuple):
 def _held(layout: Layout, images: int, part: int) -> Layout:
     """The layout of a part of so many images, as it lies among all."""
     inside = layout.outer[0] != 0  # something lies around images: strides count them
-    return part_of_batch(layout, images) if inside and part != images else layout
+    return part_of(layout, (images, 0, 0, 0)) if inside and part != images else layout
 
 
 def _offset(layout: Layout, shape: tuple[int, ...], image: int, itemsize: int) -> tuple[int, int]:

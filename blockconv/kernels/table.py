@@ -29,7 +29,8 @@ from blockconv.runtime import Op
 __all__ = ["Epilogue", "Primitive", "Reason", "Request", "Row", "Transform", "WeightForm", "same_layout_row"]
 
 
-TRANSPOSABLE = ("conv2d", "pool2d")  # ops that are the same of a transposed image
+CONVOLUTIONS = ("conv2d", "conv2d_backward_data")  # whose buffers are those of `operands`
+TRANSPOSABLE = (*CONVOLUTIONS, "pool2d")  # ops that are the same of a transposed image
 WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and channels by strides and one block
 
 
@@ -52,6 +53,7 @@ class WeightForm(NamedTuple):
     transform: how what the kernel reads is computed from weights in this layout; None where it reads these. dot: the
     multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the bias.
     order: order(problem) is the output channel of each element of the bias, -1 for none, where they lie otherwise.
+    pieces: of what is computed by several convolutions, theirs; all but `dot` is said by these.
     """
 
     layout: Layout
@@ -60,6 +62,15 @@ class WeightForm(NamedTuple):
     transform: Transform | None = None
     dot: Dot = MULTIPLY_ADD
     order: Callable[[Any], npt.NDArray[Any]] | None = None
+    pieces: tuple[Piece, ...] = ()
+
+    def bias_elements(self, problem: Any) -> int:
+        """Elements of a problem's packed bias."""
+        if self.pieces:
+            return sum(-(-of.form.bias_elements(of.problem) // ALIGNED) * ALIGNED for of in self.pieces)
+        if self.order is not None:
+            return len(self.order(problem))
+        return -(-problem.g // self.sharing) * self.bias
 
     def packed_bytes(self, problem: Any, itemsize: int) -> int:
         """Bytes of a problem's weights in this layout."""
@@ -67,7 +78,25 @@ class WeightForm(NamedTuple):
 
     def read_bytes(self, problem: Any, itemsize: int) -> int:
         """Bytes of what the kernel reads."""
+        if self.pieces:
+            return sum(-(-of.form.read_bytes(of.problem, itemsize) // ALIGNED) * ALIGNED for of in self.pieces)
         return self.packed_bytes(problem, itemsize) if self.transform is None else self.transform.nbytes(problem)
+
+
+class Piece(NamedTuple):
+    """One of several convolutions that compute the gradient of an input: those pixels that some of the taps reach.
+
+    problem: a `Conv2dProblem` of stride 1, whose input channels are the output channels of the whole's. form: of its
+    weights. rows, cols: of the whole's taps, the one that its first tap is, and from there to the next; None: it has
+    none of these, and its weights are zero.
+    """
+
+    problem: Any
+    form: WeightForm
+    taps: tuple[tuple[int, int], tuple[int, int]] | None
+
+
+ALIGNED = 128  # bytes, or elements, of which the packed weights and biases of pieces are multiples
 
 
 class Epilogue(NamedTuple):
@@ -177,7 +206,7 @@ class Row:
     def _rewritten(self, request: Request, options: Mapping[str, Any]) -> Rewritten | None:
         """The request as kernels take it: images of one pixel as columns, w inside h, blocks of images in parts."""
         p, src, dst = request.problem, request.src, request.dst
-        if self.op == "conv2d" and has_images_of_one_pixel(p, src, dst):
+        if self.op in CONVOLUTIONS and has_images_of_one_pixel(p, src, dst):
             return Rewritten(request.of(columns_problem(p), columns_layout(src), columns_layout(dst)))
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
             turned = request.of(transposed_problem(p), transposed_layout(src), transposed_layout(dst))
@@ -196,7 +225,8 @@ class Row:
         if src.blocks[0] * dst.blocks[0] == 1:
             return None
         if self.op in WINDOWS:
-            return Parts.of(problem, src, dst, whole=self.op != "conv2d" and src == dst and not self.reference)
+            whole = self.op not in CONVOLUTIONS and src == dst and not self.reference
+            return Parts.of(problem, src, dst, whole)
         if not self.whole_blocks or src != dst or not dst.is_native or problem.dst_shape[0] % dst.blocks[0] == 0:
             return None
         return Parts.of(problem, src, dst, whole=True)
@@ -223,7 +253,15 @@ class Rewritten(NamedTuple):
 
 def _with_transposed_taps(primitive: Primitive) -> Primitive:
     form = primitive.weights
-    return primitive if form is None else replace(primitive, weights=form._replace(layout=transposed_taps(form.layout)))
+    return primitive if form is None else replace(primitive, weights=_transposed_form(form))
+
+
+def _transposed_form(form: WeightForm) -> WeightForm:
+    pieces = tuple(
+        Piece(transposed_problem(of.problem), _transposed_form(of.form), of.taps and of.taps[::-1])
+        for of in form.pieces
+    )
+    return form._replace(layout=transposed_taps(form.layout), pieces=pieces)
 
 
 def same_layout_row(

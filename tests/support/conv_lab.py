@@ -21,7 +21,7 @@ from storage_oracle import places, stored
 
 from blockconv import runtime
 from blockconv.core.layout import NATIVE, Layout
-from blockconv.core.problem import Conv2dProblem
+from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block, pack_bias, pack_weights
@@ -124,18 +124,28 @@ def data(
             return rng.integers(-most, most, shape, endpoint=True).astype(dtype)
         return rng.standard_normal(shape).astype(dtype)
 
-    x, w, bias = some(problem.src_shape, 4), some(grouped_shape(problem), 3), some((problem.oc,), 8)
+    x, w, bias = some(problem.src_shape, 4), some(grouped_shape(problem), 3), some(problem.dst_shape[1:2], 8)
     added = some(problem.dst_shape, 8).astype(element(dst).dtype) if residual else None
     if specials:
         for array, value in ((x, np.nan), (x, np.inf), (x, -np.inf), (w, np.inf), (w, np.nan)):
             if array is x or array.size > 8:  # in a small kernel they would be all there is to see
                 array.reshape(-1)[rng.integers(array.size)] = value
-    sums = conv_oracle.conv2d(
-        x, w, bias, stride=(problem.sh, problem.sw),
-        pads=((problem.ph, problem.ph_r), (problem.pw, problem.pw_r)), dilation=(problem.dh, problem.dw),
-        groups=problem.g, residual=added,
-    )  # fmt: skip
+    if isinstance(problem, Conv2dBackwardDataProblem):
+        sums = conv_oracle.conv2d_backward_data(problem.dst_shape, w, x, **parameters(problem))
+        sums = sums + bias.astype(np.float64)[:, None, None] + (0.0 if added is None else added.astype(np.float64))
+    else:
+        sums = conv_oracle.conv2d(x, w, bias, **parameters(problem), residual=added)
     return Data(x, w, bias, added, sums, conv_oracle.activate(sums, act), dst)
+
+
+def parameters(problem: Conv2dProblem) -> dict[str, Any]:
+    """What oracles take beside arrays."""
+    return {
+        "stride": (problem.sh, problem.sw),
+        "pads": ((problem.ph, problem.ph_r), (problem.pw, problem.pw_r)),
+        "dilation": (problem.dh, problem.dw),
+        "groups": problem.g,
+    }
 
 
 def grouped_shape(problem: Conv2dProblem) -> tuple[int, int, int, int]:
@@ -149,7 +159,8 @@ def grouped_shape(problem: Conv2dProblem) -> tuple[int, int, int, int]:
 def rows(problem: Conv2dProblem, src: str, dst: str, dtype: str | Types = "float32") -> list[Row]:
     """Every row of the table that takes a problem, not only the one that would be chosen. dtype: or all four types."""
     types = dtype if isinstance(dtype, Types) else Types.all(dtype)
-    found = selection.candidates("conv2d", Request(problem, Layout(src), Layout(dst), types), math.inf)
+    op = "conv2d_backward_data" if isinstance(problem, Conv2dBackwardDataProblem) else "conv2d"
+    found = selection.candidates(op, Request(problem, Layout(src), Layout(dst), types), math.inf)
     return [c.row for c in found if c.why_not is None]
 
 

@@ -61,6 +61,63 @@ def conv2d(
         return activate(out, activation)
 
 
+def conv2d_backward_data(
+    shape: tuple[int, ...],
+    w: Array,
+    grad: Array,
+    *,
+    stride: Pair = (1, 1),
+    pads: tuple[Pair, Pair] = ((0, 0), (0, 0)),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Array:
+    """The gradient of the input, of this shape: each pixel of `grad` adds its taps' weights to the pixels they read."""
+    wide = np.float64
+    n, _, ih, iw = shape
+    oc, per_group, kh, kw = w.shape
+    (top, bottom), (left, right) = pads
+    image = np.zeros((n, groups, per_group, top + ih + max(bottom, 0), left + iw + max(right, 0)), wide)
+    taps = w.reshape(groups, oc // groups, per_group, kh, kw).astype(wide).swapaxes(1, 2)
+    given = grad.reshape(n, groups, oc // groups, *grad.shape[2:]).astype(wide)
+    for y in range(kh):
+        for z in range(kw):
+            image[_read(y, z, grad.shape[2:], stride, dilation)] += _sum_over_channels(given, taps[..., y, z])
+    return image[..., top : top + ih, left : left + iw].reshape(shape)
+
+
+def conv2d_backward_weights(
+    x: Array,
+    shape: tuple[int, ...],
+    grad: Array,
+    *,
+    stride: Pair = (1, 1),
+    pads: tuple[Pair, Pair] = ((0, 0), (0, 0)),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Array:
+    """The gradient of the weights, of this shape: a tap's sum of products of pixels of `grad` and what it read."""
+    wide = np.float64
+    n, _, ih, iw = x.shape
+    oc, per_group, kh, kw = shape
+    (top, bottom), (left, right) = pads
+    image = np.zeros((n, groups, per_group, top + ih + max(bottom, 0), left + iw + max(right, 0)), wide)
+    image[..., top : top + ih, left : left + iw] = x.reshape(n, groups, per_group, ih, iw)
+    given = grad.reshape(n, groups, oc // groups, *grad.shape[2:]).astype(wide)
+    out = np.zeros((groups, oc // groups, per_group, kh, kw), wide)
+    for y in range(kh):
+        for z in range(kw):
+            read = image[_read(y, z, grad.shape[2:], stride, dilation)]
+            out[..., y, z] = np.einsum("ngihw,ngohw->goi", read, given)
+    return out.reshape(shape)
+
+
+def _read(y: int, z: int, sizes: tuple[int, ...], stride: Pair, dilation: Pair) -> Any:
+    """The pixels of a padded image that a tap reads, for all pixels of the output."""
+    first, column = y * dilation[0], z * dilation[1]
+    rows = slice(first, first + (sizes[0] - 1) * stride[0] + 1, stride[0])
+    return (..., rows, slice(column, column + (sizes[1] - 1) * stride[1] + 1, stride[1]))
+
+
 def _sum_over_channels(image: Array, weights: Array) -> Array:
     """(n, g, i, h, w) with (g, o, i)."""
     if np.isfinite(image).all() and np.isfinite(weights).all():

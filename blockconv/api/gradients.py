@@ -1,0 +1,212 @@
+"""Transposed convolutions and the gradients of convolutions, in the order of arguments of PyTorch's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blockconv.api.annotations import ActivationLike, Array, ArrayLike, Padding, Sizes
+from blockconv.api.modules import KEPT, Conv2d
+from blockconv.core.checks import whole
+from blockconv.core.errors import ArgumentError, DtypeError, raised_by
+from blockconv.core.interop import as_autocast, as_numpy
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dBackwardDataProblem
+from blockconv.core.types import FLOATS
+from blockconv.dispatch.boundary import cache_key, two
+
+__all__ = ["conv2d_backward_data", "conv_transpose2d"]
+
+
+class _Transposed(Conv2d):
+    """A convolution from the output's pixels of another to its input's, made for one call. It packs weights then."""
+
+    _row_op: ClassVar[str] = "conv2d_backward_data"
+    _packs_at_each_call = True
+
+    def _check_parameters(self, groups: Any) -> int:
+        if str(self.weight.dtype) not in FLOATS:
+            rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
+            raise DtypeError(self._op, "weight", str(self.weight.dtype), rule)
+        return super()._check_parameters(groups)
+
+    def _out_channels(self, groups: int) -> int:
+        return int(self.weight.shape[1]) * groups
+
+    def _of(self, n: int, sizes: Sequence[int], ends: Sequence[int]) -> Conv2dBackwardDataProblem:
+        """The problem with an output of these sizes. ends: the padding at the end."""
+        oc, per_group, kh, kw = (int(k) for k in self.weight.shape)
+        (top, _), (left, _) = self._pads
+        (height, width), (bottom, right) = sizes, ends
+        given = n, per_group * self.groups, height, width, oc, kh, kw, *self.stride, top, left, bottom, right
+        with raised_by(self._op):
+            return Conv2dBackwardDataProblem(*given, *self.dilation, self.groups)
+
+
+class _ConvTranspose2d(_Transposed):
+    _op = "conv_transpose2d"
+    _weight_axes = "(C, O/groups, KH, KW)"
+
+    def __init__(self, output_padding: Any, *given: Any, **options: Any) -> None:
+        self._output_padding = _output_padding(output_padding)
+        super().__init__(*given, **options)
+        for more, stride, dilation in zip(self._output_padding, self.stride, self.dilation, strict=True):
+            if more >= max(stride, dilation):
+                rule = "has to be less than stride or dilation"
+                raise ArgumentError(self._op, "output_padding", output_padding, rule)
+
+    def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
+        self._check_channels(shape, int(self.weight.shape[0]))
+        kernel, sizes, ends = self.weight.shape[2:], [], []
+        for k in range(2):
+            reach = (int(shape[2 + k]) - 1) * self.stride[k] + self.dilation[k] * (int(kernel[k]) - 1) + 1
+            begin, end = self._pads[k]
+            sizes.append(reach - begin - end + self._output_padding[k])
+            ends.append(end - self._output_padding[k])
+            if shape[2 + k] < 1 or sizes[k] < 1:
+                rule = f"gives an output of {sizes[k]} pixels along {'hw'[k]}"
+                raise ArgumentError(self._op, "input", shape, rule, "give a larger one, or less padding")
+        return self._of(int(shape[0]), sizes, ends)
+
+
+class _BackwardData(_Transposed):
+    _op = "conv2d_backward_data"
+    _given = "grad"
+    _follows_autocast = False
+
+    def __init__(self, input_shape: Any, *given: Any, **options: Any) -> None:
+        self._shape = checked_shape(self._op, "input_shape", input_shape)
+        super().__init__(*given, **options)
+
+    def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
+        n, channels, *sizes = self._shape
+        problem = self._of(n, sizes, [end for _, end in self._pads])
+        if channels != problem.ic:
+            rule = f"has to be (N, C, H, W) with C = {problem.ic}, which follows from weight and groups"
+            raise ArgumentError(self._op, "input_shape", self._shape, rule)
+        if tuple(shape) != problem.src_shape:
+            rule = f"has to have the shape of the output, {problem.src_shape}"
+            raise ArgumentError(self._op, "grad", tuple(shape), rule)
+        return problem
+
+
+def conv_transpose2d(
+    input: Array,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    activation: ActivationLike = None,
+    *,
+    out: Array | None = None,
+    out_layout: Layout | str | None = None,
+    algorithm: str = "auto",
+    accuracy: str | float = "default",
+) -> Array:
+    """torch.nn.functional.conv_transpose2d on arrays, torch CPU tensors and BlockedArrays, with a fused activation.
+
+    Returns activation(conv_transpose(input, weight) + bias), of the input's kind and dtype, of shape (N, O, OH, OW):
+    OH = (H - 1) * stride - top - bottom + dilation * (KH - 1) + output_padding + 1, and OW likewise.
+
+    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW): float32, float64, bfloat16 or float16.
+    weight: (C, O / groups, KH, KW), of the input's dtype. 16-bit inputs also take float32.
+    bias: None, or (O,) of the weight's dtype.
+    stride, dilation: an int of at least 1, or a pair (height, width).
+    padding: pixels that are cut from the output: an int, a pair (height, width), or ((top, bottom), (left, right)).
+    output_padding: pixels more at the bottom and at the right: an int of at least 0, less than stride or dilation, or a
+        pair.
+    groups: the number of channel groups; it divides C and O.
+    activation, out, out_layout, algorithm, accuracy: as in `conv2d`.
+
+    Pixels `stride` apart are a convolution of stride 1 by some of the taps, and run on the kernels of `conv2d`, in
+    every native layout. Each call packs the weights.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x, weight = np.ones((1, 4, 3, 3), np.float32), np.ones((4, 2, 2, 2), np.float32)
+    >>> bc.conv_transpose2d(x, weight, stride=2).shape
+    (1, 2, 6, 6)
+    """
+    input, weight, bias = as_autocast(input, weight, bias)
+    options = (output_padding, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
+    return _made_like(_ConvTranspose2d, weight, bias, options)(input, out=out)
+
+
+def conv2d_backward_data(
+    input_shape: tuple[int, ...],
+    weight: ArrayLike,
+    grad: Array,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    out: Array | None = None,
+    out_layout: Layout | str | None = None,
+    algorithm: str = "auto",
+    accuracy: str | float = "default",
+) -> Array:
+    """The gradient of the input of `conv2d`, as torch.nn.grad.conv2d_input, on arrays, tensors and BlockedArrays.
+
+    Returns an array of shape `input_shape`, of the kind and dtype of `grad`.
+
+    input_shape: (N, C, H, W), the shape of the convolution's input.
+    weight: (O, C / groups, KH, KW), of the dtype of `grad`. 16-bit gradients also take float32.
+    grad: (N, O, OH, OW), the gradient of the convolution's output: float32, float64, bfloat16 or float16.
+    stride, padding, dilation, groups: those of the convolution, as in `conv2d`.
+    out, out_layout, algorithm, accuracy: as in `conv2d`.
+
+    It runs on the kernels of `conv2d`, Winograd's included, in every native layout. Each call packs the weights.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
+
+    >>> import numpy as np, blockconv as bc
+    >>> weight, grad = np.ones((8, 3, 3, 3), np.float32), np.ones((1, 8, 5, 5), np.float32)
+    >>> bc.conv2d_backward_data((1, 3, 5, 5), weight, grad, padding=1)[0, 0, 0]
+    array([32., 48., 48., 48., 32.], dtype=float32)
+    """
+    options = (input_shape, stride, padding, dilation, groups, out_layout, None, algorithm, accuracy)
+    return _made_like(_BackwardData, weight, None, options)(grad, out=out)
+
+
+def _made_like(kind: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> Conv2d:
+    """A convolution, checked only if none of these shapes and options was called before."""
+    w, b = as_numpy(weight, kind._op, "weight"), None if bias is None else as_numpy(bias, kind._op, "bias")
+    about_bias = None if b is None else (b.shape, b.dtype)
+    key = kind, w.shape, w.strides, w.dtype, about_bias, cache_key(options)
+    known: Conv2d | None = _known.get(key)
+    if known is None:
+        first, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
+        chosen = {"out_layout": out_layout, "activation": activation, "algorithm": algorithm, "accuracy": accuracy}
+        known = kind(first, w, b, stride, padding, dilation, groups, **chosen)
+        assert known is not None
+        if len(_known) >= KEPT:
+            _known.clear()
+        _known[key] = known._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None, known._options)
+    return known._with(w, b, known._options)
+
+
+_known: dict[Any, Conv2d] = {}
+
+
+def _output_padding(value: Any) -> tuple[int, int]:
+    numbers = [number for each in two(value) if (number := whole(each)) is not None and number >= 0]
+    if len(numbers) != 2 or len(two(value)) != 2:
+        rule = "has to be an int of at least 0 or a pair of them"
+        raise ArgumentError("conv_transpose2d", "output_padding", value, rule)
+    return numbers[0], numbers[1]
+
+
+def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:
+    """Four sizes of at least 0."""
+    try:
+        sizes = [whole(size) for size in shape]
+    except TypeError:
+        sizes = []
+    if len(sizes) != 4 or any(size is None or size < 0 for size in sizes):
+        raise ArgumentError(op, argument, shape, "has to be four sizes of at least 0")
+    return tuple(size for size in sizes if size is not None)

@@ -1,0 +1,191 @@
+"""The gradient of a convolution's input, which is `conv_transpose2d`: convolutions of the output's gradient.
+
+A pixel of the input is reached by every `stride`-th tap. So the pixels with the same remainder are a convolution of
+stride 1 with these taps in reverse order, and with input and output channels exchanged. Its results are `stride` pixels
+apart in memory. Nothing but addresses differs from the forward op: every forward kernel is a row here, packing reads
+the weights in another order (`WeightForm.pieces`), and no array is copied.
+
+Pixels that no tap reaches are a convolution of padding alone, which writes the bias.
+
+Buffers: as the forward op's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+from blockconv.core.layout import Layout, part_of
+from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
+from blockconv.core.types import FLOATS, HALVES, Types
+from blockconv.kernels.common.operands import BIA, DST, RES, SRC, WEI
+from blockconv.kernels.table import ALIGNED, Epilogue, Piece, Primitive, Reason, Request, Row, WeightForm
+from blockconv.runtime import Op
+
+__all__ = ["backward_data_row"]
+
+
+class _Reached(NamedTuple):
+    """Pixels of an axis of the input with the same remainder, and the convolution along this axis that computes them.
+
+    first: the first such pixel. size: how many there are. tap, step, taps: the first of the taps in reverse order, from
+    there to the next, and how many; no taps reach pixels whose convolution would read padding alone. dilation: in
+    pixels of the output. cut: pixels of the output before the first that is read. begin: padding before it.
+    """
+
+    first: int
+    size: int
+    tap: int
+    step: int
+    taps: int
+    dilation: int
+    cut: int
+    begin: int
+
+    @property
+    def end(self) -> int:
+        """Past the last pixel of the cut output that the last pixel reads, were there no end."""
+        return self.size - 1 - self.begin + (self.taps - 1) * self.dilation + 1
+
+
+def _reached(problem: Conv2dProblem, x: str) -> list[_Reached]:
+    """The pixels of an axis of the input, "h" or "w", by their remainder."""
+    size, out, taps, stride, begin, dilation = (getattr(problem, name + x) for name in ("i", "o", "k", "s", "p", "d"))
+    common = math.gcd(stride, dilation)
+    found = []
+    for rest in range(stride):
+        # Pixel i is reached by tap k from output (i + begin - k * dilation) / stride.
+        before = -((rest - begin) // stride)  # stride * before + rest - begin is the first pixel
+        first = stride * before + rest - begin
+        count = -(-(size - first) // stride)
+        if count <= 0:
+            continue
+        mine = [k for k in range(taps) if (k * dilation - rest) % stride == 0]
+        if not mine:
+            found.append(_Reached(first, count, 0, 0, 0, 1, 0, 0))
+            continue
+        each = dilation // common if len(mine) > 1 else 1
+        start = before - (mine[-1] * dilation - rest) // stride  # the output that the first pixel's first tap reads
+        cut = max(0, start)
+        if cut >= out:
+            mine = []
+        step = -(stride // common) if len(mine) > 1 else 1
+        found.append(_Reached(first, count, mine[-1] if mine else 0, step, len(mine), each, cut, max(0, -start)))
+    return found
+
+
+class _Part(NamedTuple):
+    """Pixels that the same taps reach: a forward request, the first elements of its arrays, and the taps."""
+
+    request: Request
+    src: int
+    dst: int
+    taps: tuple[tuple[int, int], tuple[int, int]] | None
+
+
+def _parts(request: Request) -> list[_Part]:
+    p = request.problem
+    strides = (1, 1, p.sh, p.sw)
+    dst = request.dst if p.sh == p.sw == 1 else part_of(request.dst, (0, 0, p.ih, p.iw), strides)
+    found = []
+    for h, w in itertools.product(_reached(p, "h"), _reached(p, "w")):
+        start, src = 0, request.src
+        first = request.dst.offset(p.dst_shape, (0, 0, h.first, w.first))
+        if not h.taps or not w.taps:
+            inner = Conv2dProblem(p.n, 1, 1, 1, p.ic, 1, 1, ph=h.size, pw=w.size, ph_r=-1, pw_r=-1)
+            found.append(_Part(request.of(inner, src, dst), 0, first, None))
+            continue
+        if h.cut or w.cut:
+            src = part_of(src, (0, 0, p.oh, p.ow))
+            start = request.src.offset(p.src_shape, (0, 0, h.cut, w.cut))
+        inner = Conv2dProblem(
+            n=p.n,
+            ic=p.oc,
+            ih=p.oh - h.cut,
+            iw=p.ow - w.cut,
+            oc=p.ic,
+            kh=h.taps,
+            kw=w.taps,
+            ph=h.begin,
+            pw=w.begin,
+            ph_r=h.end - (p.oh - h.cut),
+            pw_r=w.end - (p.ow - w.cut),
+            dh=h.dilation,
+            dw=w.dilation,
+            g=p.g,
+        )
+        found.append(_Part(request.of(inner, src, dst), start, first, ((h.tap, h.step), (w.tap, w.step))))
+    return found
+
+
+_NO_EPILOGUE = Epilogue()
+
+
+def backward_data_row(of: Row, fills: Row) -> Row:
+    """The row that computes a gradient by the kernel of a forward row.
+
+    fills: the forward row that convolves padding, where no tap reaches a pixel.
+    """
+
+    def make(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
+        made = []
+        for part in _parts(request):
+            found = (fills if part.taps is None else of).make(part.request, epilogue=epilogue)
+            if isinstance(found, Reason):
+                return found
+            made.append((part, found))
+        pieces = tuple(Piece(part.request.problem, each.form, part.taps) for part, each in made)
+        dot = next((each.form.dot for part, each in made if part.taps is not None), made[0][1].form.dot)
+        form = WeightForm(Layout("abcde"), 0, dot=dot, pieces=pieces)
+        return Primitive(
+            cost=lambda: sum(each.seconds for _, each in made),
+            make=lambda: _placed(request, form, made),
+            weights=form,
+        )
+
+    error = of.error
+    return Row(
+        name=of.name.replace("conv_", "conv_backward_data_", 1),
+        op="conv2d_backward_data",
+        make=make,
+        dtypes=(of.dtypes or frozenset()) & _TYPES,
+        reference=of.reference,
+        algorithm=of.algorithm,
+        error=None if error is None else lambda problem: error(_exchanged(problem)),
+    )
+
+
+_TYPES = frozenset(str(types) for types in (*map(Types.all, FLOATS), *HALVES))
+
+
+def _exchanged(problem: Conv2dBackwardDataProblem) -> Conv2dProblem:
+    """A forward problem with the channels of the convolutions that compute a gradient, which have stride 1."""
+    p = problem
+    return Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)
+
+
+def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitive]]) -> list[Op]:
+    """The ops of all parts, each on its part of the arrays."""
+    p, types = request.problem, request.types
+    src_end, dst_end = (
+        type.nbytes(layout.size(shape))
+        for type, layout, shape in ((types.src, request.src, p.src_shape), (types.dst, request.dst, p.dst_shape))
+    )
+    weight = form.dot.itemsize or types.wei.itemsize
+    ends = form.read_bytes(p, weight), types.acc.itemsize * form.bias_elements(p)
+    found, wei, bia = [], 0, 0
+    for part, primitive in made:
+        dst = part.dst * types.dst.itemsize, dst_end
+        moved = {
+            SRC.index: (part.src * types.src.itemsize, src_end),
+            WEI.index: (wei, ends[0]),
+            BIA.index: (bia * types.acc.itemsize, ends[1]),
+            DST.index: dst,
+            RES.index: dst,
+        }
+        found += [op.with_offsets(moved) for op in primitive.ops()]
+        inner = part.request.problem
+        wei += -(-primitive.form.read_bytes(inner, weight) // ALIGNED) * ALIGNED
+        bia += -(-primitive.form.bias_elements(inner) // ALIGNED) * ALIGNED
+    return found

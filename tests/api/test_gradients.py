@@ -1,0 +1,122 @@
+"""Transposed convolutions and gradients as functions on arrays, tensors and BlockedArrays, beside PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+pytestmark = pytest.mark.filterwarnings("error::blockconv.SlowPathWarning")
+NAMES = tuple(str(layout) for layout in bc.NATIVE)
+# (C, O, groups, kernel, stride, padding, output_padding, dilation)
+TRANSPOSED = (
+    (8, 6, 2, (3, 4), (2, 3), (1, 2), (1, 2), (1, 1)),
+    (16, 16, 1, (3, 3), (1, 1), (1, 1), (0, 0), (1, 1)),
+    (5, 7, 1, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1)),
+    (4, 4, 4, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1)),
+    (5, 7, 1, (1, 1), (3, 2), (0, 0), (2, 0), (1, 1)),
+    (5, 7, 1, (3, 1), (1, 2), (2, 0), (2, 1), (3, 1)),
+)
+
+
+def tensors(seed: int, *shapes: tuple[int, ...], dtype: Any = None, channels_last: bool = False) -> list[Any]:
+    torch.manual_seed(seed)
+    made = [torch.randn(shape, dtype=torch.float64).to(dtype or torch.float32) for shape in shapes]
+    return [t.to(memory_format=torch.channels_last) if channels_last and t.ndim == 4 else t for t in made]
+
+
+def error(found: Any, wanted: Any) -> float:
+    return float((torch.as_tensor(np.asarray(found)) - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("case", TRANSPOSED, ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_conv_transpose2d(case: Any, channels_last: bool) -> None:
+    c, o, g, kernel, *rest = case
+    stride, padding, more, dilation = rest
+    x, w, b = tensors(0, (2, c, 7, 9), (c, o // g, *kernel), (o,), channels_last=channels_last)
+    wanted = F.conv_transpose2d(x.double(), w.double(), b.double(), stride, padding, more, g, dilation)
+    like = F.conv_transpose2d(x, w, b, stride, padding, more, g, dilation)
+    for activation in (None, "relu"):
+        found = bc.conv_transpose2d(x, w, b, stride, padding, more, g, dilation, activation)
+        assert error(found, wanted.relu() if activation else wanted) < 2e-6
+        assert found.stride() == like.stride()
+        out = torch.empty_like(found)
+        assert bc.conv_transpose2d(x, w, b, stride, padding, more, g, dilation, activation, out=out) is out
+        assert torch.equal(out, found)
+    one = bc.conv_transpose2d(x[0].numpy(), w.numpy(), None, stride, padding, more, g, dilation)
+    assert error(one, F.conv_transpose2d(x[0].double(), w.double(), None, stride, padding, more, g, dilation)) < 2e-6
+
+
+@pytest.mark.parametrize("src", NAMES)
+def test_blocked_arrays(src: str) -> None:
+    x, w, b, grad = tensors(1, (2, 20, 7, 9), (20, 12, 3, 3), (12,), (2, 20, 6, 5))
+    dst = NAMES[(NAMES.index(src) + 3) % len(NAMES)]
+    found = bc.conv_transpose2d(bc.to_layout(x.numpy(), src), w, b, 2, 1, out_layout=dst)
+    assert found.layout == bc.Layout(dst)
+    assert error(found, F.conv_transpose2d(x.double(), w.double(), b.double(), 2, 1)) < 2e-6
+    same = bc.conv2d_backward_data((2, 12, 12, 10), w, bc.to_layout(grad.numpy(), src), 2, 1)
+    assert same.layout == bc.Layout(src)
+    assert error(same, torch.nn.grad.conv2d_input((2, 12, 12, 10), w.double(), grad.double(), 2, 1)) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_types(dtype: str) -> None:
+    of = getattr(torch, dtype)
+    w, grad = tensors(2, (8, 3, 3, 3), (2, 8, 6, 6), dtype=of)
+    found = bc.conv2d_backward_data((2, 3, 12, 11), w, grad, 2, 1)
+    wanted = torch.nn.grad.conv2d_input((2, 3, 12, 11), w.double(), grad.double(), 2, 1)
+    assert found.dtype == of
+    assert error(found.double(), wanted) < {"float64": 1e-14, "float32": 1e-6}.get(dtype, 5e-3)
+
+
+def test_autocast_is_followed_forwards_only() -> None:
+    x, w = tensors(3, (1, 8, 6, 6), (8, 4, 3, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert bc.conv_transpose2d(x, w).dtype == torch.bfloat16
+        assert bc.conv2d_backward_data((1, 4, 8, 8), w, x).dtype == torch.float32
+
+
+def test_no_images() -> None:
+    w = np.ones((8, 3, 3, 3), np.float32)
+    assert bc.conv2d_backward_data((0, 3, 5, 5), w, np.ones((0, 8, 5, 5), np.float32), padding=1).shape == (0, 3, 5, 5)
+    assert bc.conv_transpose2d(np.ones((0, 8, 5, 5), np.float32), w).shape == (0, 3, 7, 7)
+
+
+def test_asymmetric_and_same_padding() -> None:
+    w, grad = tensors(4, (8, 3, 4, 3), (1, 8, 7, 6))
+    x = torch.zeros(1, 3, 7, 6, dtype=torch.float64, requires_grad=True)
+    F.conv2d(x, w.double(), padding="same").backward(grad.double())
+    assert error(bc.conv2d_backward_data((1, 3, 7, 6), w, grad, padding="same"), x.grad) < 2e-6
+    x = torch.zeros(1, 3, 7, 5, dtype=torch.float64, requires_grad=True)
+    F.conv2d(F.pad(x, (1, 2, 3, 0)), w.double()).backward(grad.double())
+    assert error(bc.conv2d_backward_data((1, 3, 7, 5), w, grad, padding=((3, 0), (1, 2))), x.grad) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w, g, 2, 2), "grad=(2, 8, 6, 6): has to have the shape"),
+        (lambda w, g: bc.conv2d_backward_data((2, 4, 12, 11), w, g, 2, 1), "input_shape=(2, 4, 12, 11): has to be"),
+        (lambda w, g: bc.conv2d_backward_data((2, 3, 12), w, g, 2, 1), "input_shape=(2, 3, 12): has to be four sizes"),
+        (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w, g[0], 2, 1), "grad"),
+        (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w.astype(np.int8), g, 2, 1), "weight='int8': has to be"),
+        (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w.astype(np.float64), g, 2, 1), "grad"),
+        (lambda w, g: bc.conv_transpose2d(g, w, output_padding=1), "output_padding=1: has to be less than stride"),
+        (lambda w, g: bc.conv_transpose2d(g, w, stride=2, output_padding=-1), "output_padding=-1: has to be an int"),
+        (lambda w, g: bc.conv_transpose2d(g, w, padding=9), "gives an output of -10 pixels along h"),
+        (lambda w, g: bc.conv_transpose2d(g[:, :4], w), "with C = 8, which follows from weight"),
+        (lambda w, g: bc.conv_transpose2d(g, w, groups=3), "groups=3: has to be a positive int that divides the 8 inp"),
+        (lambda w, g: bc.conv_transpose2d(g, w, w[0, 0, 0], groups=2), "bias"),
+    ],
+)
+def test_errors(call: Any, told: str) -> None:
+    w, grad = np.ones((8, 3, 3, 3), np.float32), np.ones((2, 8, 6, 6), np.float32)
+    with pytest.raises(bc.ArgumentError) as caught:
+        call(w, grad)
+    assert told in str(caught.value)

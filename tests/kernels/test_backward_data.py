@@ -1,0 +1,164 @@
+"""The gradient of a convolution's input, by every row of the table, against its definition."""
+
+from __future__ import annotations
+
+import sys
+
+import conv_oracle
+import guarded
+import numpy as np
+import pytest
+from conv_lab import NAMES, ROUND, Paged, check, data, parameters, rows, run
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import blockconv as bc
+from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dBackwardDataProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.kernels import TABLE
+
+LAYOUTS = (*NAMES, "abdc", "cdba", "bcda", "adcb", "aBcd24b", "aBcd5b", "acBd4b", "ABcd2a4b", "ABcd16a16b")
+
+PROBLEMS = (
+    "mb2ic17ih9iw20oc12kh3kw3ph1pw1",
+    "mb2ic3ih20oc18kh7sh2ph3",  # a first layer
+    "mb1ic20ih7oc33kh1",
+    "mb2ic20ih7iw9oc12kh1kw1sh2sw2",  # three of four pixels are reached by no tap
+    "mb2ic6ih9iw10oc5kh2kw2sh3sw3",  # so are rows and columns
+    "mb1ic9ih11oc8kh3sh2ph1dh1",  # dilation and stride have a divisor: odd pixels have no tap
+    "mb1ic9ih13oc8kh4sh3ph2dh1",
+    "mb2ic8ih6oc8kh3ph5",  # more padding than the kernel is large: the gradient is cropped
+    "mb1ic16ih8oc16kh6sh2ph2",  # windows of 3x3 for each remainder
+    "g9mb1ic9ih9oc9kh3sh2ph1",
+    "g8mb1ic8ih17oc8kh3ph1",
+    "g4mb2ic16ih7oc24kh3ph1",
+    "g3mb2ic15ih9oc6kh3sh2ph1",
+    "mb5ic12ih1oc20kh1",
+    "mb2ic4ih1oc6kh3ph1",
+)
+
+
+def read(descriptor: str) -> Conv2dBackwardDataProblem:
+    p = Conv2dBackwardDataProblem.from_descriptor(descriptor)
+    assert isinstance(p, Conv2dBackwardDataProblem)
+    return p
+
+
+@pytest.mark.parametrize("descriptor", PROBLEMS)
+def test_every_row(descriptor: str) -> None:
+    """Exact on small integers; bias, activation and residual included, also where no tap reaches."""
+    p = read(descriptor)
+    wanted = data(p, act="relu", residual=True)
+    for k, (src, dst) in enumerate(ROUND):
+        for row in rows(p, src, dst):
+            if not row.reference or k == 0:
+                check(row, p, src, dst, wanted, "relu", exact=True, threads=1 + k % 3)
+
+
+@pytest.mark.parametrize("descriptor", PROBLEMS)
+def test_the_oracle_agrees_with_torch(descriptor: str) -> None:
+    torch = pytest.importorskip("torch")
+    p = read(descriptor)
+    rng = np.random.default_rng(5)
+    w, grad = rng.standard_normal(p.wei_shape), rng.standard_normal(p.src_shape)
+    wanted = torch.nn.grad.conv2d_input(
+        p.dst_shape, torch.from_numpy(w), torch.from_numpy(grad), (p.sh, p.sw), (p.ph, p.pw), (p.dh, p.dw), p.g
+    )
+    found = conv_oracle.conv2d_backward_data(p.dst_shape, w, grad, **parameters(p))
+    assert conv_oracle.error(found, wanted.numpy()) < 1e-13
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Conv2dBackwardDataProblem:
+    g = draw(st.sampled_from((1, 1, 1, 2, 3, 8)))
+    channels = st.sampled_from((1, 2, 3, 4, 5, 8, 16, 17, 33))
+    kernel, stride, pads = draw(
+        st.one_of(
+            st.just(((3, 3), (1, 1), (1, 1, 1, 1))),
+            st.tuples(
+                st.tuples(*[st.integers(1, 5)] * 2), st.tuples(*[st.integers(1, 4)] * 2),
+                st.tuples(*[st.integers(0, 4)] * 4),
+            ),
+        )
+    )  # fmt: skip
+    sizes = draw(st.integers(1, 3)), g * draw(channels), draw(st.integers(1, 12)), draw(st.integers(1, 40))
+    dilation = draw(st.sampled_from(((1, 1), (1, 1), (2, 1), (1, 3), (2, 2), (4, 2))))
+    try:
+        windows = *kernel, *stride, *pads, *dilation
+        return Conv2dBackwardDataProblem(*sizes, g * draw(channels), *windows, g)
+    except ArgumentError:  # smaller than its kernel
+        assume(False)
+        raise
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    problem=problems(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from((None, *LAYOUTS)),
+    dtype=st.sampled_from(("float32",) * 4 + ("float64", "bfloat16")), threads=st.integers(1, 3),
+)  # fmt: skip
+def test_random_problems(problem, src, dst, dtype, threads) -> None:
+    dst = src if dst is None else dst
+    wanted = data(problem, dtype=dtype, dst="float32" if dtype == "bfloat16" else None)
+    for row in rows(problem, src, dst, wanted.types):
+        check(row, problem, src, dst, wanted, exact=True, threads=threads)
+
+
+def test_there_is_a_row_of_each_kernel_of_floats() -> None:
+    """And explain() says which is taken."""
+    forward = {row.name.replace("conv_", "", 1) for row in TABLE if row.op == "conv2d"}
+    names = {row.name.replace("conv_backward_data_", "", 1) for row in TABLE if row.op == "conv2d_backward_data"}
+    assert names == forward - {name for name in forward if name.endswith("_int8")}
+    text = bc.explain(read("mb1ic64ih56oc64kh3ph1"), "NHWC")
+    assert "conv_backward_data_winograd_f4" in text
+    assert "taken" in text
+
+
+@pytest.mark.parametrize("descriptor", PROBLEMS)
+def test_nothing_is_reordered(descriptor: str) -> None:
+    """A row that is no reference takes every problem in every native layout."""
+    p = read(descriptor)
+    for src, dst in ROUND:
+        assert not selection.choose("conv2d_backward_data", p, Layout(src), Layout(dst), Types.all("float32")).reference
+
+
+def test_the_same_bits_for_any_number_of_threads() -> None:
+    p = read("mb2ic24ih30oc40kh3sh2ph1")
+    wanted = data(p, "floats")
+    for row in rows(p, "NHWC", "NCHW16"):
+        first = run(row, p, "NHWC", "NCHW16", wanted, threads=1)
+        for threads in (2, 3, 4):
+            assert np.array_equal(first, run(row, p, "NHWC", "NCHW16", wanted, threads=threads))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+def test_no_access_past_any_buffer(run_python) -> None:
+    done = run_python([__file__], status=None)
+    last = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, f"status {done.returncode} at {last}\n{done.stderr[-4000:]}"
+    assert last == ["clean"]
+
+
+def run_guarded() -> None:
+    for descriptor in PROBLEMS:
+        p = read(descriptor)
+        wanted = data(p, residual=True)
+        for k, (src, dst) in enumerate(ROUND):
+            for row in rows(p, src, dst):
+                for where in ("end", "start"):
+                    if not row.reference:
+                        print(row.name, descriptor, src, dst, where, flush=True)
+                        check(row, p, src, dst, wanted, exact=True, threads=1 + k % 3, memory=Paged(where))
+    print("clean")
+
+
+def test_it_is_decided_for_another_machine_too() -> None:
+    assert "taken" in bc.explain(read(PROBLEMS[0]), "NCHW8", machine="znver3")
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded())
