@@ -15,7 +15,8 @@ from blockconv.core.types import element
 from blockconv.dispatch.boundary import pads, pair
 from blockconv.kernels.common.activation import activation as read_activation
 from blockconv.network import ops
-from blockconv.network.graph import Network, Node, Tensor, read_shape
+from blockconv.network.emitter import Emitter
+from blockconv.network.graph import Network, Tensor, read_shape
 
 __all__ = ["NetworkBuilder"]
 
@@ -28,7 +29,8 @@ class NetworkBuilder:
     name: the network's name, for its errors.
 
     Stride, padding and dilation are as in the drop-in functions. Each op takes the `name` of its node; the default is
-    the op with a number. A method raises ArgumentError, or a subclass, for bad parameters. `build` checks the shapes.
+    the op with a number. A method raises ArgumentError, or a subclass, for bad parameters, and for values of
+    shapes or types that the op does not take.
 
     >>> import numpy as np
     >>> from blockconv import NetworkBuilder
@@ -42,10 +44,8 @@ class NetworkBuilder:
 
     def __init__(self, name: str = "network") -> None:
         self.name = name
-        self._inputs: list[Tensor] = []
+        self._emitter = Emitter(name, folds=False)
         self._outputs: list[str] = []
-        self._nodes: list[Node] = []
-        self._constants: dict[str, Array] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """With lists of its own, so that a copy can go on as another network."""
@@ -63,24 +63,22 @@ class NetworkBuilder:
         except TypeError:
             rule = "has to be a NumPy dtype, the name of one, 'int4' or 'uint4'"
             raise NetworkError(self.name, "dtype", dtype, rule) from None
-        self._inputs.append(Tensor(name, read_shape(self.name, name, shape), type))
-        return name
+        self._check_free("input", name)
+        return self._emitter.input(Tensor(name, read_shape(self.name, name, shape), type)).name
 
     def constant(self, value: Any, name: str | None = None) -> str:
         """Add a constant, an array or a number, as operand of a binary op or a concatenation. Returns its name."""
-        name = name or f"constant_{len(self._constants)}"
-        if name in self._constants:
-            raise NetworkError(self.name, "name", name, "is the name of another constant")
-        self._constants[name] = as_numpy(value, self.name, name)
-        return name
+        name = name or f"constant_{len(self._emitter.constants)}"
+        self._check_free("constant", name)
+        return self._emitter.constant(name, as_numpy(value, self.name, name)).name
 
     def output(self, *values: str) -> None:
         """Make these values outputs of the network."""
         self._outputs += values
 
     def build(self) -> Network:
-        """The network. Raises NetworkError, which names the node, if the network breaks a rule."""
-        return Network(tuple(self._inputs), tuple(self._outputs), tuple(self._nodes), self._constants, self.name)
+        """The network. Raises NetworkError if it has no outputs, or an op's parameter is no constant."""
+        return self._emitter.network(tuple(self._outputs))
 
     def add(
         self, attributes: ops.Attributes, *inputs: str, parameters: tuple[Any, ...] = (), name: str | None = None
@@ -91,14 +89,26 @@ class NetworkBuilder:
         inputs: the names of values.
         parameters: arrays, such as weight and bias.
         name: the node's name. Default: the op with a number.
+
+        Raises NetworkError, which names the node, for operands that the op does not take.
         """
         if not dataclasses.is_dataclass(attributes) or not hasattr(attributes, "op"):
             rule = "has to be a record of blockconv.network.ops"
             raise ArgumentError("add", "attributes", attributes, rule, 'add two values by binary("add", a, b)')
-        name = name or f"{attributes.op}_{len(self._nodes)}"
-        held = tuple(self.constant(value, f"{name}.{i}") for i, value in enumerate(parameters))
-        self._nodes.append(Node(name, attributes, inputs, name, held))
-        return name
+        name = name or f"{attributes.op}_{len(self._emitter.nodes)}"
+        self._check_free("node", name)
+        for value in inputs:
+            if value not in self._emitter.values:
+                rule = "is no input and no constant, and no node before this one produces it"
+                raise NetworkError(f"node {name!r} ({attributes.op})", "inputs", value, rule)
+        held = [self.constant(value, f"{name}.{i}") for i, value in enumerate(parameters)]
+        read, kept = (tuple(self._emitter.values[value] for value in values) for values in (inputs, held))
+        return self._emitter.emit(attributes, *read, parameters=kept, name=name).name
+
+    def _check_free(self, what: str, name: str) -> None:
+        if name in self._emitter.values:
+            rule = "is the name of another value, and values have one producer"
+            raise NetworkError(self.name, what, name, rule)
 
     # -- one method an op, where `add` does not read well
 

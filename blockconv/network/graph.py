@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from blockconv.network import evaluate
 from blockconv.network.ops import Attributes, Convolution, Dequantize, Shape, Solved
 from blockconv.network.order import topological
 
-__all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "frozen", "held", "read_shape"]
+__all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "frozen", "held", "inferred", "read_shape"]
 
 Array = npt.NDArray[Any]
 
@@ -297,10 +297,6 @@ def _ordered(net: Network) -> tuple[Node, ...]:
 
 def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: set[str]) -> None:
     for argument, names in (("inputs", node.inputs), ("parameters", node.parameters)):
-        taken: range = getattr(node.attributes, argument)
-        if len(names) not in taken:
-            counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
-            raise NetworkError(str(node), argument, names, f"{node.op} takes {counts}")
         for name in names:
             if name not in made:
                 raise NetworkError(str(node), argument, name, "is no input and no constant, and no node produces it")
@@ -359,11 +355,25 @@ def _inferred(net: Network) -> dict[str, Tensor]:
     tensors |= {name: Tensor(name, value.shape, element(value.dtype)) for name, value in net.constants.items()}
     for node in net.nodes:
         inputs, parameters = ([tensors[name] for name in names] for names in (node.inputs, node.parameters))
-        try:
-            shape = node.attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
-            type = node.attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
-        except ArgumentError as error:
-            raise NetworkError(str(node), error.argument, error.value, error.rule, error.remedy) from error
-        tensors[node.output] = Tensor(node.output, shape, type)
-        check_shape(str(node), "output", shape, type.itemsize, NetworkError)
+        tensors[node.output] = inferred(node, inputs, parameters)
     return tensors
+
+
+def inferred(node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor], title: str = "") -> Tensor:
+    """The value that a node makes of these. title: how errors call the node; by default its name and op.
+
+    Raises NetworkError, which is caused by a DtypeError if the op does not take the element types.
+    """
+    attributes, title = node.attributes, title or str(node)
+    for argument, given in (("inputs", node.inputs), ("parameters", node.parameters)):
+        taken: range = getattr(attributes, argument)
+        if len(given) not in taken:
+            counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
+            raise NetworkError(title, argument, given, f"{node.op} takes {counts}")
+    try:
+        shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
+        type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
+    except ArgumentError as error:
+        raise NetworkError(title, error.argument, error.value, error.rule, error.remedy) from error
+    check_shape(title, "output", shape, type.itemsize, NetworkError)
+    return Tensor(node.output, shape, type)

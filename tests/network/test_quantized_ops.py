@@ -85,9 +85,9 @@ def test_sums_beyond_int32_are_refused_when_they_are_compiled() -> None:
 )
 def test_conversions_of_what_cannot_be_are_refused(attributes: ops.Attributes, dtype: str, says: str) -> None:
     b = bc.NetworkBuilder()
-    b.output(b.add(attributes, b.input("x", (2, 4, 3, 3), dtype)))
+    x = b.input("x", (2, 4, 3, 3), dtype)
     with pytest.raises(bc.NetworkError, match=says):
-        b.build()
+        b.add(attributes, x)
 
 
 @pytest.mark.parametrize(

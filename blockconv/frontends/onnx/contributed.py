@@ -18,10 +18,11 @@ from blockconv.frontends.onnx.quantized import (
     stored,
     weight,
 )
-from blockconv.frontends.onnx.scope import Call, Op, Translator, Unsupported, registered
+from blockconv.frontends.onnx.scope import Call, Op, Translator, registered
 from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
 from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["CONTRIBUTED_OPS"]
@@ -79,12 +80,11 @@ def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
 def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
     """What the operand `at` is transposed of, and how; None if it is not."""
     x = call.input(at)
-    for node in call.scope.nodes:
-        if node.output == x.name and isinstance(node.attributes, ops.Transpose):
-            perm = node.attributes.perm
-            shape = tuple(x.shape[perm.index(axis)] for axis in range(len(perm)))
-            return Tensor(node.inputs[0], shape, x.type), perm
-    return None
+    node = call.scope.maker(x.name)
+    if node is None or not isinstance(node.attributes, ops.Transpose):
+        return None
+    perm = node.attributes.perm
+    return call.scope.values[node.inputs[0]], perm
 
 
 _op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))

@@ -27,9 +27,10 @@ from blockconv.frontends.onnx.quantized import (
     weight,
     zero_points,
 )
-from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered
+from blockconv.frontends.onnx.scope import Call, Op, registered
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["DYNAMIC_OPS"]

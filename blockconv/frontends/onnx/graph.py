@@ -17,7 +17,8 @@ from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
-from blockconv.frontends.onnx.scope import OP, Call, Scope, Unknown, UnknownValue, Unsupported, element_type, title
+from blockconv.frontends.onnx.scope import OP, Call, Scope, Unknown, UnknownValue, title
+from blockconv.network.emitter import Unsupported, element_type
 from blockconv.network.graph import Network, Tensor, frozen
 from blockconv.network.order import topological
 
@@ -33,12 +34,13 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
     arrays = {name: frozen(value) for name, value in arrays.items()}
     inputs = _inputs(graph, arrays, input_shapes)
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    scope = Scope(rules.versions.get("", 1), read)
+    scope = Scope(graph.name or "onnx", rules.versions.get("", 1), read)
     scope.only_cast = _only_cast(graph)
-    scope.reserve({name for node in graph.node for name in (*node.input, *node.output)} | set(arrays))
-    scope.values = {t.name: t for t in inputs}
+    scope.reserve({name for node in graph.node for name in (*node.input, *node.output)})
+    for tensor in inputs:
+        scope.input(tensor)
     for name, value in arrays.items():
-        scope.values[name] = scope.constant(name, value)
+        scope.constant(name, value)
     _check_names(graph)
     for node in graph.node:
         rules.check_node(node)
@@ -47,16 +49,9 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
         refused.read(node, model, scope, rules)
     refused.report()
     _check_declared_types(graph, scope)
-    outputs = tuple(_output(value.name, scope) for value in graph.output)
-    used = {name for node in scope.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
-    return Network(
-        tuple(inputs),
-        outputs,
-        tuple(scope.nodes),
-        {name: unpacked(value) for name, value in scope.constants.items() if name in used},
-        graph.name or "onnx",
-        remake=functools.partial(_read_again, model, arrays, {t.name: t.shape for t in inputs}),
-    )
+    outputs = tuple(scope.output(value.name) for value in graph.output)
+    scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
+    return scope.network(outputs, functools.partial(_read_again, model, arrays, {t.name: t.shape for t in inputs}))
 
 
 def _read_again(model: Any, arrays: dict[str, Array], known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
@@ -286,36 +281,18 @@ def _translate(call: Call, rules: Rules) -> None:
         results = op.translate(call)
         # After the translator, which says more of what it knows.
         rules.infer(call.node, call.scope.values, call.scope.constants)
-    except (Unsupported, NetworkError):
+    except NetworkError as error:
+        if isinstance(error.__cause__, DtypeError):  # ONNX's own inference says more of types
+            rules.infer(call.node, call.scope.values, call.scope.constants)
+        raise
+    except Unsupported:
         raise
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
         rule = f"cannot be read: {error}"
         raise NetworkError(title(call.node), "attributes", list(call.attributes), rule) from error
-    _name_results(call, results if isinstance(results, list) else [results])
-
-
-def _name_results(call: Any, results: list[Tensor]) -> None:
-    """What a translator made of this node has ONNX's names; what it only passed on keeps its own."""
-    for name, tensor in zip(call.node.output, results, strict=False):
-        if not name:
-            continue
-        if tensor.name in call.made:
-            call.made.discard(tensor.name)
-            call.scope.rename(tensor.name, name)
-            tensor = Tensor(name, tensor.shape, tensor.type)
-        call.scope.values[name] = tensor
-
-
-def _output(name: str, scope: Any) -> str:
-    """A value by ONNX's name of an output: copied to it if the network knows it by another."""
-    tensor: Tensor = scope.values[name]
-    if tensor.name == name and (name not in scope.dequantized or scope.is_dequantized(name)):
-        return name
-    value = scope.array(tensor.name)
-    if value is not None:
-        scope.constants[name] = value
-        return name
-    return str(scope.copy(tensor, name))
+    for name, tensor in zip(call.node.output, results if isinstance(results, list) else [results], strict=False):
+        if name:
+            call.give(name, tensor)
 
 
 _IMPURE = ("Random", "Bernoulli", "Multinomial", "Dropout", "Optional", "Sequence")
@@ -330,15 +307,17 @@ def _folds(node: Any, scope: Any) -> bool:
 
 def _fold(node: Any, model: Any, scope: Scope, rules: Rules) -> None:
     """Make constants of a node's values: by the ops that would compute them at run time, or by ONNX's own evaluator."""
-    first, operands = len(scope.nodes), [scope.values[name] for name in node.input if name]
+    operands = [scope.values[name] for name in node.input if name]
     fits = all(len(t.shape) <= MOST_DIMENSIONS and not t.type.is_packed for t in operands)
     try:
         if fits and _kind(node) in OPS:
             _translate(Call(node, scope), rules)
-            scope.compute(first)
             return
-    except (Unsupported, DtypeError):  # the ops have no such case, or not of these types
-        scope.drop(first)
+    except Unsupported:  # the ops have no such case
+        pass
+    except NetworkError as error:
+        if not isinstance(error.__cause__, DtypeError):  # or not of these types
+            raise
     _evaluate(node, model, scope)
 
 
@@ -360,4 +339,4 @@ def _evaluate(node: Any, model: Any, scope: Scope) -> None:
     except Exception as error:
         raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
     for name, value in zip(filter(None, node.output), results, strict=True):
-        scope.values[name] = scope.constant(name, np.asarray(value))
+        scope.constant(name, np.asarray(value))

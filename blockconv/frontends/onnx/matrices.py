@@ -45,7 +45,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
         raise call.error("C", c, f"has to broadcast to the product's shape, {shape}")
     of_channels = c.size in (1, *channels) and c.shape[:-1] in ((), (1,))
     shift = np.broadcast_to(c.reshape(-1) if of_channels else np.zeros((), computed), channels)
-    y = _product(call, ops.Conv2d(), a, wei, shift if alpha == 1 and of_channels and call.has(c_at) else None)
+    y = call.product(ops.Conv2d(), a, wei, shift if alpha == 1 and of_channels and call.has(c_at) else None)
     if alpha != 1:  # a pass folds it into the weights, unless their type cannot hold the products
         factors = np.full(channels, alpha, computed), shift.astype(computed)
         scale, bias = (call.constant(value, name) for value, name in zip(factors, ("alpha", "c"), strict=True))
@@ -67,7 +67,7 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: 
         raise call.error("inputs", (a.shape, weight.shape), "have to be vectors or matrices")
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 1)
-    y = _product(call, attributes, a, wei, None, others)
+    y = call.product(attributes, a, wei, None, others)
     return call.reshape(y, a.shape[:-1] if weight.ndim == 1 else (*a.shape[:-1], wei.shape[0]))
 
 
@@ -101,23 +101,3 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
         perm = (*(1 + order.index(axis) for axis in axes), 0, len(common) + 1)
         y = call.emit(ops.Transpose(perm), y, helps=True)
     return call.reshape(y, (*common, rows, n) if len(a.shape) > 1 else (*common, n))
-
-
-def _product(
-    call: Call,
-    attributes: ops.Convolution,
-    a: Tensor,
-    wei: Tensor,
-    bias: Array | None,
-    others: tuple[Tensor, ...] = (),
-) -> Tensor:
-    """(..., K) by weights of shape (N, K, 1, 1), plus bias: a convolution of 1x1 over images of one pixel."""
-    if wei.shape[1] != a.shape[-1]:
-        raise call.error("input", a.shape, f"has {a.shape[-1]} columns, and the second matrix has {wei.shape[1]} rows")
-    parameters: tuple[Tensor, ...] = (wei,)
-    if bias is not None:
-        parameters = (*parameters, call.constant(bias, "bias"))
-    lead = math.prod(a.shape[:-1])
-    x = call.reshape(a, (lead, a.shape[-1], 1, 1))
-    y = call.convolve(attributes, x, others, parameters)
-    return call.reshape(y, (lead, wei.shape[0]))

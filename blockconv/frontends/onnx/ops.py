@@ -20,11 +20,12 @@ from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
 from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
 from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
-from blockconv.frontends.onnx.scope import Call, Op, Translator, Unsupported, only_output, registered
+from blockconv.frontends.onnx.scope import Call, Op, Translator, only_output, registered
 from blockconv.frontends.onnx.shapes import SHAPE_OPS
 from blockconv.frontends.onnx.windows import WINDOW_OPS
 from blockconv.kernels.common.activation import ACTIVATIONS, activation
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["OPS"]

@@ -18,9 +18,10 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, element
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.matrices import matmul
-from blockconv.frontends.onnx.scope import Call, Dequantized, Op, Scope, Unsupported, registered, title
+from blockconv.frontends.onnx.scope import Call, Dequantized, Op, Scope, registered, title
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from blockconv.core.eltwise_problem import BinaryKind
-from blockconv.core.errors import ArgumentError, NetworkError
-from blockconv.core.text import take_name
-from blockconv.core.types import NIBBLES, ElementType, element
-from blockconv.network import evaluate
+from blockconv.core.types import element
+from blockconv.network.emitter import Emitter, Translation, Unsupported
 from blockconv.network.evaluate_quantized import real
-from blockconv.network.graph import Node, Tensor, held
-from blockconv.network.ops import Attributes, Binary, Concat, Convolution, Dequantize, Reshape, Shape
+from blockconv.network.graph import Node, Tensor
+from blockconv.network.ops import Attributes, Concat, Convolution, Dequantize
 
 __all__ = [
     "OP",
@@ -28,19 +24,14 @@ __all__ = [
     "Translator",
     "Unknown",
     "UnknownValue",
-    "Unsupported",
-    "element_type",
     "only_output",
     "registered",
     "title",
 ]
 
 Array = npt.NDArray[Any]
+Tensors = tuple[Tensor, ...]
 OP = "load_onnx"
-
-
-class Unsupported(Exception):  # noqa: N818
-    """A node that blockconv has no op for; its text says what is missing. Collected, and raised together."""
 
 
 class UnknownValue(Exception):  # noqa: N818
@@ -58,11 +49,6 @@ class Unknown:
 
     def __getattr__(self, name: str) -> Any:
         raise UnknownValue(self.name)
-
-
-def element_type(dtype: np.dtype[Any]) -> ElementType:
-    """The type of values that ONNX has as arrays of this dtype: packed, of ml_dtypes' integers of 4 bits."""
-    return element(dtype.name if dtype.name in NIBBLES else dtype)
 
 
 def title(node: Any) -> str:
@@ -85,66 +71,46 @@ class Dequantized(NamedTuple):
         return real(self.integers, self.attributes.src, self.attributes.axis)
 
 
-class Scope:
-    """The network while it is read: ONNX's names -> tensors, the nodes made, and arrays of those that are constant.
+class Scope(Emitter):
+    """The network while it is read. `values` has each value by ONNX's names too.
 
     dequantized: constants whose integers passes may take; there is a node for each that an op reads.
     """
 
-    def __init__(self, opset: int, read: set[str]) -> None:
+    def __init__(self, name: str, opset: int, read: set[str]) -> None:
+        super().__init__(name)
         self.opset = opset
         self.read = read  # names that any node or output reads
         self.only_cast: set[str] = set()  # names that nothing but Cast to float32 reads
         self.floats: set[str] = set()  # of these, sums of integers that are held as float32
-        self.values: dict[str, Tensor] = {}
-        self.constants: dict[str, Array] = {}
         self.dequantized: dict[str, Dequantized] = {}
-        self.nodes: list[Node] = []
-        self._value_names: set[str] = set()
-        self._node_names: set[str] = set()
-        self._made: set[str] = set()  # constants of integers that a node dequantizes
-
-    def reserve(self, names: set[str]) -> None:
-        """Names that no made-up value may take."""
-        self._value_names |= names
-
-    def value_name(self, name: str) -> str:
-        """`name`, or one like it that is no value's."""
-        return take_name(name, self._value_names)
-
-    def node_name(self, name: str) -> str:
-        """`name`, or one like it that is no node's."""
-        return take_name(name, self._node_names)
-
-    def constant(self, name: str, value: Array) -> Tensor:
-        """A constant under a name that is its own."""
-        self.constants[name] = value
-        return Tensor(name, value.shape, element_type(value.dtype))
+        self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes
 
     def array(self, name: str) -> Array | None:
-        """The value of a constant; None of what is none."""
-        return self.dequantized[name].array if name in self.dequantized else self.constants.get(name)
+        return self.dequantized[name].array if name in self.dequantized else super().array(name)
 
     def is_constant(self, name: str) -> bool:
-        """Whether `array` gives a value."""
-        return name in self.dequantized or name in self.constants
+        return name in self.dequantized or super().is_constant(name)
 
     def quantized_constant(self, name: str, value: Dequantized) -> Tensor:
         """A constant under a name that is its own, kept as integers."""
         self.dequantized[name] = value
-        return Tensor(name, value.integers.shape, element("float32"))
+        return self._known(Tensor(name, value.integers.shape, element("float32")))
 
-    def is_dequantized(self, name: str) -> bool:
-        """Whether a node of the network makes this value of a constant of integers."""
-        return name in self._made
+    def emit(
+        self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), name: str = "", title: str = ""
+    ) -> Tensor:
+        """The same. Constants that are known as integers get a node that dequantizes them, unless the op is folded."""
+        operands = (*inputs, *parameters)
+        if not all(self.is_constant(t.name) for t in operands):
+            for t in operands:
+                self._dequantize(t.name)
+        return super().emit(attributes, *inputs, parameters=parameters, name=name, title=title)
 
-    def read_by_op(self, name: str) -> None:
-        """A value that a node of the network reads: if it is a constant of integers, it is dequantized by a node.
-
-        Networks have no int16, so a constant of these is one of floats.
-        """
-        if name in self.dequantized and name not in self._made:
-            self._made.add(name)
+    def _dequantize(self, name: str) -> None:
+        """Make a node for a constant of integers. Networks have no int16, so such a constant is one of floats."""
+        if name in self.dequantized and name not in self._dequantizing:
+            self._dequantizing.add(name)
             integers, attributes = self.dequantized[name]
             if integers.dtype == np.int16:
                 self.constants[name] = self.dequantized[name].array
@@ -152,45 +118,9 @@ class Scope:
             given = self.constant(self.value_name(f"{name}.integers"), integers)
             self.nodes.append(Node(self.node_name(f"{name}.dequantize"), attributes, (given.name,), name))
 
-    def drop(self, first: int) -> list[Node]:
-        """Take back the nodes from that one on, which are returned."""
-        gone, self.nodes = self.nodes[first:], self.nodes[:first]
-        self._made -= {node.output for node in gone}
-        return gone
-
-    def compute(self, first: int) -> None:
-        """Make constants of what the nodes from that one on give, which read constants alone.
-
-        Raises DtypeError for operands of types that an op does not take.
-        """
-        for node in self.drop(first):
-            if node.output not in self.dequantized:  # whose integers are kept
-                inputs, parameters = ([self._known(name) for name in names] for names in (node.inputs, node.parameters))
-                types = [tuple(element_type(x.dtype) for x in arrays) for arrays in (inputs, parameters)]
-                type = node.attributes.infer_type(types[0], types[1])
-                self.constants[node.output] = held(evaluate.compute(node.attributes, inputs, parameters), type)
-
-    def _known(self, name: str) -> Array:
-        value = self.array(name)
-        assert value is not None, name
-        return value
-
-    def maker(self, name: str) -> Node | None:
-        """The node that makes a value; None of what is fed or constant."""
-        return next((node for node in reversed(self.nodes) if node.output == name), None)
-
-    def copy(self, tensor: Tensor, name: str) -> str:
-        """A value under another name."""
-        self.nodes.append(Node(self.node_name(name), Reshape(tensor.shape), (tensor.name,), name))
-        return name
-
-    def rename(self, old: str, new: str) -> None:
-        """The value that the last nodes made as `old` gets ONNX's name."""
-        for i in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[i]
-            if node.output == old:
-                self.nodes[i] = Node(node.name, node.attributes, node.inputs, new, node.parameters)
-                return
+    def output(self, name: str) -> str:
+        made = name in self._dequantizing and self.values[name].name == name
+        return name if made else super().output(name)
 
 
 Translator = Callable[["Call"], "Tensor | list[Tensor]"]
@@ -217,15 +147,15 @@ def registered(
     return register
 
 
-class Call:
+class Call(Translation):
     """One node of a model, as its translator sees it."""
 
     def __init__(self, node: Any, scope: Scope) -> None:
+        super().__init__(scope, str(node.name or node.output[0]), title(node))
         self.node, self.scope, self.opset = node, scope, scope.opset
         self.inputs = [scope.values[name] if name else None for name in node.input]
         # What is read of the outputs after the first.
         self.extra_outputs = [name for name in node.output[1:] if name in scope.read]
-        self.made: set[str] = set()  # values that `emit` made
         self.attributes = {a.name: a for a in node.attribute}
 
     # -- what the node says
@@ -271,10 +201,6 @@ class Call:
             raise self.error(what, array, "has to hold ints", "cast it to int64")
         return tuple(int(k) for k in array.reshape(-1))
 
-    def error(self, argument: str, value: object, rule: str, remedy: str = "") -> NetworkError:
-        """What is raised where the node says, or is given, what it cannot be."""
-        return NetworkError(title(self.node), argument, value, rule, remedy)
-
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""
         if not -rank <= value < rank:
@@ -290,10 +216,6 @@ class Call:
 
     # -- what is made of it
 
-    def constant(self, value: Array, what: str) -> Tensor:
-        """A constant of this node."""
-        return self.scope.constant(self.scope.value_name(f"{self.name}.{what}"), np.asarray(value, order="C"))
-
     def weight(self, index: int, what: str, change: Callable[[Array], Array], channels: int = 0) -> Tensor:
         """An input that has to be a constant, changed; integers stay such if each scale is that of an output channel.
 
@@ -305,47 +227,7 @@ class Call:
         made = Dequantized(np.ascontiguousarray(change(known.integers)), Dequantize(known.attributes.src))
         return self.scope.quantized_constant(self.scope.value_name(f"{self.name}.{what}"), made)
 
-    def emit(
-        self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False
-    ) -> Tensor:
-        """A node of the network, and the value that it makes. It has this node's name unless it only helps."""
-        for read in (*inputs, *parameters):
-            self.scope.read_by_op(read.name)
-        try:
-            shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
-        except ArgumentError as error:
-            raise self.error(error.argument, error.value, error.rule, error.remedy) from error
-        try:
-            type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
-        except ArgumentError:  # ONNX's own inference says more of it, and the network checks it too
-            type = inputs[0].type
-        name = self.scope.node_name(f"{self.name}.{attributes.op}" if helps else self.name)
-        output = self.scope.value_name(f"{name}.value")  # until `rename`, if it is what the node gives
-        node = Node(name, attributes, tuple(t.name for t in inputs), output, tuple(t.name for t in parameters))
-        self.scope.nodes.append(node)
-        self.made.add(output)
-        return Tensor(output, shape, type)
-
-    def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
-        """a and b, broadcast. Where neither has the result's shape, as kernels need it, a constant is repeated to that
-        shape, or a is multiplied by ones of it."""
-        try:
-            shape = np.broadcast_shapes(a.shape, b.shape)
-        except ValueError:
-            raise self.error("inputs", (a.shape, b.shape), "do not broadcast to one shape") from None
-        if shape not in ((1,) * (len(shape) - len(t.shape)) + t.shape for t in (a, b)):
-            known_a, known_b = (self.scope.array(t.name) for t in (a, b))
-            if known_b is not None:
-                b = self.constant(np.broadcast_to(known_b, shape), "operand")
-            elif known_a is not None:
-                a = self.constant(np.broadcast_to(known_a, shape), "operand")
-            else:
-                a = self.emit(Binary("mul"), a, self.constant(np.ones(shape, a.dtype), "ones"), helps=True)
-        return self.emit(Binary(kind), a, b)
-
-    def convolve(
-        self, attributes: Convolution, x: Tensor, others: tuple[Tensor, ...], parameters: tuple[Tensor, ...]
-    ) -> Tensor:
+    def convolve(self, attributes: Convolution, x: Tensor, others: Tensors, parameters: Tensors) -> Tensor:
         """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias.
 
         A weight of int16 becomes the sum of weights of int8, side by side along the input channels, and x is repeated
@@ -373,22 +255,6 @@ class Call:
             else self.constant(joined, "weight")
         )
         return self.emit(attributes, x, *others, parameters=(wei, *parameters[1:]))
-
-    def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
-        """`x` under another shape; itself if it has that."""
-        if x.shape == shape:
-            return x
-        if math.prod(shape) != x.elements:
-            raise self.error("shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
-        if 0 in shape:  # which would be the input's size there
-            if x.type.is_packed:
-                raise Unsupported(f"an empty tensor of {x.type}")
-            return self.constant(np.zeros(shape, x.type.dtype), "empty")
-        return self.emit(Reshape(shape), x, helps=helps)
-
-    @property
-    def name(self) -> str:
-        return str(self.node.name or self.node.output[0])
 
 
 def only_output(call: Call) -> None:

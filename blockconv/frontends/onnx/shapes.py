@@ -14,8 +14,9 @@ import numpy as np
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode, simplest_fraction
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES
-from blockconv.frontends.onnx.scope import Call, Op, Unsupported, registered
+from blockconv.frontends.onnx.scope import Call, Op, registered
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["SHAPE_OPS"]

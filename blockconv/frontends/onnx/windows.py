@@ -6,8 +6,9 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from blockconv.frontends.onnx.scope import Call, Op, Unsupported, only_output, registered
+from blockconv.frontends.onnx.scope import Call, Op, only_output, registered
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["WINDOW_OPS", "average", "convolution", "global_pool"]

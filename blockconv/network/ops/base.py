@@ -43,10 +43,10 @@ class Attributes:
         raise NotImplementedError
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        """The output's element type: that of all operands, unless an op says otherwise. Raises ArgumentError."""
+        """The output's element type: that of all operands, unless an op says otherwise. Raises DtypeError."""
         given = (*inputs, *parameters)
         if len(set(given)) > 1:
-            raise ArgumentError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
+            raise DtypeError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
         return given[0]
 
 

@@ -1,0 +1,246 @@
+"""A network while it is made: `NetworkBuilder` and the front ends stand on one `Emitter`.
+
+It holds values, nodes and constants. It infers the shape and the element type of each op at once, so an error names the
+node that is to blame. It computes an op at once if all operands are constants.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.eltwise_problem import BinaryKind
+from blockconv.core.errors import NetworkError
+from blockconv.core.text import take_name
+from blockconv.core.types import NIBBLES, ElementType, element
+from blockconv.network import evaluate
+from blockconv.network.graph import Network, Node, Tensor, held, inferred
+from blockconv.network.ops import Attributes, Binary, Convolution, Reshape, Shape
+
+__all__ = ["Emitter", "Translation", "Unsupported", "element_type"]
+
+Array = npt.NDArray[Any]
+Tensors = tuple[Tensor, ...]
+
+
+class Unsupported(Exception):  # noqa: N818
+    """A front end's node that blockconv has no op for; the text says what is missing. Front ends collect these."""
+
+
+def element_type(dtype: np.dtype[Any]) -> ElementType:
+    """The type of a constant's elements; ml_dtypes' 4-bit integers are packed ones."""
+    return element(dtype.name if dtype.name in NIBBLES else dtype)
+
+
+class Emitter:
+    """Makes a network, one value after another.
+
+    name: the network's name, for its errors.
+    folds: compute ops of constants at once. Then the value is a constant, and there is no node.
+
+    values: each value by its name. A front end may add other names for a value.
+    nodes, constants: what the network will have.
+    """
+
+    def __init__(self, name: str, folds: bool = True) -> None:
+        self.name, self.folds = name, folds
+        self.inputs: list[Tensor] = []
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = {}
+        self.values: dict[str, Tensor] = {}
+        self._value_names: set[str] = set()
+        self._node_names: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With lists of its own, so that a copy can go on as another network."""
+        return {name: copy.copy(value) for name, value in self.__dict__.items()}
+
+    # -- names
+
+    def reserve(self, names: set[str]) -> None:
+        """Keep these names for values that come later."""
+        self._value_names |= names
+
+    def value_name(self, name: str) -> str:
+        """`name`, or one like it that no value has; it is taken from now on."""
+        return take_name(name, self._value_names)
+
+    def node_name(self, name: str) -> str:
+        """`name`, or one like it that no node has; it is taken from now on."""
+        return take_name(name, self._node_names)
+
+    # -- values
+
+    def input(self, tensor: Tensor) -> Tensor:
+        """Add an input under its own name."""
+        self.inputs.append(tensor)
+        return self._known(tensor)
+
+    def constant(self, name: str, value: Array) -> Tensor:
+        """Add a constant under this name."""
+        self.constants[name] = value
+        return self._known(Tensor(name, value.shape, element_type(value.dtype)))
+
+    def array(self, name: str) -> Array | None:
+        """The elements of a constant; None for other values."""
+        return self.constants.get(name)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether `array` gives elements."""
+        return name in self.constants
+
+    def maker(self, name: str) -> Node | None:
+        """The node that makes a value; None for inputs and constants."""
+        return next((node for node in reversed(self.nodes) if node.output == name), None)
+
+    def emit(
+        self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), name: str = "", title: str = ""
+    ) -> Tensor:
+        """Add an op. Returns its value, which has the node's name.
+
+        attributes: a record of `blockconv.network.ops`.
+        inputs, parameters: values of this emitter; parameters are constants.
+        name: the node's name, numbered where another node has it. Default: the op.
+        title: how errors call the node. Default: its name and op.
+
+        Raises NetworkError for operands that the op does not take.
+        """
+        name = self.node_name(name or attributes.op)
+        operands = tuple(t.name for t in inputs), tuple(t.name for t in parameters)
+        node = Node(name, attributes, operands[0], self.value_name(name), operands[1])
+        made = inferred(node, inputs, parameters, title)
+        if self.folds and inputs and all(self.is_constant(read) for read in (*node.inputs, *node.parameters)):
+            known = [[self._elements(read) for read in names] for names in operands]
+            return self.constant(made.name, held(evaluate.compute(attributes, *known), made.type))
+        self.nodes.append(node)
+        return self._known(made)
+
+    def rename(self, old: str, new: str) -> Tensor:
+        """Give a value that was made or folded, and that nothing reads yet, another name."""
+        tensor = self.values.pop(old)
+        if old in self.constants:
+            return self.constant(new, self.constants.pop(old))
+        at = next(k for k in range(len(self.nodes) - 1, -1, -1) if self.nodes[k].output == old)
+        node = self.nodes[at]
+        self.nodes[at] = Node(node.name, node.attributes, node.inputs, new, node.parameters)
+        return self._known(Tensor(new, tensor.shape, tensor.type))
+
+    def output(self, name: str) -> str:
+        """Let the network give a value under this name: its own, or one more, for which it is copied."""
+        tensor = self.values[name]
+        value = self.array(tensor.name)
+        if value is not None:
+            self.constants[name] = value
+        elif tensor.name != name:
+            self.nodes.append(Node(self.node_name(name), Reshape(tensor.shape), (tensor.name,), name))
+        return name
+
+    def network(self, outputs: tuple[str, ...], remake: Callable[[dict[str, Shape]], Network] | None = None) -> Network:
+        """The network that gives these values, without constants that nothing reads.
+
+        remake: see `Network`.
+        """
+        read = {name for node in self.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
+        constants = {name: value for name, value in self.constants.items() if name in read}
+        return Network(tuple(self.inputs), outputs, tuple(self.nodes), constants, self.name, remake=remake)
+
+    def _known(self, tensor: Tensor) -> Tensor:
+        self._value_names.add(tensor.name)
+        self.values[tensor.name] = tensor
+        return tensor
+
+    def _elements(self, name: str) -> Array:
+        value = self.array(name)
+        assert value is not None, name
+        return value
+
+
+class Translation:
+    """One node of a front end's model, while it becomes ops.
+
+    emitter: where the ops go.
+    name: the node's name. Names of its ops and constants begin with it.
+    title: how errors call the node.
+    """
+
+    def __init__(self, emitter: Emitter, name: str, title: str) -> None:
+        self.emitter, self.name, self.title = emitter, name, title
+        self._made: set[str] = set()
+
+    def error(self, argument: str, value: object, rule: str, remedy: str = "") -> NetworkError:
+        """The error for a node that says, or gets, what it cannot have."""
+        return NetworkError(self.title, argument, value, rule, remedy)
+
+    def constant(self, value: Array, what: str) -> Tensor:
+        """A constant of this node. what: the end of its name."""
+        name = self.emitter.value_name(f"{self.name}.{what}")
+        return self.emitter.constant(name, np.asarray(value, order="C"))
+
+    def emit(self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
+        """An op, and the value that it makes. It has this node's name unless it only helps."""
+        name = f"{self.name}.{attributes.op}" if helps else self.name
+        made = self.emitter.emit(attributes, *inputs, parameters=parameters, name=name, title=self.title)
+        self._made.add(made.name)
+        return made
+
+    def give(self, name: str, tensor: Tensor) -> None:
+        """The model calls this value of the node `name`. A value that the node only passes on keeps its first name."""
+        if tensor.name in self._made:
+            self._made.discard(tensor.name)
+            tensor = self.emitter.rename(tensor.name, name)
+        self.emitter.values[name] = tensor
+
+    # -- what several ops of models become
+
+    def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
+        """a and b, broadcast. Where neither has the result's shape, as kernels need it, a constant is repeated to that
+        shape, or a is multiplied by ones of it."""
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            raise self.error("inputs", (a.shape, b.shape), "do not broadcast to one shape") from None
+        if shape not in ((1,) * (len(shape) - len(t.shape)) + t.shape for t in (a, b)):
+            known_a, known_b = (self.emitter.array(t.name) for t in (a, b))
+            if known_b is not None:
+                b = self.constant(np.broadcast_to(known_b, shape), "operand")
+            elif known_a is not None:
+                a = self.constant(np.broadcast_to(known_a, shape), "operand")
+            else:
+                a = self.emit(Binary("mul"), a, self.constant(np.ones(shape, a.dtype), "ones"), helps=True)
+        return self.emit(Binary(kind), a, b)
+
+    def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
+        """`x` under another shape; itself if it has that."""
+        if x.shape == shape:
+            return x
+        if math.prod(shape) != x.elements:
+            raise self.error("shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
+        if 0 in shape:  # which would be the input's size there
+            if x.type.is_packed:
+                raise Unsupported(f"an empty tensor of {x.type}")
+            return self.constant(np.zeros(shape, x.type.dtype), "empty")
+        return self.emit(Reshape(shape), x, helps=helps)
+
+    def convolve(self, attributes: Convolution, x: Tensor, others: Tensors, parameters: Tensors) -> Tensor:
+        """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias."""
+        return self.emit(attributes, x, *others, parameters=parameters)
+
+    def product(
+        self, attributes: Convolution, a: Tensor, weight: Tensor, bias: Array | None, others: Tensors = ()
+    ) -> Tensor:
+        """(..., K) by a matrix as weights of shape (N, K, 1, 1), plus bias: (rows, N).
+
+        It is a convolution of 1x1 over images of one pixel. others: its inputs after the first.
+        """
+        if weight.shape[1] != a.shape[-1]:
+            rule = f"has {a.shape[-1]} columns, and the second matrix has {weight.shape[1]} rows"
+            raise self.error("input", a.shape, rule)
+        parameters: Tensors = (weight,) if bias is None else (weight, self.constant(bias, "bias"))
+        rows = math.prod(a.shape[:-1])
+        y = self.convolve(attributes, self.reshape(a, (rows, a.shape[-1], 1, 1)), others, parameters)
+        return self.reshape(y, (rows, weight.shape[0]))
