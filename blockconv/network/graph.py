@@ -30,6 +30,7 @@ from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network import evaluate
 from blockconv.network.ops import Attributes, Convolution, Dequantize, Shape, Solved
 from blockconv.network.order import topological
+from blockconv.network.reach import ReceptiveField, receptive_fields
 
 __all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "frozen", "held", "inferred", "read_shape"]
 
@@ -156,6 +157,16 @@ class Network:
         if isinstance(attributes, Solved):
             return attributes.problem(*srcs)
         raise NetworkError(str(node), "op", node.op, "has no problem, like all reshapes and changes of type")
+
+    def receptive_field(self) -> dict[str, ReceptiveField]:
+        """For each output, the pixels of the only input that one of its pixels reads.
+
+        Raises UnsupportedError, which names the node, if a pixel reads the whole image, and NetworkError for a network
+        with several inputs.
+        """
+        if len(self.inputs) != 1:
+            raise NetworkError(self.name, "inputs", [t.name for t in self.inputs], "has to be one input")
+        return receptive_fields(self)
 
     # -- making others
 

@@ -42,6 +42,7 @@ from blockconv.network.reporting import page as report
 from blockconv.network.reporting.data import PlanData, Sizes, collected
 from blockconv.network.reporting.profile import Profile, median_seconds
 from blockconv.network.schedule import Action, schedule
+from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
 from blockconv.runtime import address_of, check_threads, get_num_threads
 
 __all__ = ["Plan", "compile"]
@@ -245,6 +246,40 @@ class Plan:
         plain = map(unpacked, results, tensors)
         shown = [like_any((*inputs, *named.values()), result) for result in plain]
         return shown[0] if len(shown) == 1 else dict(zip(self.network.outputs, shown, strict=True))
+
+    def tiling(self, shape: tuple[int, ...], tile: int | tuple[int, int] | None = None) -> Tiling:
+        """How `tiled` cuts images of a shape: the tiles, and which pixels of each output they give.
+
+        shape: (N, C, H, W).
+        tile: pixels of a tile, an int or (height, width). The next size that suits the network is taken. Default: about
+            512, or more where cuts cost much.
+
+        Raises UnsupportedError, which names the node, for a network that needs whole images: global pools, softmax or
+        means over pixels, quantizations that are found at run time. Raises ArgumentError for a tile that is too small.
+        """
+        return tiling(self.network, tuple(shape), tile)
+
+    def tiled(self, image: Any, tile: int | tuple[int, int] | None = None, out: Any = None, batch: int = 1) -> Any:
+        """Run the plan on images of any size, tile by tile. The result is that of whole images.
+
+        image: an array (N, C, H, W): NumPy, a memory map, Zarr, or anything with `shape`, `dtype` and slices.
+        tile: as in `tiling`.
+        out: None, or the array that is written, {output: array} for several: NumPy, a memory map, Zarr.
+        batch: tiles that run at once.
+
+        Returns `out`, or new arrays. Memory: the plan for (batch, C, height, width), and nothing of the image's size
+        but `out`. With int8, results are those of the whole image bit for bit. With floats, they differ by the error of
+        kernels, since a tile may run on other kernels; they do not depend on the order of tiles or on threads.
+        Raises the errors of `tiling`, and ArgumentError for a bad argument, before it writes anything.
+        """
+        shape = tuple(int(size) for size in np.shape(image))
+        how = self.tiling(shape, tile)
+        tensor, count = how.network.inputs[0], whole(batch)
+        if count is None or count < 1:
+            raise ArgumentError("tiled", "batch", batch, "has to be an int of at least 1")
+        if np.dtype(image.dtype) != tensor.type.dtype:
+            raise ArgumentError("tiled", "image", str(image.dtype), f"has to have dtype {tensor.type.dtype}")
+        return run_tiled(self, how, image, checked_out(how, out), min(count, max(1, shape[0] * len(how.pieces))))
 
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
         """The plan for the sizes of what a call is given, its inputs in row-major order, and new outputs."""

@@ -1,0 +1,259 @@
+"""Images of any size through plans of one tile size, with the whole image's results.
+
+Tiles begin at multiples of the network's stride, so each op sees its pixels at the same phase as in the whole image.
+All have one size. It leaves the same remainder as the image's size, so padding at an image's end is the same too.
+A tile is an image of its own. Its pixels near a cut, which read padding in place of neighbours, are not used: another
+tile computes them. Pixels at an image's border read the padding that the whole image has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core import text
+from blockconv.core.checks import whole as as_whole
+from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.network.graph import Network
+from blockconv.network.reach import PIXELS, Reach, reaches, windows
+
+__all__ = ["Piece", "Tiling", "checked_out", "run_tiled", "tiling"]
+
+Array = npt.NDArray[Any]
+USUAL = 512  # pixels of a tile along an axis, where nothing else is asked for
+LEAST_SHARE = 4  # a tile has at least so many times the pixels that its cuts cost
+
+
+class Piece(NamedTuple):
+    """A tile: its first pixel along each axis, and for each output the pixels (first, end) that it gives."""
+
+    start: tuple[int, int]
+    gives: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]
+
+
+class _Cuts(NamedTuple):
+    """The tiles along one axis: the first pixel of each, and the pixels (first, end) of each output that it gives."""
+
+    starts: list[int]
+    gives: list[dict[str, tuple[int, int]]]
+
+
+class Tiling(NamedTuple):
+    """How an image is cut. `Plan.tiling` makes it.
+
+    shape: of the image, (N, C, H, W).
+    tile: the size of a tile, (height, width).
+    stride: tiles begin at multiples of it, (height, width).
+    pieces: the tiles of one image.
+    steps: pixels of the image from one output pixel to the next, by output.
+    outputs: the shape of each output of the whole image.
+    network: the network for one tile.
+    """
+
+    shape: tuple[int, ...]
+    tile: tuple[int, int]
+    stride: tuple[int, int]
+    pieces: tuple[Piece, ...]
+    steps: Mapping[str, tuple[Fraction, Fraction]]
+    outputs: Mapping[str, tuple[int, ...]]
+    network: Network
+
+    @property
+    def computed(self) -> float:
+        """Computed pixels for each pixel of the image: 1.1 means that cuts cost a tenth."""
+        return len(self.pieces) * math.prod(self.tile) / max(1, math.prod(self.shape[2:]))
+
+    def source(self, piece: Piece) -> tuple[slice, slice]:
+        """The pixels of the image that a tile reads."""
+        rows, columns = (slice(begin, begin + size) for begin, size in zip(piece.start, self.tile, strict=True))
+        return rows, columns
+
+    def local(self, piece: Piece, name: str) -> tuple[slice, slice]:
+        """The pixels of a tile's output that the piece gives."""
+        rows, columns = (
+            slice(int(first - start / step), int(end - start / step))
+            for (first, end), start, step in zip(piece.gives[name], piece.start, self.steps[name], strict=True)
+        )
+        return rows, columns
+
+
+def tiling(network: Network, shape: tuple[int, ...], tile: Any = None) -> Tiling:
+    """How an image of this shape is cut for a network with one input of four dimensions.
+
+    tile: pixels of a tile, an int or (height, width); the next larger size that suits the network is taken. Default: a
+    size whose cuts cost little.
+
+    Raises UnsupportedError, which names the node, for a network whose pixels need the whole image. Raises ArgumentError
+    for a tile that is too small.
+    """
+    if len(network.inputs) != 1 or len(network.inputs[0].shape) != 4:
+        names = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in network.inputs)
+        raise UnsupportedError(f"{network.name}: a tiled network has one input (N, C, H, W), not {names}")
+    if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:
+        rule = f"has to be (N, {network.inputs[0].shape[1]}, H, W)"
+        raise ArgumentError("tiled", "shape", tuple(shape), rule)
+    known = reaches(network, network.inputs[0].name)
+    missing = [output for output in network.outputs if sorted(known.get(output, ())) != list(PIXELS)]
+    if missing:
+        raise UnsupportedError(f"{network.name}: outputs {missing} have no pixels along the axes {PIXELS}")
+    strides, asked = [_stride(known, k) for k in range(2)], _asked(tile)
+    sizes = [_size(shape[axis], strides[k], asked[k], known, k) for k, axis in enumerate(PIXELS)]
+    # Sizes grow by the steps from one to the other, so an image need not be larger than this to see how.
+    larger = [min(shape[axis], size + 2 * stride) for axis, size, stride in zip(PIXELS, sizes, strides, strict=True)]
+    small, image = (network.with_input_shapes((1, shape[1], *ends)) for ends in (sizes, larger))
+    _check_like(image, small, known)
+    steps = {output: (known[output][2].step, known[output][3].step) for output in network.outputs}
+    outputs = {}
+    for output in network.outputs:
+        more = ((shape[axis] - larger[k]) / steps[output][k] for k, axis in enumerate(PIXELS))
+        height, width = (size + int(by) for size, by in zip(image.shape(output)[2:], more, strict=True))
+        outputs[output] = shape[0], image.shape(output)[1], height, width
+    ends = [{output: found[axis] for output, found in outputs.items()} for axis in PIXELS]
+    cuts = [_cuts(shape[axis], ends[k], small, known, strides[k], k) for k, axis in enumerate(PIXELS)]
+    pieces = tuple(
+        Piece((top, left), {output: (rows[output], columns[output]) for output in network.outputs})
+        for top, rows in zip(*cuts[0], strict=True)
+        for left, columns in zip(*cuts[1], strict=True)
+    )
+    return Tiling(tuple(shape), (sizes[0], sizes[1]), (strides[0], strides[1]), pieces, steps, outputs, small)
+
+
+def _along(reach: Mapping[int, Reach], k: int) -> Reach:
+    """The reach along the k-th axis of pixels, wherever a value has it."""
+    return reach[sorted(reach)[k]]
+
+
+def _stride(known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
+    """Pixels of the image by which a tile can move so that each value moves by whole pixels."""
+    return math.lcm(*(_along(reach, k).step.numerator for reach in known.values()))
+
+
+def _asked(tile: Any) -> list[int | None]:
+    if tile is None:
+        return [None, None]
+    sizes = [as_whole(size) for size in (tile if isinstance(tile, (tuple, list)) else (tile, tile))]
+    if len(sizes) != 2 or any(size is None or size < 1 for size in sizes):
+        raise ArgumentError("tiled", "tile", tile, "has to be an int of at least 1, or (height, width)")
+    return sizes
+
+
+def _size(size: int, stride: int, asked: int | None, known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
+    """The next size from the one that is asked for that leaves the remainder of the image's."""
+    if asked is None:
+        lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values())
+        asked = max(USUAL, LEAST_SHARE * lost)
+    return min(size, asked + (size - asked) % stride)
+
+
+def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int, Reach]]) -> None:
+    """Raise UnsupportedError if a tile is not the same network as the whole image, for as many pixels less."""
+    for node, same in zip(image.nodes, small.nodes, strict=True):
+        if node.output not in known:
+            continue
+        for source, given in windows(image, node, known).items():
+            if windows(small, same, known)[source] != given:
+                rule = "does something else for a tile than for the whole image, whose size decides a scale or padding"
+                raise UnsupportedError(f"{node}: {rule}; give an image of another size")
+        for k, axis in enumerate(sorted(known[node.output])):
+            less = image.inputs[0].shape[PIXELS[k]] - small.inputs[0].shape[PIXELS[k]]
+            if image.shape(node.output)[axis] - small.shape(same.output)[axis] != less / known[node.output][axis].step:
+                rule = "gives a size that does not follow from the image's by its stride"
+                raise UnsupportedError(f"{node}: {rule}; give an image of another size")
+
+
+def _valid(small: Network, known: Mapping[str, Mapping[int, Reach]], k: int) -> dict[str, tuple[int, int]]:
+    """Pixels (first, end) of each value of a tile along an axis that read no pixel beyond a cut on either side."""
+    name = small.inputs[0].name
+    found = {name: (0, small.inputs[0].shape[PIXELS[k]])}
+    for node in small.nodes:
+        for source, given in windows(small, node, known).items():
+            axis = sorted(given)[k]
+            (begin, end), (_, window) = found[source], given[axis]
+            first = math.ceil((begin - window.low) / window.step)
+            after = math.floor((end - 1 - window.high) / window.step) + 1
+            size = small.shape(node.output)[axis]
+            low, high = found.get(node.output, (0, size))
+            found[node.output] = max(low, first, 0), min(high, after, size)
+    return found
+
+
+def _cuts(
+    size: int,
+    ends: Mapping[str, int],
+    small: Network,
+    known: Mapping[str, Mapping[int, Reach]],
+    stride: int,
+    k: int,
+) -> _Cuts:
+    """Tiles from the begin of the image, each as far from the last one as its valid pixels allow.
+
+    size: of the image. ends: of its outputs.
+    """
+    tile, valid = small.inputs[0].shape[PIXELS[k]], _valid(small, known, k)
+    steps = {name: known[name][PIXELS[k]].step for name in ends}
+    starts, gives = [0], []
+    done = dict.fromkeys(ends, 0)
+    while True:
+        start, last = starts[-1], starts[-1] == size - tile
+        until = {
+            name: ends[name] if last else max(done[name], int(start / steps[name]) + valid[name][1]) for name in done
+        }
+        gives.append({name: (done[name], until[name]) for name in done})
+        done = until
+        if last:
+            return _Cuts(starts, gives)
+        # A tile that begins at `next` gives valid pixels from next / step + valid[0] on.
+        next = min(math.floor(steps[name] * (done[name] - valid[name][0])) for name in done)
+        next = min(next // stride * stride, size - tile)
+        if next <= start:
+            lost = max(math.ceil(steps[name] * (valid[name][0] + 1)) for name in done) + tile
+            lost -= min(math.floor(steps[name] * valid[name][1]) for name in done)
+            rule = f"is too small for this network, which needs more than {lost + stride} pixels"
+            raise ArgumentError("tiled", "tile", tile, rule, "give a larger one, or none")
+        starts.append(next)
+
+
+def run_tiled(run: Callable[[Array], Any], how: Tiling, image: Any, out: Any, batch: int) -> Any:
+    """Run a plan on the tiles of an image. run: on (batch, C, *tile). out: None, or arrays to write, by output."""
+    tensor, names = how.network.inputs[0], how.network.outputs
+    results = {name: np.empty(how.outputs[name], how.network.tensors[name].type.dtype) for name in names if not out}
+    results = results or out
+    every = [(n, piece) for n in range(how.shape[0]) for piece in how.pieces]
+    source = np.zeros((batch, how.shape[1], *how.tile), tensor.type.dtype)
+    with text.progress("tiles", counted=True) as shown:
+        task = shown.add_task("", total=len(every))
+        for at in range(0, len(every), batch):
+            group = every[at : at + batch]
+            for slot, (n, piece) in enumerate(group):
+                rows, columns = how.source(piece)
+                source[slot] = image[n, :, rows, columns]
+            found = run(source)
+            values = found if isinstance(found, dict) else {names[0]: found}
+            for slot, (n, piece) in enumerate(group):
+                for name in names:
+                    (top, bottom), (left, right) = piece.gives[name]
+                    rows, columns = how.local(piece, name)
+                    results[name][n, :, top:bottom, left:right] = values[name][slot, :, rows, columns]
+            shown.advance(task, len(group))
+    return results if len(names) > 1 else results[names[0]]
+
+
+def checked_out(how: Tiling, out: Any) -> dict[str, Any] | None:
+    """`out` by output. Raises ArgumentError for an array of another shape or type."""
+    if out is None:
+        return None
+    names = how.network.outputs
+    given = dict(out) if isinstance(out, Mapping) else {names[0]: out}
+    if set(given) != set(names):
+        raise ArgumentError("tiled", "out", sorted(given), f"has to be a dict with the outputs {', '.join(names)}")
+    for name, array in given.items():
+        wanted = how.outputs[name], how.network.tensors[name].type.dtype
+        if (tuple(array.shape), np.dtype(array.dtype)) != wanted:
+            shown = f"{array.dtype} {tuple(array.shape)}"
+            raise ArgumentError("tiled", "out", shown, f"has to be {wanted[1]} {wanted[0]} for output {name!r}")
+    return given

@@ -1,0 +1,188 @@
+"""Images tile by tile: the results of whole images, on exact integers, for any network that has a receptive field."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import blockconv as bc
+from blockconv.network import ops
+from blockconv.network.tiling import tiling
+
+
+def whole_numbers(rng: np.random.Generator, *shape: int, low: int = -2, high: int = 3) -> np.ndarray:
+    """float32 numbers whose products and sums are exact in any order."""
+    return rng.integers(low, high, shape).astype(np.float32)
+
+
+def layer(b: bc.NetworkBuilder, x: str, channels: int, draw: Any, rng: np.random.Generator) -> tuple[str, int]:
+    """One op that reads neighbours, or changes the number of pixels."""
+    kind = draw(st.sampled_from(["conv", "max", "avg", "up", "pad", "depthwise", "same"]))
+    k, stride, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    reach = (k - 1) * dilation
+    pads = tuple((draw(st.integers(0, reach)), draw(st.integers(0, reach))) for _ in range(2))
+    if kind in ("conv", "depthwise"):
+        groups = channels if kind == "depthwise" else 1
+        made = channels if groups > 1 else draw(st.sampled_from([2, 3, 5]))
+        weight = whole_numbers(rng, made, channels // groups, k, k)
+        return b.conv2d(x, weight, stride=stride, padding=pads, dilation=dilation, groups=groups), made
+    if kind == "max":
+        return b.add(ops.Pool2d("max", (k, k), (stride, stride), ((k // 2, k // 2),) * 2), x), channels
+    if kind == "avg":  # sums: averages of whole numbers are not exact
+        attributes = ops.Pool2d("avg_include_padding", (k, k), (stride, stride), ((k // 2, 0),) * 2, divisor=1)
+        return b.add(attributes, x), channels
+    if kind == "up":
+        mode, scale = draw(st.sampled_from([("nearest", 2.0), ("linear", 2.0), ("nearest", 3.0)]))
+        coordinates = draw(st.sampled_from(["half_pixel", "asymmetric"]))
+        return b.add(ops.Resize(mode, scale=(scale, scale), coordinates=coordinates), x), channels
+    if kind == "pad":
+        return b.add(ops.Pad(((0, 0), (0, 0), *pads), 3.0), x), channels
+    return b.binary("add", x, b.conv2d(x, whole_numbers(rng, channels, channels, 3, 3), padding=1)), channels
+
+
+@st.composite
+def networks(draw: Any) -> bc.Network:
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    b, channels = bc.NetworkBuilder("random"), 2
+    x = b.input("x", (1, 2, 96, 96))
+    for _ in range(draw(st.integers(1, 4))):
+        x, channels = layer(b, x, channels, draw, rng)
+    b.output(x)
+    return b.build()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(networks(), st.integers(70, 140), st.integers(70, 140), st.integers(40, 90), st.integers(40, 90))
+def test_tiles_are_those_of_the_whole_image(network: bc.Network, h: int, w: int, th: int, tw: int) -> None:
+    """By `evaluate`, which is exact here: what the cuts are is all that is asked."""
+    x = whole_numbers(np.random.default_rng(h * w), 1, 2, h, w)
+    try:
+        how = tiling(network, x.shape, (th, tw))
+    except bc.ArgumentError:
+        return
+    (wanted,) = network.with_input_shapes(x.shape).evaluate(x).values()
+    (name,) = network.outputs
+    assert how.outputs[name] == wanted.shape
+    written = np.zeros(wanted.shape[2:], int)
+    for piece in how.pieces:
+        (found,) = how.network.evaluate(x[(slice(None), slice(None), *how.source(piece))]).values()
+        where = tuple(slice(*ends) for ends in piece.gives[name])
+        np.testing.assert_array_equal(found[(slice(None), slice(None), *how.local(piece, name))],
+                                      wanted[(slice(None), slice(None), *where)])  # fmt: skip
+        written[where] += 1
+    assert (written == 1).all(), "each pixel once"
+
+
+def u_net(rng: np.random.Generator) -> bc.Network:
+    b = bc.NetworkBuilder("u")
+    x = b.input("x", (1, 3, 64, 64))
+    down = b.conv2d(x, whole_numbers(rng, 8, 3, 3, 3), padding=1, activation="relu")
+    middle = b.conv2d(b.max_pool2d(down, 2), whole_numbers(rng, 8, 8, 3, 3, low=-1, high=2), padding=2, dilation=2)
+    up = b.add(ops.Resize("nearest", scale=(2.0, 2.0)), middle)
+    b.output(b.conv2d(b.concat(up, down), whole_numbers(rng, 2, 16, 3, 3, low=-1, high=2), padding=1), middle)
+    return b.build()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("shape", "tile"), [((2, 3, 200, 132), 48), ((1, 3, 70, 90), (40, 64)), ((1, 3, 64, 64), None)]
+)
+def test_a_plan_gives_the_whole_images_results(shape: tuple[int, ...], tile: Any, batch: int) -> None:
+    plan = bc.compile(u_net(np.random.default_rng(0)), threads=1, accuracy="strict")
+    x = whole_numbers(np.random.default_rng(1), *shape)
+    found, wanted = plan.tiled(x, tile, batch=batch), plan(x)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name])
+
+
+def test_files_are_read_and_written_by_tiles(tmp_path: Any) -> None:
+    plan = bc.compile(u_net(np.random.default_rng(0)), threads=1, accuracy="strict")
+    x = whole_numbers(np.random.default_rng(1), 1, 3, 120, 160)
+    image = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, x.shape)
+    image[:] = x
+    how = plan.tiling(x.shape, 64)
+    out = {name: np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.float32, shape)
+           for name, shape in how.outputs.items()}  # fmt: skip
+    assert plan.tiled(image, 64, out=out).keys() == out.keys()
+    for name, wanted in plan(x).items():
+        np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), wanted)
+
+
+def test_int8_is_the_whole_image_bit_for_bit() -> None:
+    rng = np.random.default_rng(0)
+    b = bc.NetworkBuilder("q")
+    y = b.conv2d(
+        b.input("x", (1, 3, 64, 64)), rng.normal(size=(16, 3, 3, 3)).astype("f4"), padding=1, activation="relu"
+    )
+    b.output(b.conv2d(b.max_pool2d(y, 3, 2, 1), rng.normal(size=(8, 16, 3, 3)).astype("f4"), padding=1))
+    network = bc.quantize(b.build(), [rng.normal(size=(1, 3, 64, 64)).astype(np.float32) for _ in range(2)])
+    plan = bc.compile(network, threads=1)
+    x = rng.normal(size=(1, 3, 150, 101)).astype(np.float32)
+    np.testing.assert_array_equal(plan.tiled(x, 40), plan(x))
+
+
+def test_the_receptive_field_of_a_known_network() -> None:
+    b = bc.NetworkBuilder("r")
+    y = b.conv2d(b.input("x", (1, 3, 64, 64)), np.ones((4, 3, 7, 7), np.float32), stride=2, padding=3)
+    y = b.conv2d(b.max_pool2d(y, 3, 2, 1), np.ones((4, 4, 3, 5), np.float32), padding=(1, 2))
+    b.output(y)
+    field = b.build().receptive_field()[y]
+    assert field == ((7 + 2 * 2 + 4 * 2, 7 + 2 * 2 + 4 * 4), (Fraction(4), Fraction(4)), (-3 - 2 - 4, -3 - 2 - 8))
+
+
+WHOLE: dict[str, Any] = {
+    "a global pool": lambda b, x: b.global_avg_pool2d(x),
+    "an adaptive pool": lambda b, x: b.adaptive_avg_pool2d(x, 2),
+    "softmax over rows": lambda b, x: b.add(ops.Softmax(2), x),
+    "a mean over pixels": lambda b, x: b.add(ops.ReduceMean((2, 3)), x),
+    "a constant image": lambda b, x: b.binary("add", x, b.constant(np.ones((64, 64), np.float32))),
+    "a gate of the whole image": lambda b, x: b.binary("mul", x, b.global_avg_pool2d(x)),
+    "corners that are aligned": lambda b, x: b.add(ops.Resize("linear", (128, 128), coordinates="align_corners"), x),
+    "a size of its own": lambda b, x: b.add(ops.Resize("nearest", (128, 128)), x),
+    "a reshape": lambda b, x: b.add(ops.Reshape((1, 3, -1)), x),
+    "exchanged axes": lambda b, x: b.add(ops.Transpose((0, 1, 3, 2)), x),
+}
+
+
+@pytest.mark.parametrize("add", WHOLE.values(), ids=WHOLE)
+def test_what_needs_the_whole_image_is_refused_by_name(add: Any) -> None:
+    b = bc.NetworkBuilder("w")
+    x = b.input("x", (1, 3, 64, 64))
+    b.output(add(b, x))
+    node = b.build().nodes[0]
+    with pytest.raises(bc.UnsupportedError, match=node.name):
+        tiling(b.build(), (1, 3, 200, 200), 64)
+
+
+def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
+    plan = bc.compile(u_net(np.random.default_rng(0)), threads=1)
+    x = np.zeros((1, 3, 100, 100), np.float32)
+    out = {name: np.full(shape, 7, np.float32) for name, shape in plan.tiling(x.shape).outputs.items()}
+    for bad in (
+        {"tile": 8},
+        {"tile": 0},
+        {"tile": (64,)},
+        {"batch": 0},
+        {"out": x},
+        {"out": dict(list(out.items())[:1])},
+    ):
+        with pytest.raises(bc.ArgumentError):
+            plan.tiled(x, **{"out": out, "tile": 64} | bad)
+    for image in (x.astype(np.float64), x[0], x[:, :2]):
+        with pytest.raises(bc.ArgumentError):
+            plan.tiled(image, 64, out=out)
+    assert all((array == 7).all() for array in out.values())
+
+
+def test_the_cuts_can_be_pickled() -> None:
+    how = tiling(u_net(np.random.default_rng(0)), (1, 3, 200, 132), 48)
+    copied = pickle.loads(pickle.dumps(how))
+    assert copied.pieces == how.pieces
+    assert copied.computed == how.computed > 1
