@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockconv.core.activation import IDENTITY, activation
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 from blockconv.core.types import NIBBLES
 from blockconv.kernels import TABLE
-from blockconv.kernels.common.activation import IDENTITY, activation
 from blockconv.network import ops
 
 from . import layers, pools, reorders

@@ -18,12 +18,12 @@ from bench.measure import noise
 from bench.peers import spoil
 from blockconv import Layout
 from blockconv.core import target
+from blockconv.core.activation import IDENTITY
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, empty
 from blockconv.dispatch.selection import why_not
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.common.activation import IDENTITY
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network

@@ -8,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.bound import Bound
+from blockconv.core.activation import Activation
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.quantization import Quantization
+from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization, are_small
 from blockconv.core.types import BYTES, FLOATS, NIBBLES, ElementType, Types, as_float, element, is_quantized
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, Requantization, are_small, check_sums, quantized_bias
-from blockconv.kernels.common.activation import Activation
+from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.table import Epilogue
 
@@ -241,7 +241,7 @@ class Arithmetic:
     def epilogue(self, types: Types, residual: bool) -> Epilogue:
         if self.is_float:
             return Epilogue(self.activation.kind, residual)
-        return self._after(types, types.dst if residual else None).epilogue
+        return epilogue_of(self._after(types, types.dst if residual else None))
 
     def beside_weights(
         self, bound: Bound, weight: Array, bias: Array | None, residual: np.dtype[Any] | str | None
@@ -255,7 +255,7 @@ class Arithmetic:
         if self.is_float:
             return pack_bias(bound.problem, bias, form, types.acc.dtype), self._activation
         after = self._after(types, None if residual is None else element(residual))
-        return quantized_bias(bound.problem, weight, bias, form, after), after.block
+        return quantized_bias(bound.problem, weight, bias, form, after), epilogue_block(after)
 
     def _after(self, types: Types, residual: ElementType | None) -> Requantization:
         return Requantization(self.activation, types, self.options.quantizations, residual, self.away)

@@ -12,6 +12,7 @@ from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike
 from blockconv.api.arithmetic import Arithmetic, QuantizedOptions, Weight, as_weight
 from blockconv.api.bound import Bound, Packed
 from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
+from blockconv.core.activation import Activation, activation
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, as_numpy
@@ -43,7 +44,6 @@ from blockconv.dispatch.packing import (
     widened,
 )
 from blockconv.dispatch.quantizing import check_zero_point, with_weights
-from blockconv.kernels.common.activation import Activation, activation
 from blockconv.kernels.table import Request
 from blockconv.runtime import get_num_threads
 

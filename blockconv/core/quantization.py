@@ -1,17 +1,22 @@
-"""Quantization: the scale and the zero point of integers."""
+"""Quantization: the scale and the zero point of integers, what they stand for, and what becomes of their sums."""
 
 from __future__ import annotations
 
+import functools
 import operator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.activation import Activation, ActivationKind
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import element
+from blockconv.core.types import ElementType, Types, element
 
-__all__ = ["Quantization"]
+__all__ = ["PLAIN", "Quantization", "Quantizations", "Requantization", "are_small", "difference", "integers", "real"]
+
+Array = npt.NDArray[Any]
 
 
 class Quantization:
@@ -117,3 +122,121 @@ def _checked_zero_point(op: str, zero_point: Any) -> int:
         rule = "has to be from 0 to 255 for uint8, or from -128 to 127 for int8"
         raise ArgumentError(op, "zero_point", zero_point, rule)
     return number
+
+
+# ---------------------------------------------------------------- integers and what they stand for
+
+
+def real(x: Array, given: Quantization, axis: int = 0) -> npt.NDArray[np.float32]:
+    """What integers stand for."""
+    scale = given.scale
+    if scale.ndim:
+        scale = scale.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+    return np.asarray(difference(x, given) * scale)
+
+
+def difference(x: Array, given: Quantization) -> npt.NDArray[np.float32]:
+    """Integers less their zero point."""
+    return (x.astype(np.int64) - given.zero_point).astype(np.float32)
+
+
+def integers(scaled: Array, given: Quantization, dtype: str) -> Array:
+    """Numbers of scale 1 as integers: rounded, half to even, then moved by the zero point, then bounded."""
+    type = element(dtype)
+    low, high = type.bounds
+    whole = np.nan_to_num(np.rint(scaled), nan=low - given.zero_point) + np.float32(given.zero_point)
+    made: Array = np.clip(whole, low, high).astype(type.dtype)
+    return made
+
+
+# ---------------------------------------------------------------- after a convolution's sums
+
+
+PLAIN = Quantization(1.0)
+
+
+class Quantizations(NamedTuple):
+    """What the integers of a convolution's arrays stand for.
+
+    sum: what sums are rounded to by themselves, in the destination's type, before a residual is added; None: nothing.
+    """
+
+    src: Quantization = PLAIN
+    wei: Quantization = PLAIN
+    dst: Quantization = PLAIN
+    residual: Quantization = PLAIN
+    sum: Quantization | None = None
+
+
+class Scales(NamedTuple):
+    """What the steps after sums multiply by.
+
+    sums: integers, one or one an output channel. rounded: these, once they are rounded by themselves. residual: its
+    integers. inverse: what an activation gives. folded: whether all make multiples of the destination's scale, so that
+    the last is 1.
+    """
+
+    sums: Array
+    rounded: Any
+    residual: Any
+    inverse: Any
+    folded: bool
+
+
+@dataclass(frozen=True)
+class Requantization:
+    """What becomes of the sums of integers of a convolution, in the steps that `kernels.common.requantize` states.
+
+    residual: its type, where there is one. away: whether a half is rounded away from zero, and not to even.
+    """
+
+    activation: Activation
+    types: Types
+    given: Quantizations
+    residual: ElementType | None = None
+    away: bool = False
+
+    @functools.cached_property
+    def scales(self) -> Scales:
+        given, one = self.given, np.float32(1)
+        sums, rounded, residual = given.src.scale * given.wei.scale, one, given.residual.scale
+        if self.types.dst.itemsize > 1:
+            return Scales(sums, rounded, residual, one, False)
+        inverse = one / given.dst.scale
+        if given.sum is not None:
+            sums, rounded = sums * (one / given.sum.scale), given.sum.scale
+        if self.activation.kind == ActivationKind.OTHER or not are_small(given):
+            return Scales(sums, rounded, residual, inverse, False)
+        if given.sum is None:
+            return Scales(sums * inverse, rounded, residual * inverse, one, True)
+        return Scales(sums, rounded * inverse, residual * inverse, one, True)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of multiples of the destination's scale, of 8 or 4 bits: the type's, or an activation's that bounds more."""
+        act, dst, is_byte = self.activation, self.given.dst, self.types.dst.itemsize == 1
+        low, high = (bound - dst.zero_point for bound in (self.types.dst if is_byte else element("int8")).bounds)
+        if is_byte and act.kind == ActivationKind.CLIP:  # see `Epilogue.kind`
+            with np.errstate(over="ignore"):
+                first, second = np.array([act.first, act.second], np.float32) * (np.float32(1) / dst.scale)
+            low, high = max(low, min(first, high)), min(high, max(second, low))
+        return low, high
+
+    @property
+    def sum_bounds(self) -> tuple[float, float]:
+        """Of sums that are rounded by themselves, the destination type's bounds less their zero point."""
+        bounds, given = self.types.dst.bounds, self.given.sum
+        return (0, 0) if given is None else (bounds[0] - given.zero_point, bounds[1] - given.zero_point)
+
+
+# Sums times scales of at most these, plus a residual of bytes times one of at most that, are below 2^31, whatever the
+# sums: they become integers of 32 bits without being bounded first.
+_MOST_OF_SUMS, _MOST_OF_BYTES = 0.5, 2.0**20
+
+
+def are_small(given: Quantizations) -> bool:
+    """Whether scales over that of the destination are so small that what they multiply fits 32 bits: nearly always."""
+    src, wei, dst, residual = (float(each.scale.max()) for each in given[:4])
+    if given.sum is not None:
+        return max(float(given.sum.scale), residual) <= _MOST_OF_BYTES * dst
+    return src * wei <= _MOST_OF_SUMS * dst and residual <= _MOST_OF_BYTES * dst

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.activation import Activation
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dProblem
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
-from blockconv.kernels.common.activation import Activation
+from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED
@@ -176,4 +177,4 @@ def pack_bias(
 
 def activation_block(act: Activation) -> tuple[int, npt.NDArray[Any]]:
     """The kind of activation that a kernel is compiled for, and its parameter block."""
-    return act.kind, np.array(act.arguments, np.int64)
+    return act.kind, np.array(activation_arguments(act), np.int64)

@@ -6,35 +6,33 @@ points cost nothing where products are added. (A window's border holds the zero 
 
 from __future__ import annotations
 
-import functools
 import struct
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import target
+from blockconv.core.activation import ActivationKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.quantization import Quantization
-from blockconv.core.types import LIGHT, ElementType, Types, element
+from blockconv.core.quantization import Quantization, Requantization
+from blockconv.core.types import LIGHT, ElementType, Types
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
-from blockconv.kernels.common.activation import Activation, ActivationKind
+from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.dot import dot_for
 from blockconv.kernels.common.requantize import EpilogueArguments, Rounding
 from blockconv.kernels.table import Epilogue
 
 __all__ = [
     "MOST_PRODUCTS",
-    "PLAIN",
-    "Quantizations",
-    "Requantization",
-    "are_small",
     "check_sums",
     "check_zero_point",
+    "epilogue_block",
+    "epilogue_of",
     "is_light",
     "is_narrow",
     "known_weights",
@@ -51,20 +49,6 @@ MOST_PRODUCTS = (2**31 - 1) // LARGEST  # whose sum is sure to be an int32: 65,7
 MOST_OF_PAIR = (2**15 - 1) // 255  # that two weights of one sign may add up to: 128
 LARGEST_INT4 = 255 * 8  # with a weight of 4 bits
 MOST_PRODUCTS_INT4 = (2**31 - 1) // LARGEST_INT4
-PLAIN = Quantization(1.0)
-
-
-class Quantizations(NamedTuple):
-    """What the integers of a convolution's arrays stand for.
-
-    sum: what sums are rounded to by themselves, in the destination's type, before a residual is added; None: nothing.
-    """
-
-    src: Quantization = PLAIN
-    wei: Quantization = PLAIN
-    dst: Quantization = PLAIN
-    residual: Quantization = PLAIN
-    sum: Quantization | None = None
 
 
 def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> None:
@@ -196,110 +180,36 @@ def weight_sums(
     return np.concatenate([part.reshape(-1).view(np.int32) for part in parts])
 
 
-class Scales(NamedTuple):
-    """What the steps after sums multiply by.
-
-    sums: integers, one or one an output channel. rounded: these, once they are rounded by themselves. residual: its
-    integers. inverse: what an activation gives. folded: whether all make multiples of the destination's scale, so that
-    the last is 1.
-    """
-
-    sums: Array
-    rounded: Any
-    residual: Any
-    inverse: Any
-    folded: bool
+def epilogue_of(after: Requantization) -> Epilogue:
+    """What kernels are compiled for. What has scales left to multiply by takes the longer way of an activation."""
+    kind = after.activation.kind if after.scales.folded or after.types.dst.itemsize > 1 else ActivationKind.OTHER
+    rounding = Rounding.AWAY * after.away | Rounding.SUMS * (after.given.sum is not None)
+    return Epilogue(kind, after.residual is not None, rounding)
 
 
-@dataclass(frozen=True)
-class Requantization:
-    """What becomes of the sums of integers of a convolution, in the steps that `kernels.common.requantize` states.
-
-    residual: its type, where there is one. away: whether a half is rounded away from zero, and not to even.
-    """
-
-    activation: Activation
-    types: Types
-    given: Quantizations
-    residual: ElementType | None = None
-    away: bool = False
-
-    @property
-    def epilogue(self) -> Epilogue:
-        """What kernels are compiled for. What has scales left to multiply by takes the longer way of an activation."""
-        kind = self.activation.kind if self.scales.folded or self.types.dst.itemsize > 1 else ActivationKind.OTHER
-        rounding = Rounding.AWAY * self.away | Rounding.SUMS * (self.given.sum is not None)
-        return Epilogue(kind, self.residual is not None, rounding)
-
-    @functools.cached_property
-    def scales(self) -> Scales:
-        given, one = self.given, np.float32(1)
-        sums, rounded, residual = given.src.scale * given.wei.scale, one, given.residual.scale
-        if self.types.dst.itemsize > 1:
-            return Scales(sums, rounded, residual, one, False)
-        inverse = one / given.dst.scale
-        if given.sum is not None:
-            sums, rounded = sums * (one / given.sum.scale), given.sum.scale
-        if self.activation.kind == ActivationKind.OTHER or not are_small(given):
-            return Scales(sums, rounded, residual, inverse, False)
-        if given.sum is None:
-            return Scales(sums * inverse, rounded, residual * inverse, one, True)
-        return Scales(sums, rounded * inverse, residual * inverse, one, True)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Of multiples of the destination's scale, of 8 or 4 bits: the type's, or an activation's that bounds more."""
-        act, dst, is_byte = self.activation, self.given.dst, self.types.dst.itemsize == 1
-        low, high = (bound - dst.zero_point for bound in (self.types.dst if is_byte else element("int8")).bounds)
-        if is_byte and act.kind == ActivationKind.CLIP:  # see `Epilogue.kind`
-            with np.errstate(over="ignore"):
-                first, second = np.array([act.first, act.second], np.float32) * (np.float32(1) / dst.scale)
-            low, high = max(low, min(first, high)), min(high, max(second, low))
-        return low, high
-
-    @property
-    def sum_bounds(self) -> tuple[float, float]:
-        """Of sums that are rounded by themselves, the destination type's bounds less their zero point."""
-        bounds, given = self.types.dst.bounds, self.given.sum
-        return (0, 0) if given is None else (bounds[0] - given.zero_point, bounds[1] - given.zero_point)
-
-    @property
-    def block(self) -> Array:
-        """The `EpilogueArguments`."""
-        given, types, scales = self.given, self.types, self.scales
-        zero_point = given.dst.zero_point if types.dst.itemsize == 1 else 0
-        low, high = self.bounds
-        sum_low, sum_high = self.sum_bounds
-        flip = 0 if self.residual is None else self.residual.flip
-        arguments = EpilogueArguments(
-            **self.activation.arguments._asdict(),
-            src_fill=_four_bytes(given.src.zero_point, types.src),
-            dst_fill=_four_bytes(zero_point, types.dst),
-            inverse=_bits(scales.inverse),
-            low=_bits(low),
-            high=_bits(high),
-            zero_point=zero_point,
-            sum_low=_bits(sum_low),
-            sum_high=_bits(sum_high),
-            sum_scale=_bits(scales.rounded),
-            residual_scale=_bits(scales.residual),
-            residual_flip=flip,
-            residual_zero=given.residual.zero_point + flip,
-        )
-        return np.array(arguments, np.int64)
-
-
-# Sums times scales of at most these, plus a residual of bytes times one of at most that, are below 2^31, whatever the
-# sums: they become integers of 32 bits without being bounded first.
-_MOST_OF_SUMS, _MOST_OF_BYTES = 0.5, 2.0**20
-
-
-def are_small(given: Quantizations) -> bool:
-    """Whether scales over that of the destination are so small that what they multiply fits 32 bits: nearly always."""
-    src, wei, dst, residual = (float(each.scale.max()) for each in given[:4])
-    if given.sum is not None:
-        return max(float(given.sum.scale), residual) <= _MOST_OF_BYTES * dst
-    return src * wei <= _MOST_OF_SUMS * dst and residual <= _MOST_OF_BYTES * dst
+def epilogue_block(after: Requantization) -> Array:
+    """The `EpilogueArguments`."""
+    given, types, scales = after.given, after.types, after.scales
+    zero_point = given.dst.zero_point if types.dst.itemsize == 1 else 0
+    low, high = after.bounds
+    sum_low, sum_high = after.sum_bounds
+    flip = 0 if after.residual is None else after.residual.flip
+    arguments = EpilogueArguments(
+        **activation_arguments(after.activation)._asdict(),
+        src_fill=_four_bytes(given.src.zero_point, types.src),
+        dst_fill=_four_bytes(zero_point, types.dst),
+        inverse=_bits(scales.inverse),
+        low=_bits(low),
+        high=_bits(high),
+        zero_point=zero_point,
+        sum_low=_bits(sum_low),
+        sum_high=_bits(sum_high),
+        sum_scale=_bits(scales.rounded),
+        residual_scale=_bits(scales.residual),
+        residual_flip=flip,
+        residual_zero=given.residual.zero_point + flip,
+    )
+    return np.array(arguments, np.int64)
 
 
 def _four_bytes(value: int, type: ElementType) -> int:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from blockconv.core.activation import ActivationKind
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import Types
 from blockconv.kernels.batches import Parts
-from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not

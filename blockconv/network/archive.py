@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from blockconv._version import __version__
+from blockconv.core.activation import Activation
 from blockconv.core.errors import ArgumentError, short
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
-from blockconv.kernels.common.activation import Activation
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
 

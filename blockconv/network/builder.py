@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.activation import activation as read_activation
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import element
 from blockconv.dispatch.boundary import pads, pair
-from blockconv.kernels.common.activation import activation as read_activation
 from blockconv.network import ops
 from blockconv.network.emitter import Emitter
 from blockconv.network.graph import Network, Tensor, read_shape

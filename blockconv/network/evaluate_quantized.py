@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.quantization import Quantization
+from blockconv.core.activation import IDENTITY, Activation
+from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization
 from blockconv.core.types import Types, element
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, Requantization
-from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network import ops
 
 __all__ = ["QUANTIZED"]

@@ -17,6 +17,7 @@ from storage_oracle import Array
 import blockconv as bc
 from blockconv import Layout
 from blockconv.core import target
+from blockconv.core.activation import activation
 from blockconv.core.eltwise_problem import (
     ActivationProblem,
     AffineProblem,
@@ -31,7 +32,6 @@ from blockconv.core.eltwise_problem import (
     SoftmaxProblem,
 )
 from blockconv.core.types import Types
-from blockconv.kernels.common.activation import activation
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 

@@ -14,9 +14,9 @@ from storage_oracle import Array, places
 
 from blockconv import Layout, Quantization
 from blockconv.core.eltwise_problem import LrnProblem, ResizeProblem, SoftmaxProblem
+from blockconv.core.quantization import integers, real
 from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
-from blockconv.network.evaluate_quantized import integers, real
 from blockconv.runtime import Program, address_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")

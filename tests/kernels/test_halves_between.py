@@ -12,9 +12,9 @@ import pytest
 from eltwise_lab import available, check
 from storage_oracle import Array
 
+from blockconv.core.activation import activation
 from blockconv.core.types import FLOATS, Types, element
 from blockconv.kernels import TABLE
-from blockconv.kernels.common.activation import activation
 from blockconv.network import evaluate, ops
 from blockconv.network.graph import Network, Node, Tensor
 from blockconv.network.planning.rules import RULES

@@ -9,7 +9,7 @@ import pytest
 from small_networks import residual_network, values
 
 import blockconv as bc
-from blockconv.kernels.common.activation import activation
+from blockconv.core.activation import activation
 from blockconv.network import ops
 
 pytestmark = pytest.mark.filterwarnings("error::blockconv.SlowPathWarning")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from blockconv.core.activation import activation
 from blockconv.core.errors import DtypeError, NetworkError
 from blockconv.core.types import element
-from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.emitter import Emitter, Translation

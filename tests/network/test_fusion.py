@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from blockconv.core.activation import activation
 from blockconv.core.errors import NetworkError
-from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network

@@ -7,9 +7,9 @@ import numpy as np
 import pool_oracle
 import pytest
 
+from blockconv.core.activation import activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.types import element
-from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network, Node, Tensor

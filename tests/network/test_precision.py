@@ -15,9 +15,9 @@ from small_networks import residual_network, values
 
 import blockconv as bc
 from blockconv.core import target
+from blockconv.core.activation import activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.types import element
-from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as

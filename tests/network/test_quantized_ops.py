@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv.kernels.common.activation import activation
+from blockconv.core.activation import activation
 from blockconv.network import ops
 from blockconv.network.passes.fuse import fuse
 

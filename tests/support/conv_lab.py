@@ -20,13 +20,13 @@ from guarded import Guarded
 from storage_oracle import places, stored
 
 from blockconv import runtime
+from blockconv.core.activation import activation
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block, pack_bias, pack_weights
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.common.activation import activation
 from blockconv.kernels.table import Epilogue, Request
 
 Array = npt.NDArray[Any]

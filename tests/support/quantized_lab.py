@@ -16,14 +16,14 @@ from storage_oracle import places, stored
 
 from blockconv import runtime
 from blockconv.core import target
+from blockconv.core.activation import activation
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.quantization import Quantization
+from blockconv.core.quantization import Quantization, Quantizations, Requantization
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
-from blockconv.dispatch.quantizing import Quantizations, Requantization, quantized_bias, with_weights
-from blockconv.kernels.common.activation import activation
+from blockconv.dispatch.quantizing import epilogue_block, epilogue_of, quantized_bias, with_weights
 from blockconv.kernels.table import Request, Row
 
 Array = npt.NDArray[Any]
@@ -154,7 +154,7 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     )
     added_type = None if made.residual is None else element(made.residual)
     after = Requantization(act, types, given, added_type, steps.away)
-    primitive = row.prepare(p, Layout(src), Layout(dst), types, threads, epilogue=after.epilogue)
+    primitive = row.prepare(p, Layout(src), Layout(dst), types, threads, epilogue=epilogue_of(after))
     form = primitive.form
     here = functools.partial(_placed, memory)
     rng = np.random.default_rng(5)
@@ -166,7 +166,7 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     _, size = places(dst, p.dst_shape)
     out = here("destination", paired(np.full(size, 0x55, np.uint8).astype(held(steps.dst)), steps.dst))
     added = out if residual is None else here("residual", paired(stored(residual, dst, 99), made.residual))
-    block = after.block
+    block = epilogue_block(after)
     program = runtime.Program(primitive.ops())
     scratch = _scratch_in(memory, program, threads)
     addresses = [runtime.address_of(array) for array in (source, weights, bias, out, added, block)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from blockconv.core.activation import activation
 from blockconv.frontends.onnx.matrices import gemm
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
@@ -20,7 +21,6 @@ from blockconv.frontends.onnx.quantized import (
 )
 from blockconv.frontends.onnx.scope import Call, Op, Translator, registered
 from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
-from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor

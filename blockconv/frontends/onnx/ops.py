@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
+from blockconv.core.activation import ACTIVATIONS, activation
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
@@ -23,7 +24,6 @@ from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
 from blockconv.frontends.onnx.scope import Call, Op, Translator, only_output, registered
 from blockconv.frontends.onnx.shapes import SHAPE_OPS
 from blockconv.frontends.onnx.windows import WINDOW_OPS
-from blockconv.kernels.common.activation import ACTIVATIONS, activation
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor

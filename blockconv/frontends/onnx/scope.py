@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
+from blockconv.core.quantization import real
 from blockconv.core.types import element
 from blockconv.network.emitter import Emitter, Translation, Unsupported
-from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.ops import Attributes, Concat, Convolution, Dequantize
 

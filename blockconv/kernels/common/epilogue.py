@@ -18,8 +18,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from blockconv.core.activation import ActivationKind
 from blockconv.jit.ir import const, join, shuffle, transpose
-from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate, parameters_at
+from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
     EpilogueArguments,

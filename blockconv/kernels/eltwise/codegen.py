@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
+from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, emitted, pointer
-from blockconv.kernels.common.activation import ActivationArguments, ActivationKind, activate
+from blockconv.kernels.common.activation import ActivationArguments, activate
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.vectors import Vectors
 

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.core.layout import LARGEST_BLOCK, Axis, Layout, row_major
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, ElementType
 from blockconv.kernels.batches import fill_images
-from blockconv.kernels.common.activation import IDENTITY, Activation
+from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.same_layout import same_layout_why_not
@@ -246,7 +247,7 @@ def _op(found: Extents, kind: int, buffers: tuple[int, int, int, int], storage: 
     )
     tasks = size_tasks * extent_tasks * math.prod(loop.size for loop in outer)
     chunk = chunk_of(tasks, min(found.size, size) * count * e.itemsize, threads, nbytes)
-    table = np.array(activation.arguments, np.int64)
+    table = np.array(activation_arguments(activation), np.int64)
     repeated = found.inner if found.operand == Operand.REPEATED else 0
     kernel = eltwise(e.code, how.lanes, kind, found.operand, activation.kind, repeated)
     return Op(kernel, args, tasks, chunk, scratch=found.period * (2 * beside + e.itemsize) + 64, table=table)

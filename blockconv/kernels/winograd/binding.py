@@ -8,9 +8,9 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.core import target
+from blockconv.core.activation import ActivationKind
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types, element
-from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.interleaved import DENSE

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
+from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import broadcast, check_word
 from blockconv.core.types import ElementType, FloatType, element
-from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, Solved, check_type
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]

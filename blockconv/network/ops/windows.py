@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, element
-from blockconv.kernels.common.activation import IDENTITY, Activation
 from blockconv.network.ops.base import (
     Attributes,
     ElementTypes,

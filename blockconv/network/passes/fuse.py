@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.activation import Activation, activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.types import FloatType, element
-from blockconv.kernels.common.activation import Activation, activation
 from blockconv.network import evaluate
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import (

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
-from blockconv.core.quantization import Quantization
+from blockconv.core.quantization import Quantization, real
 from blockconv.core.types import INTEGERS, ElementType, Types, element
 from blockconv.dispatch.quantizing import check_sums, is_light, is_narrow
 from blockconv.kernels import TABLE
-from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import (
     Activate,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.activation import Activation, activation
 from blockconv.core.types import ElementType, element
-from blockconv.kernels.common.activation import Activation, activation
 from blockconv.network.graph import Node
 from blockconv.network.ops import (
     Activate,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.quantization import PLAIN, Quantizations, Requantization
 from blockconv.core.types import element
 from blockconv.dispatch.packing import activation_block
-from blockconv.dispatch.quantizing import PLAIN, Quantizations, Requantization
+from blockconv.dispatch.quantizing import epilogue_block, epilogue_of
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue
 from blockconv.network.graph import Network, Node
@@ -43,9 +44,9 @@ class QuantizedConv2dRule(Conv2dRule):
         given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
         added = network.tensors[node.inputs[1]].type if residual else None
         after = Requantization(a.activation, types, given, added)
-        primitive = row.prepare(problem, src, dst, types, threads, epilogue=after.epilogue)
+        primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue_of(after))
         weight, bias = held.quantized_weights(node, problem, primitive.form, after)
-        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, after.block))
+        return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
 
 
 class DynamicConv2dRule(Conv2dRule):
@@ -62,9 +63,9 @@ class DynamicConv2dRule(Conv2dRule):
         epilogue = Epilogue(a.activation.kind, residual, shifted=shifted)
         primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
         weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
-        block = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None).block
+        after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
         scaled = types.is_requantized
         count = sums.size // (1 + scaled + shifted)
         first = dynamic_epilogue_op(count, scaled, shifted, Buffer(6), Buffer(7), Buffer(8))
         made = Workspace(sums.nbytes), OUTPUT, 2 if residual else OUTPUT, Workspace(EPILOGUE_BYTES)
-        return Bound((first, *primitive.ops()), (0, weight, *made, 1, sums, block))
+        return Bound((first, *primitive.ops()), (0, weight, *made, 1, sums, epilogue_block(after)))

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.quantization import Quantization
+from blockconv.core.quantization import Quantization, Requantization
 from blockconv.core.types import ElementType, Types
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_bias, pack_weights
-from blockconv.dispatch.quantizing import Requantization, check_sums, quantized_bias, weight_sums
+from blockconv.dispatch.quantizing import check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
 from blockconv.runtime.memory import Region

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.quantization import real
 from blockconv.core.types import INTEGERS, IntegerType, element
-from blockconv.network.evaluate_quantized import real
 from blockconv.network.graph import Network, Node, check_network
 from blockconv.network.ops import Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
 from blockconv.network.passes.fuse import fuse

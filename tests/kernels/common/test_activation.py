@@ -8,8 +8,8 @@ import pytest
 from conv_lab import check, data, rows
 
 import blockconv as bc
+from blockconv.core.activation import ACTIVATIONS, activation
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.common.activation import ACTIVATIONS, activation
 
 NAMES = tuple(conv_oracle.ACTIVATIONS)
 WITH_PARAMETERS = (

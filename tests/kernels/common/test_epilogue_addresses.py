@@ -9,9 +9,9 @@ import pytest
 
 from blockconv import jit
 from blockconv.core import target
+from blockconv.core.activation import ActivationKind
 from blockconv.core.types import element
 from blockconv.jit.ir import const, emitted
-from blockconv.kernels.common.activation import ActivationKind
 from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.tile import Output, Tile
 from blockconv.kernels.common.vectors import Vectors

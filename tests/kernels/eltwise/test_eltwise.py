@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from storage_oracle import Array
 
 from blockconv import Layout
+from blockconv.core.activation import activation
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
-from blockconv.kernels.common.activation import activation
 from blockconv.kernels.table import Request
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")

@@ -12,10 +12,10 @@ from eltwise_lab import available, check
 from storage_oracle import Array
 
 from blockconv import Quantization
+from blockconv.core.activation import activation
 from blockconv.core.eltwise_problem import ActivationProblem, BinaryProblem
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
-from blockconv.kernels.common.activation import activation
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 

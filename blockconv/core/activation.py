@@ -1,0 +1,209 @@
+"""Activations: for each, its name, its parameters, what it computes, and the same as code over vectors.
+
+The code is written in the operations of `kernels/common/vectors.py`. float32 uses polynomials that stay
+within 5e-7 of the largest value; float64 calls the C library lane by lane. A NaN stays a NaN in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import ArgumentError
+
+__all__ = ["ACTIVATIONS", "IDENTITY", "NUMBERS", "Activation", "ActivationKind", "Definition", "activation"]
+
+Array = npt.NDArray[Any]
+
+
+class ActivationKind:
+    """What a kernel is compiled for: no activation, a clip in registers, or any other, by its number at run time."""
+
+    NONE, CLIP, OTHER = range(3)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation with its two parameters (0 where it has fewer). number 0 is clip(first, second)."""
+
+    name: str
+    number: int = 0
+    first: float = -math.inf
+    second: float = math.inf
+
+    @property
+    def is_identity(self) -> bool:
+        return self.number == 0 and self.first == -math.inf and self.second == math.inf
+
+    @property
+    def kind(self) -> int:
+        """The `ActivationKind` of kernels that end with it."""
+        if self.is_identity:
+            return ActivationKind.NONE
+        return ActivationKind.OTHER if self.number else ActivationKind.CLIP
+
+    def reference(self, x: Array) -> Array:
+        """The activation of each element, in NumPy, by its definition."""
+        definition = ACTIVATIONS[self.name]
+        count = len(definition.parameters) if self.number else 2
+        return x if self.is_identity else np.asarray(definition.reference(x, *(self.first, self.second)[:count]))
+
+
+IDENTITY = Activation("none")
+
+
+def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activation:
+    """An Activation from None, a name, or (name, *parameters), which `ACTIVATIONS` has.
+
+    Raises ArgumentError for anything else.
+    """
+    if spec is None:
+        return IDENTITY
+    name, *given = spec if isinstance(spec, (tuple, list)) and spec else (spec,)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ArgumentError(
+            op, "activation", spec, f"has to be one of {', '.join(ACTIVATIONS)}, or (name, *parameters)"
+        )
+    definition = ACTIVATIONS[name]
+    if len(given) > len(definition.parameters):
+        raise ArgumentError(op, "activation", spec, f"has to have at most {len(definition.parameters)} parameters")
+    try:
+        values = [float(x) for x in given]
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(op, "activation", spec, "has to have numbers as parameters") from None
+    values += [*definition.parameters.values()][len(values) :]
+    if name == "clip" and not values[0] <= values[1]:
+        raise ArgumentError(op, "activation", spec, "has to have low <= high, without NaN")
+    first, second = definition.bounds or (*values, 0.0, 0.0)[:2]
+    return Activation(name, NUMBERS.get(name, 0), first, second)
+
+
+# ---------------------------------------------------------------- code over vectors: `v` is the generator of kernels
+
+
+def _leaky_relu(v: Any, x: Any, slope: Any) -> Any:
+    return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), v.mul(x, v.splat(slope)), x)
+
+
+def _tanh(v: Any, x: Any) -> Any:
+    """float32 as Cephes has it: x + x^3 p(x^2) near 0, where 2 sigmoid(2x) - 1 would lose what is small."""
+    if v.itemsize == 8:
+        return v.each_lane("tanh", x)
+    square = v.mul(x, x)
+    coefficients = [-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1]
+    small = v.add(x, v.mul(v.mul(v.polynomial(square, coefficients), square), x))
+    large = v.add(v.mul(v.sigmoid(v.mul(x, v.c(2.0))), v.c(2.0)), v.c(-1.0))
+    return v.b.select(v.b.fcmp_ordered("<", square, v.c(0.625 * 0.625)), small, large)
+
+
+def _silu(v: Any, x: Any) -> Any:
+    return v.mul(x, v.sigmoid(x))
+
+
+def _hardswish(v: Any, x: Any) -> Any:
+    return v.mul(x, v.mul(v.clip(v.add(x, v.c(3.0)), v.c(0.0), v.c(6.0)), v.c(1 / 6)))
+
+
+def _gelu(v: Any, x: Any) -> Any:
+    return v.mul(v.mul(x, v.c(0.5)), v.add(v.c(1.0), v.erf(v.mul(x, v.c(math.sqrt(0.5))))))
+
+
+def _hardsigmoid(v: Any, x: Any, alpha: Any, beta: Any) -> Any:
+    return v.clip(v.add(v.mul(x, v.splat(alpha)), v.splat(beta)), v.c(0.0), v.c(1.0))
+
+
+def _mish(v: Any, x: Any) -> Any:
+    """tanh(log(1 + e)) for e = exp(x) is (1 + e / 2) / (1 + e / 2 + 1 / e): nothing cancels, and no square overflows.
+
+    An infinite 1 / e makes it zero, as it should. It is 1 from long before 80 on, where e / 2 might overflow too.
+    """
+    reciprocal = v.exp(v.b.fneg(v.b.select(v.b.fcmp_ordered(">", x, v.c(80.0)), v.c(80.0), x)))
+    above = v.add(v.b.fdiv(v.c(0.5), reciprocal), v.c(1.0))
+    return v.mul(x, v.b.fdiv(above, v.add(above, reciprocal)))
+
+
+def _celu(v: Any, x: Any, alpha: Any) -> Any:
+    alpha = v.splat(alpha)
+    below = v.mul(alpha, v.expm1(v.b.fdiv(x, alpha)))
+    return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), below, x)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def _clipped(x: Array, low: float, high: float) -> Array:
+    return np.asarray(np.minimum(np.maximum(x, low), high))
+
+
+def _logistic(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _softplus(x: Array) -> Array:
+    """log(1 + exp(x)), where nothing overflows."""
+    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+@dataclass(frozen=True)
+class Definition:
+    """All that is known of an activation; kernels, the evaluation of constants, ONNX and the documentation read it.
+
+    formula: what it computes. reference(x, *parameters): the same in NumPy. parameters: at most two, by name, with
+    their defaults. code(vectors, x, *parameters): the same over a vector, of parameters that are scalars of LLVM; None
+    for a clip, whose parameters are its bounds; `bounds` are those of a clip that takes no parameters.
+    onnx: the op of ONNX that it is, and that op's attributes, in the order of the parameters, with their defaults.
+    """
+
+    formula: str
+    reference: Callable[..., Array]
+    code: Callable[..., Any] | None = None
+    parameters: dict[str, float] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
+    onnx: tuple[str, dict[str, float]] | None = None
+
+
+# Kernels know those with code by their numbers, in this order from 1 on: a new one comes last.
+ACTIVATIONS = {
+    "none": Definition("x", _clipped, bounds=(-math.inf, math.inf)),
+    "relu": Definition("max(x, 0)", _clipped, bounds=(0.0, math.inf), onnx=("Relu", {})),
+    "relu6": Definition("min(max(x, 0), 6)", _clipped, bounds=(0.0, 6.0)),
+    "clip": Definition("min(max(x, low), high)", _clipped, parameters={"low": -math.inf, "high": math.inf}),
+    "leaky_relu": Definition(
+        "x if x >= 0 else slope * x",
+        lambda x, slope: np.where(x < 0, x * slope, x),
+        _leaky_relu,
+        {"slope": 0.01},
+        onnx=("LeakyRelu", {"alpha": 0.01}),
+    ),
+    "sigmoid": Definition("1 / (1 + exp(-x))", _logistic, lambda v, x: v.sigmoid(x), onnx=("Sigmoid", {})),
+    "tanh": Definition("tanh(x)", np.tanh, _tanh, onnx=("Tanh", {})),
+    "silu": Definition("x / (1 + exp(-x))", lambda x: x * _logistic(x), _silu),
+    "hardswish": Definition(
+        "x * min(max(x + 3, 0), 6) / 6", lambda x: x * np.clip(x + 3, 0, 6) / 6, _hardswish, onnx=("HardSwish", {})
+    ),
+    "gelu": Definition("x * (1 + erf(x / sqrt(2))) / 2", lambda x: x * 0.5 * (1 + _erf(x * math.sqrt(0.5))), _gelu),
+    "hardsigmoid": Definition(
+        "min(max(alpha * x + beta, 0), 1)",
+        lambda x, alpha, beta: np.clip(x * alpha + beta, 0, 1),
+        _hardsigmoid,
+        {"alpha": 1 / 6, "beta": 0.5},
+        onnx=("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
+    ),
+    "mish": Definition("x * tanh(log(1 + exp(x)))", lambda x: x * np.tanh(_softplus(x)), _mish, onnx=("Mish", {})),
+    "celu": Definition(
+        "max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)",
+        lambda x, alpha: np.where(x < 0, alpha * np.expm1(np.minimum(x, 0) / alpha), x),
+        _celu,
+        {"alpha": 1.0},
+        onnx=("Celu", {"alpha": 1.0}),
+    ),
+}
+NUMBERS = {name: k for k, name in enumerate((n for n, one in ACTIVATIONS.items() if one.code), start=1)}
