@@ -18,7 +18,6 @@ from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
-from blockconv.network import evaluate
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
 from blockconv.network.ops import Attributes, Binary, Convolution, Reshape, Shape
 
@@ -114,9 +113,10 @@ class Emitter:
         operands = tuple(t.name for t in inputs), tuple(t.name for t in parameters)
         node = Node(name, attributes, operands[0], self.value_name(name), operands[1])
         made = inferred(node, inputs, parameters, title)
-        if self.folds and inputs and all(self.is_constant(read) for read in (*node.inputs, *node.parameters)):
+        constant = all(self.is_constant(read) for read in (*node.inputs, *node.parameters))
+        if self.folds and constant and not made.type.is_packed:  # no array of NumPy's is packed
             known = [[self._elements(read) for read in names] for names in operands]
-            return self.constant(made.name, held(evaluate.compute(attributes, *known), made.type))
+            return self.constant(made.name, held(attributes.evaluate(*known), made.type))
         self.nodes.append(node)
         return self._known(made)
 

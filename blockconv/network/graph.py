@@ -27,7 +27,6 @@ from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
-from blockconv.network import evaluate
 from blockconv.network.ops import Attributes, Convolution, Dequantize, Shape, Solved
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
@@ -243,7 +242,7 @@ class Network:
         last = {name: node for node in self.nodes for name in node.inputs}
         for node in self.nodes:
             operands = [values[name] for name in node.inputs]
-            result = evaluate.compute(node.attributes, operands, [values[name] for name in node.parameters])
+            result = node.attributes.evaluate(operands, [values[name] for name in node.parameters])
             values[node.output] = held(result, self.tensors[node.output].type)
             for name in set(node.inputs):
                 if not every and last[name] is node and name not in self.outputs:

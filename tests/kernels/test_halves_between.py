@@ -15,7 +15,7 @@ from storage_oracle import Array
 from blockconv.core.activation import activation
 from blockconv.core.types import FLOATS, Types, element
 from blockconv.kernels import TABLE
-from blockconv.network import evaluate, ops
+from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
 from blockconv.network.planning.rules import RULES
 
@@ -77,7 +77,7 @@ def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, .
     node = Node("node", attributes, tuple(names), "y", tuple(f"p{k}" for k in range(count)))
     inputs = tuple(Tensor(name, x.shape, element(kind)) for name, x in zip(names, arrays, strict=True))
     network = Network(inputs, ("y",), (node,), dict(zip(node.parameters, given, strict=True)))
-    wanted = evaluate.compute(attributes, arrays, given).astype(kind)
+    wanted = attributes.evaluate(arrays, given).astype(kind)
     problem = RULES[type(attributes)].problem(network, node)
     options = {} if not hasattr(attributes, "activation") else {"activation": attributes.activation}
     operands = [(x, layout) for x in arrays] + [(x, "") for x in given]

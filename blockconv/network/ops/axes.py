@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from blockconv.core.eltwise_problem import (
     Coordinates,
@@ -19,6 +21,8 @@ from blockconv.core.eltwise_problem import (
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
 from blockconv.network.ops.base import (
+    Array,
+    Arrays,
     ElementTypes,
     Pair,
     Shape,
@@ -27,6 +31,7 @@ from blockconv.network.ops.base import (
     check_axis,
     check_rank,
     check_type,
+    framed,
 )
 
 __all__ = ["Lrn", "ReduceMean", "Resize", "Softmax"]
@@ -54,6 +59,14 @@ class Lrn(_OfFloats):
     def problem(self, src: Shape) -> LrnProblem:
         return LrnProblem(src, self.size, self.alpha, self.beta, self.bias)
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        (src,) = inputs
+        # A window that reaches further than the channels do holds no more than all of them.
+        below, above = (min(side, src.shape[1]) for side in ((self.size - 1) // 2, self.size // 2))
+        squares = framed(src * src, [(0, 0), (below, above), *[(0, 0)] * (src.ndim - 2)], 0)
+        total = sum(squares[:, i : i + src.shape[1]] for i in range(below + above + 1))
+        return np.asarray(src / (self.bias + self.alpha / self.size * total) ** self.beta)
+
 
 @dataclass(frozen=True)
 class Softmax(_OfFloats):
@@ -65,6 +78,10 @@ class Softmax(_OfFloats):
     def problem(self, src: Shape) -> SoftmaxProblem:
         check_axis(self, self.axis, src)
         return SoftmaxProblem(src, self.axis)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        powers = np.exp(inputs[0] - inputs[0].max(axis=self.axis, keepdims=True, initial=-math.inf))
+        return np.asarray(powers / powers.sum(axis=self.axis, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,18 @@ class Resize(_OfFloats):
         scale = self.scale or (None, None)
         return ResizeProblem(n, c, ih, iw, oh, ow, self.mode, self.coordinates, self.nearest, *scale)
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        (x,) = inputs
+        problem: Any = self.problem(x.shape)
+        for axis, name in ((2, "h"), (3, "w")):
+            first, second, weight = problem.taps(name)
+            if self.mode == "nearest":
+                x = x.take(first, axis)
+                continue
+            part = weight.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+            x = x.take(first, axis) * (1 - part) + x.take(second, axis) * part
+        return x
+
 
 @dataclass(frozen=True)
 class ReduceMean(Solved):
@@ -119,3 +148,6 @@ class ReduceMean(Solved):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         kept = super().infer(inputs, parameters)
         return tuple(size for i, size in enumerate(kept) if self.keepdims or i not in self.axes)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.asarray(inputs[0].mean(axis=self.axes, keepdims=self.keepdims))

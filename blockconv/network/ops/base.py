@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from blockconv.core.errors import ArgumentError, DtypeError
-from blockconv.core.types import ElementType
+from blockconv.core.types import ElementType, element
 
 __all__ = [
+    "Array",
+    "Arrays",
     "Attributes",
     "ElementTypes",
     "Pads",
@@ -20,8 +25,11 @@ __all__ = [
     "check_axis",
     "check_rank",
     "check_type",
+    "framed",
 ]
 
+Array = npt.NDArray[Any]
+Arrays = Sequence[Array]
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 ElementTypes = tuple[ElementType, ...]
@@ -31,12 +39,17 @@ Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 
 @dataclass(frozen=True)
 class Attributes:
-    """What all ops share. `infer` gives the output's shape from those of inputs and of parameters."""
+    """An op of a network: its attributes are the fields, and all that is known of it its methods.
+
+    op: its name, under which the kernel table has its kernels. inputs, parameters: how many there may be; parameters
+    are constants that a kernel may repack.
+    is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
+    """
 
     op: ClassVar[str]
-    # How many inputs and parameters (constants that a kernel may repack) there may be.
     inputs: ClassVar[range] = range(1, 2)
     parameters: ClassVar[range] = range(1)
+    is_exact: ClassVar[bool] = False
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         """The output's shape. Raises ArgumentError."""
@@ -48,6 +61,16 @@ class Attributes:
         if len(set(given)) > 1:
             raise DtypeError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
         return given[0]
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        """The output, in plain NumPy: slow, written from the definition, and independent of the kernels."""
+        raise NotImplementedError
+
+    def evaluate(self, inputs: Arrays, parameters: Arrays) -> Array:
+        """`compute`, with floats in float64 and integers as they are, and without warnings of NumPy."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            given = [[x if self.is_exact else _wide(x) for x in operands] for operands in (inputs, parameters)]
+            return self.compute(*given)
 
 
 class Solved(Attributes):
@@ -79,3 +102,13 @@ def check_axis(attributes: Attributes, axis: int, shape: Shape) -> None:
     """Raise ArgumentError unless a shape has that axis, counted from the front."""
     if not 0 <= axis < len(shape):
         raise ArgumentError(attributes.op, "axis", axis, f"has to be one of the {len(shape)} axes of {shape}")
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float64) if element(x.dtype).is_float else x
+
+
+def framed(x: Array, pads: Sequence[Pair], value: float) -> Array:
+    """`x` with (before, after) of `value` on each axis; negative ends crop."""
+    inner = tuple(slice(max(0, -b), n - max(0, -e)) for n, (b, e) in zip(x.shape, pads, strict=True))
+    return np.pad(x[inner], [(max(0, b), max(0, e)) for b, e in pads] or 0, constant_values=value)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
+from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import ElementType, element
-from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, Solved, check_type
 from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
@@ -28,6 +31,7 @@ class FindQuantization(Solved):
     """
 
     op: ClassVar[str] = "find_quantization"
+    is_exact: ClassVar[bool] = True
 
     def problem(self, src: Shape) -> FindQuantizationProblem:
         return FindQuantizationProblem(src)
@@ -36,12 +40,20 @@ class FindQuantization(Solved):
         check_type(self, "input", inputs[0], "float32")
         return element("float32")
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        x = inputs[0].astype(np.float32)
+        low, high = (combine.reduce(x, axis=None, initial=np.float32(0)) for combine in (np.fmin, np.fmax))
+        step = (high - low) / np.float32(255)
+        scale = step if step > 0 else np.float32(1)
+        return np.array([scale, np.clip(np.rint(np.nan_to_num(0 - low / scale)), 0, 255)], np.float32)
+
 
 @dataclass(frozen=True)
 class DynamicQuantize(Solved):
     """`Quantize` to uint8. inputs: src, float32, and what was found."""
 
     op: ClassVar[str] = "dynamic_quantize"
+    is_exact: ClassVar[bool] = True
     inputs: ClassVar[range] = range(2, 3)
 
     def problem(self, src: Shape, found: Shape) -> ActivationProblem:
@@ -52,6 +64,10 @@ class DynamicQuantize(Solved):
         for argument, type in zip(("input", "found"), inputs, strict=True):
             check_type(self, argument, type, "float32")
         return element("uint8")
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        scale, zero_point = inputs[1]
+        return integers(inputs[0] / scale, Quantization(1.0, int(zero_point)), "uint8")
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,16 @@ class DynamicConv2d(IntegerConvolution):
         for type in inputs[1:]:
             check_type(self, "input", type, "float32")
         return element(self.dtype)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        src, (scale, zero_point), *residual = inputs
+        sums = self.int32_sums(src, Quantization(1.0, int(zero_point)), parameters[:1])
+        if self.dtype == "int32":
+            return sums
+        x = sums.astype(np.float32) * (scale * self.wei.scale).reshape(-1, 1, 1)
+        for added in (*(bias.reshape(-1, 1, 1) for bias in parameters[1:]), *residual):
+            x = x + added
+        return self.activated(x)
 
 
 def _check_found(attributes: Attributes, shape: Shape) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, get_args
+
+import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import broadcast, check_word
 from blockconv.core.types import ElementType, FloatType, element
-from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, Solved, check_type
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
 
@@ -30,6 +33,9 @@ class Cast(Attributes):
         check_type(self, "input", inputs[0], *sorted(others))
         return element(self.dtype)
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return inputs[0]
+
 
 @dataclass(frozen=True)
 class Activate(Solved):
@@ -40,6 +46,9 @@ class Activate(Solved):
 
     def problem(self, src: Shape) -> ActivationProblem:
         return ActivationProblem(src)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return self.activation.reference(inputs[0])
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,11 @@ class Affine(Solved):
             check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
         return src
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        along = (-1,) + (1,) * (inputs[0].ndim - 2)
+        scale, shift = (p.reshape(along) for p in parameters)
+        return self.activation.reference(inputs[0] * scale + shift)
+
 
 @dataclass(frozen=True)
 class Binary(Solved):
@@ -84,3 +98,21 @@ class Binary(Solved):
         """What NumPy gives, which kernels do not always have: see `BinaryProblem`."""
         check_word(self.op, "kind", self.kind, BinaryKind)
         return broadcast(self.op, "inputs", *inputs)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return self.activation.reference(_BINARY[self.kind](*inputs))
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    """Integers round towards zero, as in C."""
+    return a / b if a.dtype.kind == "f" else (a - np.fmod(a, b)) // b
+
+
+_BINARY: dict[BinaryKind, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "sub": np.subtract,
+    "div": _quotient,
+    "max": np.maximum,
+    "min": np.minimum,
+}

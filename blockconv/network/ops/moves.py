@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from blockconv.core.eltwise_problem import (
     ConcatProblem,
     PadProblem,
@@ -14,7 +16,7 @@ from blockconv.core.eltwise_problem import (
     TransposeProblem,
 )
 from blockconv.core.errors import ArgumentError
-from blockconv.network.ops.base import Attributes, Pair, Shape, Shapes, Solved, check_axis
+from blockconv.network.ops.base import Array, Arrays, Attributes, Pair, Shape, Shapes, Solved, check_axis, framed
 
 __all__ = ["Concat", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
 
@@ -24,12 +26,16 @@ class Concat(Solved):
     """Inputs one after the other along an axis (0 or more)."""
 
     op: ClassVar[str] = "concat"
+    is_exact: ClassVar[bool] = True
     inputs: ClassVar[range] = range(1, 1 << 30)
     axis: int = 1
 
     def problem(self, *srcs: Shape) -> ConcatProblem:
         check_axis(self, self.axis, srcs[0])
         return ConcatProblem(srcs, self.axis)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.asarray(np.concatenate(inputs, self.axis))
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,16 @@ class Pad(Solved):
     def problem(self, src: Shape) -> PadProblem:
         return PadProblem(src, self.pads, self.value)
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return framed(inputs[0], self.pads, self.value)
+
 
 @dataclass(frozen=True)
 class Slice(Solved):
     """Elements begin, begin + step, ... (`size` of them) of one axis. What a Split gives is one Slice an output."""
 
     op: ClassVar[str] = "slice"
+    is_exact: ClassVar[bool] = True
     axis: int
     begin: int
     size: int
@@ -60,16 +70,23 @@ class Slice(Solved):
         begins[self.axis], sizes[self.axis], steps[self.axis] = self.begin, self.size, self.step
         return SliceProblem(src, tuple(begins), tuple(sizes), tuple(steps))
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.asarray(inputs[0].take(self.begin + self.step * np.arange(self.size), self.axis))
+
 
 @dataclass(frozen=True)
 class Transpose(Solved):
     """dst's axis i is src's axis perm[i]."""
 
     op: ClassVar[str] = "transpose"
+    is_exact: ClassVar[bool] = True
     perm: tuple[int, ...]
 
     def problem(self, src: Shape) -> TransposeProblem:
         return TransposeProblem(src, self.perm)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.asarray(inputs[0].transpose(self.perm))
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ class Reshape(Attributes):
     """
 
     op: ClassVar[str] = "reshape"
+    is_exact: ClassVar[bool] = True
     shape: Shape
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
@@ -101,13 +119,22 @@ class Reshape(Attributes):
             raise ArgumentError(self.op, "shape", self.shape, f"cannot hold the {total} elements of {src}")
         return shape
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.asarray(inputs[0].reshape(self.infer((inputs[0].shape,), ())))
+
 
 @dataclass(frozen=True)
 class Shuffle(Solved):
     """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
 
     op: ClassVar[str] = "shuffle"
+    is_exact: ClassVar[bool] = True
     groups: int
 
     def problem(self, src: Shape) -> ShuffleProblem:
         return ShuffleProblem(src, self.groups)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        n, c, h, w = inputs[0].shape
+        split = inputs[0].reshape(n, self.groups, c // self.groups, h, w)
+        return np.asarray(split.swapaxes(1, 2).reshape(n, c, h, w))

@@ -5,20 +5,29 @@ Real numbers are float32 here, and so are the steps from integers to integers, i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import numpy as np
+
+from blockconv.core.activation import IDENTITY
 from blockconv.core.errors import ArgumentError
-from blockconv.core.quantization import Quantization
-from blockconv.core.types import INTEGERS, ElementType, IntegerType, element
+from blockconv.core.quantization import (
+    PLAIN,
+    Quantization,
+    Quantizations,
+    Requantization,
+    difference,
+    integers,
+    real,
+)
+from blockconv.core.types import INTEGERS, ElementType, IntegerType, Types, element
 from blockconv.network.ops.axes import Lrn, Resize, Softmax
-from blockconv.network.ops.base import Attributes, ElementTypes, Shape, Shapes, check_axis, check_type
+from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, check_axis, check_type
 from blockconv.network.ops.elementwise import Activate, Binary
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
-
-_PLAIN = Quantization(1.0)
 
 
 class _GivesIntegers(Attributes):
@@ -37,12 +46,16 @@ class Quantize(_GivesIntegers):
     """dst = saturate(round(src / scale) + zero_point) of float32, a half to the even neighbour."""
 
     op: ClassVar[str] = "quantize"
+    is_exact: ClassVar[bool] = True
     dst: Quantization
     dtype: IntegerType = "uint8"
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "input", inputs[0], "float32")
         return element(self.dtype)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return integers(inputs[0] / self.dst.scale, self.dst, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,7 @@ class Dequantize(Attributes):
     """
 
     op: ClassVar[str] = "dequantize"
+    is_exact: ClassVar[bool] = True
     src: Quantization
     axis: int = 0
 
@@ -70,12 +84,16 @@ class Dequantize(Attributes):
         self.src.check(self.op, "src", inputs[0].name, self.src.scale.size)
         return element("float32")
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return real(inputs[0], self.src, self.axis)
+
 
 @dataclass(frozen=True)
 class Requantize(_GivesIntegers):
     """Integers of 8 or 4 bits as others that stand for the same: dst = quantize(dequantize(src))."""
 
     op: ClassVar[str] = "requantize"
+    is_exact: ClassVar[bool] = True
     src: Quantization
     dst: Quantization
     dtype: IntegerType = "uint8"
@@ -84,6 +102,9 @@ class Requantize(_GivesIntegers):
         check_type(self, "input", inputs[0], *INTEGERS)
         _check_integers(self, "src", self.src, inputs[0])
         return element(self.dtype)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return integers(real(inputs[0], self.src) / self.dst.scale, self.dst, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -96,7 +117,7 @@ class QuantizedConv2d(IntegerConvolution):
     residual is added; None: nothing. dtype: of dst: of int32 the sums are given as they are.
     """
 
-    src: Quantization = _PLAIN
+    src: Quantization = PLAIN
     dtype: Literal["uint8", "int8", "int4", "uint4", "int32", "float32"] = "int32"
     dst: Quantization | None = None
     residual: Quantization | None = None
@@ -136,6 +157,21 @@ class QuantizedConv2d(IntegerConvolution):
                 _check_integers(self, "residual", self.residual, type)
         return element(self.dtype)
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        sums = self.int32_sums(inputs[0], self.src, parameters)
+        if self.dtype == "int32":
+            return sums
+        given = Quantizations(self.src, self.wei, self.dst or PLAIN, self.residual or PLAIN, self.sum)
+        after = Requantization(self.activation, Types.all("int8")._replace(dst=element(self.dtype)), given)
+        x = sums.astype(np.float32) * after.scales.sums.reshape(-1, 1, 1)
+        if self.sum is not None:
+            x = np.rint(np.clip(x, *after.sum_bounds)) * after.scales.rounded
+        for added in inputs[1:]:
+            x = x + (added if self.residual is None else difference(added, self.residual) * after.scales.residual)
+        if not after.scales.folded:
+            x = self.activated(x) * after.scales.inverse
+        return x if self.dst is None else integers(np.clip(x, *after.bounds), self.dst, self.dtype)
+
 
 @dataclass(frozen=True)
 class Quantized(Attributes):
@@ -146,6 +182,7 @@ class Quantized(Attributes):
     """
 
     op: ClassVar[str] = "quantized"
+    is_exact: ClassVar[bool] = True
     inputs: ClassVar[range] = range(1, 3)
     of: Pool2d | AdaptivePool2d | Binary | Activate | Lrn | Resize | Softmax
     srcs: tuple[Quantization, ...]
@@ -168,6 +205,38 @@ class Quantized(Attributes):
             check_type(self, "input", type, *INTEGERS)
             _check_integers(self, "srcs", src, type)
         return element(self.dtype)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        if isinstance(self.of, (Pool2d, AdaptivePool2d)):
+            return integers(self._average(inputs[0], self.of), self.dst, self.dtype)
+        given = [real(x, src) for x, src in zip(inputs, self.srcs, strict=True)]
+        of = replace(self.of, activation=IDENTITY) if isinstance(self.of, Binary) else self.of
+        x = of.evaluate(given, ()).astype(np.float32)
+        if isinstance(self.of, Binary):  # the step before the activation rounds by itself
+            x = Activate(self.of.activation).evaluate([x], ()).astype(np.float32)
+        return integers(x / self.dst.scale, self.dst, self.dtype)
+
+    def _average(self, src: Array, of: Pool2d | AdaptivePool2d) -> Array:
+        """Multiples of the destination's scale: the sum of each window as float32, over their number times the ratio
+        of the scales."""
+        exact = (src.astype(np.int64) - self.srcs[0].zero_point).astype(np.float64)
+        ones = np.ones((1, 1, *src.shape[2:]))
+        if isinstance(of, AdaptivePool2d):
+            each = [
+                [-(-(o + 1) * size // count) - o * size // count for o in range(count)]
+                for size, count in zip(src.shape[2:], of.size, strict=True)
+            ]
+            counts: Array = np.outer(each[0], each[1]).astype(np.float64)
+            total = np.rint(of.evaluate([exact], ()) * counts)
+        else:
+            summed = replace(of, kind="avg_exclude_padding", divisor=1)
+            total, covered = summed.evaluate([exact], ()), summed.evaluate([ones], ())
+            counts = np.full(covered.shape, float(of.divisor or 1))
+            if of.divisor is None:  # the mean of ones is the part of those that count which a window covers
+                some = covered > 0
+                counts[some] = np.rint(covered[some] / of.evaluate([ones], ())[some])
+        ratio = float(self.dst.scale) / float(self.srcs[0].scale)
+        return np.asarray(total.astype(np.float32) / (counts * ratio).astype(np.float32))
 
 
 def _check_integers(attributes: Attributes, argument: str, given: Quantization, type: ElementType) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
-from blockconv.core.quantization import Quantization
+from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import ElementType, element
 from blockconv.network.ops.base import (
+    Array,
+    Arrays,
     Attributes,
     ElementTypes,
     Pads,
@@ -21,6 +26,7 @@ from blockconv.network.ops.base import (
     Solved,
     check_rank,
     check_type,
+    framed,
 )
 
 __all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "IntegerConvolution", "Pool2d"]
@@ -60,6 +66,16 @@ class Convolution(Attributes):
             raise ArgumentError(self.op, "residual", inputs[1], f"has to have the output's shape, {problem.dst_shape}")
         return problem.dst_shape
 
+    def sums(self, src: Array, wei: Array) -> Array:
+        """Of products, without what is added to them."""
+        p, g = self.problem(src.shape, wei.shape), self.groups
+        image = framed(src, _reach(p), 0)
+        dst = np.zeros((p.n, g, p.oc // g, p.oh * p.ow), np.result_type(src, wei))
+        for y, x, window in _taps(image, p):
+            weights = wei[:, :, y, x].reshape(g, p.oc // g, p.ic // g)
+            dst += weights @ window.reshape(p.n, g, p.ic // g, p.oh * p.ow)
+        return dst.reshape(p.dst_shape)
+
 
 @dataclass(frozen=True)
 class IntegerConvolution(Convolution):
@@ -69,7 +85,8 @@ class IntegerConvolution(Convolution):
     whether they are known to be so (`dispatch.quantizing.is_narrow`, `is_light`), which changes no result.
     """
 
-    wei: Quantization = Quantization(1.0)  # noqa: RUF009
+    is_exact: ClassVar[bool] = True
+    wei: Quantization = PLAIN
     narrow: bool = False
     light: bool = False
 
@@ -86,6 +103,19 @@ class IntegerConvolution(Convolution):
         check_type(self, "weight", parameters[0], "int8")
         for type in parameters[1:]:
             check_type(self, "bias", type, bias)
+
+    def int32_sums(self, src: Array, given: Quantization, parameters: Arrays) -> Array:
+        """Of products of integers, of which `src` stands for what `given` says; and of a bias.
+
+        float64 holds these integers exactly, and multiplies matrices of them faster than NumPy does ints.
+        """
+        wei, *bias = (x.astype(np.float64) for x in parameters)
+        sums = self.sums((src.astype(np.int64) - given.zero_point).astype(np.float64), wei)
+        return sum((b[:, None, None] for b in bias), sums).astype(np.int32)
+
+    def activated(self, x: Array) -> Array:
+        """The activation of float32, rounded once."""
+        return self.activation.reference(x.astype(np.float64)).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -114,6 +144,13 @@ class Conv2d(Convolution):
             check_type(self, "residual", type, dst.name)
         return dst
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        src, (wei, *bias), residual = inputs[0], parameters, inputs[1:]
+        sums = self.sums(src, wei)
+        for added in (*(b[:, None, None] for b in bias), *residual):
+            sums += added
+        return self.activation.reference(sums)
+
 
 @dataclass(frozen=True)
 class Pool2d(Solved):
@@ -136,6 +173,18 @@ class Pool2d(Solved):
         rest = self.ceil_mode, self.divisor
         return Pool2dProblem(self.kind, n, ic, ih, iw, *kernel, *self.stride, *pads, *self.dilation, *rest)
 
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        (src,) = inputs
+        p = self.problem(src.shape)
+        if self.kind == "max":
+            least = -math.inf if src.dtype.kind == "f" else np.iinfo(src.dtype).min
+            best = np.full(p.dst_shape, least, src.dtype)
+            for _, _, window in _taps(framed(src, _reach(p), least), p):
+                best = np.maximum(best, window)
+            return best
+        total = sum(window for _, _, window in _taps(framed(src, _reach(p), 0), p))
+        return np.asarray(total / (_counts(p) if self.divisor is None else self.divisor))
+
 
 @dataclass(frozen=True)
 class AdaptivePool2d(Solved):
@@ -148,3 +197,43 @@ class AdaptivePool2d(Solved):
         check_rank(self, src, 4)
         n, ic, ih, iw = src
         return AdaptivePool2dProblem(n, ic, ih, iw, *self.size)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        (src,) = inputs
+        dst = np.zeros((*src.shape[:2], *self.size), src.dtype)
+        for at in np.ndindex(*self.size):
+            rows, columns = (
+                slice(o * size // count, -(-(o + 1) * size // count))
+                for o, size, count in zip(at, src.shape[2:], self.size, strict=True)
+            )
+            dst[:, :, at[0], at[1]] = src[:, :, rows, columns].mean(axis=(2, 3))
+        return dst
+
+
+# ---------------------------------------------------------------- windows in NumPy
+
+
+def _taps(x: Array, p: Any) -> Iterator[tuple[int, int, Array]]:
+    """(kh, kw, what that tap of each window reads) of a framed image; `p` is the problem."""
+    for y in range(p.kh):
+        for z in range(p.kw):
+            top, left = y * p.dh, z * p.dw
+            rows = slice(top, top + (p.oh - 1) * p.sh + 1, p.sh)
+            yield y, z, x[..., rows, left : left + (p.ow - 1) * p.sw + 1 : p.sw]
+
+
+def _reach(p: Any) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Pads that make room for each window, and no more."""
+    bottom = (p.oh - 1) * p.sh + (p.kh - 1) * p.dh + 1 - p.ih - p.ph
+    right = (p.ow - 1) * p.sw + (p.kw - 1) * p.dw + 1 - p.iw - p.pw
+    return (0, 0), (0, 0), (p.ph, bottom), (p.pw, right)
+
+
+def _counts(p: Any) -> Array:
+    """How many elements each window averages: those of the image, and of its padding where that counts."""
+    ones = np.ones((1, 1, p.ih, p.iw))
+    none, rows, columns = (0, 0), (p.ph, p.ph_r), (p.pw, p.pw_r)
+    padded = framed(ones, (none, none, rows, columns), float(p.kind == "avg_include_padding"))
+    (_, _, (_, bottom), (_, right)) = _reach(p)
+    whole = framed(padded, (none, none, (0, bottom - p.ph_r), (0, right - p.pw_r)), 0.0)
+    return np.asarray(sum(window for _, _, window in _taps(whole, p)))

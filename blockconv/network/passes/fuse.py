@@ -17,7 +17,6 @@ import numpy as np
 from blockconv.core.activation import Activation, activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.types import FloatType, element
-from blockconv.network import evaluate
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import (
     Activate,
@@ -90,7 +89,7 @@ def fold_constants(network: Network) -> Network:
         if network.tensors[node.output].type.is_packed:  # which no array of NumPy's is
             return False
         inputs, parameters = ([edit.constants[name] for name in names] for names in (node.inputs, node.parameters))
-        value = evaluate.compute(node.attributes, inputs, parameters)
+        value = node.attributes.evaluate(inputs, parameters)
         return edit.fold(node, value.astype(network.tensors[node.output].type.dtype))
 
     return rewritten(network, rule)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.text import take_name
-from blockconv.network import evaluate
 from blockconv.network.graph import Network, Node, held
 from blockconv.network.ops import Binary, Concat, Pad, Quantized, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.fuse import drop_dead_code
@@ -43,7 +42,7 @@ def _without_empty(network: Network) -> Network:
         operands = [constants.get(name) for name in (*inputs, *node.parameters)]
         known = [value for value in operands if value is not None]
         if len(known) == len(operands) and not tensors[node.output].type.is_packed:
-            value = evaluate.compute(node.attributes, known[: len(inputs)], known[len(inputs) :])
+            value = node.attributes.evaluate(known[: len(inputs)], known[len(inputs) :])
             constants[node.output] = held(value, tensors[node.output].type)
         else:
             nodes.append(replace(node, inputs=inputs))
