@@ -179,7 +179,7 @@ class Worker:
                 yield self._way_of_candidate(case, network, candidate)
 
     def _way_of_candidate(self, case: Node, network: Network, candidate: Candidate) -> Way:
-        row, problem, srcs, dst, _ = candidate
+        row, problem, srcs, dst = candidate[:4]
         assert row is not None
         (node,), src = network.nodes, srcs[0]
         held = Parameters(network) if self.job.runs else Unpacked(network)

@@ -30,8 +30,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import host
-from blockconv.network.planning.candidates import element_types
-from blockconv.network.planning.rules import RULES
+from blockconv.network.planning.candidates import element_types, kernel_layouts
 from blockconv.runtime import Op
 
 from . import launcher, networks, roof
@@ -150,7 +149,7 @@ def network(plan: bc.Plan, threads: int) -> Iterator[Work]:
     for node, candidate in zip(planned.network.nodes, planned.chosen, strict=True):
         if candidate.row is None:
             continue
-        src, dst = RULES[type(node.attributes)].kernel_layouts(candidate)
+        src, dst = kernel_layouts(node, candidate)
         problem, types = candidate.problem, element_types(planned.network, node)
         primitive = candidate.row.prepare(problem, src, dst, types, threads)
         nbytes = 4 * (src.size(problem.src_shape) + dst.size(problem.dst_shape))

@@ -138,6 +138,27 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         follow(name, ())
 
 
+def reached(name: str) -> set[str]:
+    """Modules that a module imports, and all that these import."""
+    found: set[str] = set()
+    wanted = [name]
+    while wanted:
+        new = imported(wanted.pop()) - found
+        found |= new
+        wanted += new
+    return found
+
+
+@pytest.mark.parametrize("name", ["blockconv.network.graph", "blockconv.network.ops", "blockconv.network.emitter"])
+def test_the_graph_knows_no_kernels_and_no_llvm(name: str) -> None:
+    """What an op is, infers, computes and asks of the planner needs none of them."""
+    modules = reached(name)
+    assert all(module.startswith(("blockconv.core", "blockconv.network.")) for module in modules), modules
+    for module in modules:
+        text = MODULES[module].read_text(encoding="utf-8")
+        assert not re.search(r"^ *(import|from) (llvmlite|numba)\b", text, re.MULTILINE), module
+
+
 def test_numba_policy_stands_in_few_places() -> None:
     """Who else compiles with Numba, sets its configuration or starts its threads makes policy."""
     policy = {

@@ -123,13 +123,15 @@ class Primitive:
     """A kernel that is prepared for one problem, as oneDNN's primitive descriptors are: nothing is worked out again.
 
     cost(): predicted seconds. weights: what to pack, for an op that has weights. make(): the ops, whose kernels are
-    compiled then, or read from the cache. blocking: how the kernel cuts the problem, where it does.
+    compiled then, or read from the cache. blocking: how the kernel cuts the problem, where it does. workspace: bytes of
+    memory that the ops need, one buffer each, after those of the operands.
     """
 
     cost: Callable[[], float]
     make: Callable[[], Sequence[Op]]
     weights: WeightForm | None = None
     blocking: Any = None
+    workspace: tuple[int, ...] = ()
 
     def ops(self) -> tuple[Op, ...]:
         """What is run, made anew at each call; the options and buffers belong to the op (see its family's rows)."""

@@ -127,6 +127,8 @@ def _typed(wanted: Any, value: Any) -> Any:
         return value
     if wanted is Activation and isinstance(value, dict):
         return _record(value, (Activation,))
+    if wanted is ops.Attributes and isinstance(value, dict):
+        return _record(value, tuple(_ATTRIBUTES.values()))
     if wanted is Quantization and isinstance(value, list):
         scale, zero_point = value
         return Quantization(scale, zero_point)

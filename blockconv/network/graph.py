@@ -14,7 +14,6 @@ Networks are immutable: a pass makes another.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -27,32 +26,14 @@ from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
-from blockconv.network.ops import Attributes, Convolution, Dequantize, Shape, Solved
+from blockconv.network.ops import Attributes, Dequantize, Shape
+from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
 
 __all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "frozen", "held", "inferred", "read_shape"]
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A value: its name, logical shape and element type."""
-
-    name: str
-    shape: Shape
-    type: ElementType
-
-    @property
-    def dtype(self) -> np.dtype[Any] | str:
-        """The type as a BlockedArray's dtype: NumPy's, or "int4" or "uint4", two to a byte."""
-        return self.type.array_dtype
-
-    @property
-    def elements(self) -> int:
-        """The number of logical elements."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -150,12 +131,16 @@ class Network:
 
     def problem(self, node: Node) -> Any:
         """The problem that kernels solve for a node. Raises NetworkError for an op without kernels."""
-        attributes, srcs = node.attributes, [self.shape(name) for name in node.inputs]
-        if isinstance(attributes, Convolution):
-            return replace(attributes.problem(srcs[0], self.shape(node.parameters[0])), name=node.name)
-        if isinstance(attributes, Solved):
-            return attributes.problem(*srcs)
-        raise NetworkError(str(node), "op", node.op, "has no problem, like all reshapes and changes of type")
+        problem = node.attributes.problem_at(self.site(node))
+        if problem is None:
+            raise NetworkError(str(node), "op", node.op, "has no problem, like all reshapes and changes of type")
+        return problem
+
+    def site(self, node: Node) -> Site:
+        """A node with its values, as its op's planning rule sees it."""
+        inputs, parameters = (tuple(self.tensors[n] for n in names) for names in (node.inputs, node.parameters))
+        constant, made = (tuple(n in names for n in node.inputs) for names in (self.constants, self.producers))
+        return Site(node.name, inputs, parameters, self.tensors[node.output], constant, made)
 
     def receptive_field(self) -> dict[str, ReceptiveField]:
         """For each output, the pixels of the only input that one of its pixels reads.

@@ -1,4 +1,4 @@
-"""Where tensors lie: bytes that are the same in two layouts, parts that are contiguous, offsets in an arena."""
+"""Where tensors lie: bytes that are the same in two layouts, offsets in an arena."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from blockconv.core.layout import Layout
 from blockconv.kernels.common.loop_nest import nest
 
-__all__ = ["ALIGNMENT", "Interval", "packed", "part", "same_bytes"]
+__all__ = ["ALIGNMENT", "Interval", "packed", "same_bytes"]
 
 ALIGNMENT = 128  # bytes: no two tensors share a (pair of) cache lines
 
@@ -23,20 +23,6 @@ def same_bytes(shape: tuple[int, ...], a: Layout, b: Layout) -> bool:
         return False
     loops = nest(a, b, shape)
     return loops is not None and all(loop.src == loop.dst for loop in loops.loops)
-
-
-def part(layout: Layout, shape: tuple[int, ...], axis: int, begin: int, size: int) -> int | None:
-    """The offset, in elements, of `size` of an array's elements along an axis if they are contiguous; else None.
-
-    They are if whatever lies outside of that axis has one element, and no channel block is split.
-    """
-    for at in layout.axes(shape):
-        if at.dim == axis:
-            ends = (begin + size) % at.step == 0 or begin + size == shape[axis]
-            return begin // at.step * at.stride if begin % at.step == 0 and ends else None
-        if at.size != 1:
-            return None
-    return None
 
 
 class Interval(NamedTuple):

@@ -18,11 +18,10 @@ import numpy.typing as npt
 from blockconv.core.layout import Layout
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
-from blockconv.network import ops
 from blockconv.network.graph import Network, Node
-from blockconv.network.memory import Interval, packed, part, same_bytes
+from blockconv.network.memory import Interval, packed, same_bytes
+from blockconv.network.ops.rule import View
 from blockconv.network.planning.candidates import OUTPUT, Bound, Candidate, Parameters, Workspace, bind
-from blockconv.network.planning.rules import offsets_in_concat
 from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
 __all__ = ["Action", "Schedule", "schedule"]
@@ -172,9 +171,10 @@ class _Scheduler:
         locations = [self.need(value) for value in reads]
         value = node.output, candidate.dst
         self.made[node.output] = candidate.dst
-        if candidate.row is None:
-            self.view(node, reads, locations, value)
+        if candidate.view is not None:
+            self.view(node, candidate.view, reads, locations, value)
             return
+        assert candidate.row is not None
         bound: Bound = bind(self.network, node, candidate, self.held, self.threads)
         target = self.allocate(value)
         operands = tuple(
@@ -190,25 +190,18 @@ class _Scheduler:
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)
         self.drafts.append(_Draft(action, operands))
 
-    def view(self, node: Node, reads: tuple[Value, ...], locations: list[_Location], value: Value) -> None:
+    def view(self, node: Node, view: View, reads: tuple[Value, ...], locations: list[_Location], value: Value) -> None:
         """A node whose output is bytes that exist, or are written where the output has them."""
         itemsize = self.network.tensors[node.output].type.itemsize  # parts of what is packed are no views
         self.views[value] = reads
-        if isinstance(node.attributes, ops.Concat):
-            starts = offsets_in_concat(self.network, node, value[1])
-            assert starts is not None
-            whole = self.allocate(value)
-            for read, location, start in zip(reads, locations, starts, strict=True):
-                at = start * itemsize
-                if not (location.whole(self.nbytes(read)) and whole.block.adopts(location.block, at)):
-                    self.copy(read, _Location(whole.block, at), self.costs(read[0], read[1], read[1]))
-        elif isinstance(node.attributes, ops.Slice):
-            a, shape = node.attributes, self.network.shape(node.inputs[0])
-            begin = part(reads[0][1], shape, a.axis, a.begin, a.size)
-            assert begin is not None
-            self.locations[value] = _Location(locations[0].block, locations[0].offset + begin * itemsize)
-        else:
-            self.locations[value] = locations[0]
+        if view.starts is None:
+            self.locations[value] = _Location(locations[0].block, locations[0].offset + view.begin * itemsize)
+            return
+        whole = self.allocate(value)
+        for read, location, start in zip(reads, locations, view.starts, strict=True):
+            at = start * itemsize
+            if not (location.whole(self.nbytes(read)) and whole.block.adopts(location.block, at)):
+                self.copy(read, _Location(whole.block, at), self.costs(read[0], read[1], read[1]))
 
     def deliver(self, name: str, layout: Layout, address: Buffer) -> None:
         """An output of the network: written where it is wanted, or copied there."""

@@ -17,7 +17,6 @@ from blockconv.core.types import FLOATS, Types, element
 from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
-from blockconv.network.planning.rules import RULES
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -78,7 +77,7 @@ def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, .
     inputs = tuple(Tensor(name, x.shape, element(kind)) for name, x in zip(names, arrays, strict=True))
     network = Network(inputs, ("y",), (node,), dict(zip(node.parameters, given, strict=True)))
     wanted = attributes.evaluate(arrays, given).astype(kind)
-    problem = RULES[type(attributes)].problem(network, node)
+    problem = network.problem(node)
     options = {} if not hasattr(attributes, "activation") else {"activation": attributes.activation}
     operands = [(x, layout) for x in arrays] + [(x, "") for x in given]
     return check(node.op, problem, layout, operands, wanted, references=False, **options)

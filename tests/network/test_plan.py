@@ -24,7 +24,8 @@ from blockconv.dispatch import selection, tuning
 from blockconv.kernels import TABLE
 from blockconv.kernels.table import Reason, Request
 from blockconv.network import archive, ops
-from blockconv.network.memory import Interval, packed, part, same_bytes
+from blockconv.network.memory import Interval, packed, same_bytes
+from blockconv.network.ops.moves import part
 from blockconv.network.planning import candidates, parameters, planned
 
 FLOATS = Types.all("float32")

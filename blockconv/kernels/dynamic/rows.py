@@ -32,7 +32,7 @@ from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import Buffer, Op
 
-__all__ = ["EPILOGUE_BYTES", "RANGES_BYTES", "ROWS", "dynamic_epilogue_op"]
+__all__ = ["EPILOGUE_BYTES", "ROWS", "dynamic_epilogue_op"]
 
 MOST_RANGES = 256
 RANGES_BYTES = MOST_RANGES * FOUND_BYTES
@@ -59,7 +59,7 @@ def _find(request: Request, **options: Any) -> Primitive:
         m, nbytes = request.machine, ITEMSIZE * request.src.size(request.problem.shape)
         return 2 * m.launch_seconds() + m.move_seconds(nbytes, 0) / request.threads
 
-    return Primitive(cost, lambda: _find_ops(request))
+    return Primitive(cost, lambda: _find_ops(request), workspace=(RANGES_BYTES,))
 
 
 def _quantize_ops(request: Request) -> list[Op]:

@@ -325,7 +325,7 @@ def _packed_row(of: Row) -> Row:
             return inner
         problem, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
         ends = [(type, layout.size(problem.shape)) for type, layout in ((types.src, src), (types.dst, dst))]
-        passed = sum(unpacked_bytes(count) for type, count in ends if type.is_packed)
+        workspace = tuple(unpacked_bytes(count) if type.is_packed else 0 for type, count in ends)
 
         def ops() -> list[Op]:
             (read, read_count), (written, written_count) = ends
@@ -338,8 +338,9 @@ def _packed_row(of: Row) -> Row:
                 made.append(nibble_op(pack_nibbles(), Buffer(3), DST, written.nbytes(written_count)))
             return made
 
-        between = passed / 8 * EIGHT_NIBBLES_CYCLES
-        return Primitive(lambda: inner.seconds + between * m.cycle_seconds() / request.threads, ops)
+        between = sum(workspace) / 8 * EIGHT_NIBBLES_CYCLES
+        seconds = between * m.cycle_seconds() / request.threads
+        return Primitive(lambda: inner.seconds + seconds, ops, workspace=workspace)
 
     return Row(f"{of.name}_i4", "reorder", make, PACKED, of.reference)
 

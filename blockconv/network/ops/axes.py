@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class _OfFloats(Solved):
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "input", inputs[0], *FLOATS)
         return super().infer_type(inputs, parameters)
+
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "computes"
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,9 @@ class Resize(_OfFloats):
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         return inputs[0] if self.mode == "nearest" else super().infer_type(inputs, parameters)
+
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "moves" if self.mode == "nearest" else "computes"
 
     def problem(self, src: Shape) -> ResizeProblem:
         check_rank(self, src, 4)

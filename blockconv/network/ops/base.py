@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError, DtypeError
-from blockconv.core.types import ElementType, element
+from blockconv.core.layout import Layout, row_major
+from blockconv.core.problem import ReorderProblem
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import ElementType, Types, element
+from blockconv.network.ops.rule import Asked, Layouts, Rule, Shape, Site
 
 __all__ = [
     "Array",
     "Arrays",
     "Attributes",
+    "Conversion",
     "ElementTypes",
     "Pads",
     "Pair",
@@ -30,7 +35,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
-Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 ElementTypes = tuple[ElementType, ...]
 Pair = tuple[int, int]
@@ -38,7 +42,7 @@ Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 
 
 @dataclass(frozen=True)
-class Attributes:
+class Attributes(Rule):
     """An op of a network: its attributes are the fields, and all that is known of it its methods.
 
     op: its name, under which the kernel table has its kernels. inputs, parameters: how many there may be; parameters
@@ -66,6 +70,17 @@ class Attributes:
         """The output, in plain NumPy: slow, written from the definition, and independent of the kernels."""
         raise NotImplementedError
 
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        """What the op does to 8-bit and 4-bit integers that stand for floats, where the table has kernels for them.
+
+        "moves": it gives some of them unchanged. "computes": as `Quantized`, with what they stand for. None: nothing.
+        """
+        return None
+
+    def of_moved_integers(self, given: Quantization) -> Attributes:
+        """The op that moves integers which stand for what `given` says."""
+        return self
+
     def evaluate(self, inputs: Arrays, parameters: Arrays) -> Array:
         """`compute`, with floats in float64 and integers as they are, and without warnings of NumPy."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -84,6 +99,34 @@ class Solved(Attributes):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         shape: Shape = self.problem(*inputs).dst_shape
         return shape
+
+    def problem_at(self, site: Site) -> Any:
+        return self.problem(*(tensor.shape for tensor in site.inputs))
+
+
+class Conversion(Attributes):
+    """Elements of one type as those of another. Its kernels are reorders, from any layout to any other.
+
+    An input of the network is read in row-major order, as it comes.
+    """
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        return inputs[0]
+
+    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+        shape, itemsize = site.output.shape, site.inputs[0].type.itemsize
+        for src in srcs if site.made[0] else (row_major(len(shape)),):
+            for dst in dsts:
+                yield Asked("reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,))
+
+    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
+        return srcs[0], dst
+
+    def types_at(self, site: Site) -> Types:
+        return Types.converted(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
+
+    def options(self) -> dict[str, Any]:
+        return {"quantizations": tuple(getattr(self, end, None) for end in ("src", "dst"))}
 
 
 def check_type(attributes: Attributes, argument: str, type: ElementType, *wanted: str) -> None:

@@ -12,9 +12,11 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import ElementType, Types, element
 from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.rule import Layouts, Site
 from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
@@ -69,6 +71,12 @@ class DynamicQuantize(Solved):
         scale, zero_point = inputs[1]
         return integers(inputs[0] / scale, Quantization(1.0, int(zero_point)), "uint8")
 
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        return src, row_major(1)
+
+    def types_at(self, site: Site) -> Types:
+        return Types.converted(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
+
 
 @dataclass(frozen=True)
 class DynamicConv2d(IntegerConvolution):
@@ -107,6 +115,9 @@ class DynamicConv2d(IntegerConvolution):
         for added in (*(bias.reshape(-1, 1, 1) for bias in parameters[1:]), *residual):
             x = x + added
         return self.activated(x)
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        return (src, row_major(1), dst)[: len(site.inputs)]
 
 
 def _check_found(attributes: Attributes, shape: Shape) -> None:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
 from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem_checks import broadcast, check_word
-from blockconv.core.types import ElementType, FloatType, element
-from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.core.types import INTEGERS, ElementType, FloatType, element
+from blockconv.network.ops.base import Array, Arrays, Conversion, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.rule import Asked, Layouts, Site
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
 
 
 @dataclass(frozen=True)
-class Cast(Attributes):
+class Cast(Conversion):
     """Floats as those of another type, rounded to the nearest, a half to the even one."""
 
     op: ClassVar[str] = "cast"
     dtype: FloatType
-
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        return inputs[0]
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         others = {*get_args(FloatType)} - {self.dtype}
@@ -49,6 +48,9 @@ class Activate(Solved):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(inputs[0])
+
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "computes"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,29 @@ class Binary(Solved):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(_BINARY[self.kind](*inputs))
+
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "computes"
+
+    def leading(self, site: Site) -> int:
+        return next((k for k, tensor in enumerate(site.inputs) if tensor.shape == site.output.shape), 0)
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        """The operand of the result's shape has the result's layout. So has the other, unless it has fewer dimensions:
+        then it is row-major, and goes with a row-major result."""
+        found = tuple(
+            dst if known or len(tensor.shape) == dst.ndim else row_major(len(tensor.shape))
+            for tensor, known in zip(site.inputs, site.constant, strict=True)
+        )
+        return found if src == dst and (dst == row_major(dst.ndim) or all(lay == dst for lay in found)) else None
+
+    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
+        return dst, dst
+
+    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+        """Nothing for arithmetic on 8-bit integers, which wraps around: kernels clip and round it."""
+        if site.output.type.name not in INTEGERS or self.kind in ("max", "min"):
+            yield from super().asked(site, srcs, dsts)
 
 
 def _quotient(a: Array, b: Array) -> Array:

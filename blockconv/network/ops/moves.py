@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -16,17 +17,42 @@ from blockconv.core.eltwise_problem import (
     TransposeProblem,
 )
 from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout, row_major
+from blockconv.core.quantization import Quantization
 from blockconv.network.ops.base import Array, Arrays, Attributes, Pair, Shape, Shapes, Solved, check_axis, framed
+from blockconv.network.ops.rule import Layouts, Site, View
 
 __all__ = ["Concat", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
 
 
+def part(layout: Layout, shape: Shape, axis: int, begin: int, size: int) -> int | None:
+    """The offset, in elements, of `size` of an array's elements along an axis if they are contiguous; else None.
+
+    They are if whatever lies outside of that axis has one element, and no channel block is split.
+    """
+    for at in layout.axes(shape):
+        if at.dim == axis:
+            ends = (begin + size) % at.step == 0 or begin + size == shape[axis]
+            return begin // at.step * at.stride if begin % at.step == 0 and ends else None
+        if at.size != 1:
+            return None
+    return None
+
+
+class _Moves(Solved):
+    """Elements, of any type, in another order or fewer of them."""
+
+    is_exact: ClassVar[bool] = True
+
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "moves"
+
+
 @dataclass(frozen=True)
-class Concat(Solved):
+class Concat(_Moves):
     """Inputs one after the other along an axis (0 or more)."""
 
     op: ClassVar[str] = "concat"
-    is_exact: ClassVar[bool] = True
     inputs: ClassVar[range] = range(1, 1 << 30)
     axis: int = 1
 
@@ -36,6 +62,15 @@ class Concat(Solved):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(np.concatenate(inputs, self.axis))
+
+    def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
+        shape = site.output.shape
+        sizes = [tensor.shape[self.axis] for tensor in site.inputs]
+        for layout in layouts if len(shape) == 4 else (row_major(len(shape)),):
+            starts = [part(layout, shape, self.axis, sum(sizes[:k]), size) for k, size in enumerate(sizes)]
+            known = tuple(start for start in starts if start is not None)
+            if len(known) == len(sizes):
+                yield View((layout,) * len(sizes), layout, starts=known)
 
 
 @dataclass(frozen=True)
@@ -52,13 +87,18 @@ class Pad(Solved):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return framed(inputs[0], self.pads, self.value)
 
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "moves" if self.value == 0 else None  # any zero point stands for 0
+
+    def of_moved_integers(self, given: Quantization) -> Attributes:
+        return replace(self, value=float(given.zero_point))
+
 
 @dataclass(frozen=True)
-class Slice(Solved):
+class Slice(_Moves):
     """Elements begin, begin + step, ... (`size` of them) of one axis. What a Split gives is one Slice an output."""
 
     op: ClassVar[str] = "slice"
-    is_exact: ClassVar[bool] = True
     axis: int
     begin: int
     size: int
@@ -73,13 +113,19 @@ class Slice(Solved):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].take(self.begin + self.step * np.arange(self.size), self.axis))
 
+    def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
+        shape = site.inputs[0].shape
+        for layout in layouts if len(shape) == 4 else (row_major(len(shape)),):
+            begin = part(layout, shape, self.axis, self.begin, self.size) if self.step == 1 else None
+            if begin is not None:
+                yield View((layout,), layout, begin)
+
 
 @dataclass(frozen=True)
-class Transpose(Solved):
+class Transpose(_Moves):
     """dst's axis i is src's axis perm[i]."""
 
     op: ClassVar[str] = "transpose"
-    is_exact: ClassVar[bool] = True
     perm: tuple[int, ...]
 
     def problem(self, src: Shape) -> TransposeProblem:
@@ -122,13 +168,18 @@ class Reshape(Attributes):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].reshape(self.infer((inputs[0].shape,), ())))
 
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "moves"
+
+    def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
+        yield View((row_major(len(site.inputs[0].shape)),), row_major(len(site.output.shape)))
+
 
 @dataclass(frozen=True)
-class Shuffle(Solved):
+class Shuffle(_Moves):
     """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
 
     op: ClassVar[str] = "shuffle"
-    is_exact: ClassVar[bool] = True
     groups: int
 
     def problem(self, src: Shape) -> ShuffleProblem:

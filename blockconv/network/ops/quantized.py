@@ -6,12 +6,13 @@ Real numbers are float32 here, and so are the steps from integers to integers, i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from blockconv.core.activation import IDENTITY
 from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
 from blockconv.core.quantization import (
     PLAIN,
     Quantization,
@@ -22,15 +23,25 @@ from blockconv.core.quantization import (
     real,
 )
 from blockconv.core.types import INTEGERS, ElementType, IntegerType, Types, element
-from blockconv.network.ops.axes import Lrn, Resize, Softmax
-from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, check_axis, check_type
+from blockconv.network.ops.base import (
+    Array,
+    Arrays,
+    Attributes,
+    Conversion,
+    ElementTypes,
+    Shape,
+    Shapes,
+    check_axis,
+    check_type,
+)
 from blockconv.network.ops.elementwise import Activate, Binary
+from blockconv.network.ops.rule import Layouts, Site
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
 
 
-class _GivesIntegers(Attributes):
+class _GivesIntegers(Conversion):
     """What gives integers of 8 or 4 bits, `dtype`, of the shape of its input; `dst` says what they stand for."""
 
     dst: Quantization
@@ -59,7 +70,7 @@ class Quantize(_GivesIntegers):
 
 
 @dataclass(frozen=True)
-class Dequantize(Attributes):
+class Dequantize(Conversion):
     """dst = (src - zero_point) * scale, in float32, of 8 or 4 bits or of int32.
 
     Of a constant there may be a scale for each index of `axis`: then it may be a parameter of a convolution, and passes
@@ -177,14 +188,14 @@ class QuantizedConv2d(IntegerConvolution):
 class Quantized(Attributes):
     """An op of floats done on integers of 8 or 4 bits: dst = quantize(of(dequantize(src), ...)).
 
-    of: the op: an average, a resize that blends, softmax, local response normalisation, a binary op or an activation.
+    of: the op, which `computes` on integers (see `on_integers`): an average, a resize that blends, softmax, ...
     srcs: what each input stands for. dst, dtype: of the output.
     """
 
     op: ClassVar[str] = "quantized"
     is_exact: ClassVar[bool] = True
     inputs: ClassVar[range] = range(1, 3)
-    of: Pool2d | AdaptivePool2d | Binary | Activate | Lrn | Resize | Softmax
+    of: Attributes
     srcs: tuple[Quantization, ...]
     dst: Quantization
     dtype: IntegerType = "uint8"
@@ -196,7 +207,7 @@ class Quantized(Attributes):
         if len(inputs) not in self.of.inputs or len(inputs) != len(self.srcs):
             raise ArgumentError(self.op, "srcs", self.srcs, f"has to hold one for each of {len(inputs)} inputs")
         _check_integers(self, "dst", self.dst, element(self.dtype))
-        if isinstance(self.of, Resize) and self.of.mode == "nearest":
+        if self.of.on_integers() != "computes":
             raise ArgumentError(self.op, "of", self.of, "moves integers without change, and takes no quantization")
         return self.of.infer(inputs, parameters)
 
@@ -237,6 +248,21 @@ class Quantized(Attributes):
                 counts[some] = np.rint(covered[some] / of.evaluate([ones], ())[some])
         ratio = float(self.dst.scale) / float(self.srcs[0].scale)
         return np.asarray(total.astype(np.float32) / (counts * ratio).astype(np.float32))
+
+    def problem_at(self, site: Site) -> Any:
+        return self.of.problem_at(site)
+
+    def leading(self, site: Site) -> int:
+        return self.of.leading(site)
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        return self.of.src_layouts(site, src, dst)
+
+    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
+        return self.of.kernel_layouts(problem, srcs, dst)
+
+    def options(self) -> dict[str, Any]:
+        return {**self.of.options(), "quantizations": (*self.srcs, self.dst)}
 
 
 def _check_integers(attributes: Attributes, argument: str, given: Quantization, type: ElementType) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
 from blockconv.core.quantization import PLAIN, Quantization
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import ElementType, Types, element
 from blockconv.network.ops.base import (
     Array,
     Arrays,
@@ -28,6 +29,7 @@ from blockconv.network.ops.base import (
     check_type,
     framed,
 )
+from blockconv.network.ops.rule import Layouts, Site
 
 __all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "IntegerConvolution", "Pool2d"]
 
@@ -66,6 +68,12 @@ class Convolution(Attributes):
             raise ArgumentError(self.op, "residual", inputs[1], f"has to have the output's shape, {problem.dst_shape}")
         return problem.dst_shape
 
+    def problem_at(self, site: Site) -> Conv2dProblem:
+        return replace(self.problem(site.inputs[0].shape, site.parameters[0].shape), name=site.name)
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        return (src, dst)[: len(site.inputs)]  # a residual has the destination's layout
+
     def sums(self, src: Array, wei: Array) -> Array:
         """Of products, without what is added to them."""
         p, g = self.problem(src.shape, wei.shape), self.groups
@@ -103,6 +111,10 @@ class IntegerConvolution(Convolution):
         check_type(self, "weight", parameters[0], "int8")
         for type in parameters[1:]:
             check_type(self, "bias", type, bias)
+
+    def types_at(self, site: Site) -> Types:
+        types = Types.quantized(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
+        return types._replace(wei=replace(types.wei, narrow=self.narrow, light=self.light))
 
     def int32_sums(self, src: Array, given: Quantization, parameters: Arrays) -> Array:
         """Of products of integers, of which `src` stands for what `given` says; and of a bias.
@@ -151,6 +163,10 @@ class Conv2d(Convolution):
             sums += added
         return self.activation.reference(sums)
 
+    def types_at(self, site: Site) -> Types:
+        src, dst = site.inputs[0].type, site.output.type
+        return Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
+
 
 @dataclass(frozen=True)
 class Pool2d(Solved):
@@ -185,6 +201,9 @@ class Pool2d(Solved):
         total = sum(window for _, _, window in _taps(framed(src, _reach(p), 0), p))
         return np.asarray(total / (_counts(p) if self.divisor is None else self.divisor))
 
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "moves" if self.kind == "max" else "computes"
+
 
 @dataclass(frozen=True)
 class AdaptivePool2d(Solved):
@@ -208,6 +227,9 @@ class AdaptivePool2d(Solved):
             )
             dst[:, :, at[0], at[1]] = src[:, :, rows, columns].mean(axis=(2, 3))
         return dst
+
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "computes"
 
 
 # ---------------------------------------------------------------- windows in NumPy

@@ -22,27 +22,16 @@ from blockconv.dispatch.quantizing import check_sums, is_light, is_narrow
 from blockconv.kernels import TABLE
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import (
-    Activate,
-    AdaptivePool2d,
     Attributes,
     Binary,
-    Concat,
     Conv2d,
     Dequantize,
     DynamicConv2d,
-    Lrn,
-    Pad,
-    Pool2d,
     Quantize,
     Quantized,
     QuantizedConv2d,
     Requantize,
     Reshape,
-    Resize,
-    Shuffle,
-    Slice,
-    Softmax,
-    Transpose,
 )
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, rewritten
@@ -105,38 +94,20 @@ def _is_of_integers(network: Network, node: Node) -> bool:
 
 def moves_integers(attributes: Attributes, type: ElementType) -> bool:
     """Whether an op only moves elements, or takes the largest of them, and has kernels for elements of this type."""
-    a = attributes
-    if isinstance(a, Reshape):
-        return True
-    moves = (
-        isinstance(a, (Concat, Shuffle, Slice, Transpose))
-        or (isinstance(a, Pad) and a.value == 0)  # which any zero point stands for
-        or (isinstance(a, Pool2d) and a.kind == "max")
-        or (isinstance(a, Resize) and a.mode == "nearest")
+    return attributes.on_integers() == "moves" and (
+        isinstance(attributes, Reshape) or _has_kernels(attributes.op, type)
     )
-    return moves and _has_kernels(a.op, type)
-
-
-_COMPUTES = (Pool2d, AdaptivePool2d, Binary, Activate, Lrn, Resize, Softmax)
 
 
 def computes_in_integers(attributes: Attributes, type: ElementType) -> bool:
     """Whether there are kernels from and to integers of this type for an op that computes, other than a convolution."""
-    moves = isinstance(attributes, Resize) and attributes.mode == "nearest"
-    return isinstance(attributes, _COMPUTES) and not moves and _has_kernels(attributes.op, type)
+    return attributes.on_integers() == "computes" and _has_kernels(attributes.op, type)
 
 
 def _has_kernels(op: str, type: ElementType) -> bool:
     """Whether the table has some; integers of 4 bits may run as those of 8, which hold them all."""
     types = Types.all(type.unpacked.name)
     return any(row.op == op and row.takes(types) for row in TABLE)
-
-
-def _moved(attributes: Attributes, given: Quantization) -> Attributes:
-    """The op on integers: what is written around an image stands for the same number."""
-    if isinstance(attributes, Pad):
-        return replace(attributes, value=float(given.zero_point))
-    return attributes
 
 
 def _goes_down(edit: Edit, node: Node) -> bool:
@@ -149,7 +120,7 @@ def _goes_down(edit: Edit, node: Node) -> bool:
         return False
     value = edit.value_name(f"{node.output}.integers")
     inputs = tuple(source[0] for source in sources if source is not None)
-    moved = replace(node, attributes=_moved(node.attributes, first[1]), inputs=inputs, output=value)
+    moved = replace(node, attributes=node.attributes.of_moved_integers(first[1]), inputs=inputs, output=value)
     after = Node(f"{node.name}.dequantize", Dequantize(first[1]), (value,), node.output)
     return edit.replace((*_only_read_here(edit, node.inputs), node), moved, after)
 
@@ -165,7 +136,7 @@ def _goes_up(edit: Edit, node: Node) -> bool:
     values = {name: edit.value_name(f"{name}.quantized") for name in names}
     made = [Node(f"{node.name}.{k}", a, (name,), values[name]) for k, name in enumerate(names)]
     inputs = tuple(values[name] for name in before[0].inputs)
-    moved = replace(before[0], attributes=_moved(before[1], a.dst), inputs=inputs, output=node.output)
+    moved = replace(before[0], attributes=before[1].of_moved_integers(a.dst), inputs=inputs, output=node.output)
     return edit.replace((before[0], node), *made, moved)
 
 
@@ -246,7 +217,7 @@ def _op_stores(edit: Edit, node: Node) -> bool:
     if before is None or not isinstance(a, Quantize):
         return False
     of = before[1]
-    if not isinstance(of, _COMPUTES):
+    if of.on_integers() != "computes":
         return False
     sources = [_dequantize(edit, name) for name in before[0].inputs]
     found = [source for source in sources if source is not None]

@@ -16,9 +16,11 @@ from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Primitive, Reason, Request
 from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
+from blockconv.network.ops import Concat
+from blockconv.network.ops.rule import Site, View
+from blockconv.network.planning.binding import bind
+from blockconv.network.planning.candidate import OUTPUT, Bound, Candidate, Pricing, Taken, Workspace, element_types
 from blockconv.network.planning.parameters import Parameters, Unpacked
-from blockconv.network.planning.rule import OUTPUT, Bound, Candidate, Pricing, Rule, Taken, Workspace, element_types
-from blockconv.network.planning.rules import RULES
 
 __all__ = [
     "OUTPUT",
@@ -39,7 +41,6 @@ __all__ = [
 
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
-    rule = RULES[type(node.attributes)]
     best: dict[Any, Candidate] = {}
 
     def offer(candidate: Candidate) -> None:
@@ -48,28 +49,44 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
         if key not in best or candidate.cost < best[key].cost:
             best[key] = candidate
 
-    for view in rule.views(network, node, pricing):
-        offer(view)
-    for candidate in _with_kernels(network, node, rule, pricing):
+    site = network.site(node)
+    for view in node.attributes.views(site, pricing.layouts):
+        cost = 0.0 if view.starts is None else _copies(network, node, view, pricing)
+        offer(Candidate(None, None, view.srcs, view.dst, cost, view))
+    for candidate in _with_kernels(network, node, site, pricing):
         offer(candidate)
     if not best:
-        raise UnsupportedError(f"{node}: no kernel takes {rule.problem(network, node)}")
+        raise UnsupportedError(f"{node}: no kernel takes {node.attributes.problem_at(site)}")
     return list(best.values())
 
 
-def _with_kernels(network: Network, node: Node, rule: Rule, pricing: Pricing) -> Iterator[Candidate]:
+def _copies(network: Network, node: Node, view: View, pricing: Pricing) -> float:
+    """The seconds to copy inputs into an output that they are parts of, where they cannot be written there at once."""
+
+    def written_there(k: int, name: str) -> bool:
+        first = next(reader for reader in network.readers[name] if isinstance(reader.attributes, Concat))
+        return name in network.producers and first is node and name not in node.inputs[:k]
+
+    return sum(
+        pricing.reorder(name, layout, layout)
+        for k, (name, layout) in enumerate(zip(node.inputs, view.srcs, strict=True))
+        if not written_there(k, name)
+    )
+
+
+def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) -> Iterator[Candidate]:
     """A candidate for each kernel and pair of layouts that it takes; of other than four dimensions row-major alone."""
-    leading = rule.leading(network, node)
-    ranks = src_rank, dst_rank = len(network.shape(leading)), len(network.shape(node.output))
+    a = node.attributes
+    src_rank, dst_rank = len(site.inputs[a.leading(site)].shape), len(site.output.shape)
     types = element_types(network, node)
-    srcs, dsts = (pricing.layouts if rank == 4 else (row_major(rank),) for rank in ranks)
-    for op, problem, *layouts in rule.asked(network, node, srcs, dsts):
+    srcs, dsts = (pricing.layouts if rank == 4 else (row_major(rank),) for rank in (src_rank, dst_rank))
+    for op, problem, *layouts in a.asked(site, srcs, dsts):
         for taken in accepted(
             pricing.machine, op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references
         ):
             src = taken.src if src_rank == 4 else row_major(src_rank)
             dst = taken.dst if dst_rank == 4 else row_major(dst_rank)
-            found = rule.srcs(network, node, src, dst)
+            found = a.src_layouts(site, src, dst)
             if found is not None:
                 yield Candidate(taken.row, problem, found, dst, pricing.price(taken, problem, node))
 
@@ -104,17 +121,12 @@ def _taken(row: Row, request: Request, primitive: Primitive) -> Taken:
     return Taken(row, request.src, request.dst, primitive.seconds, wei_bytes)
 
 
-# ---------------------------------------------------------------- binding
-
-
-def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
-    """The ops of a candidate that is no view."""
-    return RULES[type(node.attributes)].bind(network, node, candidate, held, threads)
+# ---------------------------------------------------------------- chosen candidates
 
 
 def kernel_layouts(node: Node, candidate: Candidate) -> tuple[Layout, Layout]:
     """The layouts as a candidate's kernel is told them."""
-    return RULES[type(node.attributes)].kernel_layouts(candidate)
+    return node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
 
 
 def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, threads: int) -> float:

@@ -1,0 +1,81 @@
+"""A chosen kernel bound to a node's buffers: its operands, then the memory that it needs beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blockconv.core.layout import row_major
+from blockconv.core.quantization import PLAIN, Quantizations, Requantization
+from blockconv.core.types import element
+from blockconv.dispatch.packing import activation_block
+from blockconv.dispatch.quantizing import epilogue_block, epilogue_of
+from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
+from blockconv.kernels.table import Epilogue
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops import Conv2d, Convolution, DynamicConv2d, QuantizedConv2d
+from blockconv.network.planning.candidate import OUTPUT, Bound, Candidate, Workspace, element_types
+from blockconv.network.planning.parameters import Parameters
+from blockconv.runtime import Buffer
+
+__all__ = ["bind"]
+
+
+def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+    """The ops of a candidate that has a kernel. The buffers are inputs, parameters, output, memory.
+
+    A convolution's are those of its kernels: source, weight, bias, destination, residual, epilogue.
+    """
+    assert candidate.row is not None
+    if isinstance(node.attributes, Convolution):
+        return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, threads)
+    src, dst = node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
+    types, options = element_types(network, node), node.attributes.options()
+    primitive = candidate.row.prepare(candidate.problem, src, dst, types, threads, **options)
+    computed = network.tensors[node.output].type.computed
+    constants = (held.constant(name, row_major(1), computed) for name in node.parameters)
+    memory = map(Workspace, primitive.workspace)
+    return Bound(primitive.ops(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
+
+
+def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+    row, problem, (src, *_), dst = candidate[:4]
+    assert row is not None
+    act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
+    residual = len(node.inputs) > 1
+    types = element_types(network, node)
+    primitive = row.prepare(problem, src, dst, types, threads, epilogue=Epilogue(act, residual))
+    weight, bias = held.weights(node, problem, primitive.form, types)
+    return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
+
+
+def _quantized_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+    row, problem, (src, *_), dst = candidate[:4]
+    a: Any = node.attributes
+    assert row is not None
+    types, residual = element_types(network, node), len(node.inputs) > 1
+    given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
+    added = network.tensors[node.inputs[1]].type if residual else None
+    after = Requantization(a.activation, types, given, added)
+    primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue_of(after))
+    weight, bias = held.quantized_weights(node, problem, primitive.form, after)
+    return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
+
+
+def _dynamic_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+    """The kernels of a quantized convolution, after an op that writes what depends on the found quantization."""
+    row, problem, (src, *_), dst = candidate[:4]
+    a: Any = node.attributes
+    assert row is not None
+    types, residual, shifted = element_types(network, node), len(node.inputs) > 2, len(node.parameters) > 1
+    epilogue = Epilogue(a.activation.kind, residual, shifted=shifted)
+    primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
+    weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
+    after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
+    scaled = types.is_requantized
+    count = sums.size // (1 + scaled + shifted)
+    first = dynamic_epilogue_op(count, scaled, shifted, Buffer(6), Buffer(7), Buffer(8))
+    made = Workspace(sums.nbytes), OUTPUT, 2 if residual else OUTPUT, Workspace(EPILOGUE_BYTES)
+    return Bound((first, *primitive.ops()), (0, weight, *made, 1, sums, epilogue_block(after)))
+
+
+_CONVOLUTIONS = {Conv2d: _conv2d, QuantizedConv2d: _quantized_conv2d, DynamicConv2d: _dynamic_conv2d}

@@ -1,0 +1,100 @@
+"""How a node may run, and what runs it: candidates with their prices, and ops with their buffers.
+
+The op says what it asks of the kernel table (`network.ops.rule`). The table says the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from blockconv.core.layout import Layout
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.quantizing import known_weights
+from blockconv.kernels import Row
+from blockconv.machine.machine import Machine, host
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops.rule import View
+from blockconv.runtime import Op
+
+__all__ = [
+    "OUTPUT",
+    "Bound",
+    "Candidate",
+    "Pricing",
+    "Taken",
+    "Workspace",
+    "element_types",
+]
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+OUTPUT = -1  # among a bound node's operands: what it writes
+
+
+class Candidate(NamedTuple):
+    """A kernel for a node, or None for a view, and its layouts; seconds."""
+
+    row: Row | None
+    problem: Any
+    srcs: tuple[Layout, ...]
+    dst: Layout
+    cost: float
+    view: View | None = None
+
+
+class Workspace(NamedTuple):
+    """Memory that ops need beside what they read and write, while they run."""
+
+    nbytes: int
+
+
+class Bound(NamedTuple):
+    """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, an array of constants, or memory."""
+
+    ops: tuple[Op, ...]
+    operands: tuple[int | Array | Workspace, ...]
+
+
+class Taken(NamedTuple):
+    """A kernel that takes a problem from and to these layouts.
+
+    seconds: what its row predicts for one thread. wei_bytes: of its packed weights.
+    """
+
+    row: Row
+    src: Layout
+    dst: Layout
+    seconds: float
+    wei_bytes: int
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What a candidate costs. layouts: those that are considered.
+
+    price(taken, problem, node): the seconds of a kernel that takes the problem. reorder(tensor, src, dst): those of a
+    reorder, or of a copy. accuracy: the largest error that a kernel may have; see `selection.ACCURACY`.
+    every: keep each kernel, not the cheapest for its layouts alone. references: take reference kernels too where there
+    are others.
+    machine: that costs are for.
+    """
+
+    layouts: tuple[Layout, ...]
+    price: Callable[[Taken, Any, Node], float]
+    reorder: Callable[[str, Layout, Layout], float]
+    accuracy: float = selection.ACCURACY
+    every: bool = False
+    references: bool = False
+    machine: Machine = field(default_factory=host)
+
+
+def element_types(network: Network, node: Node) -> Types:
+    """The element types of a node's arrays; narrow weights only where this machine multiplies them faster."""
+    types = node.attributes.types_at(network.site(node))
+    plain = types._replace(wei=replace(types.wei, narrow=False))
+    return known_weights(plain, types.wei.narrow, types.wei.light)
