@@ -1,53 +1,29 @@
-"""The ops of a network: what each one is, as a frozen record, and the shape that it gives.
+"""The ops of a network: each is a frozen record, and all that is known of it stands there.
 
-This is the whole vocabulary: front ends translate into it, fusion rewrites within it, and the planner finds a
-kernel for each. A record says nothing of the sizes of its inputs, so that a network can be asked for
-other ones; `problem` joins the two where kernels need it. Shapes are logical, (N, C, H, W) where there are
-four dimensions. `infer` of each record raises ArgumentError for inputs that it cannot take.
+A record has its attributes as fields. It infers the output's shape and type, computes its meaning in NumPy, and says
+what it does to integers and what the planner asks of the kernel table (`rule`). It holds no sizes, so a network can be
+made for others. Shapes are logical, (N, C, H, W) where there are four dimensions. Methods raise ArgumentError for inputs
+that an op does not take.
 
-An op that a kernel can end with an activation has it as a field; it is the identity unless fusion set it. What integers
-of 8 bits stand for is said by the records that need it (`quantized`); others take integers as they are.
+Front ends translate into these ops, and passes rewrite within them. An op that a kernel can end with an activation has
+the field `activation`; it is the identity unless fusion set it. The records of `quantized` say what their integers
+stand for; other ops take integers as they are. A family exports what its `__all__` names.
 """
 
 from blockconv.core.problem import PoolKind
-from blockconv.network.ops.axes import Lrn, ReduceMean, Resize, Softmax
+from blockconv.network.ops import axes, dynamic, elementwise, moves, quantized, windows
+from blockconv.network.ops.axes import *  # noqa: F403
 from blockconv.network.ops.base import Attributes, Shape, Solved
-from blockconv.network.ops.dynamic import DynamicConv2d, DynamicQuantize, FindQuantization
-from blockconv.network.ops.elementwise import Activate, Affine, Binary, BinaryKind, Cast
-from blockconv.network.ops.moves import Concat, Pad, Reshape, Shuffle, Slice, Transpose
-from blockconv.network.ops.quantized import Dequantize, Quantize, Quantized, QuantizedConv2d, Requantize
-from blockconv.network.ops.windows import AdaptivePool2d, Conv2d, Convolution, Pool2d
+from blockconv.network.ops.dynamic import *  # noqa: F403
+from blockconv.network.ops.elementwise import *  # noqa: F403
+from blockconv.network.ops.moves import *  # noqa: F403
+from blockconv.network.ops.quantized import *  # noqa: F403
+from blockconv.network.ops.windows import *  # noqa: F403
 
-__all__ = [
-    "Activate",
-    "AdaptivePool2d",
-    "Affine",
-    "Attributes",
-    "Binary",
-    "BinaryKind",
-    "Cast",
-    "Concat",
-    "Conv2d",
-    "Convolution",
-    "Dequantize",
-    "DynamicConv2d",
-    "DynamicQuantize",
-    "FindQuantization",
-    "Lrn",
-    "Pad",
-    "Pool2d",
-    "PoolKind",
-    "Quantize",
-    "Quantized",
-    "QuantizedConv2d",
-    "ReduceMean",
-    "Requantize",
-    "Reshape",
-    "Resize",
-    "Shape",
-    "Shuffle",
-    "Slice",
-    "Softmax",
-    "Solved",
-    "Transpose",
-]
+__all__ = ["Attributes", "PoolKind", "Shape", "Solved"]
+__all__ += axes.__all__
+__all__ += dynamic.__all__
+__all__ += elementwise.__all__
+__all__ += moves.__all__
+__all__ += quantized.__all__
+__all__ += windows.__all__
