@@ -39,6 +39,7 @@ from blockconv.core.problem import (
 from blockconv.core.quantization import Quantization
 from blockconv.dispatch.array import BlockedArray, empty, is_channels_last, to_layout
 from blockconv.frontends.onnx import load_onnx
+from blockconv.frontends.torch import from_torch
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 from blockconv.network.plan import Plan, compile
@@ -87,6 +88,7 @@ __all__ = [
     "dequantize_linear",
     "empty",
     "explain",
+    "from_torch",
     "get_num_threads",
     "get_threading",
     "global_avg_pool2d",
@@ -113,7 +115,6 @@ _INSTEAD = {
     "conv3d": "torch.nn.functional.conv3d: blockconv has no 3-D ops",
     "conv_transpose1d": "conv_transpose2d(x[:, :, None], weight[:, :, None])[:, :, 0]",
     "conv_transpose3d": "torch.nn.functional.conv_transpose3d: blockconv has no 3-D ops",
-    "from_torch": "torch.onnx.export(module, inputs, path), then load_onnx(path)",
     "interpolate": "Resize in a network, by load_onnx or NetworkBuilder.add",
     "linear": "conv2d(x[:, :, None, None], weight[:, :, None, None], bias)[:, :, 0, 0]",
     "lp_pool2d": "avg_pool2d(abs(x) ** p, k, divisor_override=1) ** (1 / p)",

@@ -34,6 +34,7 @@ COMPLETE = (
     "conv2d",
     "empty",
     "explain",
+    "from_torch",
     "global_avg_pool2d",
     "global_max_pool2d",
     "load_onnx",
@@ -57,8 +58,7 @@ def test_help_is_complete_by_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*COMPLETE, "Layout"])
 def test_the_examples_of_help_say_what_they_say(name: str) -> None:
-    if name == "load_onnx":
-        pytest.importorskip("onnx")
+    pytest.importorskip({"load_onnx": "onnx", "from_torch": "torch"}.get(name, "numpy"))
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(bc, name), name, globs={})
     assert test.examples, "no example"
     report: list[str] = []

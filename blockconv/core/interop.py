@@ -93,7 +93,7 @@ def _is_module(x: object) -> bool:
 
 def as_file(x: object) -> str:
     """The remedy for a module of PyTorch where a network has to be; "" for anything else."""
-    exported = "call torch.onnx.export(module, inputs, path), then load_onnx(path)"
+    exported = "call from_torch(module, example_inputs)"
     return exported if _is_module(x) else ""
 
 

@@ -1,0 +1,38 @@
+"""PyTorch's modules as networks, and blockconv inside PyTorch. Nothing here imports torch before it is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blockconv.core.errors import UnsupportedError
+from blockconv.network.graph import Network
+
+__all__ = ["from_torch"]
+
+
+def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None) -> Network:
+    """Read a PyTorch module as a network, for `compile`. Needs torch 2.6 or later.
+
+    module: a torch.nn.Module in eval mode, on the CPU; or what `torch.export.export` returned for one.
+    example_inputs: a tuple of its arguments, or its only argument. They give shapes and types.
+    dynamic_shapes: sizes that may change, as in `torch.export.export`. Without it, a batch norm, a convolution or a
+        pool takes other sizes all the same, but a `view` keeps the sizes of the example.
+
+    The network shares the memory of the module's parameters, and names its constants like them. Changes of a parameter
+    in place reach neither a plan's packed weights nor what was folded: call `from_torch` and `compile` again.
+    Raises UnsupportedError, which lists all unsupported ops with their modules, and also without torch. Raises
+    ArgumentError for what is no module, and the errors of `torch.export.export` for a module that it cannot trace.
+
+    >>> import torch, blockconv as bc
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
+    >>> network = bc.from_torch(model, torch.zeros(1, 3, 8, 8))
+    >>> network.shape(network.outputs[0])
+    (1, 8, 6, 6)
+    """
+    try:
+        from blockconv.frontends.torch import export
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise UnsupportedError("from_torch: needs torch: pip install 'blockconv[torch]'") from None
+    return export.read_module(module, example_inputs, dynamic_shapes)

@@ -1,0 +1,443 @@
+"""The back end of `torch.compile`: what the planner takes runs as plans, the rest in PyTorch.
+
+AOTAutograd gives a graph of ATen ops whose parameters are inputs. A dry run of the translators over fake tensors says
+which nodes blockconv takes, and why not the others. Connected nodes become one `Part`, which is planned at its first
+call, when the weights are there. Parameters and buffers are its constants: batch norms are folded into convolutions,
+and weights are packed once. A part remembers the identity, the address and the version of each. If one changes, it
+folds and packs again, and keeps the kernels and layouts that it chose.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+import warnings
+import weakref
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import CompileContext, TracingContext
+from torch.fx import Graph, GraphModule
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
+from blockconv.core.layout import Layout
+from blockconv.frontends.torch.export import network_of, outputs_of
+from blockconv.frontends.torch.ops import HEAVY, OPS, decompositions, kept_whole
+from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in
+from blockconv.network.graph import Tensor
+from blockconv.network.plan import Plan, compile_between
+from blockconv.network.planning.planned import Options
+from blockconv.runtime import check_threads, get_num_threads
+
+__all__ = ["Compiled", "Settings", "blockconv_backend", "compiled_graphs"]
+
+OP = 'torch.compile(backend="blockconv")'
+LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
+TYPES = ("float32", "bfloat16", "float16")
+NHWC = Layout("NHWC")
+CHECK = "BLOCKCONV_TORCH_CHECK"  # a variable; if it is set, each call compares checksums of weights
+UNSEEN = (
+    "weights changed, but their versions did not, as after a write to .data; they are packed anew. Without "
+    f"{CHECK}=1 this is not seen: call blockconv.torch.refresh(model)"
+)
+log = logging.getLogger("blockconv.torch")
+
+
+class Settings(NamedTuple):
+    """The `options` of torch.compile. threads: see `compile`; fallback: what runs the rest, "eager" or "inductor"."""
+
+    threads: int | None = None
+    layouts: Any = "auto"
+    accuracy: str = "default"
+    precision: Any = "float32"
+    fallback: str = "eager"
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any] | None) -> Settings:
+        """Raises ArgumentError for an option that does not exist."""
+        for name, value in (given or {}).items():
+            if name not in cls._fields:
+                raise ArgumentError(OP, "options", {name: value}, f"has to be among {', '.join(cls._fields)}")
+        made = cls(**given or {})
+        for argument, words in (("fallback", ("eager", "inductor")), ("accuracy", ("default", "strict"))):
+            if getattr(made, argument) not in words:
+                rule = f"has to be {' or '.join(map(repr, words))}"
+                raise ArgumentError(OP, argument, getattr(made, argument), rule)
+        if made.threads is not None:
+            check_threads(OP, "threads", made.threads)
+        return made
+
+    def options(self) -> Options:
+        """What each plan is asked for."""
+        return Options(self.layouts, "optimal", False, self.threads or get_num_threads(), self.accuracy)
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One graph that torch.compile gave to the back end, and what became of it.
+
+    name: as TORCH_LOGS calls it. kind: "inference", "forward" or "backward". nodes: its ops; taken: those in plans.
+    plans: their number. refused: what runs in PyTorch, by op and reason. failed: parts without a plan, and why.
+    seconds: the time inside blockconv, for reading, planning, compiling kernels and packing. packed: how often weights
+    were packed.
+    """
+
+    name: str
+    kind: str
+    nodes: int = 0
+    taken: int = 0
+    plans: int = 0
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    packed: int = 0
+    parts: list[Part] = field(default_factory=list, repr=False)
+    owned: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
+
+    def is_of(self, tensors: set[int]) -> bool:
+        """Whether it ran with one of these parameters, given by identity."""
+        weights = [*(weight for part in self.parts for weight in part.weights), *(known() for known in self.owned)]
+        return any(id(weight) in tensors for weight in weights)
+
+    def forget_weights(self) -> None:
+        """Pack anew at the next call."""
+        for part in self.parts:
+            part.versions = ()
+
+    def __str__(self) -> str:
+        share = f"{self.taken} of {self.nodes} ops" + (f" in {self.plans} plans" if self.kind == "inference" else "")
+        lines = [f"{self.name}, {self.kind}: {share}, {self.seconds:.2f} s in blockconv"]
+        lines += [f"  in PyTorch: {line}" for line in self.refused]
+        return "\n".join([*lines, *(f"  no plan: {line}" for line in self.failed)])
+
+
+_compiled: list[weakref.ref[Compiled]] = []
+
+
+def compiled_graphs() -> list[Compiled]:
+    """The graphs that are still in use, the oldest first."""
+    return [graph for known in _compiled if (graph := known()) is not None]
+
+
+def _recorded(name: str, kind: str) -> Compiled:
+    made = Compiled(name, kind)
+    _compiled[:] = [known for known in _compiled if known() is not None]
+    _compiled.append(weakref.ref(made))
+    return made
+
+
+def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
+    """torch.compile calls this with each graph. Use ``torch.compile(model, backend="blockconv")``."""
+    settings = Settings.read(given.get("options"))
+    name = f"graph {CompileContext.current_compile_id()}"
+
+    def infer(graph: Any, inputs: Sequence[Any]) -> Any:
+        return _inference(graph, _recorded(name, "inference"), settings)
+
+    def train(kind: str, graph: Any, inputs: Sequence[Any]) -> Any:
+        return _boxed(graph, _recorded(name, kind), ())
+
+    compiler = aot_autograd(
+        fw_compiler=functools.partial(train, "forward"),
+        bw_compiler=functools.partial(train, "backward"),
+        inference_compiler=infer,
+        decompositions=decompositions(),
+    )
+    with kept_whole():
+        return compiler(gm, example_inputs)
+
+
+def _boxed(run: Callable[..., Any], record: Compiled, static: Collection[int]) -> Any:
+    """As AOTAutograd calls it: with a list, which is emptied so that memory can go. It keeps the record alive."""
+
+    def call(args: list[Any]) -> Any:
+        given = tuple(args)
+        args.clear()
+        if not record.owned:
+            record.owned = [weakref.ref(given[k]) for k in static]
+        return run(*given)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+# ---------------------------------------------------------------- which nodes run as plans
+
+
+def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
+    """A graph without gradients, compiled."""
+    started = time.perf_counter()
+    static = set(TracingContext.get().fw_metadata.static_input_indices or ())
+    constant = _constants(gm.graph, static)
+    taken, refused = _judged(gm.graph, constant)
+    chosen = _partitions(gm, taken, refused)
+    record.nodes = sum(_counts(node) and node not in constant for node in gm.graph.nodes)
+    record.taken = sum(_counts(node) for nodes in chosen for node in nodes)
+    record.plans, record.refused = len(chosen), refused.lines()
+    names = [f"blockconv_{k}" for k in range(len(chosen))]
+    fuse_by_partitions(gm, chosen, prefix="blockconv_", always_return_tuple=True)
+    constant = _constants(gm.graph, static)  # of new nodes
+    for call in gm.graph.find_nodes(op="call_module"):
+        if call.target in names:
+            _place_part(gm, call, constant, record, settings)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    record.seconds += time.perf_counter() - started
+    log.info("%s", record)
+    if refused.nodes:
+        shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
+        text = f"blockconv: {record.name}: {record.nodes - record.taken} of {record.nodes} ops run in PyTorch: {shown}"
+        warnings.warn(f"{text}. blockconv.torch.report() has all", SlowPathWarning, stacklevel=2)
+    return _boxed(gm, record, static)
+
+
+def _counts(node: Any) -> bool:
+    return node.op == "call_function" and kind_of(node).startswith("aten.") and "aten.sym_" not in kind_of(node)
+
+
+def _constants(graph: Any, static: set[int]) -> set[Any]:
+    """The nodes that depend on parameters and buffers alone."""
+    found: set[Any] = set()
+    for index, node in enumerate(graph.find_nodes(op="placeholder")):
+        if index in static:
+            found.add(node)
+    for node in graph.nodes:
+        of_constants = node.all_input_nodes and all(other in found for other in node.all_input_nodes)
+        if node.op == "get_attr" or (node.op == "call_function" and of_constants):
+            found.add(node)
+    return found
+
+
+def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
+    """The nodes that translators take, by running these over stand-ins; and why not the others."""
+    reader, taken = Reader(OPS, fake=True, types=TYPES), set()
+    for node in graph.nodes:
+        before = sum(map(len, reader.refused.nodes.values()))
+        if node.op == "call_function" and node not in constant:
+            elsewhere = _elsewhere(node)
+            if elsewhere:
+                reader.refused.add(node, elsewhere)
+            else:
+                reader.read([node])
+            if sum(map(len, reader.refused.nodes.values())) == before:
+                taken.add(node)
+        if node.op != "output":
+            given = reader.values.get(node)
+            if node.op == "get_attr":
+                reader.values[node] = Constant(getattr(graph.owning_module, node.target), node.name)
+            elif not isinstance(given, list):  # whose outputs that blockconv does not compute are None
+                reader.values[node] = stand_in(node, constant=node in constant)
+    return taken, reader.refused
+
+
+def _elsewhere(node: Any) -> str:
+    """The device that a node reads or writes, if that is not the CPU."""
+    for other in (node, *node.all_input_nodes):
+        value = other.meta.get("val")
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+                return f"on {tensor.device.type}"
+    return ""
+
+
+class _Support(OperatorSupportBase):  # type: ignore[misc]
+    def __init__(self, taken: set[Any]) -> None:
+        self.taken = taken
+
+    def is_node_supported(self, submodules: Any, node: Any) -> bool:
+        return node in self.taken
+
+
+def _partitions(gm: Any, taken: set[Any], refused: Refused) -> list[dict[Any, Any]]:
+    """The nodes of each part. A part has a convolution, a pool or a matrix, or many nodes."""
+    proposed = CapabilityBasedPartitioner(gm, _Support(taken), allows_single_node_partition=True).propose_partitions()
+    chosen = []
+    for partition in proposed:
+        nodes = dict(partition.nodes)
+        kinds = {kind_of(node).removeprefix("aten.") for node in nodes}
+        if kinds & HEAVY or sum(map(_counts, nodes)) >= LEAST:
+            chosen.append(nodes)
+        else:
+            for node in filter(_counts, nodes):
+                refused.add(node, "alone between such ops, and too small for a plan")
+    return chosen
+
+
+def _place_part(gm: Any, call: Any, constant: set[Any], record: Compiled, settings: Settings) -> None:
+    """A `Part` in place of a fused module. Parameters become its arguments, and what follows from them its own work."""
+    module = gm.get_submodule(call.target)
+    leaves: dict[Any, None] = {}
+    for argument in call.args:
+        _collect_leaves(argument, constant, leaves)
+    graph = Graph()
+    inner: dict[Any, Any] = {}
+    for leaf in leaves:
+        inner[leaf] = graph.placeholder(leaf.name)
+        inner[leaf].meta = leaf.meta
+
+    def place(outer: Any) -> Any:
+        if outer not in inner:
+            inner[outer] = graph.node_copy(outer, place)
+        return inner[outer]
+
+    placed = dict(zip(module.graph.find_nodes(op="placeholder"), map(place, call.args), strict=True))
+    for node in module.graph.nodes:
+        if node.op != "placeholder":
+            placed[node] = graph.node_copy(node, placed.__getitem__)
+    call.args = tuple(leaves)
+    part = Part(GraphModule(module, graph), [leaf in constant for leaf in leaves], record, settings)
+    record.parts.append(part)
+    gm.add_submodule(call.target, part)
+
+
+def _collect_leaves(node: Any, constant: set[Any], leaves: dict[Any, None]) -> None:
+    """The arguments of a part, in an order: what flows into it, and the parameters behind what is constant."""
+    if node.op == "call_function" and node in constant:
+        for other in node.all_input_nodes:
+            _collect_leaves(other, constant, leaves)
+    else:
+        leaves[node] = None
+
+
+# ---------------------------------------------------------------- one part
+
+
+class _Made(NamedTuple):
+    """A plan for arguments of one kind. results: see `_result`."""
+
+    plan: Plan
+    results: tuple[Any, ...]
+
+
+class Part(torch.nn.Module):  # type: ignore[misc]
+    """Connected nodes of a graph, which run as a plan for each size of inputs; in PyTorch if there is none."""
+
+    def __init__(self, module: Any, static: Sequence[bool], record: Compiled, settings: Settings) -> None:
+        super().__init__()
+        self.in_pytorch, self.record, self.settings = module, record, settings
+        self.static = [k for k, is_static in enumerate(static) if is_static]
+        self.flows = [k for k, is_static in enumerate(static) if not is_static]
+        self._lock = threading.Lock()
+        self.weights: list[Any] = []  # held, so that no other tensor can have their identities
+        self.versions: tuple[Any, ...] = ()
+        self._plans: dict[Any, _Made | None] = {}
+        self._options: dict[Any, Options] = {}
+
+    def forward(self, *args: Any) -> Any:
+        """The outputs, as a tuple."""
+        weights = [args[k] for k in self.static]
+        versions = tuple(map(_version, weights))
+        key = tuple(_key(args[k]) for k in self.flows)
+        if versions != self.versions or key not in self._plans:
+            self._prepare(args, weights, versions, key)
+        made = self._plans[key]
+        if made is None:
+            return self.in_pytorch(*args)
+        results = made.plan(*(args[k] for k in self.flows if isinstance(args[k], torch.Tensor)))
+        outputs = iter([results] if isinstance(results, torch.Tensor) else results.values())
+        return tuple(_as_promised(next(outputs), one) if isinstance(one, tuple) else one for one in made.results)
+
+    def _prepare(self, args: Sequence[Any], weights: list[Any], versions: tuple[Any, ...], key: Any) -> None:
+        with self._lock:
+            started = time.perf_counter()
+            if versions != self.versions:
+                if [known[:3] for known in versions] == [known[:3] for known in self.versions]:
+                    warnings.warn(f"blockconv: {self.record.name}: {UNSEEN}", UserWarning, stacklevel=4)
+                self._plans = {}
+                self.weights, self.versions = weights, versions
+                self.record.packed += 1
+            if key not in self._plans:
+                try:
+                    self._plans[key] = self._planned(args, key)
+                except BlockconvError as error:
+                    self._plans[key] = None
+                    self.record.failed.append(str(error))
+                    text = f"blockconv: {self.record.name}: a part of the graph runs in PyTorch: {error}"
+                    warnings.warn(text, SlowPathWarning, stacklevel=4)
+            self.record.seconds += time.perf_counter() - started
+
+    def _planned(self, args: Sequence[Any], key: Any) -> _Made:
+        """A plan for these arguments. Kernels and layouts are chosen once for each key."""
+        graph = self.in_pytorch.graph
+        reader, inputs, ends = Reader(OPS, types=TYPES), [], {}
+        for k, (node, value) in enumerate(zip(graph.find_nodes(op="placeholder"), args, strict=True)):
+            if not isinstance(value, torch.Tensor):
+                reader.values[node] = value
+            elif k in self.static:
+                reader.values[node] = Constant(value, node.name)
+            else:
+                traced: Any = stand_in(node)
+                tensor = Tensor(reader.take_name(node.name), tuple(value.shape), traced.type)
+                reader.values[node] = tensor
+                inputs.append(tensor)
+                if _key(value)[1]:
+                    ends[tensor.name] = NHWC
+        reader.read(node for node in graph.nodes if node.op == "call_function")
+        reader.refused.report(OP)
+        (results,) = graph.output_node().args
+        known = [reader.values[node] for node in results]
+        names = outputs_of(reader, [value for value in known if isinstance(value, Tensor)])
+        orders = list(map(_result, known, results))
+        of_tensors = [order for order in orders if isinstance(order, tuple)]
+        ends |= {name: NHWC for name, order in zip(names, of_tensors, strict=True) if order == (0, 2, 3, 1)}
+        network = network_of(reader, inputs, names, self.record.name)
+        like = next((made.plan for made in self._plans.values() if made is not None), None)
+        options = self._options.get(key) or self.settings.options()
+        plan = compile_between(network, ends, self.settings.precision, options, like)
+        self._options[key] = plan.options_with_choices()
+        return _Made(plan, tuple(orders))
+
+
+def _version(tensor: Any) -> tuple[int, ...]:
+    """What changes when a parameter is replaced or changed in place. Inference tensors have no version."""
+    known = id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+    return (*known, _checksum(tensor)) if os.environ.get(CHECK) else known
+
+
+def _checksum(tensor: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(Constant(tensor, "weight").array).reshape(-1).view(np.uint8).data)
+
+
+def _key(value: Any) -> Any:
+    """The size of an argument, and whether it is channels_last and not contiguous."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    last = value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+    return value.shape, last
+
+
+def _result(value: Any, node: Any) -> Any:
+    """What a part keeps of an output: the order of axes of a tensor that its plan makes, or else the value itself."""
+    if isinstance(value, Tensor):
+        return _order(node.meta["val"])
+    return value.tensor if isinstance(value, Constant) else value
+
+
+def _order(fake: Any) -> tuple[int, ...]:
+    """The order of the axes of an output, outermost first, by the strides that tracing found."""
+    hints = [hint(stride) for stride in fake.stride()]
+    return tuple(sorted(range(len(hints)), key=lambda axis: (-hints[axis], axis)))
+
+
+def _as_promised(tensor: Any, order: tuple[int, ...]) -> Any:
+    """A dense tensor whose axes lie in this order; itself if it does."""
+    strides, size = [0] * len(order), 1
+    for axis in reversed(order):
+        strides[axis] = size
+        size *= max(1, tensor.shape[axis])
+    if tensor.stride() == tuple(strides):
+        return tensor
+    if all(have == want or n < 2 for have, want, n in zip(tensor.stride(), strides, tensor.shape, strict=True)):
+        return tensor.as_strided(tensor.shape, strides)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -1,0 +1,99 @@
+"""A module, by `torch.export`, as a network."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from blockconv.core.errors import ArgumentError
+from blockconv.frontends.torch.ops import OPS, decompositions
+from blockconv.frontends.torch.reader import Constant, Reader, needed, stand_in
+from blockconv.network.graph import Network, Tensor
+from blockconv.network.ops import Reshape, Shape
+
+__all__ = ["read_module"]
+
+OP = "from_torch"
+
+
+def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any) -> Network:
+    """See `from_torch`."""
+    if isinstance(module, ExportedProgram):
+        program = module
+    elif isinstance(module, torch.nn.Module):
+        given = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+        with torch.no_grad():
+            program = torch.export.export(module, given, dynamic_shapes=dynamic_shapes)
+    else:
+        rule = "has to be a torch.nn.Module or a torch.export.ExportedProgram"
+        raise ArgumentError(OP, "module", module, rule)
+    program = program.run_decompositions(decompositions())
+    name = "torch" if module is program else type(module).__name__
+    return read_program(program, name, {} if dynamic_shapes is None else None)
+
+
+def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None) -> Network:
+    """sizes: shapes of some inputs, other than the example's; None: they may change."""
+    reader = Reader(OPS)
+    inputs = _read_inputs(program, reader, sizes or {})
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    wanted = [o.arg.name for o in program.graph_signature.output_specs if o.kind == OutputKind.USER_OUTPUT]
+    by_name = {node.name: node for node in program.graph.nodes}
+    outputs = [by_name[name] for name in wanted]
+    reader.read(needed(nodes, outputs))
+    reader.refused.report(OP)
+    named = outputs_of(reader, [reader.values[node] for node in outputs])
+    remake = None
+    if sizes is None or sizes:
+        remake = functools.partial(_read_again, program, name, {t.name: t.shape for t in inputs})
+    return network_of(reader, inputs, named, name, remake)
+
+
+def _read_again(program: Any, name: str, known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
+    return read_program(program, name, known | shapes)
+
+
+def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> list[Tensor]:
+    """Values of the placeholders: the module's own are constants under its names, the caller's are inputs."""
+    inputs = []
+    holders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    state = {**program.state_dict, **program.constants}
+    for spec in program.graph_signature.input_specs:
+        node = holders[spec.arg.name]
+        if spec.kind == InputKind.USER_INPUT:
+            value = stand_in(node)
+            if isinstance(value, Tensor):
+                value = Tensor(reader.take_name(value.name), sizes.get(value.name, value.shape), value.type)
+                inputs.append(value)
+        else:
+            value = Constant(state[spec.target], spec.target)
+        reader.values[node] = value
+    return inputs
+
+
+def outputs_of(reader: Reader, values: Sequence[Any]) -> list[str]:
+    """The names of outputs. What is an input, a constant, or an output already is copied, as a network needs it."""
+    names: list[str] = []
+    made = {node.output for node in reader.nodes}
+    for value in values:
+        tensor = reader.constant(value.array, value.name) if isinstance(value, Constant) else value
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(OP, "module", value, "has to return tensors")
+        if tensor.name in names or tensor.name not in made:
+            tensor = reader.emit(f"{tensor.name}.copy", Reshape(tensor.shape), (tensor,), ())
+        names.append(tensor.name)
+    return names
+
+
+def network_of(
+    reader: Reader, inputs: Sequence[Tensor], outputs: Sequence[str], name: str, remake: Any = None
+) -> Network:
+    """The network that was read, without constants that nothing reads."""
+    read = {name for node in reader.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
+    constants = {name: value for name, value in reader.constants.items() if name in read}
+    return Network(tuple(inputs), tuple(outputs), tuple(reader.nodes), constants, name, remake=remake)

@@ -1,0 +1,530 @@
+"""Translators of ATen's ops: from a node and its operands to the network's own ops.
+
+`from_torch` and the back end of `torch.compile` share the table. A translator takes a `Call` and returns the value, or
+the list of values, that the node gives; None stands for an output that blockconv does not compute. It raises
+`Unsupported` for what blockconv has no op for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from blockconv.core.types import FloatType
+from blockconv.frontends.torch.reader import Call, Constant, Translator, Unsupported, Value
+from blockconv.kernels.common.activation import activation
+from blockconv.network import ops
+from blockconv.network.graph import Tensor
+
+__all__ = ["HEAVY", "OPS", "decompositions"]
+
+OPS: dict[str, Translator] = {}
+# Ops that are worth a plan by themselves.
+HEAVY = frozenset({"convolution", "linear", "addmm", "mm", "max_pool2d_with_indices", "avg_pool2d"})
+# Ops that are translated as they are, though PyTorch would decompose them.
+_KEPT = frozenset(
+    {
+        *("hardsigmoid", "hardswish", "mish", "silu", "celu", "_prelu_kernel"),
+        *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
+    }
+)
+
+
+def decompositions() -> dict[Any, Any]:
+    """PyTorch's decompositions to core ATen, without those of ops that are translated as they are."""
+    table = dict(torch.export.default_decompositions())
+    for op in [*table]:
+        if getattr(op, "_schema", None) is not None and op._schema.name.removeprefix("aten::") in _KEPT:
+            del table[op]
+    return table
+
+
+def _op(*names: str) -> Callable[[Translator], Translator]:
+    def register(translate: Translator) -> Translator:
+        OPS.update(dict.fromkeys(names, translate))
+        return translate
+
+    return register
+
+
+# ---------------------------------------------------------------- windows
+
+
+def _pair(values: Sequence[int], default: int) -> tuple[int, int]:
+    """A value for H and one for W, of a list of two, one for both, or none. Of one dimension that is W."""
+    values = tuple(values) or (default,)
+    return (values[0], values[-1])
+
+
+def _image(call: Call, x: Tensor, rank: int) -> Tensor:
+    """(N, C, H, W) of images with `rank` dimensions, with or without N."""
+    shape = x.shape if len(x.shape) == rank + 2 else (1, *x.shape)
+    return call.reshape(x, shape if rank == 2 else (*shape[:2], 1, shape[2]))
+
+
+def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
+    """A result as `x` has its dimensions."""
+    shape = y.shape if rank == 2 else (*y.shape[:2], y.shape[3])
+    return call.reshape(y, shape if len(x.shape) == rank + 2 else shape[1:])
+
+
+@_op("convolution", "conv2d", "conv1d")
+def _convolution(call: Call) -> Tensor:
+    x, weight = call.input(), call.array("weight")
+    rank = weight.ndim - 2
+    if call.get("transposed") or rank not in (1, 2):
+        raise Unsupported("transposed" if call.get("transposed") else f"{rank}-D windows")
+    row = rank == 1
+    wei = call.parameter("weight", (lambda w: w[:, :, None]) if row else (lambda w: w))
+    bias = (call.parameter("bias"),) if call["bias"] is not None else ()
+    stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
+    attributes = ops.Conv2d(
+        (1, stride[0]) if row else _pair(stride, 1),
+        ((0, 0), (padding[0],) * 2) if row else tuple((p, p) for p in _pair(padding, 0)),  # type: ignore[arg-type]
+        (1, dilation[0]) if row else _pair(dilation, 1),
+        call["groups"],
+    )
+    return _unlike_image(call, call.emit(attributes, _image(call, x, rank), parameters=(wei, *bias)), x, rank)
+
+
+def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None) -> Tensor:
+    x = call.input()
+    kernel, stride = tuple(call["kernel_size"]), tuple(call["stride"]) or tuple(call["kernel_size"])
+    padding, dilation = tuple(call["padding"]), tuple(call.get("dilation", (1,)))
+    row = rank == 1
+    attributes = ops.Pool2d(
+        kind,
+        (1, kernel[0]) if row else _pair(kernel, 1),
+        (1, stride[0]) if row else _pair(stride, 1),
+        ((0, 0), (padding[0],) * 2) if row else tuple((p, p) for p in _pair(padding, 0)),  # type: ignore[arg-type]
+        (1, dilation[0]) if row else _pair(dilation, 1),
+        bool(call["ceil_mode"]),
+        divisor,
+    )
+    return _unlike_image(call, call.emit(attributes, _image(call, x, rank)), x, rank)
+
+
+@_op("max_pool2d_with_indices", "max_pool2d")
+def _max_pool(call: Call) -> Value:
+    return [_pool(call, "max", 2), None]
+
+
+@_op("avg_pool1d", "avg_pool2d")
+def _avg_pool(call: Call) -> Tensor:
+    kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
+    rank = 1 if call.node.target._schema.name.endswith("1d") else 2
+    return _pool(call, kind, rank, call.get("divisor_override"))
+
+
+@_op("_adaptive_avg_pool2d", "adaptive_avg_pool2d")
+def _adaptive_avg_pool(call: Call) -> Tensor:
+    x = call.input()
+    size = _pair(call["output_size"], 1)
+    return _unlike_image(call, call.emit(ops.AdaptivePool2d(size), _image(call, x, 2)), x, 2)
+
+
+@_op("adaptive_max_pool2d")
+def _adaptive_max_pool(call: Call) -> Value:
+    x = call.input()
+    image = _image(call, x, 2)
+    size = _pair(call["output_size"], 1)
+    if any(have % want for have, want in zip(image.shape[2:], size, strict=True)):
+        raise Unsupported(f"output_size={size}, which does not divide {image.shape[2:]}")
+    kernel = (image.shape[2] // size[0], image.shape[3] // size[1])
+    return [_unlike_image(call, call.emit(ops.Pool2d("max", kernel, kernel), image), x, 2), None]
+
+
+def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor") -> Tensor:
+    """Scales that the model gives decide where pixels are read; sizes have the scale out / in."""
+    x, size = call.input(), call.get("output_size")
+    if "scale_factors" in call.arguments:  # overload .vec
+        scales = call["scale_factors"] or (None, None)
+    else:
+        scales = call.get("scales_h"), call.get("scales_w")
+    if size is None:
+        size = [math.floor(have * by) for have, by in zip(x.shape[2:], scales, strict=True)]
+    given: Any = None if None in scales else tuple(map(float, scales))
+    if len(x.shape) != 4:
+        raise Unsupported(f"{len(x.shape) - 2}-D images")
+    return call.emit(ops.Resize(mode, _pair(size, 1), given, coordinates, nearest), x)
+
+
+@_op("upsample_nearest2d")
+def _nearest(call: Call) -> Tensor:
+    return _resize(call, "nearest", "asymmetric", "floor")
+
+
+@_op("_upsample_nearest_exact2d")
+def _nearest_exact(call: Call) -> Tensor:
+    return _resize(call, "nearest", "half_pixel", "round_prefer_ceil")
+
+
+@_op("upsample_bilinear2d")
+def _bilinear(call: Call) -> Tensor:
+    return _resize(call, "linear", "align_corners" if call["align_corners"] else "half_pixel")
+
+
+# ---------------------------------------------------------------- matrices
+
+
+def _product(call: Call, x: Tensor, weight: str, turned: bool, bias: str | None) -> Tensor:
+    """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel. turned: it is (N, K)."""
+    if call.array(weight).ndim != 2:
+        raise Unsupported(f"a weight of {call.array(weight).ndim} dimensions")
+    wei = call.parameter(weight, lambda w: (w if turned else w.T)[:, :, None, None])
+    parameters: tuple[Tensor, ...] = (wei,)
+    if bias is not None and call[bias] is not None:
+        shape = (wei.shape[0],)
+        if call.array(bias).shape not in (shape, (1, *shape), (1,), ()):
+            raise Unsupported(f"a bias of shape {call.array(bias).shape}")
+        parameters = wei, call.parameter(bias, lambda b: np.broadcast_to(b.reshape(-1), shape))
+    lead = math.prod(x.shape[:-1])
+    y = call.emit(ops.Conv2d(), call.reshape(x, (lead, x.shape[-1], 1, 1)), parameters=parameters)
+    return call.reshape(y, (*x.shape[:-1], wei.shape[0]))
+
+
+@_op("linear")
+def _linear(call: Call) -> Tensor:
+    return _product(call, call.input(), "weight", True, "bias")
+
+
+@_op("addmm")
+def _addmm(call: Call) -> Tensor:
+    if call["alpha"] != 1 or call["beta"] != 1:
+        raise Unsupported(f"alpha={call['alpha']}, beta={call['beta']}")
+    return _product(call, call.input("mat1"), "mat2", False, "self")
+
+
+@_op("mm")
+def _mm(call: Call) -> Tensor:
+    return _product(call, call.input(), "mat2", False, None)
+
+
+# ---------------------------------------------------------------- element by element
+
+
+def _activation(*names: str, spec: Callable[[Call], Any]) -> None:
+    def translate(call: Call) -> Tensor:
+        return call.emit(ops.Activate(activation(spec(call))), call.input())
+
+    _op(*names)(translate)
+
+
+def _bounds(call: Call) -> tuple[str, float, float]:
+    """Of clamp and hardtanh. Where the bounds are the wrong way round, PyTorch gives the upper one."""
+    given = [call.get(name, call.get(f"{name}_val")) for name in ("min", "max")]
+    if any(isinstance(bound, (Tensor, Constant)) for bound in given):
+        raise Unsupported("bounds that are tensors")
+    low, high = (
+        float(end if bound is None else bound) for bound, end in zip(given, (-math.inf, math.inf), strict=True)
+    )
+    return "clip", min(low, high), high
+
+
+def _gelu_name(call: Call) -> str:
+    if call["approximate"] != "none":
+        raise Unsupported(f"approximate={call['approximate']!r}")
+    return "gelu"
+
+
+for _name in ("relu", "relu6", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid", "mish"):
+    _activation(_name, spec=lambda call, name=_name: name)  # type: ignore[misc]
+_activation("hardtanh", "clamp", "clamp_min", "clamp_max", spec=_bounds)
+_activation("leaky_relu", spec=lambda call: ("leaky_relu", call["negative_slope"]))
+_activation("gelu", spec=_gelu_name)
+_activation("celu", spec=lambda call: ("celu", call["alpha"]))
+
+
+@_op("elu")
+def _elu(call: Call) -> Tensor:
+    """scale * (max(x, 0) + min(alpha * (exp(input_scale * x) - 1), 0))."""
+    alpha, scale, of_input = (float(call[name]) for name in ("alpha", "scale", "input_scale"))
+    x = call.input()
+    if of_input != 1:
+        raise Unsupported(f"input_scale={of_input}")
+    if alpha == 1 and scale == 1:
+        return call.emit(ops.Activate(activation("celu")), x)
+    above = call.emit(ops.Activate(activation("relu")), x)
+    below = call.emit(
+        ops.Activate(activation("celu")), call.emit(ops.Activate(activation(("clip", -math.inf, 0.0))), x)
+    )
+    scaled = call.binary("mul", above, _number(call, scale, x)) if scale != 1 else above
+    return call.binary("add", scaled, call.binary("mul", below, _number(call, alpha * scale, x)))
+
+
+@_op("_prelu_kernel", "prelu")
+def _prelu(call: Call) -> Tensor:
+    x, slope = call.input(), call.input("weight")
+    if len(slope.shape) == 1 and len(x.shape) > 1:
+        slope = call.parameter("weight", lambda w: w.reshape(-1, *(1,) * (len(x.shape) - 2)))
+    above = call.emit(ops.Activate(activation("relu")), x)
+    below = call.emit(ops.Activate(activation(("clip", -math.inf, 0.0))), x)
+    return call.binary("add", above, call.binary("mul", below, slope))
+
+
+def _number(call: Call, value: float, like: Tensor) -> Tensor:
+    return call.constant(np.asarray(value, like.type.dtype), "number")
+
+
+def _operand(call: Call, value: Value, like: Tensor | None) -> Tensor:
+    """An operand of a binary op: numbers, and constants that do not change the result's type, have that of `like`."""
+    if isinstance(value, Tensor):
+        return value
+    if like is None:
+        raise Unsupported("two constants")
+    if isinstance(value, Constant):
+        array = value.array
+        if array.dtype != like.type.dtype and (array.ndim == 0 or array.dtype.kind in "iub"):
+            array = array.astype(like.type.dtype)
+        return call.reader.constant(array, value.name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _number(call, value, like)
+    raise Unsupported(f"an operand of {type(value).__name__}")
+
+
+_KINDS: dict[str, ops.BinaryKind] = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "div",
+    "maximum": "max",
+    "minimum": "min",
+}
+
+
+@_op(*_KINDS, "rsub")
+def _binary(call: Call) -> Tensor:
+    name = call.node.target._schema.name.removeprefix("aten::")
+    a, b = call["self"], call["other"]
+    if name == "rsub":
+        a, b, name = b, a, "sub"
+    if call.get("rounding_mode") is not None:
+        raise Unsupported(f"rounding_mode={call['rounding_mode']!r}")
+    like = next((value for value in (a, b) if isinstance(value, Tensor)), None)
+    left, right = _operand(call, a, like), _operand(call, b, like)
+    if left.type != right.type:
+        raise Unsupported(f"{left.type} and {right.type}")
+    if call.get("alpha", 1) != 1:
+        factor = _number(call, call["alpha"], right)
+        if call.node.target._schema.name == "aten::rsub":
+            left = call.binary("mul", left, factor)
+        else:
+            right = call.binary("mul", right, factor)
+    return call.binary(_KINDS[name], left, right)
+
+
+@_op("neg")
+def _neg(call: Call) -> Tensor:
+    return call.binary("mul", call.input(), _number(call, -1.0, call.input()))
+
+
+@_op("reciprocal")
+def _reciprocal(call: Call) -> Tensor:
+    return call.binary("div", _number(call, 1.0, call.input()), call.input())
+
+
+@_op("pow")
+def _pow(call: Call) -> Tensor:
+    if call["exponent"] != 2 or not isinstance(call["self"], Tensor):
+        raise Unsupported("an exponent other than 2")
+    return call.binary("mul", call.input(), call.input())
+
+
+@_op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")
+def _batch_norm(call: Call) -> Value:
+    if call.get("training"):
+        raise Unsupported("training mode, whose statistics are the batch's; call eval() of the module")
+    x = call.input()
+    mean, variance = (call.array(f"running_{what}").astype(np.float64) for what in ("mean", "var"))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a negative variance gives NaN, as in PyTorch
+        scale = 1 / np.sqrt(variance + call["eps"])
+    scale = scale if call["weight"] is None else scale * call.array("weight")
+    shift = -mean * scale if call["bias"] is None else call.array("bias") - mean * scale
+    dtype = x.type.computed.dtype
+    parameters = call.constant(scale.astype(dtype), "scale"), call.constant(shift.astype(dtype), "shift")
+    return [call.emit(ops.Affine(), x, parameters=parameters), None, None]
+
+
+@_op("_softmax", "softmax")
+def _softmax(call: Call) -> Tensor:
+    x = call.input()
+    if call.get("half_to_float") or call.get("dtype") is not None:
+        raise Unsupported("a change of type")
+    return call.emit(ops.Softmax(call.axis(call["dim"], len(x.shape))), x)
+
+
+@_op("mean")
+def _mean(call: Call) -> Tensor:
+    return _reduced(call)
+
+
+@_op("sum")
+def _sum(call: Call) -> Tensor:
+    count = math.prod(call.input().shape[axis] for axis in _reduced_axes(call))
+    return call.binary("mul", _reduced(call), _number(call, float(count), call.input()))
+
+
+def _reduced_axes(call: Call) -> tuple[int, ...]:
+    rank = len(call.input().shape)
+    return tuple(sorted(call.axis(axis, rank) for axis in call.get("dim") or range(rank)))
+
+
+def _reduced(call: Call) -> Tensor:
+    if call.get("dtype") is not None:
+        raise Unsupported("a change of type")
+    return call.emit(ops.ReduceMean(_reduced_axes(call), bool(call.get("keepdim", False))), call.input())
+
+
+@_op("amax")
+def _amax(call: Call) -> Tensor:
+    x, axes = call.input(), _reduced_axes(call)
+    if len(x.shape) != 4 or axes != (2, 3):
+        raise Unsupported(f"dim={call['dim']} of {len(x.shape)} dimensions")
+    y = call.emit(ops.Pool2d("max"), x)
+    return y if call["keepdim"] else call.reshape(y, x.shape[:2])
+
+
+# ---------------------------------------------------------------- ops that move elements
+
+
+@_op("view", "reshape", "_unsafe_view", "_reshape_alias")
+def _view(call: Call) -> Tensor:
+    x, shape = call.input(), [int(size) for size in call.get("size") or call.get("shape") or ()]
+    if -1 in shape:
+        rest = math.prod(size for size in shape if size != -1)
+        shape[shape.index(-1)] = math.prod(x.shape) // max(1, rest)
+    return call.reshape(x, shape)
+
+
+@_op("flatten")
+def _flatten(call: Call) -> Tensor:
+    x = call.input()
+    first, last = (call.axis(call[end], len(x.shape)) for end in ("start_dim", "end_dim"))
+    return call.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+
+
+@_op("unsqueeze")
+def _unsqueeze(call: Call) -> Tensor:
+    x = call.input()
+    at = call["dim"] % (len(x.shape) + 1)
+    return call.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+@_op("squeeze")
+def _squeeze(call: Call) -> Tensor:
+    x, rank = call.input(), len(call.input().shape)
+    given = call.get("dim", range(rank))
+    gone = {call.axis(axis, rank) for axis in ([given] if isinstance(given, int) else given)}
+    return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if size != 1 or i not in gone))
+
+
+@_op("expand")
+def _expand(call: Call) -> Tensor:
+    x = call.input()
+    new = len(call["size"]) - len(x.shape)
+    shape = tuple(x.shape[i - new] if size == -1 else size for i, size in enumerate(call["size"]))
+    wide = call.reshape(x, (*(1,) * new, *x.shape))
+    if wide.shape == shape:
+        return wide
+    ones = np.broadcast_to(np.ones((), x.type.dtype), shape)
+    return call.binary("mul", wide, call.constant(ones, "ones"))
+
+
+def _transposed(call: Call, perm: Sequence[int]) -> Tensor:
+    x = call.input()
+    perm = tuple(call.axis(axis, len(x.shape)) for axis in perm)
+    return x if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), x)
+
+
+@_op("permute")
+def _permute(call: Call) -> Tensor:
+    return _transposed(call, call["dims"])
+
+
+@_op("transpose", "t")
+def _transpose(call: Call) -> Tensor:
+    perm = [*range(len(call.input().shape))]
+    a, b = call.get("dim0", 0), call.get("dim1", -1)
+    if len(perm) > 1:
+        perm[a], perm[b] = perm[b], perm[a]
+    return _transposed(call, perm)
+
+
+@_op("cat")
+def _cat(call: Call) -> Tensor:
+    parts = [call.tensor(value) for value in call["tensors"]]
+    return call.emit(ops.Concat(call.axis(call["dim"], len(parts[0].shape))), *parts)
+
+
+def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor:
+    x = call.input()
+    if size == 0:
+        raise Unsupported("an empty tensor")
+    return x if (size, step) == (x.shape[axis], 1) else call.emit(ops.Slice(axis, begin, size, step), x)
+
+
+@_op("slice")
+def _slice(call: Call) -> Tensor:
+    shape = call.input().shape
+    axis = call.axis(call["dim"], len(shape))
+    taken = range(shape[axis])[slice(call["start"], call["end"], call["step"])]
+    return _part(call, axis, taken.start, len(taken), taken.step)
+
+
+@_op("select")
+def _select(call: Call) -> Tensor:
+    shape = call.input().shape
+    axis = call.axis(call["dim"], len(shape))
+    part = _part(call, axis, call["index"] % shape[axis], 1)
+    return call.reshape(part, (*shape[:axis], *shape[axis + 1 :]))
+
+
+@_op("split_with_sizes", "split", "unbind")
+def _split(call: Call) -> list[Tensor]:
+    shape = call.input().shape
+    axis = call.axis(call["dim"], len(shape))
+    sizes = call.get("split_sizes", call.get("split_size", 1))
+    if isinstance(sizes, int):
+        sizes = [min(sizes, shape[axis] - begin) for begin in range(0, shape[axis], sizes)]
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    parts = [_part(call, axis, begin, size) for begin, size in zip(begins, sizes, strict=True)]
+    if call.node.target._schema.name == "aten::unbind":
+        parts = [call.reshape(part, (*shape[:axis], *shape[axis + 1 :])) for part in parts]
+    return parts
+
+
+@_op("constant_pad_nd")
+def _pad(call: Call) -> Tensor:
+    x, flat = call.input(), call["pad"]
+    last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]  # PyTorch begins with the last axis
+    pads = ((0, 0),) * (len(x.shape) - len(last)) + tuple((int(a), int(b)) for a, b in last)
+    return call.emit(ops.Pad(pads, float(call["value"])), x)
+
+
+@_op("_to_copy", "to")
+def _to_copy(call: Call) -> Tensor:
+    x, dtype = call.input(), call.get("dtype")
+    wanted: Any = str(dtype).removeprefix("torch.")
+    if dtype is None or wanted == x.type.name:
+        return x
+    if {wanted, x.type.name} - {"float32", "bfloat16", "float16"}:
+        raise Unsupported(f"from {x.type} to {wanted}")
+    narrow: FloatType = wanted
+    return call.emit(ops.Cast(narrow), x)
+
+
+@_op("sym_size")
+def _sym_size(call: Call) -> int:
+    return call.input().shape[call["dim"]]
+
+
+@_op("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")
+def _identity(call: Call) -> Value:
+    x = call.input()
+    if call.get("train"):
+        raise Unsupported("training mode; call eval() of the module")
+    return [x, None] if call.node.target._schema.name == "aten::native_dropout" else x

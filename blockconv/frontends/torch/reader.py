@@ -1,0 +1,326 @@
+"""A graph of ATen ops, as `torch.export` and AOTAutograd give it, read as a network.
+
+A value of the graph is a tensor of the network, a constant, or a Python number. Nodes whose operands are all constants
+are computed by PyTorch itself during reading, so a transposed weight stays a view of the module's memory.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
+
+from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.core.interop import as_numpy
+from blockconv.core.text import take_name
+from blockconv.core.types import ElementType, element
+from blockconv.network.graph import Node, Tensor
+from blockconv.network.ops import Attributes, Binary, BinaryKind, Reshape, Shape
+
+__all__ = [
+    "Call",
+    "Constant",
+    "Reader",
+    "Refused",
+    "Translator",
+    "Unsupported",
+    "Value",
+    "kind_of",
+    "needed",
+    "stand_in",
+    "title",
+]
+
+Array = npt.NDArray[Any]
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+
+
+class Unsupported(Exception):  # noqa: N818
+    """blockconv has no op for a node. The text says what is missing. `Refused` collects these."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor that does not change from call to call. name: the parameter's in its module, or the node's.
+
+    Fake tensors stand for constants of unknown values: they give arrays of zeros that take no memory.
+    """
+
+    tensor: Any
+    name: str
+
+    @property
+    def array(self) -> Array:
+        """The tensor's memory as an array."""
+        if isinstance(self.tensor, FakeTensor):
+            shape = tuple(map(_size, self.tensor.shape))
+            return np.broadcast_to(np.zeros((), _element(self.tensor.dtype).dtype), shape)
+        return as_numpy(self.tensor.detach(), "from_torch", self.name)
+
+
+Value = Any  # Tensor | Constant | a Python value, or a list of these
+Translator = Callable[["Call"], Value]
+
+
+def _size(size: Any) -> int:
+    """A size as an int: for a symbolic one what it was while tracing, without a guard."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _element(dtype: Any) -> ElementType:
+    try:
+        return element(str(dtype).removeprefix("torch."))
+    except TypeError:
+        raise Unsupported(f"its type, {dtype}") from None
+
+
+def stand_in(node: Any, constant: bool = False) -> Value:
+    """What a node gives, by the shapes and types that tracing found."""
+
+    def one(value: Any) -> Value:
+        if isinstance(value, (tuple, list)):
+            return [one(each) for each in value]
+        if not isinstance(value, torch.Tensor):
+            return _size(value) if isinstance(value, torch.SymInt) else value
+        if constant:
+            return Constant(value, node.name)
+        return Tensor(node.name, tuple(map(_size, value.shape)), _element(value.dtype))
+
+    return one(node.meta.get("val"))
+
+
+def _path(node: Any) -> tuple[str, str]:
+    """The module that a node comes from, by its name in the model, and its class."""
+    stack = [*node.meta.get("nn_module_stack", {}).values()]
+    if not stack:
+        return "", ""
+    path, kind = stack[-1]
+    named = re.sub(r"_modules\['([^']*)'\]", r"\1", str(path))
+    return re.sub(r"^L\['self'\]\.?|^L__self___", "", named), getattr(kind, "__name__", str(kind).rpartition(".")[2])
+
+
+def kind_of(node: Any) -> str:
+    """The op of a node: "aten.convolution"."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name).replace("::", ".")
+    return str(getattr(target, "__name__", target))
+
+
+def title(node: Any) -> str:
+    """How errors call a node: its name, and its module."""
+    path, kind = _path(node)
+    return f"{node.name!r}" + (f" in {path or 'the module itself'} ({kind})" if kind else "")
+
+
+class Refused:
+    """What is not supported, so that one error lists all of it: {op and reason: nodes}."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, list[str]] = {}
+
+    def add(self, node: Any, reason: str = "") -> None:
+        """Keep a node that is not supported. reason: what of it is missing, if its op is known."""
+        self.nodes.setdefault(f"{kind_of(node)}{reason and ': '}{reason}", []).append(title(node))
+
+    def lines(self) -> list[str]:
+        """A line for each op and reason, with the number of nodes and the first of them."""
+        return [
+            f"{what}: {len(found)} node{'s' if len(found) > 1 else ''}, the first {found[0]}"
+            for what, found in sorted(self.nodes.items())
+        ]
+
+    def report(self, op: str) -> None:
+        """Raise UnsupportedError if anything was refused."""
+        if self.nodes:
+            raise UnsupportedError("\n  ".join([f"{op}: not supported:", *self.lines()]))
+
+
+class Reader:
+    """The nodes and constants of a network, made node by node from a graph.
+
+    table: translators by the names of ATen's ops. fake: constants are fake tensors, so nothing is computed.
+    """
+
+    def __init__(self, table: Mapping[str, Translator], fake: bool = False) -> None:
+        self.table, self.fake = table, fake
+        self.values: dict[Any, Value] = {}
+        self.refused = Refused()
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = {}
+        self._names: set[str] = set()
+        self._held: dict[Any, Tensor] = {}
+
+    # -- what is read
+
+    def read(self, nodes: Iterable[Any]) -> None:
+        """Read nodes whose operands are known. What is not supported is kept in `refused`, with a stand-in as value."""
+        for node in nodes:
+            try:
+                self.values[node] = self._value(node)
+            except Unsupported as error:
+                self.refused.add(node, str(error))
+                self.values[node] = stand_in(node)
+
+    def _value(self, node: Any) -> Value:
+        args, kwargs = (map_arg(given, self.values.__getitem__) for given in (node.args, node.kwargs))
+        flat: list[Any] = []
+        torch.utils._pytree.tree_map(flat.append, (args, kwargs))
+        if node.target is operator.getitem:
+            found = args[0][args[1]]
+            if found is None:
+                raise Unsupported(f"its output {args[1]} of {kind_of(node.args[0])}")
+            return found
+        if not any(isinstance(value, Tensor) for value in flat):
+            return self._computed(node, args, kwargs, any(isinstance(value, Constant) for value in flat))
+        kind = kind_of(node).removeprefix("aten.")
+        if kind not in self.table or not isinstance(node.target, torch._ops.OpOverload):
+            raise Unsupported
+        for value in flat:
+            if isinstance(value, Tensor) and value.type.name not in FLOATS:
+                raise Unsupported(f"an input of {value.type}")
+        try:
+            return self.table[kind](Call(self, node, args, kwargs))
+        except ArgumentError as error:
+            raise Unsupported(f"{error.argument}={error.value!r:.80} {error.rule}") from error
+
+    def _computed(self, node: Any, args: Any, kwargs: Any, of_constants: bool) -> Value:
+        """What a node gives whose operands are constants or numbers, computed by PyTorch."""
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise Unsupported("random numbers")
+        if self.fake and (of_constants or isinstance(node.meta.get("val"), torch.Tensor)):
+            return stand_in(node, constant=True)
+        given = [value.name for value in args if isinstance(value, Constant)]
+        name = given[0] if len(given) == 1 else node.name
+        unwrapped = [_with_tensors(each) for each in (args, kwargs)]
+        with torch.no_grad():
+            return _with_constants(node.target(*unwrapped[0], **unwrapped[1]), name)
+
+    # -- what is made of it
+
+    def take_name(self, name: str) -> str:
+        """`name`, or one like it that no value has."""
+        return take_name(name, self._names)
+
+    def constant(self, value: Array, name: str) -> Tensor:
+        """A constant of the network. The same memory seen the same way is one constant."""
+        key = value.__array_interface__["data"][0], value.shape, value.strides, value.dtype
+        if key not in self._held:
+            named = self.take_name(name)
+            self.constants[named] = value
+            self._held[key] = Tensor(named, value.shape, element(value.dtype))
+        return self._held[key]
+
+    def emit(self, name: str, attributes: Attributes, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+        """A node of the network, and the value that it makes, which has its name. Raises ArgumentError."""
+        shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
+        type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
+        named = self.take_name(name)
+        self.nodes.append(
+            Node(named, attributes, tuple(t.name for t in inputs), named, tuple(t.name for t in parameters))
+        )
+        return Tensor(named, shape, type)
+
+
+def _with_tensors(args: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda x: x.tensor if isinstance(x, Constant) else x, args)
+
+
+def _with_constants(result: Any, name: str) -> Value:
+    if isinstance(result, (tuple, list)):
+        return [_with_constants(each, name) for each in result]
+    return Constant(result, name) if isinstance(result, torch.Tensor) else result
+
+
+class Call:
+    """One node of a graph, as its translator sees it: arguments by their names in ATen's schema."""
+
+    def __init__(self, reader: Reader, node: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
+        self.reader, self.node = reader, node
+        schema = node.target._schema.arguments
+        self.arguments = {a.name: args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(schema)}
+        for i, a in enumerate(schema):
+            if i >= len(args) and a.name not in kwargs and a.has_default_value():
+                self.arguments[a.name] = a.default_value
+        self.name = _path(node)[0] or node.name
+
+    def __getitem__(self, argument: str) -> Value:
+        return self.arguments[argument]
+
+    def get(self, argument: str, default: Value = None) -> Value:
+        """An argument that only some overloads have."""
+        return self.arguments.get(argument, default)
+
+    def input(self, argument: str = "self") -> Tensor:
+        """An argument as a tensor of the network, also where it is a constant."""
+        return self.tensor(self.arguments.get(argument, self.arguments.get("input")))
+
+    def tensor(self, value: Value) -> Tensor:
+        """A value as a tensor of the network."""
+        if isinstance(value, Constant):
+            return self.reader.constant(value.array, value.name)
+        if not isinstance(value, Tensor):
+            raise Unsupported(f"an operand of {type(value).__name__}")
+        return value
+
+    def array(self, argument: str) -> Array:
+        """An argument that has to be a constant."""
+        return self._known(argument).array
+
+    def _known(self, argument: str) -> Constant:
+        value = self.arguments[argument]
+        if not isinstance(value, Constant):
+            raise Unsupported(f"its {argument} is no constant")
+        return value
+
+    def parameter(self, argument: str, change: Callable[[Array], Array] = lambda array: array) -> Tensor:
+        """An argument that has to be a constant, changed, as a constant of the network under its own name."""
+        return self.reader.constant(change(self.array(argument)), self._known(argument).name)
+
+    def constant(self, value: Any, what: str) -> Tensor:
+        """A constant of this node."""
+        return self.reader.constant(np.asarray(value), f"{self.name}.{what}")
+
+    def emit(self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = ()) -> Tensor:
+        """A node of the network, and the value that it makes. It is called as the module that this node comes from."""
+        return self.reader.emit(self.name, attributes, inputs, parameters)
+
+    def axis(self, value: int, rank: int) -> int:
+        """An axis, counted from the front."""
+        return value % max(1, rank)
+
+    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """`x` under another shape; itself if it has that."""
+        shape = tuple(shape)
+        if x.shape == shape:
+            return x
+        if 0 in shape:
+            raise Unsupported("an empty tensor")
+        return self.emit(Reshape(shape), x)
+
+    def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
+        """a and b, broadcast."""
+        shape: Shape = np.broadcast_shapes(a.shape, b.shape)
+        if math.prod(shape) == 0:
+            raise Unsupported("an empty tensor")
+        return self.emit(Binary(kind), a, b)
+
+
+def needed(nodes: Iterable[FxNode], outputs: Iterable[FxNode]) -> list[Any]:
+    """The nodes that outputs need, in their order."""
+    wanted, found = set(outputs), []
+    for node in reversed(list(nodes)):
+        if node in wanted:
+            found.append(node)
+            wanted.update(node.all_input_nodes)
+    return found[::-1]

@@ -1,0 +1,177 @@
+"""torch.compile(backend="blockconv"): values, strides, weights that change, what runs in PyTorch and what is said."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch_models import NETWORKS, Residual, made, nn, torch
+
+import blockconv as bc
+
+backend = importlib.import_module("blockconv.torch").backend
+report, refresh = bc.torch.report, bc.torch.refresh
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def images(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+def close(found, wanted, bound=1e-5):
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    assert (found - wanted).abs().max() <= bound * wanted.abs().max()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_eagers_with_its_strides(name):
+    model, x = made(NETWORKS[name]), images(2, 3, 16, 16)
+    fast = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for tensor in (x, x.to(memory_format=torch.channels_last)):
+            found, wanted = fast(tensor), model(tensor)
+            close(found, wanted)
+            if name != "shuffled":  # whose strides eager does not trace as they are
+                assert found.stride() == wanted.stride()
+    for graph in report(model):
+        assert (graph.taken, graph.plans, graph.refused, graph.failed) == (graph.nodes, 1, [], [])
+        assert graph.seconds > 0
+
+
+def test_sizes_that_change_are_plans_of_one_graph():
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Linear(36, 4)))
+    fast = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for n in (2, 3, 5, 3):
+            close(fast(images(n, 3, 8, 8)), model(images(n, 3, 8, 8)))
+        close(fast(images(4, 3, 16, 8)[:, :, ::2]), model(images(4, 3, 16, 8)[:, :, ::2]))
+    assert all(graph.plans == 1 and graph.packed <= 1 for graph in report(model))
+    assert len(report(model)) <= 3
+
+
+def changes(model):
+    """Ways in which weights change and versions too."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step():
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    def loaded():
+        model.load_state_dict({name: value * 1.5 for name, value in model.state_dict().items()})
+
+    def copied():
+        with torch.no_grad():
+            model[1].running_var.copy_(torch.full((8,), 3.0))
+
+    def replaced():
+        model[0].weight = nn.Parameter(model[0].weight.detach() * 2)
+
+    return step, loaded, copied, replaced
+
+
+def test_weights_that_change_in_place_are_packed_anew():
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()))
+    x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before = fast(x)
+        (graph,) = report(model)
+        for count, change in enumerate(changes(model), start=2):
+            with torch.enable_grad():
+                change()
+            found = fast(x)
+            assert not torch.allclose(found, before)
+            close(found, model(x))
+            close(fast(x), model(x))
+            before = found
+            assert graph.packed == count or change.__name__ == "replaced"
+
+
+def test_writes_without_a_version_need_a_refresh_and_the_check_finds_them(monkeypatch):
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3)))
+    x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before = fast(x)
+        model[0].weight.data.mul_(2)
+        assert fast(x).equal(before)
+        refresh(model)
+        close(fast(x), model(x))
+        monkeypatch.setenv("BLOCKCONV_TORCH_CHECK", "1")
+        fast(x)
+        model[0].weight.data.mul_(2)
+        with pytest.warns(UserWarning, match=r"call blockconv\.torch\.refresh"):
+            close(fast(x), model(x))
+
+
+class Odd(nn.Module):
+    """In the middle, an op that blockconv does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x):
+        return self.b(torch.cumsum(torch.relu(self.a(x)), 1))
+
+
+def test_what_runs_in_pytorch_is_named_and_warned_of_once():
+    model = made(Odd)
+    fast = torch.compile(model, backend=backend)
+    with torch.no_grad(), pytest.warns(bc.SlowPathWarning, match="1 of 4 ops run in PyTorch: aten.cumsum") as caught:
+        close(fast(images(2, 3, 8, 8)), model(images(2, 3, 8, 8)))
+    assert len(caught) == 1
+    (graph,) = report(model)
+    assert (graph.nodes, graph.taken, graph.plans) == (4, 3, 2)
+    assert re.search(r"in PyTorch: aten.cumsum: 1 node, the first 'cumsum'", str(report(model)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype):
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())).to(dtype)
+    fast, x = torch.compile(model, backend=backend), images(1, 3, 8, 8).to(dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        close(fast(x), model(x), 0.01 if dtype == torch.bfloat16 else 1e-12)
+    (graph,) = report(model)
+    assert graph.taken == (2 if dtype == torch.bfloat16 else 0)
+    assert ("float64" in str(graph)) == (dtype == torch.float64)
+
+
+def test_inference_mode_and_options():
+    model, x = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())), images(1, 3, 8, 8)
+    fast = torch.compile(model, backend=backend, options={"threads": 1, "layouts": "NHWC", "accuracy": "strict"})
+    with torch.inference_mode():
+        close(fast(x), model(x))
+    half = torch.compile(model, backend=backend, options={"precision": "bfloat16"})
+    torch._dynamo.reset()
+    with torch.no_grad():
+        close(half(x), model(x), 0.02)
+        assert not half(x).equal(model(x))
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match=r"options=.*'thread'.* has to be among threads"):
+        torch.compile(model, backend=backend, options={"thread": 1})(x)
+
+
+def test_the_entry_point_is_the_back_end():
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    ((module, name),) = re.findall(r'torch_dynamo_backends\]\nblockconv = "([\w.]+):(\w+)"', text)
+    assert getattr(importlib.import_module(module), name) is backend
+
+
+def test_what_is_no_module_is_refused():
+    for function in (report, refresh):
+        with pytest.raises(bc.ArgumentError, match=r"has to be a torch\.nn\.Module"):
+            function(3)
+    assert str(report(Residual(3, 3))) == "no graph was compiled with blockconv"

@@ -1,0 +1,183 @@
+"""Modules of PyTorch as networks: values against eager, names, memory, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch_models
+from torch_models import NETWORKS, Apply, F, made, nn, torch
+
+import blockconv as bc
+from blockconv.core.errors import UnsupportedError
+
+IMAGE, ROW, MATRIX = (2, 6, 8, 10), (2, 6, 11), (3, 6)
+V6 = torch.linspace(0.5, 2, 6)
+
+OPS = {
+    "conv": (lambda: nn.Conv2d(6, 8, 3, 2, 1, 1, 2), IMAGE),
+    "conv asymmetric": (lambda: nn.Conv2d(6, 8, (3, 2), (1, 2), (0, 1), (2, 1), bias=False), IMAGE),
+    "conv same": (lambda: nn.Conv2d(6, 8, 4, padding="same"), IMAGE),
+    "conv reflect": (lambda: nn.Conv2d(6, 8, 3, padding=1, padding_mode="zeros"), (6, 8, 10)),
+    "conv1d": (lambda: nn.Conv1d(6, 8, 3, 2, 1), ROW),
+    "linear": (lambda: nn.Linear(6, 5), MATRIX),
+    "linear 3d": (lambda: nn.Linear(11, 5, bias=False), ROW),
+    "linear of image": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(480, 5)), IMAGE),
+    "addmm": (lambda: Apply(lambda x, b, w: torch.addmm(b, x, w), b=torch.randn(4), w=torch.randn(6, 4)), MATRIX),
+    "mm": (lambda: Apply(lambda x, w: x @ w, w=torch.randn(6, 4)), MATRIX),
+    "batch norm": (lambda: nn.BatchNorm2d(6), IMAGE),
+    "batch norm plain": (lambda: nn.BatchNorm2d(6, affine=False), IMAGE),
+    "batch norm 1d": (lambda: nn.BatchNorm1d(6), MATRIX),
+    **{
+        name: (getattr(nn, name), IMAGE)
+        for name in ("ReLU", "ReLU6", "SiLU", "Sigmoid", "Hardswish", "Hardsigmoid", "GELU", "Mish", "Tanh", "ELU")
+    },
+    "hardtanh": (lambda: nn.Hardtanh(-0.5, 0.25), IMAGE),
+    "clamp": (lambda: Apply(lambda x: x.clamp(-0.5).clamp_max(0.5).clamp(-0.1, 0.2)), IMAGE),
+    "leaky_relu": (lambda: nn.LeakyReLU(0.2), IMAGE),
+    "elu": (lambda: nn.ELU(0.3), IMAGE),
+    "selu": (nn.SELU, IMAGE),
+    "celu": (lambda: nn.CELU(0.7), IMAGE),
+    "prelu": (lambda: nn.PReLU(6), IMAGE),
+    "add": (lambda: Apply(lambda x, v: x + v[:, None, None] + 2 + torch.add(x, x, alpha=0.5), v=V6), IMAGE),
+    "sub": (lambda: Apply(lambda x, v: 1 - (x - v[:, None, None]) - 2 * x.mean(1, True), v=V6), IMAGE),
+    "mul": (lambda: Apply(lambda x, v: x * v[:, None, None] * 3 * x.mean((2, 3), True) * -x, v=V6), IMAGE),
+    "div": (lambda: Apply(lambda x, v: x / v[:, None, None] / 2 + 1 / (x * x + 1), v=V6), IMAGE),
+    "maximum": (lambda: Apply(lambda x: torch.maximum(x, -x * 2).minimum(x**2)), IMAGE),
+    "outer": (lambda: Apply(lambda x: x.mean(2, True) * x.mean(3, True)), IMAGE),
+    "max pool": (lambda: nn.MaxPool2d(3, 2, 1, ceil_mode=True), IMAGE),
+    "max pool dilated": (lambda: nn.MaxPool2d((2, 3), 1, dilation=2), IMAGE),
+    "max pool 1d": (lambda: nn.MaxPool1d(3, 2, 1), ROW),
+    "avg pool": (lambda: nn.AvgPool2d(3, 2, 1), IMAGE),
+    "avg pool excluding": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), IMAGE),
+    "avg pool divisor": (lambda: nn.AvgPool2d(2, divisor_override=3), IMAGE),
+    "avg pool 1d": (lambda: nn.AvgPool1d(3, 2, 1), ROW),
+    "adaptive avg": (lambda: nn.AdaptiveAvgPool2d((3, 4)), IMAGE),
+    "adaptive avg 1": (lambda: nn.AdaptiveAvgPool2d(1), IMAGE),
+    "adaptive avg 1d": (lambda: nn.AdaptiveAvgPool1d(3), ROW),
+    "adaptive max": (lambda: nn.AdaptiveMaxPool2d((4, 5)), IMAGE),
+    "amax": (lambda: Apply(lambda x: x.amax((2, 3))), IMAGE),
+    "mean": (lambda: Apply(lambda x: x.mean((-2, -1)) + x.mean(1)[:, 0, :6]), IMAGE),
+    "mean of all": (lambda: Apply(lambda x: x * x.mean()), IMAGE),
+    "sum": (lambda: Apply(lambda x: x.sum(1)), IMAGE),
+    "cat": (lambda: Apply(lambda x: torch.cat([x, F.relu(x), x], -1)), IMAGE),
+    "stack": (lambda: Apply(lambda x: torch.stack([x, F.relu(x)], 1)), ROW),
+    "slice": (lambda: Apply(lambda x: x[:, 1:5:2, -3:, 2]), IMAGE),
+    "split": (lambda: Apply(lambda x: torch.cat(x.split([1, 2, 3], 1)[::-1], 1) + torch.cat(x.split(4, 1), 1)), IMAGE),
+    "chunk": (lambda: Apply(lambda x: x.chunk(3, 1)[1] * x.unbind(3)[4][..., None][:, :2]), IMAGE),
+    "view": (lambda: Apply(lambda x: x.view(2, 3, -1).reshape(6, 160).unflatten(0, (2, 3)).flatten(1)), IMAGE),
+    "permute": (lambda: Apply(lambda x: x.permute(0, 2, 3, 1).transpose(1, 3).mT), IMAGE),
+    "t": (lambda: Apply(lambda x: F.relu(x).t()), MATRIX),
+    "squeeze": (lambda: Apply(lambda x: x[:, :1].unsqueeze(0).squeeze(0).squeeze().unsqueeze(-1).squeeze(2, 3)), IMAGE),
+    "expand": (lambda: Apply(lambda x: x[:, :1].expand(-1, 3, 8, 10) + x[0, 0].expand(2, 3, 8, 10)), IMAGE),
+    "pad": (lambda: Apply(lambda x: F.pad(x, (1, 2, -1, 3), value=0.5)), IMAGE),
+    "zero pad": (lambda: nn.ZeroPad2d(2), IMAGE),
+    "nearest": (lambda: nn.Upsample(scale_factor=(2, 1.5)), IMAGE),
+    "nearest size": (lambda: nn.Upsample((5, 13)), IMAGE),
+    "nearest exact": (lambda: nn.Upsample((5, 13), mode="nearest-exact"), IMAGE),
+    "bilinear": (lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"), IMAGE),
+    "bilinear corners": (lambda: nn.Upsample((5, 13), mode="bilinear", align_corners=True), IMAGE),
+    "softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.Softmax2d()), IMAGE),
+    "pixel shuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)), IMAGE),
+    "channel shuffle": (lambda: nn.ChannelShuffle(3), IMAGE),
+    "dropout": (lambda: nn.Sequential(nn.Dropout(), nn.Identity(), nn.Dropout2d()), IMAGE),
+    "clone": (lambda: Apply(lambda x: x.clone().contiguous().detach()), IMAGE),
+    "to": (lambda: Apply(lambda x: x.to(torch.bfloat16).to(torch.float32)), IMAGE),
+    "of constants": (lambda: Apply(lambda x, v: x * (v * 2).exp()[:, None, None] + torch.arange(10), v=V6), IMAGE),
+}
+
+
+def error(found, wanted):
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted.detach().double())
+    assert found.shape == wanted.shape
+    return np.abs(found - wanted).max() / max(1e-30, np.abs(wanted).max())
+
+
+def given(shape):
+    return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_is_torchs(name):
+    make, shape = OPS[name]
+    module, x = made(make), given(shape)
+    network = bc.from_torch(module, x)
+    (found,) = network.evaluate(x.numpy()).values()
+    assert error(found, module(x)) < 1e-5
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_torchs(name):
+    module, x = made(NETWORKS[name]), given((2, 3, 16, 16))
+    plan = bc.compile(bc.from_torch(module, (x,)))
+    for tensor in (x, x.to(memory_format=torch.channels_last), x.repeat(1, 1, 2, 1)[:, :, ::2]):
+        assert error(plan(tensor), module(tensor)) < 1e-5
+    assert pickle.loads(pickle.dumps(plan))(x).equal(plan(x))
+    assert copy.deepcopy(plan.network).summary() == plan.network.summary()
+
+
+def test_constants_are_the_modules_parameters_by_name_and_memory():
+    module = made(torch_models.resnet)
+    network = bc.from_torch(module, given((1, 3, 16, 16)))
+    parameters = dict(module.named_parameters())
+    assert {"0.weight", "2.conv1.weight", "3.downsample.0.weight", "6.weight", "6.bias"} <= {*network.constants}
+    for name, value in network.constants.items():
+        if name in parameters:
+            assert np.shares_memory(value, parameters[name].detach().numpy()), name
+            assert not value.flags.writeable
+    assert [node.name for node in network.nodes][:3] == ["0", "1", "2.conv1"]
+
+
+def test_a_shared_weight_is_one_constant():
+    conv = nn.Conv2d(6, 6, 3, padding=1)
+    network = bc.from_torch(nn.Sequential(conv, nn.ReLU(), conv), given(IMAGE))
+    assert len(network.constants) == 2
+
+
+def test_sizes_change_as_the_exporter_was_told():
+    module = made(torch_models.resnet)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    network = bc.from_torch(module, given((2, 3, 16, 16)), ({0: batch},))
+    plan = bc.compile(network)
+    for n in (2, 5):
+        x = given((n, 3, 16, 16))
+        assert error(plan(x), module(x)) < 1e-5
+
+
+def test_several_inputs_and_outputs():
+    module = Apply(lambda x, y: (x + y, x, x + y * 2))
+    x, y = given(IMAGE), given((10,))
+    plan = bc.compile(bc.from_torch(module, (x, y)))
+    assert all(error(a, b) < 1e-6 for a, b in zip(plan(x, y).values(), module(x, y), strict=True))
+
+
+def test_one_error_names_everything_that_is_not_supported():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.cumsum(x, 0) + torch.cumsum(x, 1) + torch.sort(x)[0]
+
+    with pytest.raises(UnsupportedError) as caught:
+        bc.from_torch(nn.Sequential(nn.Conv2d(6, 6, 1), Odd()), given(IMAGE))
+    text = str(caught.value)
+    assert re.search(r"aten.cumsum: 2 nodes, the first 'cumsum' in 1 \(.*Odd\)", text)
+    assert "aten.sort: 1 node" in text
+
+
+@pytest.mark.parametrize("what", ["training", "weight", "no module"])
+def test_what_cannot_be_read_says_why(what):
+    if what == "training":
+        with pytest.raises(UnsupportedError, match=r"training mode.*eval\(\)"):
+            bc.from_torch(nn.Sequential(nn.BatchNorm2d(6)).train(), given(IMAGE))
+    elif what == "weight":
+        with pytest.raises(UnsupportedError, match="its weight is no constant"):
+            bc.from_torch(Apply(lambda x, w: F.conv2d(x, w)), (given(IMAGE), given((4, 6, 1, 1))))
+    else:
+        with pytest.raises(bc.ArgumentError, match=r"has to be a torch\.nn\.Module"):
+            bc.from_torch(lambda x: x, given(IMAGE))
+
+
+def test_the_import_of_blockconv_is_without_torch(run_python):
+    run_python("import sys, blockconv as bc; bc.from_torch; assert 'torch' not in sys.modules")
