@@ -8,6 +8,7 @@ BlockedArray(NCHW16, shape=(1, 3, 2, 2), dtype=float32, storage=(1, 1, 2, 2, 16)
 An import compiles nothing. The first problem that needs a kernel compiles it, and keeps it on disk.
 """
 
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,8 @@ _INSTEAD = {
 if not TYPE_CHECKING:  # type checkers know the names above, and no others
 
     def __getattr__(name):
+        if name == "torch":
+            return importlib.import_module("blockconv.torch")
         text = f"module 'blockconv' has no attribute {name!r}"
         raise AttributeError(
             f"{text}: use {_INSTEAD[name]}" if name in _INSTEAD else text, name=name, obj=sys.modules[__name__]

@@ -17,6 +17,7 @@ ORDER = [
     "blockconv.cli",
     "blockconv",
     "blockconv.onnxruntime",
+    "blockconv.torch",
     "blockconv.api",
     "blockconv.frontends",
     "blockconv.network.quantization",

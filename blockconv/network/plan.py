@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short
 from blockconv.core.interop import as_numpy, like_any
-from blockconv.core.layout import row_major
+from blockconv.core.layout import Layout
 from blockconv.core.types import FloatType
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.tuning import read_costs
@@ -108,7 +108,7 @@ def compile(
     check_network("compile", network)
     if input_shapes is not None:
         network = network.with_input_shapes(input_shapes)
-    _check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
+    check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = stored_as(fuse(network, precision), precision)
     named = planner if isinstance(planner, str) else "optimal"
@@ -117,7 +117,19 @@ def compile(
     return Plan(network, options if isinstance(planner, str) else chosen_by(planner, network, options))
 
 
-def _check_options(op: str, planner: object, accuracy: object, precision: object = "float32") -> None:
+def compile_between(
+    network: Network, ends: Mapping[str, Layout], precision: FloatType, options: Options, like: Plan | None = None
+) -> Plan:
+    """A plan whose inputs and outputs have the layouts `ends`, row-major or NHWC; by default row-major.
+
+    like: a plan of this network for other sizes. Both share packed weights of the same form.
+    """
+    network = stored_as(fuse(network, precision), precision)
+    layouts: Any = options.layouts
+    return Plan(network, replace(options, layouts=read_layouts(network, layouts), ends=ends), like)
+
+
+def check_options(op: str, planner: object, accuracy: object, precision: object = "float32") -> None:
     for argument, value, words, remedy in (
         ("planner", planner, get_args(Planner), "compile also takes your own function"),
         ("accuracy", accuracy, ACCURACIES, ""),
@@ -166,6 +178,13 @@ class Plan:
 
     # -- files and copies
 
+    def options_with_choices(self) -> Options:
+        """The options that make this plan again, with the kernels and layouts that it chose.
+
+        :meta private:
+        """
+        return self._asked("copy", self)
+
     def _asked(self, op: str, value: object) -> Options:
         """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`."""
         if self._released:
@@ -181,7 +200,7 @@ class Plan:
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy holds what `save` writes, nothing of this process, and is bound where it is made."""
-        return _made_again, (type(self), self.network, self._asked("copy", self))
+        return _made_again, (type(self), self.network, self.options_with_choices())
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the network with its weights, the options of `compile`, and the chosen kernels and layouts.
@@ -215,7 +234,7 @@ class Plan:
         network, extra = archive.read(path)
         try:
             kept, chosen = extra["options"], dict(extra["chosen"])
-            _check_options("Plan.load", kept["planner"], kept["accuracy"])
+            check_options("Plan.load", kept["planner"], kept["accuracy"])
             saved = whole(kept["threads"])  # on a machine that may have more
             if saved is None or saved < 1:
                 raise ValueError(f"threads={short(kept['threads'])}")
@@ -282,12 +301,14 @@ class Plan:
         return run_tiled(self, how, image, checked_out(how, out), min(count, max(1, shape[0] * len(how.pieces))))
 
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
-        """The plan for the sizes of what a call is given, its inputs in row-major order, and new outputs."""
+        """The plan for the sizes of what a call is given, its inputs as the plan reads them, and new outputs."""
         given = self._given(inputs, named)
         bound = self._of(tuple(x.shape for x in given))
         network = bound.planned.network
-        sources = [entered(x, tensor, network.name) for x, tensor in zip(given, network.inputs, strict=True)]
-        return bound, sources, [allocate(network.tensors[name]) for name in network.outputs]
+        end = self.options.end
+        sources = [entered(x, t, network.name, end(t)) for x, t in zip(given, network.inputs, strict=True)]
+        outputs = (network.tensors[name] for name in network.outputs)
+        return bound, sources, [allocate(tensor, end(tensor)) for tensor in outputs]
 
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         names = [tensor.name for tensor in self.network.inputs]
@@ -342,7 +363,7 @@ class Plan:
         compile_kernels(network, planned.chosen, self.options.threads)
         problem = planned.problem
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
-        wanted = [row_major(len(network.shape(name))) for name in network.outputs]
+        wanted = [self.options.end(network.tensors[name]) for name in network.outputs]
         threads = self.options.threads
         held = self._parameters.of(network)
         made = schedule(network, planned.chosen, given, wanted, held, problem.reorder, threads)

@@ -32,11 +32,10 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
 from blockconv.core.layout import Layout
-from blockconv.frontends.torch.export import network_of, outputs_of
 from blockconv.frontends.torch.ops import HEAVY, OPS, decompositions, kept_whole
 from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in
 from blockconv.network.graph import Tensor
-from blockconv.network.plan import Plan, compile_between
+from blockconv.network.plan import Plan, check_options, compile_between
 from blockconv.network.planning.planned import Options
 from blockconv.runtime import check_threads, get_num_threads
 
@@ -46,22 +45,21 @@ OP = 'torch.compile(backend="blockconv")'
 LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
 TYPES = ("float32", "bfloat16", "float16")
 NHWC = Layout("NHWC")
-CHECK = "BLOCKCONV_TORCH_CHECK"  # a variable; if it is set, each call compares checksums of weights
+CHECKED = bool(os.environ.get("BLOCKCONV_TORCH_CHECK"))  # compare checksums of weights at each call
 UNSEEN = (
     "weights changed, but their versions did not, as after a write to .data; they are packed anew. Without "
-    f"{CHECK}=1 this is not seen: call blockconv.torch.refresh(model)"
+    "BLOCKCONV_TORCH_CHECK this is not seen: call blockconv.torch.refresh(model)"
 )
 log = logging.getLogger("blockconv.torch")
 
 
 class Settings(NamedTuple):
-    """The `options` of torch.compile. threads: see `compile`; fallback: what runs the rest, "eager" or "inductor"."""
+    """The `options` of torch.compile, as in `compile`."""
 
     threads: int | None = None
     layouts: Any = "auto"
     accuracy: str = "default"
     precision: Any = "float32"
-    fallback: str = "eager"
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None) -> Settings:
@@ -70,10 +68,7 @@ class Settings(NamedTuple):
             if name not in cls._fields:
                 raise ArgumentError(OP, "options", {name: value}, f"has to be among {', '.join(cls._fields)}")
         made = cls(**given or {})
-        for argument, words in (("fallback", ("eager", "inductor")), ("accuracy", ("default", "strict"))):
-            if getattr(made, argument) not in words:
-                rule = f"has to be {' or '.join(map(repr, words))}"
-                raise ArgumentError(OP, argument, getattr(made, argument), rule)
+        check_options(OP, "optimal", made.accuracy, made.precision)
         if made.threads is not None:
             check_threads(OP, "threads", made.threads)
         return made
@@ -221,7 +216,7 @@ def _constants(graph: Any, static: set[int]) -> set[Any]:
 
 def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
     """The nodes that translators take, by running these over stand-ins; and why not the others."""
-    reader, taken = Reader(OPS, fake=True, types=TYPES), set()
+    reader, taken = Reader("graph", OPS, fake=True, types=TYPES), set()
     for node in graph.nodes:
         before = sum(map(len, reader.refused.nodes.values()))
         if node.op == "call_function" and node not in constant:
@@ -352,7 +347,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         with self._lock:
             started = time.perf_counter()
             if versions != self.versions:
-                if [known[:3] for known in versions] == [known[:3] for known in self.versions]:
+                if CHECKED and [known[:3] for known in versions] == [known[:3] for known in self.versions]:
                     warnings.warn(f"blockconv: {self.record.name}: {UNSEEN}", UserWarning, stacklevel=4)
                 self._plans = {}
                 self.weights, self.versions = weights, versions
@@ -370,7 +365,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     def _planned(self, args: Sequence[Any], key: Any) -> _Made:
         """A plan for these arguments. Kernels and layouts are chosen once for each key."""
         graph = self.in_pytorch.graph
-        reader, inputs, ends = Reader(OPS, types=TYPES), [], {}
+        reader, ends = Reader(self.record.name, OPS, types=TYPES), {}
         for k, (node, value) in enumerate(zip(graph.find_nodes(op="placeholder"), args, strict=True)):
             if not isinstance(value, torch.Tensor):
                 reader.values[node] = value
@@ -378,20 +373,18 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                 reader.values[node] = Constant(value, node.name)
             else:
                 traced: Any = stand_in(node)
-                tensor = Tensor(reader.take_name(node.name), tuple(value.shape), traced.type)
-                reader.values[node] = tensor
-                inputs.append(tensor)
+                reader.values[node] = tensor = reader.input(node.name, tuple(value.shape), traced.type)
                 if _key(value)[1]:
                     ends[tensor.name] = NHWC
         reader.read(node for node in graph.nodes if node.op == "call_function")
         reader.refused.report(OP)
         (results,) = graph.output_node().args
         known = [reader.values[node] for node in results]
-        names = outputs_of(reader, [value for value in known if isinstance(value, Tensor)])
+        names = reader.outputs(value for value in known if isinstance(value, Tensor))
         orders = list(map(_result, known, results))
         of_tensors = [order for order in orders if isinstance(order, tuple)]
         ends |= {name: NHWC for name, order in zip(names, of_tensors, strict=True) if order == (0, 2, 3, 1)}
-        network = network_of(reader, inputs, names, self.record.name)
+        network = reader.emitter.network(names)
         like = next((made.plan for made in self._plans.values() if made is not None), None)
         options = self._options.get(key) or self.settings.options()
         plan = compile_between(network, ends, self.settings.precision, options, like)
@@ -402,7 +395,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 def _version(tensor: Any) -> tuple[int, ...]:
     """What changes when a parameter is replaced or changed in place. Inference tensors have no version."""
     known = id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
-    return (*known, _checksum(tensor)) if os.environ.get(CHECK) else known
+    return (*known, _checksum(tensor)) if CHECKED else known
 
 
 def _checksum(tensor: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.frontends.torch.ops import OPS, decompositions
 from blockconv.frontends.torch.reader import Constant, Reader, needed, stand_in
 from blockconv.network.graph import Network, Tensor
-from blockconv.network.ops import Reshape, Shape
+from blockconv.network.ops import Shape
 
 __all__ = ["read_module"]
 
@@ -39,7 +39,7 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any) -> Networ
 
 def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None) -> Network:
     """sizes: shapes of some inputs, other than the example's; None: they may change."""
-    reader = Reader(OPS)
+    reader = Reader(name, OPS)
     inputs = _read_inputs(program, reader, sizes or {})
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     wanted = [o.arg.name for o in program.graph_signature.output_specs if o.kind == OutputKind.USER_OUTPUT]
@@ -47,11 +47,11 @@ def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None) -> 
     outputs = [by_name[name] for name in wanted]
     reader.read(needed(nodes, outputs))
     reader.refused.report(OP)
-    named = outputs_of(reader, [reader.values[node] for node in outputs])
+    values = [_tensor(reader, reader.values[node]) for node in outputs]
     remake = None
     if sizes is None or sizes:
         remake = functools.partial(_read_again, program, name, {t.name: t.shape for t in inputs})
-    return network_of(reader, inputs, named, name, remake)
+    return reader.emitter.network(reader.outputs(values), remake)
 
 
 def _read_again(program: Any, name: str, known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
@@ -68,7 +68,7 @@ def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> li
         if spec.kind == InputKind.USER_INPUT:
             value = stand_in(node)
             if isinstance(value, Tensor):
-                value = Tensor(reader.take_name(value.name), sizes.get(value.name, value.shape), value.type)
+                value = reader.input(value.name, sizes.get(value.name, value.shape), value.type)
                 inputs.append(value)
         else:
             value = Constant(state[spec.target], spec.target)
@@ -76,24 +76,9 @@ def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> li
     return inputs
 
 
-def outputs_of(reader: Reader, values: Sequence[Any]) -> list[str]:
-    """The names of outputs. What is an input, a constant, or an output already is copied, as a network needs it."""
-    names: list[str] = []
-    made = {node.output for node in reader.nodes}
-    for value in values:
-        tensor = reader.constant(value.array, value.name) if isinstance(value, Constant) else value
-        if not isinstance(tensor, Tensor):
-            raise ArgumentError(OP, "module", value, "has to return tensors")
-        if tensor.name in names or tensor.name not in made:
-            tensor = reader.emit(f"{tensor.name}.copy", Reshape(tensor.shape), (tensor,), ())
-        names.append(tensor.name)
-    return names
-
-
-def network_of(
-    reader: Reader, inputs: Sequence[Tensor], outputs: Sequence[str], name: str, remake: Any = None
-) -> Network:
-    """The network that was read, without constants that nothing reads."""
-    read = {name for node in reader.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
-    constants = {name: value for name, value in reader.constants.items() if name in read}
-    return Network(tuple(inputs), tuple(outputs), tuple(reader.nodes), constants, name, remake=remake)
+def _tensor(reader: Reader, value: Any) -> Tensor:
+    if isinstance(value, Constant):
+        return reader.constant(value.array, value.name)
+    if not isinstance(value, Tensor):
+        raise ArgumentError(OP, "module", value, "has to return tensors")
+    return value

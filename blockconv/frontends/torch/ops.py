@@ -7,20 +7,22 @@ the list of values, that the node gives; None stands for an output that blockcon
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from blockconv.core.types import FloatType
-from blockconv.frontends.torch.reader import Call, Constant, Translator, Unsupported, Value
+from blockconv.frontends.torch.reader import Call, Constant, Translator, Value, hint
 from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
-__all__ = ["HEAVY", "OPS", "decompositions"]
+__all__ = ["HEAVY", "OPS", "decompositions", "kept_whole"]
 
 OPS: dict[str, Translator] = {}
 # Ops that are worth a plan by themselves.
@@ -30,6 +32,7 @@ _KEPT = frozenset(
     {
         *("hardsigmoid", "hardswish", "mish", "silu", "celu", "_prelu_kernel"),
         *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
+        *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
     }
 )
 
@@ -41,6 +44,25 @@ def decompositions() -> dict[Any, Any]:
         if getattr(op, "_schema", None) is not None and op._schema.name.removeprefix("aten::") in _KEPT:
             del table[op]
     return table
+
+
+@contextlib.contextmanager
+def kept_whole() -> Iterator[None]:
+    """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
+    aten, key = torch.ops.aten, torch._C.DispatchKey
+    packets = aten.upsample_bilinear2d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d
+    overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]
+    before = [dict(op.py_kernels) for op in overloads]
+    for op in overloads:
+        for alias in (key.Autograd, key.CompositeImplicitAutograd):
+            op.py_kernels.pop(alias, None)
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in zip(overloads, before, strict=True):
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
 
 
 def _op(*names: str) -> Callable[[Translator], Translator]:
@@ -176,15 +198,13 @@ def _product(call: Call, x: Tensor, weight: str, turned: bool, bias: str | None)
     if call.array(weight).ndim != 2:
         raise Unsupported(f"a weight of {call.array(weight).ndim} dimensions")
     wei = call.parameter(weight, lambda w: (w if turned else w.T)[:, :, None, None])
-    parameters: tuple[Tensor, ...] = (wei,)
+    shift = None
     if bias is not None and call[bias] is not None:
         shape = (wei.shape[0],)
         if call.array(bias).shape not in (shape, (1, *shape), (1,), ()):
             raise Unsupported(f"a bias of shape {call.array(bias).shape}")
-        parameters = wei, call.parameter(bias, lambda b: np.broadcast_to(b.reshape(-1), shape))
-    lead = math.prod(x.shape[:-1])
-    y = call.emit(ops.Conv2d(), call.reshape(x, (lead, x.shape[-1], 1, 1)), parameters=parameters)
-    return call.reshape(y, (*x.shape[:-1], wei.shape[0]))
+        shift = np.broadcast_to(call.array(bias).reshape(-1), shape)
+    return call.reshape(call.product(ops.Conv2d(), x, wei, shift), (*x.shape[:-1], wei.shape[0]))
 
 
 @_op("linear")
@@ -393,11 +413,9 @@ def _amax(call: Call) -> Tensor:
 
 @_op("view", "reshape", "_unsafe_view", "_reshape_alias")
 def _view(call: Call) -> Tensor:
-    x, shape = call.input(), [int(size) for size in call.get("size") or call.get("shape") or ()]
-    if -1 in shape:
-        rest = math.prod(size for size in shape if size != -1)
-        shape[shape.index(-1)] = math.prod(x.shape) // max(1, rest)
-    return call.reshape(x, shape)
+    x, shape = call.input(), tuple(int(size) for size in call.get("size") or call.get("shape") or ())
+    rest = math.prod(size for size in shape if size != -1)
+    return call.reshape(x, tuple(math.prod(x.shape) // max(1, rest) if size == -1 else size for size in shape))
 
 
 @_op("flatten")
@@ -431,7 +449,7 @@ def _expand(call: Call) -> Tensor:
     if wide.shape == shape:
         return wide
     ones = np.broadcast_to(np.ones((), x.type.dtype), shape)
-    return call.binary("mul", wide, call.constant(ones, "ones"))
+    return call.binary("mul", wide, call.reader.constant(ones, f"{call.name}.ones"))
 
 
 def _transposed(call: Call, perm: Sequence[int]) -> Tensor:
@@ -452,6 +470,30 @@ def _transpose(call: Call) -> Tensor:
     if len(perm) > 1:
         perm[a], perm[b] = perm[b], perm[a]
     return _transposed(call, perm)
+
+
+@_op("channel_shuffle")
+def _channel_shuffle(call: Call) -> Tensor:
+    x = call.input()
+    return _unlike_image(call, call.emit(ops.Shuffle(call["groups"]), _image(call, x, 2)), x, 2)
+
+
+@_op("pixel_shuffle")
+def _pixel_shuffle(call: Call) -> Tensor:
+    *lead, c, h, w = call.input().shape
+    n, r = math.prod(lead), call["upscale_factor"]
+    split = call.reshape(call.input(), (n, c // r**2, r, r, h, w))
+    moved = call.emit(ops.Transpose((0, 1, 4, 2, 5, 3)), split)
+    return call.reshape(moved, (*lead, c // r**2, h * r, w * r))
+
+
+@_op("pixel_unshuffle")
+def _pixel_unshuffle(call: Call) -> Tensor:
+    *lead, c, h, w = call.input().shape
+    n, r = math.prod(lead), call["downscale_factor"]
+    split = call.reshape(call.input(), (n, c, h // r, r, w // r, r))
+    moved = call.emit(ops.Transpose((0, 1, 3, 5, 2, 4)), split)
+    return call.reshape(moved, (*lead, c * r**2, h // r, w // r))
 
 
 @_op("cat")
@@ -515,6 +557,18 @@ def _to_copy(call: Call) -> Tensor:
         raise Unsupported(f"from {x.type} to {wanted}")
     narrow: FloatType = wanted
     return call.emit(ops.Cast(narrow), x)
+
+
+@_op("as_strided")
+def _as_strided(call: Call) -> Tensor:
+    """Nothing, if only strides of axes of one element change: tracing adds such after a mean of channels_last."""
+    x, size = call.input(), tuple(map(int, call["size"]))
+    traced = [node.meta["val"] for node in (call.node.args[0], call.node)]
+    before, after = ([hint(stride) for stride in value.stride()] for value in traced)
+    changed = any(n > 1 and a != b for n, a, b in zip(size, before, after, strict=False))
+    if size != x.shape or changed or call["storage_offset"]:
+        raise Unsupported("a view of other strides")
+    return x
 
 
 @_op("sym_size")

@@ -6,7 +6,6 @@ are computed by PyTorch itself during reading, so a transposed weight stays a vi
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +21,10 @@ from torch.fx.node import map_arg
 
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.interop import as_numpy
-from blockconv.core.text import take_name
 from blockconv.core.types import ElementType, element
-from blockconv.network.graph import Node, Tensor
-from blockconv.network.ops import Attributes, Binary, BinaryKind, Reshape, Shape
+from blockconv.network.emitter import Emitter, Translation, Unsupported
+from blockconv.network.graph import Tensor
+from blockconv.network.ops import Reshape, Shape
 
 __all__ = [
     "Call",
@@ -35,6 +34,7 @@ __all__ = [
     "Translator",
     "Unsupported",
     "Value",
+    "hint",
     "kind_of",
     "needed",
     "stand_in",
@@ -43,10 +43,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 FLOATS = ("float32", "float64", "bfloat16", "float16")
-
-
-class Unsupported(Exception):  # noqa: N818
-    """blockconv has no op for a node. The text says what is missing. `Refused` collects these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +59,7 @@ class Constant:
     def array(self) -> Array:
         """The tensor's memory as an array."""
         if isinstance(self.tensor, FakeTensor):
-            shape = tuple(map(_size, self.tensor.shape))
+            shape = tuple(map(hint, self.tensor.shape))
             return np.broadcast_to(np.zeros((), _element(self.tensor.dtype).dtype), shape)
         return as_numpy(self.tensor.detach(), "from_torch", self.name)
 
@@ -72,7 +68,7 @@ Value = Any  # Tensor | Constant | a Python value, or a list of these
 Translator = Callable[["Call"], Value]
 
 
-def _size(size: Any) -> int:
+def hint(size: Any) -> int:
     """A size as an int: for a symbolic one what it was while tracing, without a guard."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
@@ -91,10 +87,10 @@ def stand_in(node: Any, constant: bool = False) -> Value:
         if isinstance(value, (tuple, list)):
             return [one(each) for each in value]
         if not isinstance(value, torch.Tensor):
-            return _size(value) if isinstance(value, torch.SymInt) else value
+            return hint(value) if isinstance(value, torch.SymInt) else value
         if constant:
             return Constant(value, node.name)
-        return Tensor(node.name, tuple(map(_size, value.shape)), _element(value.dtype))
+        return Tensor(node.name, tuple(map(hint, value.shape)), _element(value.dtype))
 
     return one(node.meta.get("val"))
 
@@ -106,7 +102,7 @@ def _path(node: Any) -> tuple[str, str]:
         return "", ""
     path, kind = stack[-1]
     named = re.sub(r"_modules\['([^']*)'\]", r"\1", str(path))
-    return re.sub(r"^L\['self'\]\.?|^L__self___", "", named), getattr(kind, "__name__", str(kind).rpartition(".")[2])
+    return re.sub(r"^L\['(self|fn)'\]\.?", "", named), getattr(kind, "__name__", str(kind).rpartition(".")[2])
 
 
 def kind_of(node: Any) -> str:
@@ -147,18 +143,21 @@ class Refused:
 
 
 class Reader:
-    """The nodes and constants of a network, made node by node from a graph.
+    """A network, made node by node from a graph.
 
-    table: translators by the names of ATen's ops. fake: constants are fake tensors, so nothing is computed.
+    name: the network's.
+    table: translators by the names of ATen's ops.
+    fake: constants are fake tensors, so nothing is computed.
+    types: of values that are not constant.
     """
 
-    def __init__(self, table: Mapping[str, Translator], fake: bool = False) -> None:
-        self.table, self.fake = table, fake
+    def __init__(
+        self, name: str, table: Mapping[str, Translator], fake: bool = False, types: Sequence[str] = FLOATS
+    ) -> None:
+        self.emitter = Emitter(name, folds=False)
+        self.table, self.fake, self.types = table, fake, types
         self.values: dict[Any, Value] = {}
         self.refused = Refused()
-        self.nodes: list[Node] = []
-        self.constants: dict[str, Array] = {}
-        self._names: set[str] = set()
         self._held: dict[Any, Tensor] = {}
 
     # -- what is read
@@ -187,8 +186,8 @@ class Reader:
         if kind not in self.table or not isinstance(node.target, torch._ops.OpOverload):
             raise Unsupported
         for value in flat:
-            if isinstance(value, Tensor) and value.type.name not in FLOATS:
-                raise Unsupported(f"an input of {value.type}")
+            if isinstance(value, Tensor) and value.type.name not in self.types and not kind.startswith("sym_"):
+                raise Unsupported(f"{value.type}")
         try:
             return self.table[kind](Call(self, node, args, kwargs))
         except ArgumentError as error:
@@ -206,30 +205,25 @@ class Reader:
         with torch.no_grad():
             return _with_constants(node.target(*unwrapped[0], **unwrapped[1]), name)
 
-    # -- what is made of it
-
-    def take_name(self, name: str) -> str:
-        """`name`, or one like it that no value has."""
-        return take_name(name, self._names)
-
     def constant(self, value: Array, name: str) -> Tensor:
         """A constant of the network. The same memory seen the same way is one constant."""
         key = value.__array_interface__["data"][0], value.shape, value.strides, value.dtype
         if key not in self._held:
-            named = self.take_name(name)
-            self.constants[named] = value
-            self._held[key] = Tensor(named, value.shape, element(value.dtype))
+            self._held[key] = self.emitter.constant(self.emitter.value_name(name), value)
         return self._held[key]
 
-    def emit(self, name: str, attributes: Attributes, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-        """A node of the network, and the value that it makes, which has its name. Raises ArgumentError."""
-        shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
-        type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
-        named = self.take_name(name)
-        self.nodes.append(
-            Node(named, attributes, tuple(t.name for t in inputs), named, tuple(t.name for t in parameters))
-        )
-        return Tensor(named, shape, type)
+    def input(self, name: str, shape: Shape, type: ElementType) -> Tensor:
+        """An input of the network."""
+        return self.emitter.input(Tensor(self.emitter.value_name(name), shape, type))
+
+    def outputs(self, values: Iterable[Tensor]) -> tuple[str, ...]:
+        """The names of outputs. An input, a constant, or an output that is there already is copied."""
+        names: list[str] = []
+        for tensor in values:
+            if tensor.name in names or self.emitter.maker(tensor.name) is None:
+                tensor = self.emitter.emit(Reshape(tensor.shape), tensor, name=f"{tensor.name}.copy")
+            names.append(tensor.name)
+        return tuple(names)
 
 
 def _with_tensors(args: Any) -> Any:
@@ -242,17 +236,21 @@ def _with_constants(result: Any, name: str) -> Value:
     return Constant(result, name) if isinstance(result, torch.Tensor) else result
 
 
-class Call:
-    """One node of a graph, as its translator sees it: arguments by their names in ATen's schema."""
+class Call(Translation):
+    """One node of a graph, as its translator sees it: arguments by their names in ATen's schema.
+
+    Ops are called as the module that the node comes from.
+    """
 
     def __init__(self, reader: Reader, node: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
+        super().__init__(reader.emitter, _path(node)[0] or node.name, title(node))
         self.reader, self.node = reader, node
-        schema = node.target._schema.arguments
-        self.arguments = {a.name: args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(schema)}
-        for i, a in enumerate(schema):
-            if i >= len(args) and a.name not in kwargs and a.has_default_value():
-                self.arguments[a.name] = a.default_value
-        self.name = _path(node)[0] or node.name
+        self.arguments: dict[str, Value] = {}
+        for i, a in enumerate(node.target._schema.arguments):
+            if i < len(args):
+                self.arguments[a.name] = args[i]
+            elif a.name in kwargs or a.has_default_value():
+                self.arguments[a.name] = kwargs.get(a.name, a.default_value)
 
     def __getitem__(self, argument: str) -> Value:
         return self.arguments[argument]
@@ -287,33 +285,9 @@ class Call:
         """An argument that has to be a constant, changed, as a constant of the network under its own name."""
         return self.reader.constant(change(self.array(argument)), self._known(argument).name)
 
-    def constant(self, value: Any, what: str) -> Tensor:
-        """A constant of this node."""
-        return self.reader.constant(np.asarray(value), f"{self.name}.{what}")
-
-    def emit(self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = ()) -> Tensor:
-        """A node of the network, and the value that it makes. It is called as the module that this node comes from."""
-        return self.reader.emit(self.name, attributes, inputs, parameters)
-
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""
         return value % max(1, rank)
-
-    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """`x` under another shape; itself if it has that."""
-        shape = tuple(shape)
-        if x.shape == shape:
-            return x
-        if 0 in shape:
-            raise Unsupported("an empty tensor")
-        return self.emit(Reshape(shape), x)
-
-    def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
-        """a and b, broadcast."""
-        shape: Shape = np.broadcast_shapes(a.shape, b.shape)
-        if math.prod(shape) == 0:
-            raise Unsupported("an empty tensor")
-        return self.emit(Binary(kind), a, b)
 
 
 def needed(nodes: Iterable[FxNode], outputs: Iterable[FxNode]) -> list[Any]:

@@ -69,7 +69,7 @@ class Options:
     """What `compile` was asked for.
 
     layouts: the answer of a user's own planner is {node: layout or choice}. planner: such a function's name is "f()".
-    costs: a user's own, as `Plan.cost_table` gives them.
+    costs: a user's own, as `Plan.cost_table` gives them. ends: layouts of inputs and outputs that are not row-major.
     """
 
     layouts: Layouts | Mapping[str, Layout | Choice]
@@ -79,6 +79,11 @@ class Options:
     accuracy: str
     costs: Mapping[str, float] = field(default_factory=dict)
     chosen: Mapping[str, Any] | None = None  # of a plan that was saved: kernel, sources, destination of each node
+    ends: Mapping[str, Layout] = field(default_factory=dict)
+
+    def end(self, tensor: Tensor) -> Layout:
+        """The layout in which a plan gets an input, or gives an output."""
+        return self.ends.get(tensor.name) or row_major(len(tensor.shape))
 
     @property
     def is_own(self) -> bool:
@@ -167,18 +172,18 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
 
 
 def _formulate(
-    network: Network, found: tuple[tuple[Candidate, ...], ...], reorder: Callable[[str, Layout, Layout], float]
+    network: Network, found: Found, reorder: Callable[[str, Layout, Layout], float], options: Options
 ) -> Assignment:
     """The assignment of layouts of a network with these candidates."""
     steps = []
-    for node, options in zip(network.nodes, found, strict=True):
+    for node, ways in zip(network.nodes, found, strict=True):
         flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
         choices = tuple(
-            Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.row.name if c.row else None) for c in options
+            Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.row.name if c.row else None) for c in ways
         )
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
-    given = {tensor.name: row_major(len(tensor.shape)) for tensor in network.inputs}
-    wanted = {name: row_major(len(network.shape(name))) for name in network.outputs if name not in network.constants}
+    given = {tensor.name: options.end(tensor) for tensor in network.inputs}
+    wanted = {name: options.end(network.tensors[name]) for name in network.outputs if name not in network.constants}
     return Assignment(tuple(steps), given, wanted, reorder)
 
 
@@ -237,7 +242,7 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
     is_known = options.chosen is not None and _again(network, found, options.chosen) is not None
     if options.measure and not is_known:
         found = measured(network, found, options.threads, options.costs)
-    return network, _formulate(network, found, reorder), found
+    return network, _formulate(network, found, reorder, options), found
 
 
 def plan_layouts(network: Network, options: Options) -> Planned:

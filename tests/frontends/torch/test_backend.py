@@ -108,8 +108,11 @@ def test_writes_without_a_version_need_a_refresh_and_the_check_finds_them(monkey
         assert fast(x).equal(before)
         refresh(model)
         close(fast(x), model(x))
-        monkeypatch.setenv("BLOCKCONV_TORCH_CHECK", "1")
-        fast(x)
+        monkeypatch.setattr("blockconv.frontends.torch.backend.CHECKED", True)
+        refresh(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            close(fast(x), model(x))
         model[0].weight.data.mul_(2)
         with pytest.warns(UserWarning, match=r"call blockconv\.torch\.refresh"):
             close(fast(x), model(x))
@@ -151,7 +154,7 @@ def test_other_types(dtype):
 
 def test_inference_mode_and_options():
     model, x = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())), images(1, 3, 8, 8)
-    fast = torch.compile(model, backend=backend, options={"threads": 1, "layouts": "NHWC", "accuracy": "strict"})
+    fast = torch.compile(model, backend=backend, options={"threads": 1, "layouts": "NHWC"})
     with torch.inference_mode():
         close(fast(x), model(x))
     half = torch.compile(model, backend=backend, options={"precision": "bfloat16"})
