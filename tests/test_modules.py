@@ -16,6 +16,7 @@ ORDER = [
     "blockconv.__main__",
     "blockconv.cli",
     "blockconv",
+    "blockconv.dask",
     "blockconv.onnxruntime",
     "blockconv.torch",
     "blockconv.api",

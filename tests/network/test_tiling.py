@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_networks import u_net, whole_numbers
 
 import blockconv as bc
 from blockconv.network import ops
 from blockconv.network.tiling import tiling
-
-
-def whole_numbers(rng: np.random.Generator, *shape: int, low: int = -2, high: int = 3) -> np.ndarray:
-    """float32 numbers whose products and sums are exact in any order."""
-    return rng.integers(low, high, shape).astype(np.float32)
 
 
 def layer(b: bc.NetworkBuilder, x: str, channels: int, draw: Any, rng: np.random.Generator) -> tuple[str, int]:
@@ -77,16 +73,6 @@ def test_tiles_are_those_of_the_whole_image(network: bc.Network, h: int, w: int,
                                       wanted[(slice(None), slice(None), *where)])  # fmt: skip
         written[where] += 1
     assert (written == 1).all(), "each pixel once"
-
-
-def u_net(rng: np.random.Generator) -> bc.Network:
-    b = bc.NetworkBuilder("u")
-    x = b.input("x", (1, 3, 64, 64))
-    down = b.conv2d(x, whole_numbers(rng, 8, 3, 3, 3), padding=1, activation="relu")
-    middle = b.conv2d(b.max_pool2d(down, 2), whole_numbers(rng, 8, 8, 3, 3, low=-1, high=2), padding=2, dilation=2)
-    up = b.add(ops.Resize("nearest", scale=(2.0, 2.0)), middle)
-    b.output(b.conv2d(b.concat(up, down), whole_numbers(rng, 2, 16, 3, 3, low=-1, high=2), padding=1), middle)
-    return b.build()
 
 
 @pytest.mark.parametrize("batch", [1, 3])

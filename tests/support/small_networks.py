@@ -42,3 +42,18 @@ def inception_network(n: int = 1) -> bc.Network:
     outer = b.add(ops.Concat(), inner, three, four, name="outer")
     b.output(b.max_pool2d(outer, 2, name="pooled"), inner)
     return b.build()
+
+
+def whole_numbers(rng: np.random.Generator, *shape: int, low: int = -2, high: int = 3) -> np.ndarray:
+    """float32 numbers whose products and sums are exact in any order."""
+    return rng.integers(low, high, shape).astype(np.float32)
+
+
+def u_net(rng: np.random.Generator) -> bc.Network:
+    b = bc.NetworkBuilder("u")
+    x = b.input("x", (1, 3, 64, 64))
+    down = b.conv2d(x, whole_numbers(rng, 8, 3, 3, 3), padding=1, activation="relu")
+    middle = b.conv2d(b.max_pool2d(down, 2), whole_numbers(rng, 8, 8, 3, 3, low=-1, high=2), padding=2, dilation=2)
+    up = b.add(ops.Resize("nearest", scale=(2.0, 2.0)), middle)
+    b.output(b.conv2d(b.concat(up, down), whole_numbers(rng, 2, 16, 3, 3, low=-1, high=2), padding=1), middle)
+    return b.build()

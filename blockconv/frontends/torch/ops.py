@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from blockconv.core.activation import activation
 from blockconv.core.types import FloatType
 from blockconv.frontends.torch.reader import Call, Constant, Translator, Value, hint
-from blockconv.kernels.common.activation import activation
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
