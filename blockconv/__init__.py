@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from blockconv._version import __version__
 from blockconv.api.functional import conv1d, conv2d, explain
-from blockconv.api.gradients import conv2d_backward_data, conv_transpose2d
+from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights, conv_transpose2d
 from blockconv.api.modules import Conv2d
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, global_avg_pool2d, global_max_pool2d, max_pool2d
 from blockconv.api.quantization import dequantize_linear, quantize_linear
@@ -33,6 +33,7 @@ from blockconv.core.layout_weights import ConvolutionMode, convolution_mode, wei
 from blockconv.core.problem import (
     AdaptivePool2dProblem,
     Conv2dBackwardDataProblem,
+    Conv2dBackwardWeightsProblem,
     Conv2dProblem,
     Pool2dProblem,
     ReorderProblem,
@@ -60,6 +61,7 @@ __all__ = [
     "Calibration",
     "Conv2d",
     "Conv2dBackwardDataProblem",
+    "Conv2dBackwardWeightsProblem",
     "Conv2dProblem",
     "ConvolutionMode",
     "DtypeError",
@@ -84,6 +86,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv2d_backward_data",
+    "conv2d_backward_weights",
     "conv_transpose2d",
     "convolution_mode",
     "dequantize_linear",

@@ -25,7 +25,8 @@ LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
 # quantizers and plans.
 PUBLIC = {
-    "conv1d", "conv2d", "conv2d_backward_data", "conv_transpose2d", "max_pool2d", "avg_pool2d", "Conv2d.__init__", "NetworkBuilder.conv2d", "quantize", "compile"
+    "conv1d", "conv2d", "conv_transpose2d", "conv2d_backward_data", "conv2d_backward_weights", "max_pool2d",
+    "avg_pool2d", "Conv2d.__init__", "NetworkBuilder.conv2d", "quantize", "compile"
 }  # fmt: skip
 
 

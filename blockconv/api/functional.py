@@ -22,6 +22,7 @@ from blockconv.core.layout import NATIVE, Layout, read_layout
 from blockconv.core.problem import (
     AdaptivePool2dProblem,
     Conv2dBackwardDataProblem,
+    Conv2dBackwardWeightsProblem,
     Conv2dProblem,
     Pool2dProblem,
 )
@@ -284,9 +285,10 @@ def explain(
 ) -> str:
     """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 
-    problem: a Conv2dProblem, Pool2dProblem or AdaptivePool2dProblem.
+    problem: a Conv2dProblem, Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, Pool2dProblem or
+        AdaptivePool2dProblem.
     src: the source's layout, or its name. Default: one table for each of the eight native layouts.
-    dst: the destination's layout, or its name. Default: src's.
+    dst: the destination's layout, or its name; of a gradient of weights, the output gradient's. Default: src's.
     dtype: the name of the element type. For convolutions "uint8", "int8", "uint4" and "int4" are the types of source
         and destination, and the weights are int8.
     machine: the machine to decide for: the name of a profile, LLVM's name of a processor ("znver3"), or the path of a
@@ -300,14 +302,10 @@ def explain(
     >>> "conv_direct" in bc.explain(problem, "NHWC")
     True
     """
-    if isinstance(problem, Conv2dBackwardDataProblem):
-        op = "conv2d_backward_data"
-    elif isinstance(problem, Conv2dProblem):
-        op = "conv2d"
-    elif isinstance(problem, (Pool2dProblem, AdaptivePool2dProblem)):
-        op = "pool2d"
-    else:
-        rule = "has to be a Conv2dProblem, Conv2dBackwardDataProblem, Pool2dProblem or AdaptivePool2dProblem"
+    op = next((op for kind, op in _OPS.items() if isinstance(problem, kind)), None)
+    if op is None:
+        names = [kind.__name__ for kind in _OPS]
+        rule = f"has to be a {', '.join(names[:-1])} or {names[-1]}"
         raise ArgumentError("explain", "problem", problem, rule)
     pairs = (
         [(lay, lay) for lay in NATIVE]
@@ -325,6 +323,15 @@ def explain(
 
 
 # ---------------------------------------------------------------- options
+
+
+_OPS: dict[type[Any], str] = {
+    Conv2dBackwardDataProblem: "conv2d_backward_data",
+    Conv2dBackwardWeightsProblem: "conv2d_backward_weights",
+    Conv2dProblem: "conv2d",
+    Pool2dProblem: "pool2d",
+    AdaptivePool2dProblem: "pool2d",
+}
 
 
 def _types(function: str, op: str, dtype: Any) -> Types:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from blockconv.api.annotations import ActivationLike, Array, ArrayLike, Padding, Sizes
+from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
-from blockconv.core.interop import as_autocast, as_numpy
+from blockconv.core.interop import as_autocast, as_numpy, like_any
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dBackwardDataProblem
-from blockconv.core.types import FLOATS
-from blockconv.dispatch.boundary import cache_key, two
+from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem
+from blockconv.core.types import FLOATS, Types, as_float, element
+from blockconv.dispatch import selection
+from blockconv.dispatch.array import BlockedArray, is_channels_last, storage_of
+from blockconv.dispatch.boundary import (
+    NCHW,
+    cache_key,
+    check_out,
+    checked_alias,
+    dense_layout,
+    pads,
+    pair,
+    reordered,
+    two,
+)
+from blockconv.runtime import Program, address_of, get_num_threads
+from blockconv.runtime.memory import Scratch
 
-__all__ = ["conv2d_backward_data", "conv_transpose2d"]
+__all__ = ["conv2d_backward_data", "conv2d_backward_weights", "conv_transpose2d"]
 
 
 class _Transposed(Conv2d):
@@ -77,7 +92,7 @@ class _BackwardData(_Transposed):
     _follows_autocast = False
 
     def __init__(self, input_shape: Any, *given: Any, **options: Any) -> None:
-        self._shape = checked_shape(self._op, "input_shape", input_shape)
+        self._shape = _checked_shape(self._op, "input_shape", input_shape)
         super().__init__(*given, **options)
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
@@ -173,6 +188,128 @@ def conv2d_backward_data(
     return _made_like(_BackwardData, weight, None, options)(grad, out=out)
 
 
+def conv2d_backward_weights(
+    input: AnyArray,
+    weight_shape: tuple[int, ...],
+    grad: AnyArray,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    bias: bool = False,
+    out: DenseArray | None = None,
+) -> Any:
+    """The gradient of the weight of `conv2d`, as torch.nn.grad.conv2d_weight, on arrays, tensors and BlockedArrays.
+
+    Returns an array of shape `weight_shape` and of the dtype of `input`, or a tensor if `input` or `grad` is one. With
+    bias=True returns (that, the gradient of the bias, of shape (O,)).
+
+    input: (N, C, H, W), the convolution's input: float32, float64, bfloat16 or float16.
+    weight_shape: (O, C / groups, KH, KW), the shape of the convolution's weight.
+    grad: (N, O, OH, OW), the gradient of the convolution's output, of the input's dtype. Its layout may be another.
+    stride, padding, dilation, groups: those of the convolution, as in `conv2d`.
+    bias: whether the gradient of the bias is computed too, in the same pass.
+    out: None, or the array or tensor to write and return: of shape `weight_shape`, dense in NCHW or NHWC order, of the
+        input's dtype, or float32 for 16-bit inputs. It must not overlap input or grad.
+
+    Both arrays are read in every native layout; parts of them are packed, and no array is copied. 16-bit floats are
+    summed in float32. The sums have the same bits for any number of threads. Beside its arguments a call takes at most
+    64 MiB, for sums over shares of the pixels.
+    Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
+
+    >>> import numpy as np, blockconv as bc
+    >>> x, grad = np.ones((1, 3, 5, 5), np.float32), np.ones((1, 8, 5, 5), np.float32)
+    >>> bc.conv2d_backward_weights(x, (8, 3, 3, 3), grad, padding=1)[0, 0]
+    array([[16., 20., 16.],
+           [20., 25., 20.],
+           [16., 20., 16.]], dtype=float32)
+    """
+    op = "conv2d_backward_weights"
+    x, y = _as_blocked(op, "input", input), _as_blocked(op, "grad", grad)
+    problem = _weights_problem(op, x.shape, weight_shape, (stride, padding, dilation, groups))
+    if y.shape != problem.dst_shape:
+        raise ArgumentError(op, "grad", y.shape, f"has to have the shape of the output, {problem.dst_shape}")
+    if y.dtype != x.dtype:
+        raise DtypeError(op, "grad", str(y.dtype), f"has to have the input's dtype, {x.dtype}")
+    types = Types.all(x.dtype) if not element(x.dtype).is_half else Types.converted(x.dtype, x.dtype)
+    if out is None:
+        result, layout = np.empty(problem.wei_shape, types.dst.dtype), NCHW
+    else:
+        result = as_numpy(out, op, "out", write=True)
+        if types.src.is_half and result.dtype == np.float32:
+            types = Types.converted(x.dtype, "float32")
+        check_out(op, result, np.ndarray, problem.wei_shape, types.dst.dtype, None)
+        layout = dense_layout(op, result, is_channels_last(result))
+    of_bias = np.empty(problem.oc if bias else 0, types.dst.dtype)
+    start, of_grad = (checked_alias(op, a.storage, result, name)[0] for a, name in ((x, "input"), (y, "grad")))
+    if problem.n == 0:
+        result[...], of_bias[...] = 0, 0
+    else:
+        program, workspace = _weights_program(
+            problem, (x.layout, y.layout, layout), types, bool(bias), get_num_threads()
+        )
+        room = _workspace.of(workspace) if workspace else 0
+        program.run((start, of_grad, address_of(result), address_of(of_bias), room))
+    found = like_any((input, grad), result) if out is None else out
+    return (found, like_any((input, grad), of_bias)) if bias else found
+
+
+def _as_blocked(op: str, argument: str, given: Any) -> BlockedArray:
+    """An array in a native layout, without a copy if it is dense in one."""
+    if isinstance(given, BlockedArray):
+        x = given if given.layout.is_native else reordered(op, given, NCHW)
+    else:
+        array = as_numpy(given, op, argument)
+        if array.ndim != 4:
+            raise ArgumentError(op, argument, array, "has to be (N, C, H, W)")
+        x = BlockedArray(*storage_of(array, is_channels_last(array)), array.shape)
+    if len(x.shape) != 4:
+        raise ArgumentError(op, argument, x, "has to be (N, C, H, W)")
+    if str(x.dtype) not in FLOATS:
+        rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
+        raise DtypeError(op, argument, str(x.dtype), rule, as_float(argument, x.dtype))
+    return x
+
+
+def _weights_problem(
+    op: str, shape: tuple[int, ...], weight_shape: Any, options: tuple[Any, ...]
+) -> Conv2dBackwardWeightsProblem:
+    stride, padding, dilation, groups = options
+    oc, per_group, kh, kw = _checked_shape(op, "weight_shape", weight_shape)
+    strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
+    (top, bottom), (left, right) = pads(op, padding, (kh, kw), strides, dilations)
+    number = whole(groups)
+    if number is None or number < 1 or oc % number:
+        raise ArgumentError(op, "groups", groups, f"has to be a positive int that divides the {oc} output channels")
+    n, channels, ih, iw = shape
+    if channels != per_group * number:
+        rule = f"has to be (N, C, H, W) with C = {per_group * number}, which follows from weight_shape and groups"
+        raise ArgumentError(op, "input", shape, rule)
+    windows = *strides, top, left, bottom, right, *dilations, number
+    with raised_by(op):
+        return Conv2dBackwardWeightsProblem(n, channels, ih, iw, oc, kh, kw, *windows)
+
+
+@functools.lru_cache(maxsize=1024)
+def _weights_program(
+    problem: Conv2dBackwardWeightsProblem,
+    layouts: tuple[Layout, Layout, Layout],
+    types: Types,
+    bias: bool,
+    threads: int,
+) -> tuple[Program, int]:
+    """The program of a gradient, and the bytes of its workspace. layouts: of input, gradient and weights."""
+    src, dst, weights = layouts
+    row = selection.choose("conv2d_backward_weights", problem, src, dst, types)
+    alone = row.prepare(problem, src, dst, types, 1).seconds
+    primitive = row.prepare(problem, src, dst, types, threads, weights=weights, bias=bias)
+    return Program(primitive.ops(), alone), sum(primitive.workspace)
+
+
+_workspace = Scratch()
+
+
 def _made_like(kind: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> Conv2d:
     """A convolution, checked only if none of these shapes and options was called before."""
     w, b = as_numpy(weight, kind._op, "weight"), None if bias is None else as_numpy(bias, kind._op, "bias")
@@ -201,7 +338,7 @@ def _output_padding(value: Any) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:
+def _checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:
     """Four sizes of at least 0."""
     try:
         sizes = [whole(size) for size in shape]

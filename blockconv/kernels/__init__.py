@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from blockconv.kernels.backward_data import backward_data_row
 from blockconv.kernels.conv import rows as conv
+from blockconv.kernels.conv.weights_rows import BACKWARD_WEIGHTS
 from blockconv.kernels.depthwise import rows as depthwise
 from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
@@ -38,6 +39,7 @@ _OF_FLOATS = (row for row in _CONVOLUTIONS if not row.name.endswith("_int8"))
 TABLE: tuple[Row, ...] = (
     *_CONVOLUTIONS,
     *(backward_data_row(row, fills=conv.DIRECT) for row in _OF_FLOATS),
+    BACKWARD_WEIGHTS,
     *pool.ROWS,
     *eltwise.ROWS,
     *shuffle.ROWS,

@@ -75,6 +75,35 @@ def test_types(dtype: str) -> None:
     assert error(found.double(), wanted) < {"float64": 1e-14, "float32": 1e-6}.get(dtype, 5e-3)
 
 
+@pytest.mark.parametrize("src", NAMES)
+def test_weights_of_blocked_arrays(src: str) -> None:
+    x, grad = tensors(5, (3, 20, 9, 11), (3, 12, 5, 6))
+    dst = NAMES[(NAMES.index(src) + 3) % len(NAMES)]
+    given = bc.to_layout(x.numpy(), src), (12, 20, 3, 3), bc.to_layout(grad.numpy(), dst)
+    found = bc.conv2d_backward_weights(*given, 2, 1)
+    assert isinstance(found, np.ndarray)
+    assert error(found, torch.nn.grad.conv2d_weight(x.double(), (12, 20, 3, 3), grad.double(), 2, 1)) < 2e-6
+    mixed, of_bias = bc.conv2d_backward_weights(given[0], (12, 20, 3, 3), grad, 2, 1, bias=True)
+    assert isinstance(mixed, torch.Tensor)
+    assert error(mixed, torch.as_tensor(found)) == 0
+    assert error(of_bias, grad.double().sum((0, 2, 3))) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_weights(dtype: str, channels_last: bool) -> None:
+    of = getattr(torch, dtype)
+    x, grad = tensors(6, (2, 6, 12, 11), (2, 8, 6, 6), dtype=of, channels_last=channels_last)
+    wanted = torch.nn.grad.conv2d_weight(x.double(), (8, 3, 3, 3), grad.double(), 2, 1, groups=2)
+    found = bc.conv2d_backward_weights(x, (8, 3, 3, 3), grad, 2, 1, groups=2)
+    assert found.dtype == of
+    assert error(found.double(), wanted) < {"float64": 1e-14, "float32": 1e-6}.get(dtype, 5e-3)
+    for wide in {of, torch.float32 if of.itemsize == 2 else of}:
+        out = torch.empty_like(found, dtype=wide, memory_format=torch.channels_last)
+        assert bc.conv2d_backward_weights(x, (8, 3, 3, 3), grad, 2, 1, groups=2, out=out) is out
+        assert error(out.double(), wanted) < (1e-6 if wide is torch.float32 else 5e-3)
+
+
 def test_autocast_is_followed_forwards_only() -> None:
     x, w = tensors(3, (1, 8, 6, 6), (8, 4, 3, 3))
     with torch.autocast("cpu", torch.bfloat16):
@@ -86,6 +115,11 @@ def test_no_images() -> None:
     w = np.ones((8, 3, 3, 3), np.float32)
     assert bc.conv2d_backward_data((0, 3, 5, 5), w, np.ones((0, 8, 5, 5), np.float32), padding=1).shape == (0, 3, 5, 5)
     assert bc.conv_transpose2d(np.ones((0, 8, 5, 5), np.float32), w).shape == (0, 3, 7, 7)
+    none = np.ones((0, 3, 5, 5), np.float32), w.shape, np.ones((0, 8, 5, 5), np.float32)
+    found, of_bias = bc.conv2d_backward_weights(*none, padding=1, bias=True)
+    assert found.shape == w.shape
+    assert not found.any()
+    assert not of_bias.any()
 
 
 def test_asymmetric_and_same_padding() -> None:
@@ -96,6 +130,10 @@ def test_asymmetric_and_same_padding() -> None:
     x = torch.zeros(1, 3, 7, 5, dtype=torch.float64, requires_grad=True)
     F.conv2d(F.pad(x, (1, 2, 3, 0)), w.double()).backward(grad.double())
     assert error(bc.conv2d_backward_data((1, 3, 7, 5), w, grad, padding=((3, 0), (1, 2))), x.grad) < 2e-6
+    given = torch.randn(1, 3, 7, 5)
+    w = w.double().requires_grad_()
+    F.conv2d(F.pad(given.double(), (1, 2, 3, 0)), w).backward(grad.double())
+    assert error(bc.conv2d_backward_weights(given, w.shape, grad, padding=((3, 0), (1, 2))), w.grad) < 2e-6
 
 
 @pytest.mark.parametrize(
@@ -107,6 +145,14 @@ def test_asymmetric_and_same_padding() -> None:
         (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w, g[0], 2, 1), "grad"),
         (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w.astype(np.int8), g, 2, 1), "weight='int8': has to be"),
         (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w.astype(np.float64), g, 2, 1), "grad"),
+        (lambda w, g: bc.conv2d_backward_weights(g, (4, 8, 3, 3), g), "grad=(2, 8, 6, 6): has to have the shape"),
+        (lambda w, g: bc.conv2d_backward_weights(g, (4, 4, 3, 3), g), "with C = 4, which follows from weight_shape"),
+        (lambda w, g: bc.conv2d_backward_weights(g, (4, 8, 3), g), "weight_shape=(4, 8, 3): has to be four sizes"),
+        (lambda w, g: bc.conv2d_backward_weights(g, (8, 8, 1, 1), g.astype(np.float64)), "has to have the input's dt"),
+        (lambda w, g: bc.conv2d_backward_weights(g.astype(int), (8, 8, 1, 1), g), "input='int64': has to be float32"),
+        (lambda w, g: bc.conv2d_backward_weights(g, (8, 8, 1, 1), g, groups=3), "groups=3"),
+        (lambda w, g: bc.conv2d_backward_weights(g, (8, 8, 1, 1), g, out=w), "has to have shape (8, 8, 1, 1)"),
+        (lambda w, g: bc.conv2d_backward_weights(g[0], (8, 8, 1, 1), g), "has to be (N, C, H, W)"),
         (lambda w, g: bc.conv_transpose2d(g, w, output_padding=1), "output_padding=1: has to be less than stride"),
         (lambda w, g: bc.conv_transpose2d(g, w, stride=2, output_padding=-1), "output_padding=-1: has to be an int"),
         (lambda w, g: bc.conv_transpose2d(g, w, padding=9), "gives an output of -10 pixels along h"),

@@ -1,0 +1,180 @@
+"""How the gradient of a convolution's weights is cut: the tile, the channels of a task, chunks of pixels, splits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
+from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.conv.register_tiles import are_far, tiles_of
+
+__all__ = ["WORKSPACE", "WeightsBlocking", "weights_blocking"]
+
+WORKSPACE = 64 << 20  # bytes that the sums of all splits take at the most
+TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
+SPLIT_FLOPS = 8e6  # of a split, at the least
+STEPS = 512  # pixels of a chunk, at the most
+LINES = 768  # sums of a task, by vectors of a block of output channels
+PANEL = 64 << 10  # bytes of a packed panel, likewise
+MOST_WINDOW = 1 << 26  # bytes
+
+
+@dataclass(frozen=True)
+class WeightsBlocking:
+    """A tile: `lines` sums by `vectors` vectors of `lanes` output channels; and how a problem is made of them.
+
+    cb: input channels of a task. row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a row are
+    apart. images, rows, cols: of the output, in a chunk. task_ocbs, oc_tasks: blocks of output channels of a task, at
+    the most, and how many tasks share them. splits: shares of the chunks. row_reach, col_reach, row_unit, col_unit,
+    row_step, col_step: as in `WeightsArguments`.
+    """
+
+    lines: int
+    vectors: int
+    lanes: int
+    cb: int
+    row_lines: int
+    tap_cols: int
+    images: int
+    rows: int
+    cols: int
+    task_ocbs: int
+    oc_tasks: int
+    splits: int
+    row_reach: int
+    col_reach: int
+    row_unit: int
+    col_unit: int
+    row_step: int
+    col_step: int
+
+    @property
+    def width(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.row_lines // self.lines)
+
+    @property
+    def steps(self) -> int:
+        """Pixels of a chunk."""
+        return self.images * self.rows * self.cols
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Rows and columns of a chunk's window, of an image."""
+        return (self.rows - 1) * self.row_unit + self.row_reach, (self.cols - 1) * self.col_unit + self.col_reach
+
+    def chunks(self, problem: object) -> tuple[int, int, int]:
+        """Of the images, of an image's rows, of its columns."""
+        p = problem
+        sizes = ((p.n, self.images), (p.oh, self.rows), (p.ow, self.cols))  # type: ignore[attr-defined]
+        images, rows, cols = (-(-size // part) for size, part in sizes)
+        return images, rows, cols
+
+
+@functools.lru_cache(maxsize=4096)
+def weights_blocking(request: Request) -> WeightsBlocking | Reason:
+    """The blocking of a problem on a machine, or why there is none. Nothing of it depends on the threads."""
+    p, types, m = request.problem, request.types, request.machine
+    itemsize, ic, oc = types.acc.itemsize, p.ic // p.g, p.oc // p.g
+    lanes = m.isa.vector_bytes // itemsize
+    most = max(1, min(ic, LINES // (p.kh * p.kw)))
+    cb = -(-ic // -(-ic // most))
+    flat = p.kw == 1 or p.dw == 1
+    row_lines, tap_cols = (p.kw * cb, 1) if flat else (cb, p.kw)
+    lines, vectors = _tile(request, row_lines, oc, lanes)
+    width = vectors * lanes
+    while True:
+        chunk = _chunk(request, cb, width, itemsize)
+        if chunk is not None or cb == 1:
+            break
+        cb = -(-cb // 2)
+        row_lines = p.kw * cb if flat else cb
+        lines = min(lines, row_lines)
+    if chunk is None:
+        return "needs more memory for a window, with the pixels between its taps, than fits"
+    images, rows, cols = chunk
+    row_step, row_unit, row_reach = _axis(p.kh, p.sh, p.dh, rows)
+    col_step, col_unit, col_reach = _axis(p.kw, p.sw, p.dw, cols)
+    ocbs = -(-oc // width)
+    block = p.kh * tap_cols * -(-row_lines // lines) * lines * width * itemsize
+    most_ocbs = max(1, min(ocbs, m.second_level_cache // 4 // block))
+    oc_tasks = -(-ocbs // most_ocbs)
+    tasks = p.g * -(-ic // cb) * oc_tasks
+    chunks = -(-p.n // images) * -(-p.oh // rows) * -(-p.ow // cols)
+    wanted = min(-(-TASKS // tasks), max(1, int(p.flops / SPLIT_FLOPS)), chunks)
+    task_ocbs = -(-ocbs // oc_tasks)
+    task_sums = task_ocbs * (block + width * itemsize)
+    splits = max(1, min(wanted, WORKSPACE // (tasks * task_sums)))
+    return WeightsBlocking(
+        lines=lines,
+        vectors=vectors,
+        lanes=lanes,
+        cb=cb,
+        row_lines=row_lines,
+        tap_cols=tap_cols,
+        images=images,
+        rows=rows,
+        cols=cols,
+        task_ocbs=task_ocbs,
+        oc_tasks=oc_tasks,
+        splits=splits,
+        row_reach=row_reach,
+        col_reach=col_reach,
+        row_unit=row_unit,
+        col_unit=col_unit,
+        row_step=row_step,
+        col_step=col_step,
+    )
+
+
+def _tile(request: Request, row_lines: int, oc: int, lanes: int) -> tuple[int, int]:
+    """(lines, vectors) of the tile of least predicted time."""
+    m = request.machine
+    rates = m.profile.by(name_of(MULTIPLY_ADD))
+    best: tuple[float, int, int] | None = None
+    for vectors, most in tiles_of(MULTIPLY_ADD, m.isa):
+        tiles = -(-row_lines // most)
+        lines = -(-row_lines // tiles)
+        step = rates.step(lines, vectors, is_far=are_far(m, STEPS, vectors))
+        seconds = float(f"{-(-oc // (vectors * lanes)) * tiles * step:.6e}")
+        if best is None or (seconds, -lines * vectors) < best[:2]:
+            best = seconds, -lines * vectors, vectors
+    assert best is not None
+    return -best[1] // best[2], best[2]
+
+
+def _axis(taps: int, stride: int, dilation: int, size: int) -> tuple[int, int, int]:
+    """(step, unit, reach): of the input's pixels, those that are packed; of these, from an output pixel to the next,
+    and how many one needs. size: output pixels of a chunk."""
+    if taps == 1:
+        return stride, 1, 1
+    if size == 1:
+        return dilation, 1, taps
+    return 1, stride, (taps - 1) * dilation + 1
+
+
+def _chunk(request: Request, cb: int, width: int, itemsize: int) -> tuple[int, int, int] | None:
+    """(images, rows, columns) of a chunk, of which one is cut at the most; None if a window is too large."""
+    p, room = request.problem, request.machine.second_level_cache // 4
+    most = max(1, min(STEPS, PANEL // (width * itemsize)))
+
+    def fits(images: int, rows: int, cols: int, room: int) -> bool:
+        _, row_unit, row_reach = _axis(p.kh, p.sh, p.dh, rows)
+        _, col_unit, col_reach = _axis(p.kw, p.sw, p.dw, cols)
+        window = ((rows - 1) * row_unit + row_reach) * ((cols - 1) * col_unit + col_reach)
+        return images * rows * cols <= most and images * window * cb * itemsize <= room
+
+    def largest(size: int, fit: Callable[[int], bool]) -> int:
+        """The largest of even shares of a size that fits."""
+        parts = next((k for k in range(1, size + 1) if fit(-(-size // k))), size)
+        return -(-size // parts)
+
+    cols = largest(p.ow, lambda cols: fits(1, 1, cols, room))
+    rows = largest(p.oh, lambda rows: fits(1, rows, cols, room)) if cols == p.ow else 1
+    images = largest(max(1, p.n), lambda images: fits(images, rows, cols, room)) if rows == p.oh else 1
+    return (images, rows, cols) if fits(1, 1, cols, MOST_WINDOW) else None

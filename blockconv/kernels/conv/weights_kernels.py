@@ -1,0 +1,488 @@
+"""The kernels of the gradient of a convolution's weights; see `blockconv.kernels.conv.weights_rows`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core import cgutils
+
+from blockconv import jit
+from blockconv.core.types import ElementType
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import call_kernel, const, emitted, fill_memory, store_f, transpose
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = [
+    "RECORDS",
+    "Images",
+    "WeightsArguments",
+    "add_splits",
+    "finish_sums",
+    "pack_channels",
+    "weights_tiles",
+]
+
+
+class Images(Arguments):
+    """Where the pixels of an array lie. Images may be in blocks, which are outermost."""
+
+    first = word("the array", "address")
+    lies = group(Geometry, "its strides; `n` is from an image of a block to the next")
+    images = word("images of a block")
+    image_block = word("from a block of images to the next", "bytes")
+    pack = word("what packs its pixels, by a `PackRecord`", "address of a kernel")
+
+
+class PackRecord(Arguments):
+    """Pixels of an image that are packed, as [row][column][channel], zeros where there is none."""
+
+    dst = word("where they go", "address")
+    image = word("the image", "address")
+    lies = group(Geometry, "the image's strides")
+    channel = word("the first channel", "channels")
+    channels = word("channels that exist", "channels")
+    width = word("channels of a packed pixel", "channels")
+    ih = word("the first row; may lie outside", "rows")
+    iw = word("the first column; may lie outside", "columns")
+    rows = word("packed rows", "rows")
+    cols = word("packed columns of a row", "columns")
+    row_bytes = word("from a packed row to the next", "bytes")
+    row_step = word("from a row to the next", "rows of the image")
+    col_step = word("from a column to the next", "columns of the image")
+    height = word("of the image", "rows")
+    length = word("of a row of the image", "columns")
+
+
+class WeightsArguments(Arguments):
+    """The gradient of a convolution's weights.
+
+    A task is a share of the pixels (a split), a block of a group's input channels, and some blocks of its output
+    channels. It goes through chunks of pixels of the output: images of rows of columns, of which one is cut at the
+    most. A tile is `lines` sums of products, by a block of output channels; the lines of a row of taps are channels of
+    the input, or columns of taps by channels where these touch (`flat`).
+    """
+
+    src = group(Images, "the input")
+    grad = group(Images, "the gradient of the output")
+    dst = word("the gradient of the weights", "address")
+    dst_bias = word("that of the bias; 0: not wanted", "address")
+    workspace = word("for the sums of each split, where there are several", "address")
+    offsets = word("from a window's first pixel to that of each pixel of a chunk: a table, in bytes", "address")
+    offset_count = word("of its offsets; as many zeros follow them", "pixels")
+    n = word("images")
+    ih = word("height of an input image", "rows")
+    iw = word("width of an input image", "columns")
+    oh = word("height of an output image", "rows")
+    ow = word("width of an output image", "columns")
+    ph = word("padding above", "rows")
+    pw = word("padding on the left", "columns")
+    sh = word("vertical stride", "rows")
+    sw = word("horizontal stride", "columns")
+    kh = word("height of the window", "taps")
+    kw = word("width of the window", "taps")
+    ic = word("input channels of a group", "channels")
+    oc = word("output channels of a group", "channels")
+    groups = word("groups")
+    cb = word("input channels of a task", "channels")
+    icbs = word("blocks of these in a group", "blocks")
+    ocbs = word("blocks of output channels in a group", "blocks")
+    task_ocbs = word("of these in a task, at the most", "blocks")
+    oc_tasks = word("tasks that share them", "tasks")
+    splits = word("shares of the pixels")
+    chunks = word("chunks of pixels of all images")
+    row_chunks = word("of an image's rows", "chunks")
+    col_chunks = word("of an image's columns", "chunks")
+    chunk_images = word("images of a chunk")
+    chunk_rows = word("rows of a chunk", "rows")
+    chunk_cols = word("columns of a chunk", "columns")
+    row_step = word("from a row of the window to the next", "rows of the input")
+    col_step = word("from a column of the window to the next", "columns of the input")
+    row_reach = word("rows of the window for a row of the output", "rows")
+    col_reach = word("columns of the window for a column of the output", "columns")
+    row_unit = word("from the window's row of a row of the output to that of the next", "rows of the window")
+    col_unit = word("likewise of columns", "columns of the window")
+    window_image = word("from an image of the window to the next", "bytes")
+    window_row = word("from a row of the window to the next", "bytes")
+    tap_row = word("from a row of taps to the next", "bytes of the window")
+    tap_col = word("from a column of taps to the next", "bytes of the window")
+    tap_cols = word("columns of taps that are no lines of one tile", "columns")
+    lines = word("of a tile")
+    row_lines = word("of a row, or a tap, of the window")
+    tiles = word("that cover these", "tiles")
+    width = word("output channels of a block", "channels")
+    itemsize = word("of a sum", "bytes")
+    tile = word("what reduces tiles, by a `TileRecord`", "address of a kernel")
+    tile_of_ones = word("what sums the gradient alone, likewise", "address of a kernel")
+    panel_at = word("from the scratch to a packed panel of the gradient", "bytes")
+    zeros_at = word("to zeros, a block of output channels", "bytes")
+    sums_at = word("to the sums of a task, where there is one split", "bytes")
+    record_at = word("to records", "bytes")
+    task_sums = word("of a task", "bytes")
+    bias_at = word("from a task's sums to those of the bias", "bytes")
+    dst_group = word("from a group to the next in the gradient of the weights", "bytes")
+    dst_o = word("from an output channel to the next", "bytes")
+    dst_i = word("from an input channel to the next", "bytes")
+    dst_row = word("from a row of taps to the next", "bytes")
+    dst_col = word("from a tap of a row to the next", "bytes")
+    finish = word("what moves sums to the gradient, by these arguments and a `FinishRecord`", "address of a kernel")
+
+
+class FinishRecord(Arguments):
+    """Sums of a block of output channels that are moved to where they belong."""
+
+    sums = word("their sums", "address")
+    bias = word("those of the bias; 0: none", "address")
+    group = word("their group", "groups")
+    channel = word("their first input channel", "channels")
+    ocb = word("which block they are", "blocks")
+
+
+# ---------------------------------------------------------------- packing
+
+
+@inline
+def _channel_offset(lies, c):
+    return c // lies.length * lies.block + c % lies.length * lies.channel
+
+
+@jit.kernel
+def pack_channels(src, acc, lanes, contiguous):
+    """Pack pixels as a `PackRecord` says. src, acc: codes of the element types.
+
+    contiguous: 1: channels of a pixel, or of a block of them, are contiguous in the image; 2: pixels of a row are; 0:
+    neither.
+    """
+    held = ElementType.of(src)
+    src_bytes, itemsize = held.itemsize, ElementType.of(acc).itemsize
+    one, run, block = _mover(held, 1), _mover(held, lanes), _transposer(held, lanes)
+
+    @inline
+    def pack_row(dst, image, a, cols, step):
+        pixel, c, last = a.width * itemsize, 0, a.channels
+        if contiguous == 1:
+            while c < last:
+                first = a.channel + c
+                count = min(last - c, a.lies.length - first % a.lies.length)
+                # What follows the last channel that exists is zero.
+                stored = a.width - c if c + count == last else count
+                at = image + _channel_offset(a.lies, first)
+                for p in range(cols):
+                    for k in range(0, stored, lanes):
+                        run(dst + p * pixel + (c + k) * itemsize, at + p * step + k * src_bytes, count - k, stored - k)
+                c += count
+        elif contiguous == 2 and step == src_bytes:
+            for k in range(0, a.width, lanes):
+                at = image + (a.channel + k) * a.lies.block
+                for p in range(0, cols, lanes):
+                    to = dst + p * pixel + k * itemsize
+                    block(to, pixel, at + p * step, a.lies.block, cols - p, last - k, a.width - k)
+        else:
+            for k in range(a.width):
+                at = image + _channel_offset(a.lies, a.channel + min(k, last - 1))
+                for p in range(cols):
+                    one(dst + p * pixel + k * itemsize, at + p * step, 1 if k < last else 0, 1)
+
+    def kernel(record, unused_first, unused_last, unused_scratch):
+        a = PackRecord(record)
+        cols, step, pixel = a.cols, a.col_step, a.width * itemsize
+        left = min(cols, max(0, (-a.iw + step - 1) // step))
+        right = max(left, min(cols, (a.length - a.iw + step - 1) // step))
+        for r in range(a.rows):
+            h, dst = a.ih + r * a.row_step, a.dst + r * a.row_bytes
+            if h < 0 or h >= a.height or left == right:
+                fill_memory(dst, cols * pixel, 0)
+                continue
+            fill_memory(dst, left * pixel, 0)
+            fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
+            image = a.image + h * a.lies.row + (a.iw + left * step) * a.lies.col
+            pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
+
+    return kernel
+
+
+def _mover(held: ElementType, lanes: int) -> Any:
+    """move(dst, src, count, stored): a vector, of which so many lanes exist; so many are stored, the others as zero."""
+
+    @emitted
+    def move(builder: Any, dst: Any, src: Any, count: Any, stored: Any) -> None:
+        v = Floats(builder, held, lanes)
+        whole = builder.icmp_signed(">=", count, const(lanes))
+        with builder.if_else(whole) as (all_lanes, some):
+            with all_lanes:
+                v.computed.store(v.load(src), dst)
+            with some:
+                value = v.load(src, v.computed.below(count), 0.0)
+                v.computed.store(value, dst, v.computed.below(stored))
+
+    return move
+
+
+def _transposer(held: ElementType, lanes: int) -> Any:
+    """transpose_block(dst, pixel, src, plane, pixels, channels, stored): planes of pixels to pixels of channels.
+
+    pixel, plane: bytes from a pixel to the next in the destination, from a channel to the next in the source. pixels,
+    channels: that exist, of a vector's lanes. stored: channels that are stored, as zero where they do not exist.
+    """
+
+    @emitted
+    def transpose_block(
+        builder: Any, dst: Any, pixel: Any, src: Any, plane: Any, pixels: Any, channels: Any, stored: Any
+    ) -> None:
+        v = Floats(builder, held, lanes)
+        full = const(lanes)
+        whole = builder.and_(
+            builder.icmp_signed(">=", pixels, full),
+            builder.icmp_signed(">=", channels, full),
+        )
+
+        def moved(load: Any, store: Any) -> None:
+            vectors = [load(k, builder.add(src, builder.mul(const(k), plane))) for k in range(lanes)]
+            for p, value in enumerate(transpose(builder, vectors, lanes, lanes)):
+                store(p, value, builder.add(dst, builder.mul(const(p), pixel)))
+
+        def limited(index: int, count: Any, lanes_of_it: Any) -> Any:
+            exists = builder.icmp_signed("<", const(index), count)
+            return v.computed.below(builder.select(exists, lanes_of_it, const(0)))
+
+        with builder.if_else(whole) as (all_lanes, some):
+            with all_lanes:
+                moved(lambda k, at: v.load(at), lambda p, value, at: v.computed.store(value, at))
+            with some:
+                moved(
+                    lambda k, at: v.load(at, limited(k, channels, pixels), 0.0),
+                    lambda p, value, at: v.computed.store(value, at, limited(p, pixels, stored)),
+                )
+
+    return transpose_block
+
+
+# ---------------------------------------------------------------- tiles
+
+
+class _Chunk(Arguments):
+    """Pixels that are reduced at once: the first, and how many, of images, rows and columns."""
+
+    n = word("the first image")
+    images = word("how many")
+    h = word("the first row")
+    rows = word("how many")
+    w = word("the first column")
+    cols = word("how many")
+
+
+@inline
+def _image(of, n):
+    return of.first + n // of.images * of.image_block + n % of.images * of.lies.n
+
+
+@inline
+def _read_chunk(a, chunk, number):
+    rest = number // a.col_chunks
+    w, h, n = number % a.col_chunks * a.chunk_cols, rest % a.row_chunks * a.chunk_rows, rest // a.row_chunks
+    chunk.n, chunk.h, chunk.w = n * a.chunk_images, h, w
+    chunk.images = min(a.chunk_images, a.n - n * a.chunk_images)
+    chunk.rows, chunk.cols = min(a.chunk_rows, a.oh - h), min(a.chunk_cols, a.ow - w)
+
+
+@inline
+def _write_strides(pack, lies):
+    pack.lies.block, pack.lies.length, pack.lies.channel = lies.block, lies.length, lies.channel
+    pack.lies.row, pack.lies.col = lies.row, lies.col
+
+
+@inline
+def _pack_window(a, pack, chunk, window, channel):
+    """Pack the part of the input that a chunk's pixels read."""
+    _write_strides(pack, a.src.lies)
+    pack.channel, pack.channels, pack.width = channel, a.cb, a.cb
+    pack.ih, pack.iw = chunk.h * a.sh - a.ph, chunk.w * a.sw - a.pw
+    pack.rows = (chunk.rows - 1) * a.row_unit + a.row_reach
+    pack.cols = (chunk.cols - 1) * a.col_unit + a.col_reach
+    pack.row_step, pack.col_step, pack.row_bytes = a.row_step, a.col_step, a.window_row
+    pack.height, pack.length = a.ih, a.iw
+    kernel = a.src.pack
+    for k in range(chunk.images):
+        pack.dst, pack.image = window + k * a.window_image, _image(a.src, chunk.n + k)
+        call_kernel(kernel, pack.address, 0, 0, 0)
+
+
+@inline
+def _pack_panel(a, pack, chunk, panel, channel, channels):
+    """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
+    _write_strides(pack, a.grad.lies)
+    pack.channel, pack.channels, pack.width = channel, min(channels, a.width), a.width
+    pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
+    pack.row_step, pack.col_step = 1, 1
+    pack.row_bytes = chunk.cols * a.width * a.itemsize
+    pack.height, pack.length = a.oh, a.ow
+    kernel = a.grad.pack
+    for k in range(chunk.images):
+        pack.dst, pack.image = panel + k * chunk.rows * pack.row_bytes, _image(a.grad, chunk.n + k)
+        call_kernel(kernel, pack.address, 0, 0, 0)
+
+
+@inline
+def _write_common(a, run, scratch):
+    run.tiles, run.src_row = a.tiles, 0
+    run.src_next, run.src_last = a.lines * a.itemsize, (a.row_lines - a.lines) * a.itemsize
+    run.dst_next, run.dst_last, run.dst, run.dst_row, run.dst_pixel, run.dst_block = 0, 0, 0, 0, 0, 0
+    run.residual, run.valid, run.written, run.activation, run.scratch, run.scales = 0, 0, 0, 0, 0, 0
+    run.offsets, run.tail_steps, run.tail_channels = a.offsets, 0, 0
+    run.prefetch, run.prefetch_lines, run.bia = 0, 0, scratch + a.zeros_at
+    run.is_last = 0
+
+
+@inline
+def _reduce(a, run, window, sums):
+    """Add the products of a chunk to the sums of a block of output channels."""
+    each = a.tiles * a.lines * a.width * a.itemsize
+    tile = a.tile
+    for h in range(a.kh):
+        for w in range(a.tap_cols):
+            run.src, run.sums = window + h * a.tap_row + w * a.tap_col, sums
+            call_kernel(tile, run.address, 0, 0, 0)
+            sums += each
+
+
+@inline
+def _finish(a, record, sums, group, icb, ocb, bias):
+    wanted = FinishRecord(record)
+    wanted.sums, wanted.group, wanted.ocb, wanted.bias = sums, group, ocb, bias
+    wanted.channel = min(icb * a.cb, a.ic - a.cb)
+    call_kernel(a.finish, a.address, record, 0, 0)
+
+
+@jit.kernel
+def weights_tiles(itemsize):
+    """The loop over tasks, chunks of pixels and tiles, with `WeightsArguments`. itemsize: of a sum."""
+
+    def kernel(args, first, last, scratch):
+        a = WeightsArguments(args)
+        run = TileRecord(scratch + a.record_at)
+        pack = PackRecord(run.address + TileRecord.nbytes)
+        chunk = _Chunk(pack.address + PackRecord.nbytes)
+        ones = chunk.address + _Chunk.nbytes
+        panel = scratch + a.panel_at
+        block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * a.width * a.itemsize
+        fill_memory(scratch + a.zeros_at, a.width * a.itemsize, 0)
+        store_f(ones, 1.0, itemsize)
+        _write_common(a, run, scratch)
+        for task in range(first, last):
+            oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
+            icb, above = rest % a.icbs, rest // a.icbs
+            group, split = above % a.groups, above // a.groups
+            sums = scratch + a.sums_at
+            if a.splits > 1:
+                sums = a.workspace + task * a.task_sums
+            channel = group * a.ic + min(icb * a.cb, a.ic - a.cb)
+            first_ocb, end_ocb = a.ocbs * oc_task // a.oc_tasks, a.ocbs * (oc_task + 1) // a.oc_tasks
+            has_bias = a.dst_bias != 0 and icb == 0
+            begin, end = a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits
+            for number in range(begin, end):
+                _read_chunk(a, chunk, number)
+                _pack_window(a, pack, chunk, scratch, channel)
+                run.is_first = number == begin
+                run.full_steps = chunk.images * chunk.rows * chunk.cols
+                for ocb in range(first_ocb, end_ocb):
+                    c = ocb * a.width
+                    _pack_panel(a, pack, chunk, panel, group * a.oc + c, a.oc - c)
+                    run.wei = panel
+                    _reduce(a, run, scratch, sums + (ocb - first_ocb) * block_bytes)
+                    if has_bias:
+                        run.sums = sums + a.bias_at + (ocb - first_ocb) * (a.width * a.itemsize)
+                        run.tiles, run.src, run.offsets = 1, ones, a.offsets + 8 * a.offset_count
+                        call_kernel(a.tile_of_ones, run.address, 0, 0, 0)
+                        run.tiles, run.offsets = a.tiles, a.offsets
+            if a.splits == 1:
+                for ocb in range(first_ocb, end_ocb):
+                    k = ocb - first_ocb
+                    bias = sums + a.bias_at + k * (a.width * a.itemsize) if has_bias else 0
+                    _finish(a, pack.address, sums + k * block_bytes, group, icb, ocb, bias)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- sums, once they are complete
+
+
+@jit.kernel
+def finish_sums(acc, dst):
+    """Move the sums of a block of output channels to the gradient, as a `FinishRecord` says. acc, dst: types' codes."""
+    itemsize, dst_bytes = ElementType.of(acc).itemsize, ElementType.of(dst).itemsize
+    held = ElementType.of(dst)
+
+    @emitted
+    def move(builder: Any, to: Any, at: Any) -> None:
+        v = Floats(builder, held, 1)
+        v.store(v.computed.load(at), to)
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, f = WeightsArguments(args), FinishRecord(record)
+        width, kh, kw, cb = a.width, a.kh, a.kw, a.cb
+        first, line, sums = f.ocb * width, width * itemsize, f.sums
+        row_bytes = a.tiles * a.lines * line
+        # The last tile may begin before the one before it ends.
+        begin, further = (a.tiles - 1) * a.lines, a.tiles * a.lines - a.row_lines
+        apart = a.tap_cols == kw
+        for o in range(min(width, a.oc - first)):
+            to = a.dst + f.group * a.dst_group + (first + o) * a.dst_o + f.channel * a.dst_i
+            for i in range(cb):
+                for h in range(kh):
+                    for w in range(kw):
+                        row, at = (h * kw + w, i) if apart else (h, w * cb + i)
+                        at = at + further if at >= begin else at
+                        of = sums + row * row_bytes + at * line + o * itemsize
+                        move(to + i * a.dst_i + h * a.dst_row + w * a.dst_col, of)
+            if f.bias:
+                move(a.dst_bias + (f.group * a.oc + first + o) * dst_bytes, f.bias + o * itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def add_splits(acc, lanes):
+    """Add the sums of all splits, in their order, and move them to the gradient. A task is a block of output channels
+    of a task of `weights_tiles`. acc: the code of the type. lanes: of a vector."""
+    held = ElementType.of(acc)
+    itemsize = held.itemsize
+
+    @emitted
+    def add(builder: Any, dst: Any, src: Any, size: Any) -> None:
+        v = Vectors(builder, held, lanes)
+        with cgutils.for_range(builder, builder.udiv(size, const(v.bytes))) as loop:
+            at = builder.mul(loop.index, const(v.bytes))
+            to = builder.add(dst, at)
+            v.store(v.add(v.load(to), v.load(builder.add(src, at))), to)
+
+    def kernel(args, first, last, scratch):
+        a = WeightsArguments(args)
+        line = a.width * itemsize
+        block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * line
+        split = a.groups * a.icbs * a.oc_tasks * a.task_sums
+        for number in range(first, last):
+            k, task = number % a.task_ocbs, number // a.task_ocbs
+            oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
+            icb, group = rest % a.icbs, rest // a.icbs
+            ocb = a.ocbs * oc_task // a.oc_tasks + k
+            if ocb >= a.ocbs * (oc_task + 1) // a.oc_tasks:
+                continue
+            sums = a.workspace + task * a.task_sums
+            bias = 0
+            if a.dst_bias != 0 and icb == 0:
+                bias = sums + a.bias_at + k * line
+            sums += k * block_bytes
+            for s in range(1, a.splits):
+                add(sums, sums + s * split, block_bytes)
+                if bias:
+                    add(bias, bias + s * split, line)
+            _finish(a, scratch, sums, group, icb, ocb, bias)
+
+    return kernel
+
+
+# Bytes of the records of `weights_tiles`, and of the number 1.
+RECORDS = TileRecord.nbytes + PackRecord.nbytes + _Chunk.nbytes + 64

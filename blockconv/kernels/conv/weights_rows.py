@@ -1,0 +1,220 @@
+"""The row of the gradient of a convolution's weights, and of its bias.
+
+A weight's gradient is a sum over all pixels of the output: of the product of its gradient and the pixel of the input
+that the weight multiplied. So the tile of the forward kernels serves, with other roles: what is broadcast are channels
+of the input at some taps, the vectors are output channels of the gradient, and the reduction runs over pixels.
+
+Input and gradient are packed, chunk by chunk, into the worker's scratch: a window of the input as
+[row][column][channel], a panel of the gradient as [pixel][output channel]. So any layout serves, and 16-bit floats
+become float32 on the way. Sums stay in the second-level cache from a chunk to the next. Where there are few tasks, the
+chunks are shared by splits, whose sums are added in their order afterwards. How many splits there are follows from the
+problem, and their sums take at most 64 MiB.
+
+Groups of few channels leave most lanes idle.
+
+Buffers: input, gradient of the output, gradient of the weights, gradient of the bias, workspace.
+Options of `make`: weights, the layout of the gradient over (O, I/G, H, W); bias, whether that of the bias is wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from blockconv.core import target
+from blockconv.core.layout import Layout
+from blockconv.core.types import FLOATS, HALVES, Types
+from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
+from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.interleaved import DENSE
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.conv import weights_kernels as kernels
+from blockconv.kernels.conv.register_tiles import are_far
+from blockconv.kernels.conv.weights_blocking import STEPS, WeightsBlocking, weights_blocking
+from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["BACKWARD_WEIGHTS"]
+
+INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
+_OIHW = Layout("abcd")
+
+
+def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
+    for layout in (request.src, request.dst):
+        if not layout.is_native:
+            return f"needs layouts with at most one block of channels, unlike {layout}"
+    at = weights_blocking(request.on_threads(1))
+    if isinstance(at, Reason):
+        return at
+    return Primitive(
+        cost=lambda: _cost(request, at) / request.threads + request.machine.launch_seconds(),
+        make=lambda: _ops(request, at, weights, bias),
+        blocking=at,
+        workspace=(_task_sums(request, at) * _tasks(request, at),) if at.splits > 1 else (),
+    )
+
+
+def _tasks(request: Request, at: WeightsBlocking) -> int:
+    p = request.problem
+    return at.splits * p.g * -(-(p.ic // p.g) // at.cb) * at.oc_tasks
+
+
+def _block_bytes(request: Request, at: WeightsBlocking) -> int:
+    return request.problem.kh * at.tap_cols * at.tiles * at.lines * at.width * request.types.acc.itemsize
+
+
+def _task_sums(request: Request, at: WeightsBlocking) -> int:
+    return at.task_ocbs * (_block_bytes(request, at) + at.width * request.types.acc.itemsize)
+
+
+def _cost(request: Request, at: WeightsBlocking) -> float:
+    """Seconds on one thread: tiles as the machine's profile has them, and packing."""
+    p, m = request.problem, request.machine
+    rates = m.profile.by(name_of(MULTIPLY_ADD))
+    step = rates.step(at.lines, at.vectors, is_far=are_far(m, STEPS, at.vectors))
+    icbs, ocbs = -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g) // at.width)
+    pixels = p.n * p.oh * p.ow
+    chunks = math.prod(at.chunks(p))
+    reduced = pixels * step + 2 * chunks * rates.end(at.lines * at.vectors)
+    tiles = p.g * icbs * ocbs * p.kh * at.tap_cols * at.tiles
+    rows, cols = at.window
+    window = p.g * icbs * at.oc_tasks * chunks * at.images * rows * cols * at.cb
+    panel = p.g * icbs * pixels * ocbs * at.width
+    return tiles * reduced + (window + panel) / 4 * m.scalar_seconds()
+
+
+def _images(request: Request, layout: Layout, shape: tuple[int, ...], buffer: Buffer, step: int) -> Images:
+    type, m = request.types.src, request.machine
+    lies = geometry(layout, shape, type.itemsize)
+    block = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
+    contiguous = 1 if lies.channel == type.itemsize and lies.length > 1 else 0
+    if lies.length == 1 and lies.col * step == type.itemsize:
+        contiguous = 2
+    pack = kernels.pack_channels(type.code, request.types.acc.code, m.lanes(request.types.acc.itemsize), contiguous)
+    return Images(
+        first=buffer,
+        lies=lies,
+        images=layout.blocks[0] if block else 1 << 40,
+        image_block=block * type.itemsize,
+        pack=pack.address,
+    )
+
+
+def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> list[Op]:
+    p, types = request.problem, request.types
+    size, code = types.acc.itemsize, types.acc.code
+    axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
+    window, memory = _window_words(request, at), _memory_words(request, at)
+    args = WeightsArguments(
+        src=_images(request, request.src, p.src_shape, INPUT, at.col_step),
+        grad=_images(request, request.dst, p.dst_shape, GRAD, 1),
+        dst=DST,
+        dst_bias=DST_BIAS if bias else 0,
+        workspace=WORKSPACE if at.splits > 1 else 0,
+        offsets=OWN_TABLE,
+        offset_count=at.steps,
+        **_sizes(request, at),
+        **window,
+        **memory,
+        tile=_tile(request, at, at.lines).address,
+        tile_of_ones=_tile(request, at, 1).address if bias else 0,
+        dst_group=p.oc // p.g * axes[0],
+        dst_o=axes[0],
+        dst_i=axes[1],
+        dst_row=axes[2],
+        dst_col=axes[3],
+        finish=kernels.finish_sums(code, types.dst.code).address,
+    )
+    scratch, tasks = memory["record_at"] + kernels.RECORDS, _tasks(request, at)
+    pixels = itertools.product(range(at.images), range(at.rows), range(at.cols))
+    strides = window["window_image"], at.row_unit * window["window_row"], at.col_unit * at.cb * size
+    offsets = [sum(k * stride for k, stride in zip(pixel, strides, strict=True)) for pixel in pixels]
+    table = np.array(offsets + [0] * len(offsets), np.int64)
+    ops = [Op(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
+    if at.splits > 1:
+        lanes = target.isa().vector_bytes // size
+        ops.append(Op(kernels.add_splits(code, lanes), args, tasks // at.splits * at.task_ocbs, 1, 256, table))
+    return ops
+
+
+Words = dict[str, Any]
+
+
+def _sizes(request: Request, at: WeightsBlocking) -> Words:
+    """The problem's sizes, and how many parts of which size it is cut into."""
+    p = request.problem
+    _, row_chunks, col_chunks = at.chunks(p)
+    return {
+        **{name: getattr(p, name) for name in ("n", "ih", "iw", "oh", "ow", "ph", "pw", "sh", "sw", "kh", "kw")},
+        "ic": p.ic // p.g,
+        "oc": p.oc // p.g,
+        "groups": p.g,
+        "icbs": -(-(p.ic // p.g) // at.cb),
+        "ocbs": -(-(p.oc // p.g) // at.width),
+        "chunks": math.prod(at.chunks(p)),
+        "row_chunks": row_chunks,
+        "col_chunks": col_chunks,
+        "chunk_images": at.images,
+        "chunk_rows": at.rows,
+        "chunk_cols": at.cols,
+        **{name: getattr(at, name) for name in ("cb", "task_ocbs", "oc_tasks", "splits", "tap_cols", "lines")},
+        **{name: getattr(at, name) for name in ("row_lines", "tiles", "width")},
+        "itemsize": request.types.acc.itemsize,
+    }
+
+
+def _window_words(request: Request, at: WeightsBlocking) -> Words:
+    """Which pixels of the input a chunk's window has, and how far apart they are in it."""
+    p, (rows, cols), pixel = request.problem, at.window, at.cb * request.types.acc.itemsize
+    return {
+        **{name: getattr(at, name) for name in ("row_step", "col_step", "row_reach", "col_reach")},
+        "row_unit": at.row_unit,
+        "col_unit": at.col_unit,
+        "window_image": rows * cols * pixel,
+        "window_row": cols * pixel,
+        "tap_row": cols * pixel * (p.dh if at.rows > 1 else 1),
+        "tap_col": pixel * (p.dw if at.cols > 1 else 1),
+    }
+
+
+def _memory_words(request: Request, at: WeightsBlocking) -> Words:
+    """Where what lies in the scratch, which begins with the windows of a chunk's images."""
+    size, sums = request.types.acc.itemsize, _task_sums(request, at)
+    rows, cols = at.window
+    panel_at = _aligned(at.images * rows * cols * at.cb * size)
+    zeros_at = panel_at + _aligned(at.steps * at.width * size)
+    sums_at = zeros_at + _aligned(at.width * size)
+    return {
+        "panel_at": panel_at,
+        "zeros_at": zeros_at,
+        "sums_at": sums_at,
+        "record_at": sums_at + (_aligned(sums) if at.splits == 1 else 0),
+        "task_sums": sums,
+        "bias_at": at.task_ocbs * _block_bytes(request, at),
+    }
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 128) * 128
+
+
+def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
+    """The microkernel, whose pixels are lines: neighbours in a packed window."""
+    acc = request.types.acc
+    fma = int(target.isa().fma)
+    shape = (1, lines, at.vectors, at.lanes)
+    spec = TileSpec(acc.code, fma, *shape, acc.itemsize, 1, at.lanes, 0, *DENSE, k_blocked=1)
+    return conv_tile(*spec.given)
+
+
+BACKWARD_WEIGHTS = Row(
+    name="conv_backward_weights_tiles",
+    op="conv2d_backward_weights",
+    make=_make,
+    dtypes=frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
+)

@@ -1,0 +1,218 @@
+"""The gradient of a convolution's weights and bias, by every row of the table, against its definition."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import conv_oracle
+import guarded
+import numpy as np
+import pytest
+from conv_lab import NAMES, ROUND, Canaried, Memory, Paged, _placed, _scratch_in, parameters
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from storage_oracle import stored
+
+import blockconv as bc
+from blockconv import runtime
+from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dBackwardWeightsProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.kernels import Row
+from blockconv.kernels.conv import weights_blocking
+from blockconv.kernels.table import Request
+
+LAYOUTS = (*NAMES, "abdc", "cdba", "bcda", "adcb", "aBcd24b", "aBcd5b", "acBd4b", "ABcd2a4b", "ABcd16a16b")
+
+PROBLEMS = (
+    "mb3ic17ih9iw20oc12kh3kw3ph1pw1",
+    "mb2ic3ih20oc18kh7sh2ph3",  # a first layer
+    "mb2ic20ih7oc70kh1",
+    "mb2ic20ih7iw9oc12kh1kw1sh2sw2",
+    "mb1ic9ih11oc8kh3sh2ph2dh1",
+    "mb1ic9ih13iw15oc8kh4kw2sh3sw1ph2pw5dh1dw3",  # more padding than the kernel is large
+    "g9mb2ic9ih9oc9kh3sh2ph1",
+    "g20mb2ic20ih12oc20kh3ph1",
+    "g4mb2ic16ih7oc24kh3ph1",
+    "g3mb2ic15ih9oc6kh3sh2ph1",
+    "g4mb1ic4ih9oc12kh5ph2",  # depthwise, three outputs a channel
+    "mb5ic12ih1oc20kh1",
+    "mb2ic4ih1oc6kh3ph1",
+    "mb1ic2ih2iw700oc5kh1kw3pw1",  # rows that are cut
+    "mb9ic70ih3oc9kh3ph1",  # several images a chunk
+)
+
+
+def read(descriptor: str) -> Conv2dBackwardWeightsProblem:
+    p = Conv2dBackwardWeightsProblem.from_descriptor(descriptor)
+    assert isinstance(p, Conv2dBackwardWeightsProblem)
+    return p
+
+
+def rows(problem: Conv2dBackwardWeightsProblem, src: str, dst: str, types: Types) -> list[Row]:
+    found = selection.candidates("conv2d_backward_weights", Request(problem, Layout(src), Layout(dst), types))
+    return [c.row for c in found if c.why_not is None]
+
+
+def arrays(problem: Conv2dBackwardWeightsProblem, types: Types, kind: str = "integers") -> tuple[Any, Any]:
+    rng = np.random.default_rng(7)
+    shapes = problem.src_shape, problem.dst_shape
+    if kind == "integers":
+        x, grad = (rng.integers(-3, 4, shape).astype(types.src.dtype) for shape in shapes)
+    else:
+        x, grad = (rng.standard_normal(shape).astype(types.src.dtype) for shape in shapes)
+    return x, grad
+
+
+def run(
+    row: Row, problem: Conv2dBackwardWeightsProblem, src: str, dst: str, given: tuple[Any, Any], types: Types,
+    threads: int = 2, memory: Memory | None = None, weights: str = "abcd",
+) -> tuple[Any, Any]:  # fmt: skip
+    """What a row writes: the gradients of weights and bias. The tails of the arrays hold NaN."""
+    memory = Canaried() if memory is None else memory
+    primitive = row.prepare(problem, Layout(src), Layout(dst), types, threads, weights=Layout(weights), bias=True)
+    x, grad = (
+        _placed(memory, "input", stored(given[0], src, np.nan)),
+        _placed(memory, "grad", stored(given[1], dst, np.nan)),
+    )
+    out = _placed(memory, "weights", np.full(math.prod(problem.wei_shape), np.nan, types.dst.dtype))
+    bias = _placed(memory, "bias", np.full(problem.oc, np.nan, types.dst.dtype))
+    workspace = _placed(memory, "workspace", np.full(sum(primitive.workspace) // 4, np.nan, np.float32))
+    program = runtime.Program(primitive.ops())
+    scratch = _scratch_in(memory, program, threads)
+    at = runtime.address_of
+    try:
+        program.run((at(x), at(grad), at(out), at(bias), at(workspace)), threads)
+        assert scratch is None or runtime.launcher._scratch.memory is scratch
+    finally:
+        runtime.launcher._scratch.keep(np.empty(0, np.uint8))
+    assert not memory.touched(), f"{row.name} {src} {dst} {problem.descriptor()}: wrote past {memory.touched()}"
+    outer = Layout(weights).outer
+    return out.reshape([problem.wei_shape[d] for d in outer]).transpose(np.argsort(outer)), bias
+
+
+def check_all(problem: Conv2dBackwardWeightsProblem, pairs: Any, types: Types, **how: Any) -> None:
+    x, grad = arrays(problem, types)
+    wanted = conv_oracle.conv2d_backward_weights(x, problem.wei_shape, grad, **parameters(problem))
+    of_bias = grad.astype(np.float64).sum((0, 2, 3))
+    for k, (src, dst) in enumerate(pairs):
+        for row in rows(problem, src, dst, types):
+            where = f"{row.name} {src} {dst} {problem.descriptor()} {types}"
+            weights = "acdb" if k % 2 else "abcd"
+            found, bias = run(row, problem, src, dst, (x, grad), types, 1 + k % 3, weights=weights, **how)
+            assert np.array_equal(found, wanted), f"{where}: {np.argwhere(found != wanted)[0]}"
+            assert np.array_equal(bias, of_bias), where
+
+
+@pytest.fixture(params=["as they are", "small"])
+def pieces(request, monkeypatch) -> None:
+    """Chunks and shares as they are, and such that small problems are cut as large ones are."""
+    if request.param == "small":
+        for name, value in (("SPLIT_FLOPS", 1), ("STEPS", 37), ("LINES", 20)):
+            monkeypatch.setattr(weights_blocking, name, value)
+    weights_blocking.weights_blocking.cache_clear()
+    yield
+    weights_blocking.weights_blocking.cache_clear()
+
+
+@pytest.mark.parametrize("descriptor", PROBLEMS)
+def test_every_row(descriptor: str, pieces: None) -> None:
+    check_all(read(descriptor), ROUND, Types.all("float32"))
+
+
+@pytest.mark.parametrize("types", [Types.all("float64"), Types.converted("bfloat16", "float32"),
+                                   Types.converted("float16", "float32")], ids=str)  # fmt: skip
+def test_types(types: Types, pieces: None) -> None:
+    for descriptor in (PROBLEMS[0], PROBLEMS[3], PROBLEMS[7]):
+        check_all(read(descriptor), ROUND[::2], types)
+
+
+@pytest.mark.parametrize("descriptor", PROBLEMS)
+def test_the_oracle_agrees_with_torch(descriptor: str) -> None:
+    torch = pytest.importorskip("torch")
+    p = read(descriptor)
+    x, grad = arrays(p, Types.all("float64"), "floats")
+    given = torch.from_numpy(x), p.wei_shape, torch.from_numpy(grad)
+    wanted = torch.nn.grad.conv2d_weight(*given, (p.sh, p.sw), (p.ph, p.pw), (p.dh, p.dw), p.g)
+    found = conv_oracle.conv2d_backward_weights(x, p.wei_shape, grad, **parameters(p))
+    assert conv_oracle.error(found, wanted.numpy()) < 1e-13
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Conv2dBackwardWeightsProblem:
+    g = draw(st.sampled_from((1, 1, 1, 2, 3, 8, 30)))
+    channels = st.sampled_from((1, 2, 3, 4, 5, 8, 16, 17, 33) if g < 8 else (1, 2, 4))
+    kernel, stride, dilation = (draw(st.tuples(*[st.integers(1, most)] * 2)) for most in (5, 3, 3))
+    sizes = draw(st.integers(1, 4)), g * draw(channels), draw(st.integers(1, 14)), draw(st.integers(1, 40))
+    try:
+        windows = *kernel, *stride, *draw(st.tuples(*[st.integers(0, 4)] * 4)), *dilation
+        return Conv2dBackwardWeightsProblem(*sizes, g * draw(channels), *windows, g)
+    except ArgumentError:  # smaller than its kernel
+        assume(False)
+        raise
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    problem=problems(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from(LAYOUTS),
+    dtype=st.sampled_from(("float32",) * 4 + ("float64", "bfloat16")),
+)  # fmt: skip
+def test_random_problems(problem, src, dst, dtype) -> None:
+    types = Types.converted(dtype, "float32") if dtype == "bfloat16" else Types.all(dtype)
+    check_all(problem, [(src, dst)], types)
+
+
+def test_the_same_bits_for_any_number_of_threads(pieces: None) -> None:
+    types = Types.all("float32")
+    for descriptor in (PROBLEMS[0], PROBLEMS[7]):
+        p = read(descriptor)
+        given = arrays(p, types, "floats")
+        for row in rows(p, "NHWC", "NCHW16", types):
+            first = run(row, p, "NHWC", "NCHW16", given, types, threads=1)
+            for threads in (2, 3, 4):
+                again = run(row, p, "NHWC", "NCHW16", given, types, threads=threads)
+                assert all(map(np.array_equal, first, again))
+
+
+def test_sums_of_all_splits_keep_to_their_memory() -> None:
+    for descriptor in (
+        "mb64ic512ih14oc512kh3ph1",
+        "mb64ic64ih56oc64kh3ph1",
+        "mb32ic1024ih14oc2048kh1",
+        "mb64ic3ih224oc64kh7sh2ph3",
+    ):
+        p = read(descriptor)
+        request = Request(p, Layout("NHWC"), Layout("NHWC"), Types.all("float32"))
+        primitives = [row.decide(request) for row in rows(p, "NHWC", "NHWC", request.types)]
+        assert primitives
+        assert all(
+            sum(found.workspace) <= weights_blocking.WORKSPACE for found in primitives if not isinstance(found, str)
+        )
+    assert "conv_backward_weights" in bc.explain(p, "NHWC")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+def test_no_access_past_any_buffer(run_python) -> None:
+    done = run_python([__file__], status=None)
+    last = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, f"status {done.returncode} at {last}\n{done.stderr[-4000:]}"
+    assert last == ["clean"]
+
+
+def run_guarded() -> None:
+    for descriptor in PROBLEMS:
+        for pair in ROUND:
+            for where in ("end", "start"):
+                print(descriptor, *pair, where, flush=True)
+                check_all(read(descriptor), [pair], Types.all("float32"), memory=Paged(where))
+    print("clean")
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded())
