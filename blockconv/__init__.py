@@ -16,6 +16,7 @@ from blockconv._version import __version__
 from blockconv.api.functional import conv1d, conv2d, explain
 from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights, conv_transpose2d
 from blockconv.api.modules import Conv2d
+from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, global_avg_pool2d, global_max_pool2d, max_pool2d
 from blockconv.api.quantization import dequantize_linear, quantize_linear
 from blockconv.core.errors import (
@@ -35,6 +36,7 @@ from blockconv.core.problem import (
     Conv2dBackwardDataProblem,
     Conv2dBackwardWeightsProblem,
     Conv2dProblem,
+    Pool2dBackwardProblem,
     Pool2dProblem,
     ReorderProblem,
 )
@@ -74,6 +76,7 @@ __all__ = [
     "NetworkError",
     "Plan",
     "PlanData",
+    "Pool2dBackwardProblem",
     "Pool2dProblem",
     "Quantization",
     "ReorderProblem",
@@ -81,7 +84,9 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "adaptive_avg_pool2d",
+    "adaptive_avg_pool2d_backward",
     "avg_pool2d",
+    "avg_pool2d_backward",
     "compile",
     "conv1d",
     "conv2d",
@@ -101,6 +106,7 @@ __all__ = [
     "known_layouts",
     "load_onnx",
     "max_pool2d",
+    "max_pool2d_backward",
     "quantize",
     "quantize_linear",
     "register_layout",

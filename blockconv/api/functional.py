@@ -24,6 +24,7 @@ from blockconv.core.problem import (
     Conv2dBackwardDataProblem,
     Conv2dBackwardWeightsProblem,
     Conv2dProblem,
+    Pool2dBackwardProblem,
     Pool2dProblem,
 )
 from blockconv.core.quantization import Quantization
@@ -285,8 +286,8 @@ def explain(
 ) -> str:
     """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 
-    problem: a Conv2dProblem, Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, Pool2dProblem or
-        AdaptivePool2dProblem.
+    problem: a Conv2dProblem, Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, Pool2dProblem,
+        AdaptivePool2dProblem or Pool2dBackwardProblem.
     src: the source's layout, or its name. Default: one table for each of the eight native layouts.
     dst: the destination's layout, or its name; of a gradient of weights, the output gradient's. Default: src's.
     dtype: the name of the element type. For convolutions "uint8", "int8", "uint4" and "int4" are the types of source
@@ -329,6 +330,7 @@ _OPS: dict[type[Any], str] = {
     Conv2dBackwardDataProblem: "conv2d_backward_data",
     Conv2dBackwardWeightsProblem: "conv2d_backward_weights",
     Conv2dProblem: "conv2d",
+    Pool2dBackwardProblem: "pool2d_backward",
     Pool2dProblem: "pool2d",
     AdaptivePool2dProblem: "pool2d",
 }

@@ -32,7 +32,7 @@ from blockconv.dispatch.boundary import (
 from blockconv.runtime import Program, address_of, get_num_threads
 from blockconv.runtime.memory import Scratch
 
-__all__ = ["conv2d_backward_data", "conv2d_backward_weights", "conv_transpose2d"]
+__all__ = ["as_blocked", "checked_shape", "conv2d_backward_data", "conv2d_backward_weights", "conv_transpose2d"]
 
 
 class _Transposed(Conv2d):
@@ -92,7 +92,7 @@ class _BackwardData(_Transposed):
     _follows_autocast = False
 
     def __init__(self, input_shape: Any, *given: Any, **options: Any) -> None:
-        self._shape = _checked_shape(self._op, "input_shape", input_shape)
+        self._shape = checked_shape(self._op, "input_shape", input_shape)
         super().__init__(*given, **options)
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
@@ -226,7 +226,7 @@ def conv2d_backward_weights(
            [16., 20., 16.]], dtype=float32)
     """
     op = "conv2d_backward_weights"
-    x, y = _as_blocked(op, "input", input), _as_blocked(op, "grad", grad)
+    x, y = as_blocked(op, "input", input), as_blocked(op, "grad", grad)
     problem = _weights_problem(op, x.shape, weight_shape, (stride, padding, dilation, groups))
     if y.shape != problem.dst_shape:
         raise ArgumentError(op, "grad", y.shape, f"has to have the shape of the output, {problem.dst_shape}")
@@ -255,7 +255,7 @@ def conv2d_backward_weights(
     return (found, like_any((input, grad), of_bias)) if bias else found
 
 
-def _as_blocked(op: str, argument: str, given: Any) -> BlockedArray:
+def as_blocked(op: str, argument: str, given: Any) -> BlockedArray:
     """An array in a native layout, without a copy if it is dense in one."""
     if isinstance(given, BlockedArray):
         x = given if given.layout.is_native else reordered(op, given, NCHW)
@@ -276,7 +276,7 @@ def _weights_problem(
     op: str, shape: tuple[int, ...], weight_shape: Any, options: tuple[Any, ...]
 ) -> Conv2dBackwardWeightsProblem:
     stride, padding, dilation, groups = options
-    oc, per_group, kh, kw = _checked_shape(op, "weight_shape", weight_shape)
+    oc, per_group, kh, kw = checked_shape(op, "weight_shape", weight_shape)
     strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
     (top, bottom), (left, right) = pads(op, padding, (kh, kw), strides, dilations)
     number = whole(groups)
@@ -338,7 +338,7 @@ def _output_padding(value: Any) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:
+def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:
     """Four sizes of at least 0."""
     try:
         sizes = [whole(size) for size in shape]

@@ -40,6 +40,7 @@ __all__ = [
     "Conv2dBackwardDataProblem",
     "Conv2dBackwardWeightsProblem",
     "Conv2dProblem",
+    "Pool2dBackwardProblem",
     "Pool2dProblem",
     "PoolKind",
     "ReorderProblem",
@@ -330,6 +331,47 @@ class AdaptivePool2dProblem(_Pooled):
         check_least(self, op, 0, ("n", "ic", "oh", "ow"))
         check_least(self, op, 1, ("ih", "iw"))
         check_arrays(self, op, itemsize=4)
+
+
+@dataclass(frozen=True)
+class Pool2dBackwardProblem:
+    """The gradient of the input of a pool: its source is the gradient of that pool's output.
+
+    pool: the pool, a `Pool2dProblem` or an `AdaptivePool2dProblem`.
+    """
+
+    pool: Pool2dProblem | AdaptivePool2dProblem
+
+    @property
+    def n(self) -> int:
+        """Images."""
+        return self.pool.n
+
+    @property
+    def ic(self) -> int:
+        """Channels."""
+        return self.pool.ic
+
+    @property
+    def src_shape(self) -> tuple[int, int, int, int]:
+        """The logical shape of the source, (n, ic, oh, ow)."""
+        return self.pool.dst_shape
+
+    @property
+    def dst_shape(self) -> tuple[int, int, int, int]:
+        """The logical shape of the destination, (n, ic, ih, iw)."""
+        return self.pool.src_shape
+
+    @property
+    def is_max(self) -> bool:
+        """Whether the pool takes maxima, and indices say where they were."""
+        return isinstance(self.pool, Pool2dProblem) and self.pool.kind == "max"
+
+    @property
+    def taps(self) -> int:
+        """Elements of a window, about."""
+        p = self.pool
+        return p.kh * p.kw if isinstance(p, Pool2dProblem) else -(-p.ih // p.oh) * -(-p.iw // p.ow)
 
 
 @dataclass(frozen=True)

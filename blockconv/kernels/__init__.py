@@ -13,6 +13,7 @@ from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
 from blockconv.kernels.lrn import rows as lrn
 from blockconv.kernels.pool import rows as pool
+from blockconv.kernels.pool.backward import BACKWARD as POOL_BACKWARD
 from blockconv.kernels.reduce import rows as reduce
 from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.resize import rows as resize
@@ -41,6 +42,7 @@ TABLE: tuple[Row, ...] = (
     *(backward_data_row(row, fills=conv.DIRECT) for row in _OF_FLOATS),
     BACKWARD_WEIGHTS,
     *pool.ROWS,
+    POOL_BACKWARD,
     *eltwise.ROWS,
     *shuffle.ROWS,
     *reorder.ROWS,

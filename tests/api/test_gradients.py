@@ -166,3 +166,68 @@ def test_errors(call: Any, told: str) -> None:
     with pytest.raises(bc.ArgumentError) as caught:
         call(w, grad)
     assert told in str(caught.value)
+
+
+# ---------------------------------------------------------------- pools
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_max_pool2d_backward(channels_last: bool) -> None:
+    (x,) = tensors(7, (2, 20, 9, 11), channels_last=channels_last)
+    x.requires_grad_()
+    y, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    (grad,) = tensors(8, tuple(y.shape), channels_last=channels_last)
+    y.backward(grad)
+    given = x.detach()
+    found = bc.max_pool2d_backward(given, grad, 3, 2, 1)
+    assert torch.equal(found, x.grad)
+    assert found.stride() == x.grad.stride()
+    assert torch.equal(bc.max_pool2d_backward(tuple(x.shape), grad, 3, 2, 1, indices=indices), x.grad)
+    out = torch.empty_like(given)
+    assert bc.max_pool2d_backward(given, grad, 3, 2, 1, out=out) is out
+    assert torch.equal(out, x.grad)
+    blocked = bc.to_layout(grad.numpy(), "NCHW16")
+    there = bc.max_pool2d_backward(given, blocked, 3, 2, 1, indices=indices, out_layout="NCHW8")
+    assert np.array_equal(there.numpy(), x.grad.numpy())
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("divisor", [None, 3])
+def test_avg_pool2d_backward(ceil_mode: bool, include: bool, divisor: int | None) -> None:
+    x = torch.zeros(2, 20, 9, 10, dtype=torch.float64, requires_grad=True)
+    y = F.avg_pool2d(x, (3, 4), 2, (1, 2), ceil_mode, include, divisor)
+    (grad,) = tensors(9, tuple(y.shape), dtype=torch.float64)
+    y.backward(grad)
+    found = bc.avg_pool2d_backward(tuple(x.shape), grad, (3, 4), 2, (1, 2), ceil_mode, include, divisor)
+    assert error(found, x.grad) < 1e-14
+
+
+def test_adaptive_avg_pool2d_backward() -> None:
+    for size in ((1, 1), (3, 4), (11, 2)):
+        x = torch.zeros(2, 20, 9, 10, dtype=torch.float64, requires_grad=True)
+        y = F.adaptive_avg_pool2d(x, size)
+        (grad,) = tensors(10, tuple(y.shape), dtype=torch.float64)
+        y.backward(grad)
+        assert error(bc.adaptive_avg_pool2d_backward(tuple(x.shape), grad), x.grad) < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda x, g: bc.max_pool2d_backward(x, x, 2), "grad=(1, 4, 6, 6): has to have the shape of the output"),
+        (lambda x, g: bc.max_pool2d_backward(x.shape, g, 2), "because there are no indices"),
+        (lambda x, g: bc.max_pool2d_backward(x, g, 2, indices=g), "indices='float32': has to be int64"),
+        (lambda x, g: bc.max_pool2d_backward(x, g, 2, indices=x.astype(int)), "has to have the shape of grad"),
+        (lambda x, g: bc.avg_pool2d_backward((1, 4, 6), g, 2), "input_shape=(1, 4, 6): has to be four sizes"),
+        (lambda x, g: bc.avg_pool2d_backward(x.shape, g.astype(int), 2), "grad='int64': has to be float32"),
+        (lambda x, g: bc.avg_pool2d_backward(x.shape, g, 2, out=g), "has to have shape (1, 4, 6, 6)"),
+        (lambda x, g: bc.avg_pool2d_backward(x.shape, g, 2, padding=2), "avg_pool2d_backward: padding=2"),
+        (lambda x, g: bc.adaptive_avg_pool2d_backward((1, 5, 6, 6), g), "has to have the shape of the output"),
+    ],
+)
+def test_errors_of_pools(call: Any, told: str) -> None:
+    x, grad = np.ones((1, 4, 6, 6), np.float32), np.ones((1, 4, 3, 3), np.float32)
+    with pytest.raises(bc.ArgumentError) as caught:
+        call(x, grad)
+    assert told in str(caught.value)
