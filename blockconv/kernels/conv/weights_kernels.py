@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba.core import cgutils
 
@@ -10,7 +10,17 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import call_kernel, const, emitted, fill_memory, store_f, transpose
+from blockconv.jit.ir import (
+    I64,
+    call_kernel,
+    const,
+    emitted,
+    fill_memory,
+    load_i64,
+    pointer,
+    store_f,
+    transpose,
+)
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile_record import TileRecord
@@ -126,8 +136,9 @@ class WeightsArguments(Arguments):
     dst_group = word("from a group to the next in the gradient of the weights", "bytes")
     dst_o = word("from an output channel to the next", "bytes")
     dst_i = word("from an input channel to the next", "bytes")
-    dst_row = word("from a row of taps to the next", "bytes")
-    dst_col = word("from a tap of a row to the next", "bytes")
+    runs = word("contiguous runs of an output channel's weights of a task", "runs")
+    run_weights = word("weights of a run", "weights")
+    runs_at = word("from `offsets` to those of runs in the gradient, and of each weight's sums, in bytes", "bytes")
     finish = word("what moves sums to the gradient, by these arguments and a `FinishRecord`", "address of a kernel")
 
 
@@ -410,37 +421,75 @@ def weights_tiles(itemsize):
 
 
 @jit.kernel
-def finish_sums(acc, dst):
-    """Move the sums of a block of output channels to the gradient, as a `FinishRecord` says. acc, dst: types' codes."""
-    itemsize, dst_bytes = ElementType.of(acc).itemsize, ElementType.of(dst).itemsize
-    held = ElementType.of(dst)
+def finish_sums(acc, dst, lanes):
+    """Move the sums of a block of output channels to the gradient, as a `FinishRecord` says.
 
-    @emitted
-    def move(builder: Any, to: Any, at: Any) -> None:
-        v = Floats(builder, held, 1)
-        v.store(v.computed.load(at), to)
+    acc, dst: codes of the types. lanes: of a vector. Weights of an output channel lie in contiguous runs. Vectors of
+    output channels of neighbouring weights are transposed.
+    """
+    itemsize, dst_bytes = ElementType.of(acc).itemsize, ElementType.of(dst).itemsize
+    transposed, one = (
+        _gatherer(ElementType.of(acc), ElementType.of(dst), lanes),
+        _gatherer(ElementType.of(acc), ElementType.of(dst), 1),
+    )
 
     def kernel(args, record, unused_last, unused_scratch):
         a, f = WeightsArguments(args), FinishRecord(record)
-        width, kh, kw, cb = a.width, a.kh, a.kw, a.cb
-        first, line, sums = f.ocb * width, width * itemsize, f.sums
-        row_bytes = a.tiles * a.lines * line
-        # The last tile may begin before the one before it ends.
-        begin, further = (a.tiles - 1) * a.lines, a.tiles * a.lines - a.row_lines
-        apart = a.tap_cols == kw
-        for o in range(min(width, a.oc - first)):
-            to = a.dst + f.group * a.dst_group + (first + o) * a.dst_o + f.channel * a.dst_i
-            for i in range(cb):
-                for h in range(kh):
-                    for w in range(kw):
-                        row, at = (h * kw + w, i) if apart else (h, w * cb + i)
-                        at = at + further if at >= begin else at
-                        of = sums + row * row_bytes + at * line + o * itemsize
-                        move(to + i * a.dst_i + h * a.dst_row + w * a.dst_col, of)
-            if f.bias:
-                move(a.dst_bias + (f.group * a.oc + first + o) * dst_bytes, f.bias + o * itemsize)
+        first, run = f.ocb * a.width, a.run_weights
+        to = a.dst + f.group * a.dst_group + first * a.dst_o + f.channel * a.dst_i
+        valid = min(a.width, a.oc - first)
+        for r in range(a.runs):
+            at = to + load_i64(a.offsets + a.runs_at, r)
+            rows = a.offsets + a.runs_at + 8 * (a.runs + r * run)
+            for o in range(0, valid, lanes):
+                for k in range(0, run, lanes):
+                    k = max(0, min(k, run - lanes))
+                    of = Weights(at + o * a.dst_o + k * dst_bytes, a.dst_o, f.sums + o * itemsize, rows + 8 * k)
+                    transposed(of, run - k, valid - o)
+        for o in range(valid if f.bias else 0):
+            at = a.dst_bias + (f.group * a.oc + first + o) * dst_bytes
+            one(Weights(at, 0, f.bias + o * itemsize, a.offsets + 8 * a.offset_count), 1, 1)
 
     return kernel
+
+
+class Weights(NamedTuple):
+    """Neighbouring weights of some output channels: the address of the first in the gradient, bytes from an output
+    channel to the next there, the sums, and the address of a table: from there to the sums of each weight, in bytes."""
+
+    dst: int
+    apart: int
+    sums: int
+    rows: int
+
+
+def _gatherer(acc: ElementType, dst: ElementType, lanes: int) -> Any:
+    """gather(weights, count, channels): moves so many weights, or a vector of them, of as many output channels."""
+
+    @emitted
+    def gather(builder: Any, w: Weights, count: Any, channels: Any) -> None:
+        held, v = Floats(builder, acc, lanes), Floats(builder, dst, lanes)
+        full = const(lanes)
+        last = builder.sub(count, const(1))
+        vectors = []
+        for k in range(lanes):
+            fits = builder.icmp_signed("<", const(k), count)
+            row = builder.select(fits, const(k), last)
+            offset = builder.load(builder.gep(pointer(builder, w.rows, I64), [row]))
+            vectors.append(held.load(builder.add(w.sums, offset)))
+        moved = transpose(builder, vectors, lanes, lanes) if lanes > 1 else vectors
+        ends = [builder.add(w.dst, builder.mul(const(k), w.apart)) for k in range(lanes)]
+        whole = builder.and_(builder.icmp_signed(">=", count, full), builder.icmp_signed(">=", channels, full))
+        with builder.if_else(whole) as (all_lanes, some):
+            with all_lanes:
+                for value, end in zip(moved, ends, strict=True):
+                    v.store(value, end)
+            with some:
+                for k, (value, end) in enumerate(zip(moved, ends, strict=True)):
+                    exists = builder.icmp_signed("<", const(k), channels)
+                    v.store(value, end, v.computed.below(builder.select(exists, count, const(0))))
+
+    return gather
 
 
 @jit.kernel

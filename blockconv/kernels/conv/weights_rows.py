@@ -109,7 +109,7 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
     p, types = request.problem, request.types
     size, code = types.acc.itemsize, types.acc.code
     axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
-    window, memory = _window_words(request, at), _memory_words(request, at)
+    window, memory, (runs, rows) = _window_words(request, at), _memory_words(request, at), _runs(request, at, axes)
     args = WeightsArguments(
         src=_images(request, request.src, p.src_shape, INPUT, at.col_step),
         grad=_images(request, request.dst, p.dst_shape, GRAD, 1),
@@ -126,20 +126,43 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
         dst_group=p.oc // p.g * axes[0],
         dst_o=axes[0],
         dst_i=axes[1],
-        dst_row=axes[2],
-        dst_col=axes[3],
-        finish=kernels.finish_sums(code, types.dst.code).address,
+        runs=len(runs),
+        run_weights=len(rows) // len(runs),
+        runs_at=16 * at.steps,
+        finish=kernels.finish_sums(code, types.dst.code, at.lanes).address,
     )
     scratch, tasks = memory["record_at"] + kernels.RECORDS, _tasks(request, at)
     pixels = itertools.product(range(at.images), range(at.rows), range(at.cols))
     strides = window["window_image"], at.row_unit * window["window_row"], at.col_unit * at.cb * size
     offsets = [sum(k * stride for k, stride in zip(pixel, strides, strict=True)) for pixel in pixels]
-    table = np.array(offsets + [0] * len(offsets), np.int64)
+    table = np.array([*offsets, *[0] * len(offsets), *runs, *rows], np.int64)
     ops = [Op(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
     if at.splits > 1:
         lanes = target.isa().vector_bytes // size
         ops.append(Op(kernels.add_splits(code, lanes), args, tasks // at.splits * at.task_ocbs, 1, 256, table))
     return ops
+
+
+def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[list[int], list[int]]:
+    """Offsets of contiguous runs of an output channel's weights in the gradient, and of each weight's sums, in bytes.
+
+    axes: the gradient's strides by dimension.
+    """
+    p, line = request.problem, at.width * request.types.acc.itemsize
+    begin, further = (at.tiles - 1) * at.lines, at.tiles * at.lines - at.row_lines
+
+    def sums(i: int, h: int, w: int) -> int:
+        row, k = (h * p.kw + w, i) if at.tap_cols == p.kw else (h, w * at.cb + i)
+        # The last tile may begin before the one before it ends.
+        return (row * at.tiles * at.lines + (k + further if k >= begin else k)) * line
+
+    places = {
+        i * axes[1] + h * axes[2] + w * axes[3]: sums(i, h, w)
+        for i, h, w in itertools.product(range(at.cb), range(p.kh), range(p.kw))
+    }
+    offsets, itemsize = sorted(places), request.types.dst.itemsize
+    firsts = [k for k, offset in enumerate(offsets) if k == 0 or offset != offsets[k - 1] + itemsize]
+    return [offsets[k] for k in firsts], [places[offset] for offset in offsets]
 
 
 Words = dict[str, Any]
