@@ -17,7 +17,7 @@ from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.weights import unpack_op
-from blockconv.kernels.table import ALIGNED
+from blockconv.kernels.table import ALIGNED, Piece
 from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
 
 __all__ = [
@@ -62,7 +62,6 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
 
 def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
     """Of the weights of a gradient: each piece has some of the taps, in reverse order, and exchanged channels."""
-    exchanged = Layout(source.tag.translate(str.maketrans("bcBC", "cbCB")))
     shape = problem.grouped_wei_shape
     ops, at, between = [], 0, 0
     for piece in form.pieces:
@@ -71,14 +70,40 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
             args = FillArgs(dst=Buffer(1, at), size=nbytes, step=nbytes, fill=0, given=0)
             ops.append(Op(fill_extents(), args, 1))
         else:
-            (row, down), (col, along) = piece.taps
-            some = part_of(exchanged, (0, 0, 0, *shape[3:]), (1, 1, 1, down, along))
-            inner = packing(piece.problem, some, piece.form, itemsize)
-            moved = {0: (itemsize * source.offset(shape, (0, 0, 0, row, col)), itemsize * source.size(shape))}
-            ops += [op.with_offsets({**moved, 1: (at, form.read_bytes(problem, itemsize))}) for op in inner.program.ops]
+            whole = itemsize * source.size(shape), form.read_bytes(problem, itemsize)
+            inner = _packing_of_piece(piece, source, shape, itemsize)
+            ops += [op.with_offsets({1: (at, whole[1])}) for op in inner.program.ops]
             between = max(between, inner.between)
         at += -(-nbytes // ALIGNED) * ALIGNED
     return Packing(Program(ops), at, between)
+
+
+def _packing_of_piece(piece: Piece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
+    """Of the weights of a piece, of a gradient whose weights of this shape lie in `source`.
+
+    A reorder reads taps in their order, and writes them in reverse order.
+    """
+    assert piece.taps is not None
+    form, problem, ((row, down), (col, along)) = piece.form, piece.problem, piece.taps
+    transform, nbytes = form.transform, form.packed_bytes(problem, itemsize)
+    turned = None if transform is None else transform.turned
+    if turned and transform and source == form.layout and piece.taps == tuple((k - 1, -1) for k in shape[3:]):
+        return Packing(Program((turned(problem),)), transform.nbytes(problem), 0)
+    exchanged = Layout(source.tag.translate(str.maketrans("bcBC", "cbCB")))
+    first = row + (problem.kh - 1) * down, col + (problem.kw - 1) * along
+    src = part_of(exchanged, (0, 0, 0, *shape[3:]), (1, 1, 1, -down, -along))
+    dst = part_of(form.layout, (0,) * 5, (1, 1, 1, -1, -1))
+    inner = problem.grouped_wei_shape
+    begins = source.offset(shape, (0, 0, 0, *first)), form.layout.offset(inner, (0, 0, 0, inner[3] - 1, inner[4] - 1))
+    moved = {
+        0: (itemsize * begins[0], itemsize * source.size(shape)),
+        1: (itemsize * begins[1], nbytes),
+    }
+    ops = [op.with_offsets(moved) for op in reorder_program(inner, src, dst, itemsize).ops]
+    if transform is None:
+        return Packing(Program(ops), nbytes, 0)
+    ops = [*(op.with_buffers({1: 2}) for op in ops), transform.op(problem).with_buffers({0: 2})]
+    return Packing(Program(ops), transform.nbytes(problem), nbytes)
 
 
 def weights_as_read(problem: Conv2dProblem, weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:

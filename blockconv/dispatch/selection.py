@@ -100,7 +100,8 @@ def packing_seconds(primitive: Primitive, request: Request) -> float:
     form, problem, itemsize = primitive.form, request.problem, request.types.wei.itemsize
     written = form.read_bytes(problem, itemsize)
     moved = request.machine.move_seconds(itemsize * math.prod(problem.wei_shape) + written, written)
-    return moved if form.transform is None else moved + form.transform.seconds(problem)
+    parts = [(of.form.transform, of.problem) for of in form.pieces] or [(form.transform, problem)]
+    return moved + sum(transform.seconds(of) for transform, of in parts if transform is not None)
 
 
 def named(op: str, name: str) -> Row:

@@ -37,12 +37,14 @@ WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and 
 class Transform(NamedTuple):
     """op(problem): from packed weights (buffer 0) to what a kernel reads (buffer 1).
 
-    nbytes(problem): of that. seconds(problem): predicted for the op, beside moving the bytes.
+    nbytes(problem): of that. seconds(problem): predicted for the op, beside moving the bytes. turned(problem): the op
+    that reads row-major weights with input and output channels exchanged and taps in reverse order, if there is one.
     """
 
     op: Callable[[Any], Op]
     nbytes: Callable[[Any], int]
     seconds: Callable[[Any], float]
+    turned: Callable[[Any], Op] | None = None
 
 
 class WeightForm(NamedTuple):

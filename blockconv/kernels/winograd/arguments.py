@@ -112,6 +112,8 @@ class WinogradWeightsArgs(Arguments):
     groups = word("groups that exist; of others, weights are zeros", "groups")
     group_ic = word("input channels of a group", "channels")
     group_oc = word("output channels of a group", "channels")
+    ic_step = word("from the weights of an input channel to those of the next", "bytes")
+    oc_step = word("from those of an output channel to those of the next", "bytes")
 
 
 ZEROS = 32  # words: more than the bias of a block of output channels takes

@@ -336,11 +336,15 @@ def winograd(exact):
 
 
 @jit.kernel
-def winograd_weights(m, stride, vectors, lanes):
-    """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels."""
+def winograd_weights(m, stride, vectors, lanes, turned=0):
+    """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels.
+
+    turned: whether taps are in reverse order.
+    """
     pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
-    tap_bytes = taps * ITEMSIZE
-    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(Form(m, stride), lanes, pixel)
+    tap_bytes, begin = taps * ITEMSIZE, (taps - 1) * pixel if turned else 0
+    tap = -pixel if turned else pixel
+    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(Form(m, stride), lanes, tap)
 
     def kernel(args, first, last, scratch):
         a = WinogradWeightsArgs(args)
@@ -351,12 +355,12 @@ def winograd_weights(m, stride, vectors, lanes):
             for v in range(vectors):
                 oc = ocb % blocks * width + v * lanes
                 group = min(ocb // blocks, a.groups - 1)
-                src = a.src + ((group * group_oc + oc) * group_ic + ic) * tap_bytes
+                src = a.src + group * (group_oc * group_ic * tap_bytes) + oc * a.oc_step + ic * a.ic_step
                 # Those of groups that the last set lacks are multiplied: what is nearly 0 would take long.
                 exist = group_oc - oc if group == ocb // blocks else 0
-                gather(Planes(src, group_ic * tap_bytes, 0, taps, exist, 0, scratch))
+                gather(Planes(src, a.oc_step, 0, taps, exist, 0, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
-                transform(Taps(scratch, dst, a.position))
+                transform(Taps(scratch + begin, dst, a.position))
 
     return kernel
 

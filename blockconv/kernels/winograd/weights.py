@@ -18,21 +18,25 @@ from blockconv.runtime import Buffer, Op
 __all__ = ["weight_form"]
 
 
-def _transform_op(form: Form, machine: Machine, problem: Conv2dProblem) -> Op:
+def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem) -> Op:
+    """turned: whether input and output channels are exchanged, and taps in reverse order, in what is read."""
     p, m, at = problem, form.m, _blocking(form, machine, problem)
+    ic, oc, each = p.ic // p.g, p.oc // p.g, TAPS * TAPS * ITEMSIZE
     args = WinogradWeightsArgs(
         src=Buffer(0),
         dst=Buffer(1),
         position=at.wei_position(p),
         ocb=at.wei_ocb(p),
         groups=p.g,
-        group_ic=p.ic // p.g,
-        group_oc=p.oc // p.g,
+        group_ic=ic,
+        group_oc=oc,
+        ic_step=oc * each if turned else each,
+        oc_step=each if turned else ic * each,
     )
     if form.exact:
         kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
         return Op(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
-    kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes)
+    kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes, *(1,) * turned)
     return Op(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
 
 
@@ -49,9 +53,10 @@ def _blocking(form: Form, machine: Machine, problem: Conv2dProblem) -> Blocking:
 def transform(form: Form, machine: Machine) -> Transform:
     """One object for each form, stride and machine: packed weights are kept by it."""
     return Transform(
-        functools.partial(_transform_op, form, machine),
+        functools.partial(_transform_op, form, machine, 0),
         functools.partial(_transformed_bytes, form, machine),
         functools.partial(weight_seconds, form, machine),
+        functools.partial(_transform_op, form, machine, 1),
     )
 
 
