@@ -38,6 +38,8 @@ def add_model(
     command.add_argument("model", nargs="?", type=Path, help=model)
     text = "the shape of the input, such as 1x3x224x224; for several inputs one option each, with a name: x=1x3x8x8"
     command.add_argument("--shape", action="append", default=[], metavar="[INPUT=]SIZES", help=text)
+    text = "refuse ops that blockconv has no kernels for; else ONNX Runtime runs them"
+    command.add_argument("--strict", action="store_true", help=text)
 
 
 def read_model(command: str, options: argparse.Namespace) -> Network:
@@ -45,7 +47,7 @@ def read_model(command: str, options: argparse.Namespace) -> Network:
     shapes = _shapes(command, options.shape)
     try:
         if options.model is not None:
-            return load_onnx(options.model, shapes)
+            return load_onnx(options.model, shapes, strict=options.strict)
         network = resnet50()
         return network if shapes is None else network.with_input_shapes(shapes)
     except ArgumentError as error:

@@ -9,11 +9,11 @@ from blockconv.core.layout_names import KNOWN
 
 __all__ = ["LETTERS", "read_name", "refused_name"]
 
-LETTERS = "abcdef"  # of dimensions, in logical order
+LETTERS = "abcdefghijkl"  # of dimensions, in logical order
 
 # The sets of letters that name dimensions, each in logical order. No two hold the same letters.
 _DOMAINS = (
-    *(LETTERS[:ndim] for ndim in range(1, 7)),  # oneDNN's generic tags
+    *(LETTERS[:ndim] for ndim in range(1, len(LETTERS) + 1)),  # oneDNN's generic tags
     *(channels + space for channels in ("nc", "oi", "goi") for space in ("", "w", "hw", "dhw")),  # and others
     *(channels + space for channels in ("bf", "oi", "goi") for space in ("yx", "zyx")),  # OpenVINO
     *("bf", "bfwzyx", "x"),

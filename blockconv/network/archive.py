@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.rest import Rest
 
 __all__ = ["read", "write"]
 
@@ -29,7 +31,11 @@ _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 
 
 def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) -> None:
-    """Write a network, and what JSON can hold beside it."""
+    """Write a network, and what JSON can hold beside it.
+
+    Of a network's rest the file holds no way to plan it: another library runs all of it.
+    """
+    rest = network.rest
     described = {
         "format": FORMAT,
         "version": __version__,
@@ -38,12 +44,14 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "outputs": list(network.outputs),
         "nodes": [[n.name, _plain(n.attributes), list(n.inputs), n.output, list(n.parameters)] for n in network.nodes],
         "constants": list(network.constants),
+        "rest": None if rest is None else _plain((rest.model, rest.outputs, rest.kinds, list(rest.constants))),
         "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
         "extra": extra,
     }
     # NumPy's files have no bfloat16, but its bits.
     stored = (x.view(np.uint16) if x.dtype.name == "bfloat16" else x for x in network.constants.values())
     arrays = {f"c{k}": value for k, value in enumerate(stored)}
+    arrays |= {f"r{k}": value for k, value in enumerate(rest.constants.values())} if rest is not None else {}
     with open(path, "wb") as file:
         np.savez(file, network=np.frombuffer(json.dumps(described).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
 
@@ -70,6 +78,11 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
             writer = described.get("version", "0.1.0 or before")
             raise ValueError(f"blockconv {writer} wrote format {described['format']}; {__version__} reads {FORMAT}")
         constants = {name: file[f"c{k}"] for k, name in enumerate(described["constants"])}
+        rest = None
+        if described.get("rest"):
+            model, outputs, kinds, names = described["rest"]
+            held = {name: file[f"r{k}"] for k, name in enumerate(_typed(Names, names))}
+            rest = Rest(_typed(bytes, model), held, _typed(Names, outputs), _typed(Names, kinds))
     for name in described.get("bfloat16", ()):  # files of before have none
         constants[name] = constants[name].view(numpy_dtype("bfloat16"))
     inputs = tuple(
@@ -79,10 +92,10 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
         Node(name, _record(attributes), _typed(Names, taken), output, _typed(Names, parameters))
         for name, attributes, taken, output, parameters in described["nodes"]
     )
-    names = [tensor.name for tensor in inputs], [n for node in nodes for n in (node.name, node.output)]
-    for name in (described["name"], *names[0], *names[1]):
+    called = [tensor.name for tensor in inputs], [n for node in nodes for n in (node.name, node.output)]
+    for name in (described["name"], *called[0], *called[1]):
         _typed(str, name)
-    network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, described["name"])
+    network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, described["name"], rest=rest)
     return network, dict(described["extra"])
 
 
@@ -95,7 +108,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Quantization):
         return [value.scale.tolist(), value.zero_point]
-    return value
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
 
 
 def _record(value: Any, kinds: Sequence[Any] = ()) -> Any:
@@ -125,6 +138,8 @@ def _typed(wanted: Any, value: Any) -> Any:
         return float(value)
     if wanted in (int, str, bool) and type(value) is wanted:
         return value
+    if wanted is bytes and isinstance(value, str):
+        return base64.b64decode(value, validate=True)
     if wanted is Activation and isinstance(value, dict):
         return _record(value, (Activation,))
     if wanted is ops.Attributes and isinstance(value, dict):

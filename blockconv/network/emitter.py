@@ -20,6 +20,7 @@ from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
 from blockconv.network.ops import Attributes, Binary, Convolution, Reshape, Shape
+from blockconv.network.rest import Rest
 
 __all__ = ["Emitter", "Translation", "Unsupported", "element_type"]
 
@@ -113,7 +114,7 @@ class Emitter:
         operands = tuple(t.name for t in inputs), tuple(t.name for t in parameters)
         node = Node(name, attributes, operands[0], self.value_name(name), operands[1])
         made = inferred(node, inputs, parameters, title)
-        constant = all(self.is_constant(read) for read in (*node.inputs, *node.parameters))
+        constant = attributes.folds and all(self.is_constant(read) for read in (*node.inputs, *node.parameters))
         if self.folds and constant and not made.type.is_packed:  # no array of NumPy's is packed
             known = [[self._elements(read) for read in names] for names in operands]
             return self.constant(made.name, held(attributes.evaluate(*known), made.type))
@@ -140,14 +141,19 @@ class Emitter:
             self.nodes.append(Node(self.node_name(name), Reshape(tensor.shape), (tensor.name,), name))
         return name
 
-    def network(self, outputs: tuple[str, ...], remake: Callable[[dict[str, Shape]], Network] | None = None) -> Network:
+    def network(
+        self,
+        outputs: tuple[str, ...],
+        remake: Callable[[dict[str, Shape]], Network] | None = None,
+        rest: Rest | None = None,
+    ) -> Network:
         """The network that gives these values, without constants that nothing reads.
 
-        remake: see `Network`.
+        remake, rest: see `Network`.
         """
         read = {name for node in self.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
         constants = {name: value for name, value in self.constants.items() if name in read}
-        return Network(tuple(self.inputs), outputs, tuple(self.nodes), constants, self.name, remake=remake)
+        return Network(tuple(self.inputs), outputs, tuple(self.nodes), constants, self.name, remake, rest=rest)
 
     def _known(self, tensor: Tensor) -> Tensor:
         self._value_names.add(tensor.name)

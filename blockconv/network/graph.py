@@ -30,6 +30,7 @@ from blockconv.network.ops import Attributes, Dequantize, Shape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
+from blockconv.network.rest import Rest
 
 __all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "frozen", "held", "inferred", "read_shape"]
 
@@ -65,6 +66,7 @@ class Network:
     constants: arrays by name; the network keeps them read-only.
     name: the network's name, for its errors.
     remake: the function that reads the model again for other input shapes, if a front end folded shapes into constants.
+    rest: the nodes that depend on shapes which data decide, and read `outputs`; see `blockconv.network.rest`.
     merged: for each node that a pass merged into another, the other's name. That node may be merged as well.
     tensors: the name, shape and element type of every value by its name, with constants.
 
@@ -79,6 +81,7 @@ class Network:
     # Makes the network anew for other input shapes where a front end folded shapes into constants.
     remake: Callable[[dict[str, Shape]], Network] | None = field(default=None, repr=False)
     merged: Mapping[str, str] = field(default_factory=dict, repr=False)
+    rest: Rest | None = field(default=None, repr=False)
     tensors: dict[str, Tensor] = field(init=False, repr=False)  # every value, constants included
 
     def __post_init__(self) -> None:
@@ -188,7 +191,7 @@ class Network:
 
     def _by_input(self, given: Any, argument: str) -> dict[str, Any]:
         """`given` by the names of inputs: a mapping, or what the only input gets."""
-        names = [tensor.name for tensor in self.inputs]
+        names = [*(tensor.name for tensor in self.inputs), *(self.rest.odd if self.rest else ())]
         if not isinstance(given, Mapping):
             if len(names) != 1:
                 rule = f"the network has {len(names)} inputs"
@@ -212,6 +215,7 @@ class Network:
         bits of its own `plan.network.evaluate`.
         Raises NetworkError for inputs that do not fit the network.
         """
+        odd = () if self.rest is None else self.rest.odd
         given = self._by_input(inputs, "inputs")
         values: dict[str, Array] = dict(self.constants)
         for tensor in self.inputs:
@@ -232,7 +236,10 @@ class Network:
             for name in set(node.inputs):
                 if not every and last[name] is node and name not in self.outputs:
                     del values[name]
-        return values if every else {name: values[name] for name in self.outputs}
+        if every:
+            return values
+        found = {name: values[name] for name in self.outputs}
+        return found if self.rest is None else self.rest.evaluate(found | {name: given[name] for name in odd})
 
     def summary(self) -> str:
         """A table of the nodes: op, inputs, output, shape, and multiply-adds in millions."""
@@ -275,7 +282,7 @@ def _ordered(net: Network) -> tuple[Node, ...]:
         if node.name in names:
             raise NetworkError(str(node), "name", node.name, "is also the name of another node")
         names.add(node.name)
-    if not net.outputs or len(set(net.outputs)) < len(net.outputs):
+    if not (net.outputs or net.rest) or len(set(net.outputs)) < len(net.outputs):
         raise NetworkError(net.name, "outputs", net.outputs, "has to name at least one value, and none twice")
     for name in net.outputs:
         if name not in made:

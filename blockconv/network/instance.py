@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,25 +12,33 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from blockconv.network.planning.planned import Planned
-from blockconv.network.schedule import Action, Schedule
+from blockconv.network.rest import RestPlan
+from blockconv.network.schedule import Action, ForeignCall, Schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
 
 __all__ = ["BoundPlan", "an_instance", "measured_runs"]
 
+Segment = Program | ForeignCall
+
 
 class Instance(NamedTuple):
-    """What one call needs: an arena, and the ops bound to it."""
+    """What one call needs: an arena, and what runs bound to it. segments: programs, and foreign parts between them."""
 
     arena: npt.NDArray[Any]
-    program: Program
+    segments: tuple[Segment, ...]
+
+    def run(self, buffers: Sequence[int], threads: int) -> None:
+        """Run the plan. buffers: the addresses of inputs and outputs."""
+        _run(self.segments, buffers, threads)
 
 
 class BoundPlan(NamedTuple):
-    """A plan for one size of inputs. idle: the instances that no call uses."""
+    """A plan for one size of inputs. idle: the instances that no call uses. rest: what runs after it."""
 
     planned: Planned
     schedule: Schedule
     idle: list[Instance]
+    rest: RestPlan | None = None
 
 
 @contextmanager
@@ -46,17 +55,32 @@ def an_instance(bound: BoundPlan) -> Iterator[Instance]:
 def _new_instance(bound: BoundPlan) -> Instance:
     arena = aligned_empty(bound.schedule.arena)
     network = bound.planned.network
-    ops = _in_arena(bound.schedule.actions, len(network.inputs) + len(network.outputs), address_of(arena))
-    return Instance(arena, Program(ops))
+    at = len(network.inputs) + len(network.outputs), address_of(arena)
+    return Instance(arena, tuple(_segments(bound.schedule.actions, *at)))
 
 
-def _in_arena(actions: Sequence[Action], index: int, address: int) -> list[Op]:
-    """The ops, with buffer `index` at an address."""
+def _run(segments: Iterable[Segment], buffers: Sequence[int], threads: int) -> None:
+    for segment in segments:
+        if isinstance(segment, Program):
+            segment.run(buffers, threads)
+        else:
+            segment.session.run(
+                [word if isinstance(word, int) else buffers[word.index] + word.offset for word in segment.args]
+            )
+
+
+def _segments(actions: Iterable[Action], index: int, address: int) -> Iterator[Segment]:
+    """Programs, and foreign parts between them, with buffer `index` at an address."""
 
     def fixed_word(word: int | Buffer) -> int | Buffer:
         return address + word.offset if isinstance(word, Buffer) and word.index == index else word
 
-    return [replace(op, args=tuple(map(fixed_word, op.args))) for action in actions for op in action.ops]
+    for part, run in itertools.groupby(actions, lambda action: action.part):
+        if part is None:
+            ops: Iterable[Op] = (op for action in run for op in action.ops)
+            yield Program([replace(op, args=tuple(map(fixed_word, op.args))) for op in ops])
+        else:
+            yield part._replace(args=tuple(map(fixed_word, part.args)))
 
 
 def measured_runs(
@@ -68,12 +92,12 @@ def measured_runs(
     """
     with an_instance(bound) as instance:
         arena = address_of(instance.arena)
-        actions = [Program(_in_arena([action], len(buffers), arena)) for action in bound.schedule.actions]
-        programs = [instance.program, *actions]
+        actions = [tuple(_segments([action], len(buffers), arena)) for action in bound.schedule.actions]
+        programs = [instance.segments, *actions]
         times: list[list[int]] = [[] for _ in programs]
         for _ in range(runs):
             for program, taken in zip(programs, times, strict=True):
                 start = time.perf_counter_ns()
-                program.run(buffers, threads)
+                _run(program, buffers, threads)
                 taken.append(time.perf_counter_ns() - start)
     return times[0], times[1:]

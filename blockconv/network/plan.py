@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import whole
-from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short
+from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
 from blockconv.core.types import FloatType
@@ -22,6 +23,7 @@ from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive
 from blockconv.network.arrays import allocate, entered, unpacked
+from blockconv.network.foreign import counted
 from blockconv.network.graph import Network, check_network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
@@ -41,6 +43,7 @@ from blockconv.network.reporting import explain, predict
 from blockconv.network.reporting import page as report
 from blockconv.network.reporting.data import PlanData, Sizes, collected
 from blockconv.network.reporting.profile import Profile, median_seconds
+from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
 from blockconv.runtime import address_of, check_threads, get_num_threads
@@ -114,7 +117,20 @@ def compile(
     named = planner if isinstance(planner, str) else "optimal"
     options = Options(read_layouts(network, layouts), named, measure, count, accuracy, read_costs(costs))
     check_costs(network, options)
-    return Plan(network, options if isinstance(planner, str) else chosen_by(planner, network, options))
+    plan = Plan(network, options if isinstance(planner, str) else chosen_by(planner, network, options))
+    _warn_of_foreign(plan)
+    return plan
+
+
+def _warn_of_foreign(plan: Plan) -> None:
+    """Name the ops that another library runs."""
+    parts = [action.part.kinds for action in plan.actions if action.part is not None]
+    rest = () if plan.network.rest is None else plan.network.rest.kinds
+    if parts or rest:
+        count = len(parts) + bool(rest)
+        said = f"no kernels exist for {counted([kind for kinds in (*parts, rest) for kind in kinds])}"
+        where = f"another library runs them, in {count} part{'s' if count > 1 else ''} of the network"
+        warnings.warn(f"blockconv: {plan.network.name}: {said}; {where}", SlowPathWarning, stacklevel=3)
 
 
 def compile_between(
@@ -258,13 +274,34 @@ class Plan:
         4-bit outputs. `torch.autocast` has no effect: a plan computes in the types of its compilation.
         Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
         """
-        bound, sources, results = self._entered(inputs, named)
+        given = (*inputs, *named.values())
+        shown = {
+            name: like_any(given, result) if isinstance(result, np.ndarray) else result
+            for name, result in self._run(inputs, named).items()
+        }
+        return next(iter(shown.values())) if len(shown) == 1 else shown
+
+    def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs by name. They are arrays, but for sequences and optionals of ONNX."""
+        odd = {} if self.network.rest is None else self._odd(inputs, named)
+        plain = {name: x for name, x in named.items() if name not in odd}
+        bound, sources, results = self._entered(inputs[: len(self.network.inputs)] if odd else inputs, plain)
         with an_instance(bound) as instance:
-            instance.program.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
-        tensors = (bound.planned.network.tensors[name] for name in self.network.outputs)
-        plain = map(unpacked, results, tensors)
-        shown = [like_any((*inputs, *named.values()), result) for result in plain]
-        return shown[0] if len(shown) == 1 else dict(zip(self.network.outputs, shown, strict=True))
+            instance.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
+        network = bound.planned.network
+        shown = map(unpacked, results, (network.tensors[name] for name in network.outputs))
+        found = dict(zip(network.outputs, shown, strict=True))
+        return found if bound.rest is None else bound.rest.run(found | odd)
+
+    def _odd(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that are no arrays of numbers, which the network's rest reads: by name, or after all others."""
+        names = () if self.network.rest is None else self.network.rest.odd
+        given = dict(zip(names, inputs[len(self.network.inputs) :], strict=False))
+        given |= {name: named[name] for name in names if name in named}
+        for name in names:
+            if name not in given:
+                raise NetworkError(self.network.name, "inputs", [*given], f"lacks the input {name!r}")
+        return given
 
     def tiling(self, shape: tuple[int, ...], tile: int | tuple[int, int] | None = None) -> Tiling:
         """How `tiled` cuts images of a shape: the tiles, and which pixels of each output they give.
@@ -367,7 +404,16 @@ class Plan:
         threads = self.options.threads
         held = self._parameters.of(network)
         made = schedule(network, planned.chosen, given, wanted, held, problem.reorder, threads)
-        return BoundPlan(planned, made, [])
+        rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
+        return BoundPlan(planned, made, [], rest)
+
+    def _after(self, network: Network) -> Callable[..., dict[str, Any]]:
+        """How to run what follows nodes whose shapes depend on data, for the shapes that came."""
+        layouts = "auto" if isinstance(self.options.layouts, Mapping) else self.options.layouts
+        planner = "optimal" if self.options.is_own else self.options.planner
+        options = replace(self.options, layouts=layouts, planner=planner, chosen=None, costs={})
+        plan = Plan(fuse(network), options)
+        return lambda values: plan._run(tuple(values[t.name] for t in network.inputs), {})
 
     @property
     def _first(self) -> BoundPlan:

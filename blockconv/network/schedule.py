@@ -8,6 +8,7 @@ serve one block after the other.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
+from blockconv.network import foreign, ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
@@ -30,11 +32,20 @@ Array = npt.NDArray[Any]
 Value = tuple[str, Layout]
 
 
+class ForeignCall(NamedTuple):
+    """A part that another library runs. kinds: the ops of ONNX in it. args: addresses of its inputs and outputs."""
+
+    session: foreign.Session
+    kinds: tuple[str, ...]
+    args: tuple[int | Buffer, ...] = ()
+
+
 @dataclass(frozen=True)
 class Action:
-    """What a plan does: run a node's kernel, or reorder or copy a value.
+    """What a plan does: run a node's kernel or a foreign part, or reorder or copy a value.
 
     kind: the node's op, "reorder" or "copy". cost: predicted seconds. ops: over the buffers of the schedule.
+    part: of foreign nodes that run together; `node` is the first of them, `writes` its output.
     """
 
     name: str
@@ -45,10 +56,16 @@ class Action:
     cost: float
     ops: tuple[Op, ...] = field(repr=False)
     node: Node | None = field(default=None, repr=False)
+    part: ForeignCall | None = field(default=None, repr=False)
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """The layouts of what it reads first and of what it writes; some foreign parts read nothing."""
+        return (*self.reads, self.writes)[0][1], self.writes[1]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no ops, since these hold addresses: it tells what was done, and runs nothing."""
-        return {**self.__dict__, "ops": ()}
+        return {**self.__dict__, "ops": (), "part": None}
 
 
 @dataclass(frozen=True)
@@ -190,6 +207,22 @@ class _Scheduler:
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)
         self.drafts.append(_Draft(action, operands))
 
+    def run_part(self, nodes: Sequence[Node], cost: float) -> None:
+        """Foreign nodes as one part."""
+        part = foreign.joined(self.network, nodes)
+        reads, writes = (
+            tuple((name, row_major(len(self.network.shape(name)))) for name in names)
+            for names in (part.inputs, part.outputs)
+        )
+        session = foreign.Session(part.model, self.threads)
+        operands = [*map(self.need, reads), *map(self.allocate, writes)]
+        self.made |= dict(writes)
+        self.views |= dict.fromkeys(writes[1:], writes[:1])  # one call makes them all
+        call = ForeignCall(session, part.kinds)
+        kernel, first = session.library, nodes[0]
+        made = Action(first.name, first.op, kernel, reads, writes[0], cost, (), first, call)
+        self.drafts.append(_Draft(made, tuple(operands)))
+
     def view(self, node: Node, view: View, reads: tuple[Value, ...], locations: list[_Location], value: Value) -> None:
         """A node whose output is bytes that exist, or are written where the output has them."""
         itemsize = self.network.tensors[node.output].type.itemsize  # parts of what is packed are no views
@@ -239,7 +272,8 @@ class _Scheduler:
 def _bound_action(draft: _Draft) -> Action:
     addresses = [_address(operand) for operand in draft.operands]
     ops_ = tuple(replace(op, args=_bound_args(op.args, addresses)) for op in draft.action.ops)
-    return replace(draft.action, ops=ops_)
+    part = draft.action.part
+    return replace(draft.action, ops=ops_, part=part and part._replace(args=tuple(addresses)))
 
 
 def _address(operand: _Location | Array) -> Buffer | int:
@@ -276,8 +310,14 @@ def schedule(
     s = _Scheduler(network, held, costs, threads)
     for k, tensor in enumerate(network.inputs):
         s.given(tensor.name, given[tensor.name], Buffer(k))
-    for node, candidate in zip(network.nodes, chosen, strict=True):
-        s.run(node, candidate)
+    every = zip(network.nodes, chosen, strict=True)
+    for is_foreign, run in itertools.groupby(every, lambda pair: isinstance(pair[0].attributes, ops.Foreign)):
+        if is_foreign:
+            nodes, candidates = zip(*run, strict=True)
+            s.run_part(nodes, sum(candidate.cost for candidate in candidates))
+            continue
+        for node, candidate in run:
+            s.run(node, candidate)
     first = len(network.inputs)
     for k, (name, layout) in enumerate(zip(network.outputs, wanted, strict=True)):
         if network.tensors[name].elements:

@@ -352,7 +352,7 @@ NO_LAYOUTS = [
     ("b_fs_x_fsv16", "the letter 'y' of 'bfyx' is missing"),
     ("nchq", "the letter 'q' names no dimension"),
     ("nchwo", "the letters 'nchwo' belong to different"),
-    ("abcdefg", "the letters 'abcdefg' belong to different"),
+    ("abcdefn", "the letters 'abcdefn' belong to different"),
     ("nChw", "'C' is marked as blocked"),
     ("nCHw16c", "'H' is marked as blocked"),
     ("ABcd16b", "'A' is marked as blocked"),

@@ -1,4 +1,4 @@
-"""The ONNX backend suite with blockconv as backend: every case whose ops are all among LISTED.
+"""The ONNX backend suite with blockconv as backend: every case whose ops are all among LISTED, without foreign ops.
 
 Each is loaded, and run by the evaluator and by a compiled plan. What is skipped is named with its reason, and is no
 pass: not supported (the loader says what is missing), folded (nothing is left to run), or of a type that kernels do
@@ -91,7 +91,7 @@ def loaded(name: str) -> tuple[bc.Network | None, dict[str, Any], str]:
     inputs = {key: value for key, value in fed.items() if key not in parameters}
     try:
         shapes = {key: np.shape(value) for key, value in inputs.items()}
-        net = bc.load_onnx(case.model, shapes, constants={key: fed[key] for key in parameters})
+        net = bc.load_onnx(case.model, shapes, constants={key: fed[key] for key in parameters}, strict=True)
     except (bc.UnsupportedError, bc.DtypeError) as error:  # of types that NumPy does not have
         return None, {}, str(error)
     return net, inputs, ""

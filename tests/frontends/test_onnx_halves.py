@@ -121,4 +121,4 @@ def test_other_casts_are_refused() -> None:
     ]
     graph = helper.make_graph([node], "wide", sides[:1], sides[1:])
     with pytest.raises(bc.UnsupportedError, match=r"'cast' \(Cast\): from float64 to float16"):
-        bc.load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
+        bc.load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10), strict=True)

@@ -50,7 +50,7 @@ def chain(*makes: Any, declared: dict[str, Any] | None = None, opsets: Any = OPS
 
 def said(proto: Any) -> str:
     with pytest.raises(bc.UnsupportedError) as caught:
-        bc.load_onnx(proto)
+        bc.load_onnx(proto, strict=True)
     return str(caught.value)
 
 
@@ -77,7 +77,7 @@ def test_behind_a_value_of_unknown_shape(name: str) -> None:
         assert re.search(says, text), text
     # What is declared holds for no other shapes of inputs.
     with pytest.raises(bc.UnsupportedError, match=r"own\.Own"):
-        bc.load_onnx(chain(own, make, declared={"v0": (1, 4, 6, 6)}), (2, 4, 6, 6))
+        bc.load_onnx(chain(own, make, declared={"v0": (1, 4, 6, 6)}), (2, 4, 6, 6), strict=True)
 
 
 def test_a_chain_of_limits_is_said_once_each() -> None:
@@ -108,7 +108,7 @@ def test_a_rule_that_is_broken_behind_a_limit_is_said_too() -> None:
     assert re.search(r"node 'n0' .*cubic", text)
     assert re.search(r"node 'n1' \(Flatten\).*axis=9", text)
     with pytest.raises(bc.NetworkError, match=r"axis=9"):
-        bc.load_onnx(chain(lambda x: node("Flatten", x, axis=9), LIMITS["cubic"][0]))
+        bc.load_onnx(chain(lambda x: node("Flatten", x, axis=9), LIMITS["cubic"][0]), strict=True)
 
 
 def test_a_node_of_graphs_is_refused_by_name() -> None:

@@ -444,7 +444,7 @@ def test_what_cannot_be_is_refused(scale: Any, zero_point: Any, dtype: str, says
     m = Model()
     y = m.add("QuantizeLinear", m.input("x", (2, 3, 4)), *ends(scale, zero_point, dtype))
     with pytest.raises((bc.NetworkError, bc.UnsupportedError), match=says):
-        bc.load_onnx(m.proto(y, dtype="uint8", opset=21))
+        bc.load_onnx(m.proto(y, dtype="uint8", opset=21), strict=True)
 
 
 # ---------------------------------------------------------------- weights of 4 bits, scales that are found at run time

@@ -1,8 +1,8 @@
 """ONNX models as networks.
 
 ONNX's own reference evaluator computes everything that depends only on constants (weights made by ConstantOfShape,
-arithmetic on shapes) during loading. The rest becomes ops of `blockconv.network.ops`, or one error that lists all
-unsupported nodes.
+arithmetic on shapes) during loading. The rest becomes ops of `blockconv.network.ops`. What blockconv has no op for is
+foreign (see `foreign`), or one error that lists it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def load_onnx(
     model: Any,
     input_shapes: Mapping[str, Shape] | Shape | None = None,
     constants: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> Network:
     """Read an ONNX model as a network, for `compile`. Needs the `onnx` package: pip install 'blockconv[onnx]'.
 
@@ -37,12 +38,15 @@ def load_onnx(
     input_shapes: {input: shape}, or the shape of the only input. Inputs without a fixed shape need one; an open first
         dimension is 1 by default. It also replaces fixed shapes.
     constants: {input: array}, for inputs that become constants.
+    strict: refuse ops that blockconv has no kernels for. By default ONNX Runtime runs them, on the same memory, and
+        `compile` names them in a SlowPathWarning. If shapes depend on data, what follows is planned at the call.
 
     Values that depend only on constants are computed during loading. Quantized models have 8-bit ops of ONNX or ONNX
     Runtime, or floats between QuantizeLinear and DequantizeLinear of 8 or 4 bits. They run on integers where integer
     kernels exist. A SlowPathWarning names the nodes that run in float32.
-    Raises NetworkError, which names the node, for a broken model. Raises UnsupportedError, which lists all unsupported
-    ops, and also without the `onnx` package. Raises ArgumentError for other bad arguments.
+    Raises NetworkError, which names the node, for a broken model. Raises UnsupportedError, which names the ops, if
+    `strict` or the lack of ONNX Runtime refuses them, and also without the `onnx` package. Raises ArgumentError for
+    other bad arguments.
 
     >>> import blockconv as bc
     >>> from onnx import TensorProto, helper
@@ -66,7 +70,7 @@ def load_onnx(
         # A model is never larger than protobuf can serialize where functions are inlined: it has no weights then.
         skeleton = onnx_functions.inlined(onnx_file.without_weights(proto))
         onnx_file.read_attributes(skeleton, files)
-        network = onnx_graph.read_graph(skeleton, arrays, input_shapes)
+        network = onnx_graph.read_graph(skeleton, arrays, input_shapes, strict)
     except UnicodeDecodeError as error:
         rule = f"has a name that is not UTF-8: {error}"
         raise NetworkError(OP, "model", onnx_file.named(model), rule) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from onnx.reference import ReferenceEvaluator
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, element_type
+from blockconv.network.foreign import check_foreign, reads_of
 from blockconv.network.graph import Network, Tensor, frozen
 from blockconv.network.order import topological
 
@@ -28,12 +30,22 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 
-def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, Shape] | Shape | None) -> Network:
-    """`model` is without weights, which are in `arrays`: both are kept, to make the network for other shapes."""
+def read_graph(
+    model: Any,
+    arrays: dict[str, Array],
+    input_shapes: Mapping[str, Shape] | Shape | None,
+    strict: bool,
+    odd: frozenset[str] = frozenset(),
+) -> Network:
+    """`model` is without weights, which are in `arrays`: both are kept, to make the network for other shapes.
+
+    strict: refuse nodes that blockconv has no op for; else they are foreign. odd: inputs that only foreign nodes read.
+    """
     graph, rules = model.graph, Rules(model)
     arrays = {name: frozen(value) for name, value in arrays.items()}
-    inputs = _inputs(graph, arrays, input_shapes)
-    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    unusual = {} if strict else {v.name: v for v in graph.input if v.name in odd or is_odd(v)}
+    inputs = _inputs(graph, {*arrays, *unusual}, input_shapes)
+    read = {name for node in graph.node for name in reads_of(node)} | {value.name for value in graph.output}
     scope = Scope(graph.name or "onnx", rules.versions.get("", 1), read)
     scope.only_cast = _only_cast(graph)
     scope.reserve({name for node in graph.node for name in (*node.input, *node.output)})
@@ -44,19 +56,40 @@ def read_graph(model: Any, arrays: dict[str, Array], input_shapes: Mapping[str, 
     _check_names(graph)
     for node in graph.node:
         rules.check_node(node)
-    refused = _Refused(graph if input_shapes is None else None)
-    for node in _needed(graph, scope):
-        refused.read(node, model, scope, rules)
-    refused.report()
+    needed, translate = _needed(graph, scope, unusual), functools.partial(_read, model=model, scope=scope, rules=rules)
+    rest, given = None, [value.name for value in graph.output]
+    if strict:
+        refused = _Refused(graph if input_shapes is None else None)
+        for node in needed:
+            refused.read(node, translate, scope, rules)
+        refused.report()
+    else:
+        fallback = Fallback(model, scope, rules, translate, unusual)
+        try:
+            for node in needed:
+                fallback.read(node)
+            rest, given = fallback.rest(graph.output, _read_rest)
+        except OddInput as error:
+            return read_graph(model, arrays, input_shapes, strict, odd | {str(error)})
     _check_declared_types(graph, scope)
-    outputs = tuple(scope.output(value.name) for value in graph.output)
+    outputs = tuple(map(scope.output, given))
     scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
-    return scope.network(outputs, functools.partial(_read_again, model, arrays, {t.name: t.shape for t in inputs}))
+    again = functools.partial(_read_again, model, arrays, {t.name: t.shape for t in inputs}, strict)
+    network = scope.network(outputs, again, rest)
+    check_foreign(network)
+    return network
 
 
-def _read_again(model: Any, arrays: dict[str, Array], known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
+def _read_again(
+    model: Any, arrays: dict[str, Array], known: dict[str, Shape], strict: bool, shapes: dict[str, Shape]
+) -> Network:
     """The network for other shapes of some inputs."""
-    return read_graph(model, arrays, known | shapes)
+    return read_graph(model, arrays, known | shapes, strict)
+
+
+def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]) -> Network:
+    """What follows nodes whose shapes depend on data."""
+    return read_graph(model, arrays, shapes, strict=False)
 
 
 def _only_cast(graph: Any) -> set[str]:
@@ -65,11 +98,11 @@ def _only_cast(graph: Any) -> set[str]:
     kept = {value.name for value in graph.output}
     for node in graph.node:
         real = node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.FLOAT for a in node.attribute)
-        (cast if real else kept).update(node.input)
+        (cast if real else kept).update(reads_of(node))
     return cast - kept
 
 
-def _inputs(graph: Any, arrays: Mapping[str, Array], given: Mapping[str, Shape] | Shape | None) -> list[Tensor]:
+def _inputs(graph: Any, arrays: set[str], given: Mapping[str, Shape] | Shape | None) -> list[Tensor]:
     real = [value for value in graph.input if value.name not in arrays]
     names = [value.name for value in real]
     if given is not None and not isinstance(given, Mapping):
@@ -79,7 +112,7 @@ def _inputs(graph: Any, arrays: Mapping[str, Array], given: Mapping[str, Shape] 
             )
         given = {names[0]: given}
     shapes = dict(given or {})
-    unknown = sorted(set(shapes) - set(names))
+    unknown = sorted(set(shapes) - {value.name for value in graph.input})
     if unknown:
         raise ArgumentError(OP, "input_shapes", unknown, f"is not among the inputs {', '.join(names)}")
     return [_input(value, shapes.get(value.name)) for value in real]
@@ -132,29 +165,28 @@ def _check_declared_types(graph: Any, scope: Scope) -> None:
     inner = (value for value in graph.value_info if value.name not in scope.floats)
     for value in {value.name: value for value in (*inner, *graph.output)}.values():
         declared = value.type.tensor_type.elem_type
-        if value.name in scope.values and declared:
-            tensor = scope.values[value.name]
-            if onnx_type(tensor) != declared:
-                rule = f"is declared, but the node computes {tensor.dtype}"
-                raise NetworkError(f"value {value.name!r}", "elem_type", declared, rule, "correct the declaration")
+        tensor: Any = scope.values.get(value.name)
+        if declared and isinstance(tensor, Tensor) and onnx_type(tensor) != declared:
+            rule = f"is declared, but the node computes {tensor.dtype}"
+            raise NetworkError(f"value {value.name!r}", "elem_type", declared, rule, "correct the declaration")
 
 
-def _needed(graph: Any, scope: Scope) -> list[Any]:
-    """The nodes that outputs need, in an order that can run."""
+def _needed(graph: Any, scope: Scope, given: Iterable[str]) -> list[Any]:
+    """The nodes that outputs need, in an order that can run. given: inputs that the scope does not know."""
+    fed = {*scope.values, *given}
     producers: dict[str, Any] = {}
     for node in graph.node:
         for name in filter(None, node.output):
-            if name in producers or name in scope.values:
+            if name in producers or name in fed:
                 raise NetworkError(title(node), "output", name, "is already the name of another value")
             producers[name] = node
+    known = {*producers, *fed}
     for node in graph.node:
-        for name in filter(None, node.input):
-            _check_known(title(node), "inputs", name, producers, scope)
+        for name in reads_of(node):
+            _check_known(title(node), "inputs", name, known)
     for value in graph.output:
-        _check_known(graph.name or "graph", "outputs", value.name, producers, scope)
-    order, circle = topological(
-        graph.node, lambda node: [name for name in node.input if name], lambda node: node.output, scope.values
-    )
+        _check_known(graph.name or "graph", "outputs", value.name, known)
+    order, circle = topological(graph.node, reads_of, lambda node: node.output, fed)
     if circle:
         names = [repr(node.name or node.output[0]) for node in [*circle, circle[0]]]
         text = " -> ".join(names if len(names) < 12 else [*names[:5], f"{len(names) - 10} more", *names[-5:]])
@@ -163,13 +195,13 @@ def _needed(graph: Any, scope: Scope) -> list[Any]:
     needed = []
     for node in reversed(order):
         if wanted & set(filter(None, node.output)):
-            wanted |= set(node.input)
+            wanted.update(reads_of(node))
             needed.append(node)
     return needed[::-1]
 
 
-def _check_known(where: str, argument: str, name: str, producers: Mapping[str, Any], scope: Scope) -> None:
-    if name not in producers and name not in scope.values:
+def _check_known(where: str, argument: str, name: str, known: set[str]) -> None:
+    if name not in known:
         rule = "is no initializer and no input, and no node produces it: a weight may be missing"
         raise NetworkError(where, argument, name, rule, "add it, or export the model again")
 
@@ -190,7 +222,7 @@ class _Refused:
         declared = () if graph is None else (*graph.value_info, *graph.output)
         self.declared = {value.name: value.type for value in declared}
 
-    def read(self, node: Any, model: Any, scope: Scope, rules: Rules) -> None:
+    def read(self, node: Any, translate: Callable[[Any], None], scope: Scope, rules: Rules) -> None:
         """Make ops, or constants, of the node, or keep what is not supported.
 
         A model that is broken raises NetworkError, unless a node was refused before: then it is listed too.
@@ -201,7 +233,7 @@ class _Refused:
         try:
             if missing and constant:
                 raise UnknownValue(missing[0].name)
-            _read(node, model, scope, rules)
+            translate(node)
             return
         except UnknownValue:
             constant = constant or _kind(node) in ("Shape", "Size")
@@ -252,7 +284,7 @@ def _kind(node: Any) -> str:
     return str(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
 
 
-class _NoOp(Exception):  # noqa: N818
+class _NoOp(Unsupported):
     """There is no translator of this kind of node."""
 
 

@@ -102,10 +102,15 @@ class Scope(Emitter):
     ) -> Tensor:
         """The same. Constants that are known as integers get a node that dequantizes them, unless the op is folded."""
         operands = (*inputs, *parameters)
-        if not all(self.is_constant(t.name) for t in operands):
+        if not (attributes.folds and all(self.is_constant(t.name) for t in operands)):
             for t in operands:
                 self._dequantize(t.name)
         return super().emit(attributes, *inputs, parameters=parameters, name=name, title=title)
+
+    def drop(self, first: int) -> None:
+        """Take back the nodes from that one on."""
+        self._dequantizing -= {node.output for node in self.nodes[first:]}
+        del self.nodes[first:]
 
     def _dequantize(self, name: str) -> None:
         """Make a node for a constant of integers. Networks have no int16, so such a constant is one of floats."""

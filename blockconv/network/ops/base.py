@@ -48,12 +48,14 @@ class Attributes(Rule):
     op: its name, under which the kernel table has its kernels. inputs, parameters: how many there may be; parameters
     are constants that a kernel may repack.
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
+    folds: whether it is computed at once where all its operands are constants.
     """
 
     op: ClassVar[str]
     inputs: ClassVar[range] = range(1, 2)
     parameters: ClassVar[range] = range(1)
     is_exact: ClassVar[bool] = False
+    folds: ClassVar[bool] = True
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         """The output's shape. Raises ArgumentError."""

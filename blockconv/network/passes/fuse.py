@@ -86,6 +86,8 @@ def fold_constants(network: Network) -> Network:
     def rule(edit: Edit, node: Node) -> bool:
         if not all(name in edit.constants for name in (*node.inputs, *node.parameters)):
             return False
+        if not node.attributes.folds:
+            return False
         if network.tensors[node.output].type.is_packed:  # which no array of NumPy's is
             return False
         inputs, parameters = ([edit.constants[name] for name in names] for names in (node.inputs, node.parameters))

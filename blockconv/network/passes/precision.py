@@ -19,7 +19,7 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, element, numpy_dtype
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Cast, Conv2d, Convolution, Reshape, Shape
+from blockconv.network.ops import Cast, Conv2d, Convolution, Foreign, Reshape, Shape
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = ["conversions", "stored_as"]
@@ -54,6 +54,8 @@ def conversions(network: Network) -> Network:
 
 def _check(network: Network, dtype: str) -> None:
     for node in network.nodes:
+        if isinstance(node.attributes, Foreign):  # which keeps its types
+            continue
         names = (*node.inputs, *node.parameters, node.output)
         types = dict.fromkeys(network.tensors[name].type.name for name in names)
         other = next((name for name in types if name not in ("float32", dtype)), None)
@@ -63,7 +65,7 @@ def _check(network: Network, dtype: str) -> None:
 
 
 def _all_stored(network: Network, dtype: FloatType) -> Network:
-    """Between conversions of all inputs and outputs."""
+    """Between conversions of all inputs and outputs, and of what foreign nodes read and make."""
     taken = {*network.tensors, *(node.name for node in network.nodes)}
     wide = [name for name, tensor in network.tensors.items() if tensor.type == _FLOAT32]
     narrow = {name: take_name(f"{name}.{dtype}", taken) for name in wide}
@@ -71,14 +73,18 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     def stored(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(narrow.get(name, name) for name in names)
 
-    inputs = [tensor.name for tensor in network.inputs if tensor.name in narrow and network.readers[tensor.name]]
-    nodes = [Node(narrow[name], Cast(dtype), (name,), narrow[name]) for name in inputs]
-    for node in network.nodes:
+    foreign = [node for node in network.nodes if isinstance(node.attributes, Foreign)]
+    own = [node for node in network.nodes if not isinstance(node.attributes, Foreign)]
+    read = {name for node in own for name in (*node.inputs, *node.parameters)}
+    given = [*(tensor.name for tensor in network.inputs), *(node.output for node in foreign)]
+    nodes = [*foreign, *(Node(narrow[n], Cast(dtype), (n,), narrow[n]) for n in given if n in narrow and n in read)]
+    for node in own:
         kept = _kept(node)
         parameters = (*stored(node.parameters[:kept]), *node.parameters[kept:])
         (output,) = stored((node.output,))
         nodes.append(replace(node, inputs=stored(node.inputs), parameters=parameters, output=output))
-    made = [name for name in network.outputs if name in narrow and name in network.producers]
+    wanted = dict.fromkeys([*network.outputs, *(name for node in foreign for name in node.inputs)])
+    made = [name for name in wanted if name in narrow and any(node.output == name for node in own)]
     nodes += [Node(take_name(f"{name}.float32", taken), Cast("float32"), (narrow[name],), name) for name in made]
     read = {name for node in nodes for name in (*node.inputs, *node.parameters)} | set(network.outputs)
     constants = {name: value for name, value in network.constants.items() if name in read}

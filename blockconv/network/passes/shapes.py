@@ -12,7 +12,7 @@ import numpy as np
 
 from blockconv.core.text import take_name
 from blockconv.network.graph import Network, Node, held
-from blockconv.network.ops import Binary, Concat, Pad, Quantized, ReduceMean, Reshape, Transpose
+from blockconv.network.ops import Binary, Concat, Foreign, Pad, Quantized, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.fuse import drop_dead_code
 
 __all__ = ["of_kernels"]
@@ -20,7 +20,7 @@ __all__ = ["of_kernels"]
 
 def of_kernels(network: Network) -> Network:
     """The network in shapes that kernels take. Empty values of 4 bits stay, as no constant holds these."""
-    return _broadcast_once(_with_axes(_without_empty(network)))
+    return _foreign_together(_broadcast_once(_with_axes(_without_empty(network))))
 
 
 def _without_empty(network: Network) -> Network:
@@ -41,7 +41,8 @@ def _without_empty(network: Network) -> Network:
             inputs = tuple(name for name in node.inputs if name not in empty)
         operands = [constants.get(name) for name in (*inputs, *node.parameters)]
         known = [value for value in operands if value is not None]
-        if len(known) == len(operands) and not tensors[node.output].type.is_packed:
+        folds = node.attributes.folds and not tensors[node.output].type.is_packed
+        if len(known) == len(operands) and folds:
             value = node.attributes.evaluate(known[: len(inputs)], known[len(inputs) :])
             constants[node.output] = held(value, tensors[node.output].type)
         else:
@@ -60,7 +61,7 @@ def _with_axes(network: Network) -> Network:
     taken, nodes = {*network.tensors, *(node.name for node in network.nodes)}, []
     for node in network.nodes:
         a: Any = node.attributes
-        if isinstance(a, Reshape) or not any(map(is_scalar, (*node.inputs, node.output))):
+        if isinstance(a, (Reshape, Foreign)) or not any(map(is_scalar, (*node.inputs, node.output))):
             nodes.append(node)
             continue
         inputs = list(node.inputs)
@@ -83,9 +84,10 @@ def _broadcast_once(network: Network) -> Network:
     """Where neither operand has the result's shape, the first gets it before, by the addition of zeros."""
     taken, constants, nodes = {*network.tensors, *(node.name for node in network.nodes)}, {}, []
     for node in network.nodes:
-        a, (first, *rest) = node.attributes, node.inputs
+        a = node.attributes
         shapes, shape = [network.shape(name) for name in node.inputs], network.shape(node.output)
         if isinstance(a.of if isinstance(a, Quantized) else a, Binary) and shape not in shapes:
+            first, *rest = node.inputs
             value, zeros = (take_name(f"{first}.{word}", taken) for word in ("whole", "zeros"))
             # -0.0 is what changes no number, not even -0.0.
             constants[zeros] = np.full(shape, -0.0, network.tensors[first].type.dtype)
@@ -93,3 +95,18 @@ def _broadcast_once(network: Network) -> Network:
             node = replace(node, inputs=(value, *rest))
         nodes.append(node)
     return network.changed(nodes, {**network.constants, **constants}) if constants else network
+
+
+def _foreign_together(network: Network) -> Network:
+    """Foreign nodes one after the other, as few parts as there are changes on the longest path between them and others.
+
+    Each level, of foreign nodes or of others, reads what earlier ones make.
+    """
+    levels: dict[str, int] = {}
+    for node in network.nodes:
+        foreign = isinstance(node.attributes, Foreign)
+        before = max((levels[name] for name in node.inputs if name in levels), default=0)
+        levels[node.output] = before + ((before % 2 == 1) != foreign)
+    if not any(levels.values()):
+        return network
+    return network.changed(sorted(network.nodes, key=lambda node: levels[node.output]))

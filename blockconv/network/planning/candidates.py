@@ -16,7 +16,7 @@ from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Primitive, Reason, Request
 from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Concat
+from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Site, View
 from blockconv.network.planning.binding import bind
 from blockconv.network.planning.candidate import OUTPUT, Bound, Candidate, Pricing, Taken, Workspace, element_types
@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 
+FOREIGN_SECONDS, FOREIGN_RATE = 3e-6, 5e9  # of a foreign node, and the bytes a second that it moves
+
+
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
     best: dict[Any, Candidate] = {}
@@ -50,6 +53,8 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
             best[key] = candidate
 
     site = network.site(node)
+    if isinstance(node.attributes, Foreign):
+        return [_foreign(site)]
     for view in node.attributes.views(site, pricing.layouts):
         cost = 0.0 if view.starts is None else _copies(network, node, view, pricing)
         offer(Candidate(None, None, view.srcs, view.dst, cost, view))
@@ -58,6 +63,14 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
     if not best:
         raise UnsupportedError(f"{node}: no kernel takes {node.attributes.problem_at(site)}")
     return list(best.values())
+
+
+def _foreign(site: Site) -> Candidate:
+    """Row-major at its borders. The cost chooses nothing; it is a guess, for the memory that such a node moves."""
+    tensors = *site.inputs, site.output
+    *srcs, dst = (row_major(len(tensor.shape)) for tensor in tensors)
+    nbytes = sum(tensor.type.nbytes(tensor.elements) for tensor in tensors)
+    return Candidate(None, None, tuple(srcs), dst, FOREIGN_SECONDS + nbytes / FOREIGN_RATE)
 
 
 def _copies(network: Network, node: Node, view: View, pricing: Pricing) -> float:

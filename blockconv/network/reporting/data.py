@@ -109,6 +109,7 @@ class CallData(TypedDict):
     shape: the output's logical shape.
     predicted: seconds on `PlanData.threads`.
     measured: seconds of the call by itself; None without a profile.
+    ops: the ops of ONNX that another library runs in this call; empty for a kernel.
     why: the reason of a reorder or copy; "" for a node.
     """
 
@@ -120,6 +121,7 @@ class CallData(TypedDict):
     shape: list[int]
     predicted: float
     measured: float | None
+    ops: list[str]
     why: str
 
 
@@ -155,6 +157,7 @@ class PlanData(TypedDict):
     nodes: the ops after fusion, in order, with their candidates.
     reorders: the costs of reorders, for each value with several layouts.
     calls: the kernel calls in order.
+    rest: the ops of ONNX that run after these calls, because their shapes depend on data.
     choice: the proven quality of the plan.
     predicted: seconds of the plan on `threads`.
     measured: seconds of the plan in one native call; None without a profile.
@@ -178,6 +181,7 @@ class PlanData(TypedDict):
     nodes: list[NodeData]
     reorders: list[ReorderData]
     calls: list[CallData]
+    rest: list[str]
     choice: ChoiceData
     predicted: float
     measured: float | None
@@ -210,6 +214,7 @@ def collected(
         ],
         "reorders": _reorders(planned.problem),
         "calls": _calls(planned, schedule.actions, options, profile),
+        "rest": [] if network.rest is None else list(network.rest.kinds),
         "choice": {
             "seconds": solution.cost,
             "threads": planned.threads,
@@ -267,9 +272,9 @@ def _node(network: Network, node: Node, found: tuple[Candidate, ...], chosen: in
 
 def _rejected(network: Network, node: Node, taken: Candidate) -> list[RejectedData]:
     """Kernels that refuse the layouts that were chosen, each with its reason."""
-    src, dst = taken.srcs[0], taken.dst
-    if taken.row is None or not src.ndim == dst.ndim == 4:
+    if taken.row is None or not taken.srcs[0].ndim == taken.dst.ndim == 4:
         return []
+    src, dst = taken.srcs[0], taken.dst
     types, said = element_types(network, node), list[RejectedData]()
     for row in TABLE:
         if row.op == node.op and row is not taken.row and not row.reference and row.takes(types):
@@ -313,6 +318,7 @@ def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, prof
             "shape": list(planned.network.shape(action.writes[0])),
             "predicted": float(guess),
             "measured": took,
+            "ops": [] if action.part is None else list(action.part.kinds),
             "why": why.get(id(action), ""),
         }
         for action, guess, took in zip(actions, predicted, measured, strict=True)

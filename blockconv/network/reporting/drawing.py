@@ -15,6 +15,7 @@ from typing import NamedTuple
 from blockconv.core import text
 from blockconv.core.layout import Layout
 from blockconv.network import ops
+from blockconv.network.foreign import counted
 from blockconv.network.graph import Network
 from blockconv.network.planning.planned import Planned
 from blockconv.network.reporting.data import CallData
@@ -78,7 +79,8 @@ def rows(planned: Planned, made: Schedule, calls: Sequence[CallData]) -> list[Ro
     for action, call in zip(made.actions, calls, strict=True):
         shape = text.dims(network.shape(action.writes[0]))
         writes = action.writes if action.kind != "copy" else None  # others may read what is copied where it was
-        what, src, dst = _what(network, action), action.reads[0][1], action.writes[1]
+        src, dst = action.layouts
+        what = _what(network, action)
         ends = action.reads, writes
         found.append(
             Row(
@@ -103,6 +105,8 @@ def _what(network: Network, action: Action) -> str:
     if node is None:
         return action.kind
     a, said = node.attributes, [node.op]
+    if action.part is not None:
+        return counted(action.part.kinds)
     if isinstance(a, ops.Conv2d):
         oc, _, kh, kw = network.shape(node.parameters[0])
         residual = " + residual" if len(node.inputs) > 1 else ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 
 from blockconv.core import text
+from blockconv.network.foreign import counted
 from blockconv.network.reporting.data import NodeData, PlanData, more
 from blockconv.network.reporting.profile import CALL_HEADS, call_cells
 from blockconv.network.schedule import Action
 
-__all__ = ["others", "summary", "table"]
+__all__ = ["foreign", "others", "summary", "table"]
 
 
 def summary(plan: PlanData) -> str:
@@ -27,7 +28,25 @@ def summary(plan: PlanData) -> str:
     ]
     if plan["measured"] is not None:
         lines.insert(2, f"measured: {text.duration(plan['measured'])} on {text.threads(threads)}")
-    return "\n".join(textwrap.fill(line, text.WIDTH) for line in lines)
+    return "\n".join(textwrap.fill(line, text.WIDTH) for line in [*lines, *foreign(plan)])
+
+
+def foreign(plan: PlanData) -> list[str]:
+    """What other libraries run, with its share of the time."""
+    calls, said = [call for call in plan["calls"] if call["ops"]], []
+    if calls:
+        times = {"predicted": [call["predicted"] for call in plan["calls"]]}
+        if plan["measured"] is not None:
+            times["measured"] = [call["measured"] or 0.0 for call in plan["calls"]]
+        shares = []
+        for what, every in times.items():
+            own = sum(seconds for call, seconds in zip(plan["calls"], every, strict=True) if call["ops"])
+            shares.append(f"{own / (sum(every) or 1.0):.0%} of the {what} time")
+        kinds = counted(kind for call in calls for kind in call["ops"])
+        said.append(f"foreign parts: {len(calls)}, {kinds} in {calls[0]['kernel']}, {', '.join(shares)}")
+    if plan["rest"]:
+        said.append(f"after these calls, for shapes that depend on data: {counted(plan['rest'])}")
+    return said
 
 
 def others(node: NodeData, most: int = 2) -> list[str]:

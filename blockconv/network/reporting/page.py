@@ -18,7 +18,7 @@ from blockconv.network.planning.planned import Planned
 from blockconv.network.planning.planner import Solution, fixed, greedy
 from blockconv.network.reporting import drawing, predict
 from blockconv.network.reporting.data import PlanData
-from blockconv.network.reporting.explain import others
+from blockconv.network.reporting.explain import foreign, others
 from blockconv.network.reporting.palette import FILLS, fill, variables
 from blockconv.network.schedule import Schedule
 
@@ -99,6 +99,7 @@ def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
             f" The network's weights are {text.megabytes(given)}. Packing pads them to whole blocks. For Winograd "
             "kernels it also transforms them, which takes up to seven times the bytes."
         )
+    said += "".join(f" {_sentence(line)}" for line in foreign(data))
     return f'<dl class="facts">{tiles}</dl><p>{escape(said)}</p>'
 
 

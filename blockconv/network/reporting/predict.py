@@ -25,6 +25,8 @@ def actions_on(planned: Planned, actions: tuple[Action, ...], threads: int) -> t
     """Seconds of each action. A reorder's are those of memory, whatever the threads."""
     taken = {node.name: candidate for node, candidate in zip(planned.network.nodes, planned.chosen, strict=True)}
     return tuple(
-        a.cost if a.node is None else on_threads(planned.network, a.node, taken[a.name], planned.threads, threads)
+        a.cost
+        if a.node is None or a.part is not None
+        else on_threads(planned.network, a.node, taken[a.name], planned.threads, threads)
         for a in actions
     )

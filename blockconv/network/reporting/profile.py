@@ -52,7 +52,7 @@ def call_cells(action: Action) -> tuple[str, str, str]:
     """An action in the columns of CALL_HEADS; reorders and copies are named after the tensor that they move."""
     name = action.name if action.node is not None else f"{action.kind} {action.name}"
     kernel = text.shortened(action.kernel, 20)
-    return text.shortened(name, 26), kernel, text.arrow(action.reads[0][1], action.writes[1])
+    return text.shortened(name, 26), kernel, text.arrow(*action.layouts)
 
 
 def median_seconds(nanoseconds: Sequence[int]) -> float:

@@ -1,0 +1,361 @@
+"""Nodes that blockconv has no op for, as foreign nodes of the network: another library runs them.
+
+A foreign node's inputs and outputs are arrays of numbers whose shapes are known. A value of another kind (strings,
+sequences, optionals, sparse tensors) stays inside: a node that reads it brings the nodes along that make it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+
+from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
+from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.core.types import FLOATS, INTEGERS, Types, element
+from blockconv.frontends.onnx.rules import Rules, onnx_type
+from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
+from blockconv.kernels import TABLE
+from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
+from blockconv.network.foreign import captured, has_onnx_runtime, new_session, reads_of
+from blockconv.network.graph import Node, Tensor
+from blockconv.network.rest import Rest
+
+__all__ = ["Fallback", "OddInput", "is_odd"]
+
+Array = npt.NDArray[Any]
+_MOST_VALUES = 4096  # of a constant on which shapes may depend
+# ONNX's element types that flow between nodes of a network, by the names that ONNX Runtime has for tensors of them.
+_NUMBERS = "float double float16 bfloat16 bool complex64 complex128"
+_INTEGERS = "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+_PLAIN = {f"tensor({t})": onnx.TensorProto.DataType.Value(t.upper()) for t in f"{_NUMBERS} {_INTEGERS}".split()}
+
+
+class _Value(NamedTuple):
+    """What is known of a value. dtype: None for one that is no array of numbers. shape: None if it depends on data."""
+
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...] | None
+
+
+class OddInput(Exception):  # noqa: N818
+    """A foreign node reads an input that no memory of a plan holds as ONNX has it. Its text is the input's name."""
+
+
+def is_odd(value: Any) -> bool:
+    """Whether an input is no array of numbers: a sequence, an optional, strings."""
+    kinds = {onnx.TensorProto.UNDEFINED, *_PLAIN.values(), onnx.TensorProto.INT4, onnx.TensorProto.UINT4}
+    known = onnx.TensorProto.DataType.values()
+    kind = value.type.tensor_type.elem_type
+    return not value.type.HasField("tensor_type") or (kind in known and kind not in kinds)
+
+
+class Fallback:
+    """Reads nodes as far as blockconv has ops for them, and makes foreign nodes of the others.
+
+    translate(node): makes ops of a node, or raises.
+    odd: inputs of the model that are no arrays of numbers.
+    late: nodes that depend on shapes which data decide.
+    """
+
+    def __init__(
+        self, model: Any, scope: Scope, rules: Rules, translate: Callable[[Any], None], odd: Mapping[str, Any]
+    ) -> None:
+        self.model, self.scope, self.rules, self.translate = model, scope, rules, translate
+        self.late: list[Any] = []
+        self._odd = odd
+        self._unknown: set[str] = {*odd}  # values of unknown shapes
+        self._late_types: dict[str, int] = {}  # of these, ONNX's numbers of the types of those that are arrays
+        self._places = itertools.count()
+        self._makers: dict[str, tuple[int, Any]] = {}  # of each value, with their places in the order
+
+    def read(self, node: Any) -> None:
+        """Make ops, constants or a foreign node of a node."""
+        place = next(self._places)
+        self._makers |= {name: (place, node) for name in node.output if name}
+        if not self._unknown.isdisjoint(reads_of(node)):
+            self._leave(node, {})
+            return
+        branch = self._branch(node)
+        if branch is not None:
+            self._inline(node, branch)
+            return
+        first = len(self.scope.nodes)
+        try:
+            self.translate(node)
+            runs = all(map(self._has_kernels, self.scope.nodes[first:]))
+        except (Unsupported, UnknownValue):
+            runs = False
+        except NetworkError as error:
+            if not isinstance(error.__cause__, DtypeError) and not any(
+                len(self.scope.values[name].shape) > MOST_DIMENSIONS for name in node.input if name
+            ):
+                raise
+            runs = False
+        if not runs:
+            self.scope.drop(first)
+            try:
+                self._make_foreign(node)
+            except Unsupported as error:
+                raise UnsupportedError(f"{OP}: not supported: {error}") from error
+
+    def _branch(self, node: Any) -> Any:
+        """The graph of an If that runs, if that is known."""
+        known = self._array(node.input[0]) if node.op_type == "If" and not node.domain else None
+        if known is None or known.size != 1:
+            return None
+        return next((a.g for a in node.attribute if a.name == ("then_branch" if known.item() else "else_branch")), None)
+
+    def _inline(self, node: Any, graph: Any) -> None:
+        """The nodes of a graph in place of the node that runs it."""
+        self.scope.read.update(name for inner in graph.node for name in reads_of(inner))
+        self.scope.read.update(value.name for value in graph.output)
+        for tensor in graph.initializer:
+            self.scope.constant(tensor.name, np.asarray(numpy_helper.to_array(tensor)))
+        for inner in graph.node:
+            self.read(inner)
+        for name, value in zip(node.output, graph.output, strict=True):
+            self.read(helper.make_node("Identity", [value.name], [name], name=f"{node.name or name}.{value.name}"))
+
+    # -- what runs natively
+
+    def _has_kernels(self, node: Node) -> bool:
+        """Whether the table has kernels of a node's types. Conversions check theirs themselves."""
+        a, type = node.attributes, self.scope.values[node.inputs[0]].type
+        if isinstance(a, (ops.Reshape, *_CONVERSIONS)) or type.name in FLOATS:
+            return True
+        wraps = isinstance(a, ops.Binary) and type.name in INTEGERS and a.kind not in ("max", "min")
+        types = Types.all(type.unpacked.name)
+        return not wraps and any(row.op == node.op and row.takes(types) for row in TABLE)
+
+    # -- what does not
+
+    def _make_foreign(self, node: Any) -> None:
+        nodes = self._closure([node])
+        made = {name for one in nodes for name in one.output}
+        reads = [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
+        wanted = [name for name in node.output if name in self.scope.read]
+        types = self._infer(node, nodes, reads, wanted)
+        if any(types[name].shape is None for name in wanted if types[name].dtype is not None):
+            self._leave(node, types)
+            return
+        plain = {name: (value.dtype, value.shape) for name in wanted if (value := types[name]).dtype is not None}
+        self.scope.values |= {name: Unknown(name, False) for name in wanted if name not in plain}
+        infos = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
+            for name, (dtype, shape) in plain.items()
+        ]
+        model, kinds = self._model(nodes, reads, infos, ()).SerializeToString(), tuple(map(_kind, nodes))
+        tensors = [self.scope.values[name] for name in reads]
+        shapes = tuple(tensor.shape for tensor in tensors)
+        for k, (name, (dtype, shape)) in enumerate(plain.items()):
+            assert dtype is not None
+            assert shape is not None
+            a = ops.Foreign(model, k, kinds, shapes, shape, element(dtype).name)
+            called = node.name or next(filter(None, node.output))
+            self.scope.rename(self.scope.emit(a, *tensors, name=called, title=title(node)).name, name)
+
+    # -- what waits for data
+
+    def rest(self, outputs: Sequence[Any], read: Callable[..., Any]) -> tuple[Rest | None, list[str]]:
+        """(what depends on shapes that data decide, the outputs that the network has to have).
+
+        read(arrays, model, shapes): reads a model without weights as a network.
+        """
+        names = [value.name for value in outputs]
+        late = [name for name in names if name in self._unknown or isinstance(self.scope.values[name], Unknown)]
+        if not late:
+            return None, names
+        makers = [self._makers[name][1] for name in late if name not in self._unknown]
+        first = [*makers, *(n for n in self.late if self._odd.keys() >= self._unknown & {*reads_of(n)})]
+        places = [id(node) for node in first]
+        after = [node for node in self.late if id(node) not in places]
+        model, reads = self._loose([*first, *after], late)
+        constants = self._constants(reads)
+        head, follows, again = None, (), None
+        border = {name for node in after for name in reads_of(node)} & {name for node in first for name in node.output}
+        if any(node.op_type in _HOT for node in after) and all(self._late_types.get(name) for name in border):
+            made = [name for node in first for name in node.output if name in border or name in late]
+            head = self._loose(first, made)[0].SerializeToString()
+            tail, needed = self._loose(after, [name for name in late if name not in made])
+            follows = tuple(value.name for value in tail.graph.input)
+            again = functools.partial(read, self._constants(needed), tail)
+        kinds = tuple(_kind(node) for node in model.graph.node)
+        made_here = [name for name in names if name not in late]
+        given = dict.fromkeys(
+            [*made_here, *(name for name in reads if name not in constants and name not in self._odd)]
+        )
+        whole = model.SerializeToString()
+        return Rest(whole, constants, tuple(names), kinds, tuple(self._odd), head, follows, again), list(given)
+
+    def _constants(self, names: Iterable[str]) -> dict[str, Array]:
+        arrays = ((name, self._array(name)) for name in names)
+        return {name: value for name, value in arrays if value is not None}
+
+    def _loose(self, nodes: Sequence[Any], outputs: Iterable[str]) -> tuple[Any, list[str]]:
+        """(a model of nodes and those that they need, without shapes and weights, what it reads)."""
+        nodes = self._closure(nodes)
+        made = {name for one in nodes for name in one.output}
+        reads = [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
+        inputs = []
+        for name in reads:
+            if name in self._odd:
+                inputs.append(self._odd[name])
+            elif self._array(name) is None:
+                kind = self._late_types.get(name) or onnx_type(self.scope.values[name])
+                inputs.append(helper.make_tensor_value_info(name, kind, None))
+        return self._whole(nodes, inputs, map(_untyped, outputs)), reads
+
+    def _leave(self, node: Any, types: Mapping[str, _Value]) -> None:
+        """Keep a node for when the shapes of its inputs are known. types: what is known of its outputs."""
+        self.late.append(node)
+        self._unknown.update(filter(None, node.output))
+        known = {name: value.dtype for name, value in types.items() if value.dtype is not None}
+        self._late_types |= {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in known.items()}
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether a value is an array of numbers."""
+        value = self.scope.values[name]
+        return isinstance(value, Tensor) and not value.type.is_packed and value.type.name in _TYPES
+
+    def _closure(self, nodes: Sequence[Any]) -> list[Any]:
+        """Nodes after those that make what they read and is no array of numbers."""
+        found: dict[int, Any] = {}
+        constants: dict[str, Any] = {}
+        waiting = [*nodes]
+        while waiting:
+            one = waiting.pop()
+            found[self._makers[next(filter(None, one.output))][0]] = one
+            for name in reads_of(one):
+                if name in self._unknown or self._is_plain(name):
+                    continue
+                if name in self._makers:
+                    place, maker = self._makers[name]
+                    waiting += [maker] if place not in found else []
+                else:
+                    constants[name] = self._text_constant(name)
+        return [*constants.values(), *(_named(found[place]) for place in sorted(found))]
+
+    def _text_constant(self, name: str) -> Any:
+        """A node that makes a constant which is no array of numbers."""
+        value = self._array(name)
+        if value is None:
+            raise OddInput(name)
+        proto = numpy_helper.from_array(value.astype(object) if value.dtype.kind in "US" else value, name)
+        return helper.make_node("Constant", [], [name], name=name, value=proto)
+
+    def _model(self, nodes: Sequence[Any], reads: Iterable[str], outputs: Iterable[Any], known: Iterable[str]) -> Any:
+        """A model of some nodes. known: inputs whose values it holds."""
+        held = set(known)
+        inputs = [
+            helper.make_tensor_value_info(name, onnx_type(t), t.shape)
+            for name, t in ((name, self.scope.values[name]) for name in reads)
+            if name not in held
+        ]
+        made = self._whole(nodes, inputs, outputs)
+        made.graph.initializer.extend(numpy_helper.from_array(np.asarray(self._array(name)), name) for name in held)
+        return made
+
+    def _whole(self, nodes: Sequence[Any], inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+        graph = helper.make_graph(nodes, "foreign", list(inputs), list(outputs))
+        return helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=max(self.model.ir_version, 3))
+
+    def _array(self, name: str) -> Array | None:
+        return None if name in self._unknown else self.scope.array(self.scope.values[name].name)
+
+    def _infer(
+        self, node: Any, nodes: Sequence[Any], reads: Sequence[str], wanted: Sequence[str]
+    ) -> Mapping[str, _Value]:
+        """What is known of the outputs of the last of some nodes, by ONNX's own inference or ONNX Runtime's."""
+        types: dict[str, Any] = {}
+        if len(nodes) == 1 and not captured(node):
+            types = self.rules.infer(node, self.scope.values, self.scope.constants)
+        found = {name: _value(types[name]) for name in wanted if name in types}
+        if all(_is_known(found.get(name)) for name in wanted):
+            return found
+        arrays = ((name, self._array(name)) for name in reads)
+        known = [name for name, value in arrays if value is not None and value.size <= _MOST_VALUES]
+        model = self._model(nodes, reads, map(_untyped, wanted), known)
+        found |= {name: value for name, value in _by_onnx(model) if name in wanted and not _is_known(found.get(name))}
+        if has_onnx_runtime() and not all(_is_known(found.get(name)) for name in wanted):
+            found |= {
+                name: value for name, value in _by_onnx_runtime(model, title(node)) if not _is_known(found.get(name))
+            }
+        return {name: found.get(name, _Value(np.dtype(np.float32), None)) for name in wanted}
+
+
+_CONVERSIONS = (
+    ops.Cast, ops.Quantize, ops.Dequantize, ops.Requantize, ops.Quantized, ops.QuantizedConv2d, ops.DynamicConv2d,
+    ops.DynamicQuantize, ops.FindQuantization,
+)  # fmt: skip
+# What is worth a plan, once its shapes are known.
+_HOT = {"Conv", "QLinearConv", "ConvInteger", "MatMul", "QLinearMatMul", "MatMulInteger", "Gemm"}
+_TYPES = {element(helper.tensor_dtype_to_np_dtype(kind)).name for kind in _PLAIN.values()}
+
+
+def _kind(node: Any) -> str:
+    return str(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
+
+
+def _named(node: Any) -> Any:
+    """The node with a name, by which errors of ONNX Runtime can call it."""
+    if node.name:
+        return node
+    named = onnx.NodeProto()
+    named.CopyFrom(node)
+    named.name = next(filter(None, node.output))
+    return named
+
+
+def _untyped(name: str) -> Any:
+    """An output of which a model says its name alone."""
+    value = onnx.ValueInfoProto()
+    value.name = name
+    return value
+
+
+def _is_known(value: _Value | None) -> bool:
+    return value is not None and (value.dtype is None or value.shape is not None)
+
+
+def _value(type: Any) -> _Value:
+    """What a TypeProto says."""
+    if not type.HasField("tensor_type") or type.tensor_type.elem_type not in _PLAIN.values():
+        return _Value(None, None)
+    tensor = type.tensor_type
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    known = tensor.HasField("shape") and None not in sizes
+    shape = tuple(size for size in sizes if size is not None) if known else None
+    return _Value(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+
+
+def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
+    try:
+        inferred = shape_inference.infer_shapes(model, data_prop=True)
+    except Exception:  # it is less than what runs the model, so what it does not take may still run
+        return
+    for value in inferred.graph.output:
+        if value.HasField("type") and (not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type):
+            yield value.name, _value(value.type)
+
+
+def _by_onnx_runtime(model: Any, where: str) -> Iterator[tuple[str, _Value]]:
+    """Raises Unsupported for a model that it does not take."""
+    try:
+        session = new_session(model.SerializeToString(), 1, optimized=False)
+    except Exception as error:
+        raise Unsupported(f"{where}: ONNX Runtime does not take it: {error}") from error
+    for value in session.get_outputs():
+        kind = _PLAIN.get(value.type)
+        # Its shape of no sizes may mean that not even the rank is known.
+        known = kind is not None and value.shape and all(isinstance(size, int) for size in value.shape)
+        shape = tuple(value.shape) if known else None
+        dtype = None if kind is None else np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+        yield value.name, _Value(dtype, shape)

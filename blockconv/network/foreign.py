@@ -1,0 +1,304 @@
+"""Running ONNX's nodes in another library: ONNX Runtime, or ONNX's own evaluator in NumPy where it is not installed.
+
+Nodes of the op `Foreign` that run one after the other are one *part*: one model, and one session of ONNX Runtime. A
+session reads and writes memory that the plan has, in row-major order, so nothing is copied at a part's borders.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.core.types import numpy_dtype
+from blockconv.network.order import topological
+
+__all__ = [
+    "NUMPY_OPS",
+    "Part",
+    "Session",
+    "captured",
+    "check_foreign",
+    "computed",
+    "counted",
+    "failed",
+    "has_onnx_runtime",
+    "joined",
+    "new_session",
+    "parsed",
+    "reads_of",
+]
+
+Array = npt.NDArray[Any]
+# Ops that ONNX's own evaluator computes as ONNX Runtime does, by the tests: they run without ONNX Runtime too.
+_NUMPY = """
+    Abs Add And ArgMax ArgMin Ceil Clip Concat Constant Cos DepthToSpace Div Equal Erf Exp Expand Flatten Floor Gather
+    GatherElements GatherND Greater GreaterOrEqual Identity InstanceNormalization IsInf IsNaN LayerNormalization Less
+    LessOrEqual Log LogSoftmax MatMul Max Min Mul Neg Not Or PRelu Pow Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean
+    ReduceMin ReduceProd ReduceSum ReduceSumSquare Reshape Round ScatterElements ScatterND Sign Sin Slice Softmax
+    SpaceToDepth Split Sqrt Squeeze Sub Tan Tile Transpose Trilu Unsqueeze Where Xor
+"""
+NUMPY_OPS = frozenset(_NUMPY.split())
+REMEDY = "install ONNX Runtime, which runs it: pip install onnxruntime"
+
+
+@functools.cache
+def has_onnx_runtime() -> bool:
+    """Whether ONNX Runtime is installed."""
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+def counted(kinds: Iterable[str]) -> str:
+    """Ops with how many there are of each."""
+    return ", ".join(f"{kind} ({count})" for kind, count in sorted(Counter(kinds).items()))
+
+
+# ---------------------------------------------------------------- nodes of ONNX
+
+
+def reads_of(node: Any) -> list[str]:
+    """The values that a node reads, those that its graphs take from outside among them."""
+    return [name for name in (*node.input, *captured(node)) if name]
+
+
+def captured(node: Any) -> list[str]:
+    """The values that the graphs of a node (If, Loop, Scan) take from outside."""
+    found: dict[str, None] = {}
+    for graph in graphs_of(node):
+        inside = {value.name for value in (*graph.input, *graph.initializer)}
+        for inner in graph.node:
+            found |= dict.fromkeys(name for name in reads_of(inner) if name not in inside)
+            inside.update(inner.output)
+        found |= dict.fromkeys(value.name for value in graph.output if value.name not in inside)
+    return list(found)
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """The graphs that are attributes of a node."""
+    for attribute in node.attribute:
+        yield from ([attribute.g] if attribute.HasField("g") else [])
+        yield from attribute.graphs
+
+
+# ---------------------------------------------------------------- parts
+
+
+class Part(NamedTuple):
+    """ONNX's nodes that run together. inputs, outputs: values of the network, in the order of the model's."""
+
+    model: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def parsed(model: bytes) -> Any:
+    """The model that bytes hold, which nobody changes."""
+    import onnx
+
+    return onnx.load_model_from_string(model)
+
+
+def joined(network: Any, nodes: Sequence[Any]) -> Part:
+    """The part of some foreign nodes of a network. Constants that they read are the model's own."""
+    import onnx
+    from onnx import numpy_helper
+
+    values: dict[str, str] = {}  # of the network, by ONNX's names
+    types: dict[str, Any] = {}
+    inner: dict[str, Any] = {}  # ONNX's nodes, by their first outputs
+    for node in nodes:
+        model = parsed(node.attributes.model)
+        names = [value.name for value in model.graph.input]
+        if any(values.get(name, read) != read for name, read in zip(names, node.inputs, strict=True)):
+            model = onnx.compose.add_prefix(model, f"{node.name}.")  # a pass put another value in the place of one
+        for value, read in zip(model.graph.input, node.inputs, strict=True):
+            values[value.name], types[value.name] = read, value
+        output = model.graph.output[node.attributes.output]
+        values[output.name], types[output.name] = node.output, output
+        inner |= {next(filter(None, one.output)): one for one in model.graph.node}
+    made = {name for one in inner.values() for name in one.output}
+    own = {values[name]: name for name in values if name in made}
+    for name in [name for name in values if name not in made and values[name] in own]:
+        # A value of the part under another name, which a pass made one of two equal values.
+        inner[name], made = onnx.helper.make_node("Identity", [own[values[name]]], [name], name=name), {*made, name}
+    order, _ = topological(list(inner.values()), reads_of, lambda one: one.output, values.keys() - made)
+    mine = {node.name for node in nodes}
+    needed = {
+        node.output
+        for node in nodes
+        if node.output in network.outputs or any(r.name not in mine for r in network.readers[node.output])
+    }
+    given = [name for name in values if name not in made]
+    fed = [name for name in given if values[name] not in network.constants]
+    wanted = [name for value, name in own.items() if value in needed]
+    graph = onnx.helper.make_graph(order, "part", [types[name] for name in fed], [types[name] for name in wanted])
+    graph.initializer.extend(
+        numpy_helper.from_array(np.ascontiguousarray(network.constants[values[name]]).reshape(_dims(types[name])), name)
+        for name in given
+        if name not in fed
+    )
+    first = parsed(nodes[0].attributes.model)
+    whole = onnx.helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
+    return Part(
+        whole.SerializeToString(),
+        tuple(values[name] for name in fed),
+        tuple(values[name] for name in wanted),
+        tuple(one.op_type for one in order),
+    )
+
+
+def check_foreign(network: Any) -> None:
+    """Raise UnsupportedError, which names the ops, if nothing here runs a network's foreign nodes."""
+    nodes = [node for node in network.nodes if node.op == "foreign"]
+    if nodes:
+        Session(joined(network, nodes).model, 1, optimized=False)
+    if network.rest is not None and not has_onnx_runtime() and not NUMPY_OPS.issuperset(network.rest.kinds):
+        raise UnsupportedError(f"blockconv has no op for {counted(network.rest.kinds)}; {REMEDY}")
+
+
+def _dims(value: Any) -> tuple[int, ...]:
+    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+# ---------------------------------------------------------------- running
+
+
+class _Operand(NamedTuple):
+    """An input or output of a model: its name, ONNX's number of its element type, its shape."""
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+
+
+def new_session(model: bytes, threads: int, optimized: bool = True) -> Any:
+    """A session of ONNX Runtime, whose threads do not spin: that would hold up ours."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4  # what goes wrong is raised
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for name in ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning"):
+        options.add_session_config_entry(name, "0")
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class Session:
+    """A model, ready to run on memory. Several threads may run it at once.
+
+    Raises UnsupportedError, which names the ops, if nothing here runs it.
+    """
+
+    def __init__(self, model: bytes, threads: int, optimized: bool = True) -> None:
+        self.proto = parsed(model)
+        self.inputs, self.outputs = (
+            [_Operand(v.name, v.type.tensor_type.elem_type, _dims(v)) for v in values]
+            for values in (self.proto.graph.input, self.proto.graph.output)
+        )
+        kinds = [node.op_type for node in self.proto.graph.node]
+        self._session, self._evaluator = None, None
+        why = "ONNX Runtime is not installed"
+        if has_onnx_runtime():
+            try:
+                self._session = new_session(model, threads, optimized)
+                return
+            except Exception as error:  # ONNX Runtime has many, and says in their text what is wrong
+                why = f"ONNX Runtime cannot load it: {error}"
+        if not NUMPY_OPS.issuperset(kinds):
+            others = counted(kind for kind in kinds if kind not in NUMPY_OPS)
+            remedy = "" if has_onnx_runtime() else f"; {REMEDY}"
+            raise UnsupportedError(f"blockconv has no op for {others}, and {why}{remedy}")
+        from onnx.reference import ReferenceEvaluator
+
+        self._evaluator = ReferenceEvaluator(self.proto)
+
+    @property
+    def library(self) -> str:
+        """What runs it, as tables of calls have it."""
+        return "numpy" if self._session is None else "onnxruntime"
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Compute the outputs. addresses: of the inputs, then of the outputs, each row-major.
+
+        Raises NetworkError, which names the node, where that fails.
+        """
+        given, taken = addresses[: len(self.inputs)], addresses[len(self.inputs) :]
+        try:
+            if self._session is not None:
+                self._bind_and_run(given, taken)
+                return
+            assert self._evaluator is not None
+            feeds = {one.name: _array(one, at) for one, at in zip(self.inputs, given, strict=True)}
+            results = self._evaluator.run(None, feeds)
+        except Exception as error:
+            raise failed(self.proto, error) from error
+        for one, at, result in zip(self.outputs, taken, results, strict=True):
+            _array(one, at)[...] = result
+
+    def _bind_and_run(self, given: Sequence[int], taken: Sequence[int]) -> None:
+        assert self._session is not None
+        binding = self._session.io_binding()
+        for one, at in zip(self.inputs, given, strict=True):
+            binding.bind_input(one.name, "cpu", 0, one.kind, one.shape, at)
+        for one, at in zip(self.outputs, taken, strict=True):
+            binding.bind_output(one.name, "cpu", 0, one.kind, one.shape, at)
+        self._session.run_with_iobinding(binding)
+
+
+def failed(proto: Any, error: Exception) -> NetworkError:
+    """What is raised where a node of a model fails."""
+    said = str(error)
+    found = re.search(r"Name:'([^']+)'", said)
+    nodes = [node for node in proto.graph.node if found is None or node.name == found[1]] or list(proto.graph.node)
+    title = f"node {nodes[0].name!r} ({nodes[0].op_type})" if len(nodes) == 1 else f"one of {_titles(nodes)}"
+    text = said.rpartition("Status Message: ")[2].strip()
+    inputs = [name for node in nodes[:1] for name in node.input]
+    return NetworkError(title, "inputs", inputs, f"ONNX Runtime cannot compute it: {text}")
+
+
+def _titles(nodes: Sequence[Any]) -> str:
+    return ", ".join(f"{node.name!r} ({node.op_type})" for node in nodes[:8])
+
+
+def _array(one: _Operand, address: int) -> Array:
+    """The array that memory holds."""
+    from onnx import helper
+
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(one.kind))
+    nbytes = int(np.prod(one.shape, dtype=np.int64)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype).reshape(one.shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _alone(model: bytes) -> Session:
+    return Session(model, 1)
+
+
+def computed(model: bytes, output: int, inputs: Sequence[Array]) -> Array:
+    """An output of a foreign node by itself."""
+    session = _alone(model)
+    given = [np.ascontiguousarray(x) for x in inputs]
+    types = [numpy_dtype(_NAMES.get(one.kind, "")) for one in session.outputs]
+    results = [np.empty(one.shape, dtype) for one, dtype in zip(session.outputs, types, strict=True)]
+    session.run([x.ctypes.data for x in (*given, *results)])
+    found: Array = results[output]
+    return found
+
+
+# The element types that may flow between nodes of a network, by ONNX's numbers.
+_NAMES: Mapping[int, str] = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
+    11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
+}  # fmt: skip

@@ -1,0 +1,51 @@
+"""An op that another library computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.types import ElementType, element
+from blockconv.network.foreign import computed
+from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes
+
+__all__ = ["Foreign"]
+
+
+@dataclass(frozen=True)
+class Foreign(Attributes):
+    """One output of an ONNX node that ONNX Runtime computes, row-major, in the model's element types.
+
+    Passes and the planner know nothing about it. Several nodes of a network may be outputs of one ONNX node: they hold
+    the same model, and run once. See `blockconv.network.foreign`.
+
+    model: an ONNX model of the node, in bytes. Its inputs are the node's, in this order. It holds the nodes before it
+        too, if these make values that are no arrays of numbers, such as strings and sequences.
+    output: the index of the model's output.
+    kinds: the ops of the model's nodes.
+    shapes: the inputs' shapes, for which the model holds. shape, dtype: those of the output.
+    """
+
+    op: ClassVar[str] = "foreign"
+    inputs: ClassVar[range] = range(1 << 30)
+    folds: ClassVar[bool] = False  # some are random
+    is_exact: ClassVar[bool] = True
+    model: bytes = field(repr=False)
+    output: int
+    kinds: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    shape: Shape
+    dtype: str
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        if inputs != self.shapes:
+            rule = f"ONNX's op {self.kinds[-1]} was read for {self.shapes}"
+            raise ArgumentError(self.op, "inputs", inputs, rule, "load the model again with these input_shapes")
+        return self.shape
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        return element(self.dtype)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return computed(self.model, self.output, inputs)

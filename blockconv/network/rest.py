@@ -1,0 +1,136 @@
+"""What follows a network, where shapes depend on data: it is planned when they are known.
+
+A node such as NonMaxSuppression or NonZero ends a network. It and all that depends on it are the network's *rest*: an
+ONNX model that reads outputs of the network.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from blockconv.core.errors import UnsupportedError
+from blockconv.network.foreign import (
+    NUMPY_OPS,
+    REMEDY,
+    counted,
+    failed,
+    has_onnx_runtime,
+    new_session,
+    parsed,
+    reads_of,
+)
+
+__all__ = ["Rest", "RestPlan"]
+
+Array = npt.NDArray[Any]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+KEPT = 8  # plans of what follows, for as many shapes
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The nodes of an ONNX model that depend on shapes which data decide.
+
+    model: all of them, in bytes, without weights. Its inputs are outputs of the network.
+    constants: arrays that it reads.
+    outputs: the outputs of network and rest together, in order.
+    kinds: the ops of its nodes.
+    odd: inputs that are no arrays of numbers. A call gives them by name, or after all others.
+    head: the nodes whose shapes depend on data, in bytes, if `read` reads what follows them.
+    follows: the inputs of what follows.
+    read: the function that reads what follows the head as a network, for the shapes of its inputs.
+    """
+
+    model: bytes = field(repr=False)
+    constants: Mapping[str, Array] = field(repr=False)
+    outputs: tuple[str, ...]
+    kinds: tuple[str, ...]
+    odd: tuple[str, ...] = ()
+    head: bytes | None = field(default=None, repr=False)
+    follows: tuple[str, ...] = ()
+    read: Callable[[Mapping[str, tuple[int, ...]]], Any] | None = field(default=None, repr=False)
+
+    def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs, of those of the network. The library that runs foreign nodes computes them all."""
+        found = {**values, **Model(self.model, self.constants, 1).run(values)}
+        return {name: found[name] for name in self.outputs}
+
+
+class Model:
+    """A model whose outputs may have any shapes and types, ready to run.
+
+    Raises UnsupportedError, which names the ops, if nothing here runs it.
+    """
+
+    def __init__(self, model: bytes, constants: Mapping[str, Array], threads: int) -> None:
+        from onnx import ModelProto, numpy_helper
+
+        self.proto = ModelProto()
+        self.proto.CopyFrom(parsed(model))
+        read = {name for node in self.proto.graph.node for name in reads_of(node)}
+        self.proto.graph.initializer.extend(
+            numpy_helper.from_array(value, name) for name, value in constants.items() if name in read
+        )
+        self.inputs = [value.name for value in self.proto.graph.input]
+        self.outputs = [value.name for value in self.proto.graph.output]
+        self._run = self._loaded(threads)
+
+    def _loaded(self, threads: int) -> Callable[..., Any]:
+        kinds = [node.op_type for node in self.proto.graph.node]
+        if has_onnx_runtime():
+            try:
+                run: Callable[..., Any] = new_session(self.proto.SerializeToString(), threads).run
+            except Exception as error:
+                raise UnsupportedError(f"ONNX Runtime cannot load {counted(kinds)}: {error}") from error
+            return run
+        if not NUMPY_OPS.issuperset(kinds):
+            raise UnsupportedError(f"blockconv has no op for {counted(kinds)}; {REMEDY}")
+        from onnx.reference import ReferenceEvaluator
+
+        evaluate: Callable[..., Any] = ReferenceEvaluator(self.proto).run
+        return evaluate
+
+    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs by name. Raises NetworkError, which names the node, where that fails."""
+        try:
+            results = self._run(None, {name: values[name] for name in self.inputs})
+        except Exception as error:
+            raise failed(self.proto, error) from error
+        return dict(zip(self.outputs, results, strict=True))
+
+
+class RestPlan:
+    """A rest, ready to run: its head, and plans of what follows for the shapes that came last.
+
+    make(network): how to run a network, as a function from its inputs by name to its outputs.
+    """
+
+    def __init__(self, rest: Rest, make: Callable[[Any], Any], threads: int) -> None:
+        self.rest, self.make = rest, make
+        self._head = Model(rest.model if rest.head is None else rest.head, rest.constants, threads)
+        self._plans: dict[Shapes, Callable[..., dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of network and rest, of those of the network."""
+        found = {**values, **self._head.run(values)}
+        if self.rest.read is not None:
+            found |= self._of(tuple((name, found[name].shape) for name in self.rest.follows))(found)
+        return {name: found[name] for name in self.rest.outputs}
+
+    def _of(self, shapes: Shapes) -> Callable[..., dict[str, Any]]:
+        """The plan of what follows, for inputs of these shapes."""
+        plan = self._plans.get(shapes)
+        if plan is None:
+            with self._lock:
+                assert self.rest.read is not None
+                plan = self._plans.get(shapes) or self.make(self.rest.read(dict(shapes)))
+                if len(self._plans) >= KEPT:
+                    del self._plans[next(iter(self._plans))]
+                self._plans[shapes] = plan
+        return plan

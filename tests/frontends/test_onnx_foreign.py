@@ -1,0 +1,427 @@
+"""Ops that blockconv has none for: ONNX Runtime runs them, row-major, between native parts.
+
+The first half runs ONNX's whole backend suite: whatever ONNX Runtime runs, a plan runs, with a right result.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import pickle
+import re
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+from blockconv.network import foreign
+from blockconv.network.passes.fuse import fuse
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_broken import BROKEN  # noqa: E402
+from onnx_cases import Case, exported_cases, node_cases  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning", "ignore::RuntimeWarning")
+CASES = {**node_cases(), **exported_cases()}
+F32, I64, BOOL, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
+
+
+def runtime(proto: Any, feeds: dict[str, Any]) -> list[Any] | None:
+    """What ONNX Runtime gives; None if it does not run the model."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        found: list[Any] = session.run(None, feeds)
+        return found
+    except Exception:
+        return None
+
+
+def same(found: Any, wanted: Any, rtol: float = 1e-4, atol: float = 1e-5) -> bool:
+    """Whether values are equal up to rounding: arrays, sequences of them, texts, nothing."""
+    if isinstance(wanted, list) or wanted is None:
+        pairs = zip(found or [], wanted or [], strict=True)
+        return type(found) is type(wanted) and all(same(a, b, rtol, atol) for a, b in pairs)
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return False
+    if wanted.dtype.kind in "OUS":
+        return bool(np.array_equal(found.astype(str), wanted.astype(str)))
+    if found.dtype.name != {"int4": "int8", "uint4": "uint8"}.get(wanted.dtype.name, wanted.dtype.name):
+        return False
+    wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
+    return np.allclose(found.astype(wide), wanted.astype(wide), rtol, atol, equal_nan=True)
+
+
+def named(network: bc.Network, found: Any) -> dict[str, Any]:
+    """The outputs of a plan by name."""
+    outputs = network.outputs if network.rest is None else network.rest.outputs
+    return found if isinstance(found, dict) and len(outputs) > 1 else {outputs[0]: found}
+
+
+@functools.cache
+def judged(name: str) -> str:
+    """How a case of the suite runs: "native", "folded", "foreign", "rest"; or what is wrong."""
+    case: Case = CASES[name]
+    graph = case.model.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    feeds = dict(zip([v.name for v in graph.input if v.name not in weights], case.inputs, strict=True))
+    theirs = runtime(case.model, feeds)
+    if theirs is None:
+        return "not run by ONNX Runtime"
+    try:
+        shapes = {key: np.shape(x) for key, x in feeds.items() if isinstance(x, np.ndarray)}
+        network = bc.load_onnx(case.model, shapes)
+        found = named(network, bc.compile(network, threads=1)(**feeds))
+    except bc.BlockconvError as error:
+        return f"refused: {error}"
+    for value, wanted, other in zip(graph.output, case.outputs, theirs, strict=False):
+        mine = found[value.name]
+        if not (same(mine, other, case.rtol, case.atol) or same(mine, wanted, case.rtol, case.atol)):
+            return f"wrong: {value.name}={mine}, ONNX Runtime {other}"
+    if network.rest is not None:
+        return "rest"
+    ops = {node.op for node in network.nodes}
+    return "foreign" if "foreign" in ops else "native" if ops else "folded"
+
+
+@pytest.mark.parametrize(
+    "name", [name if sum(name.encode()) % 16 == 0 else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+@pytest.mark.sampled(1)
+def test_what_onnx_runtime_runs_is_run(name: str) -> None:
+    found = judged(name)
+    assert not found.startswith(("refused", "wrong")), found
+
+
+@pytest.mark.slow
+def test_how_many_of_the_suite_run_in_which_way() -> None:
+    counts = collections.Counter(judged(name).split(":")[0] for name in CASES)
+    print(counts)
+    assert not counts["refused"]
+    assert not counts["wrong"]
+    assert counts["native"] >= 190
+    assert counts["native"] + counts["folded"] + counts["foreign"] + counts["rest"] >= 1600
+
+
+# ---------------------------------------------------------------- models of our own
+
+
+def value(name: str, kind: int = F32, shape: Any = None) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model(nodes: list[Any], feeds: dict[str, Any], outputs: dict[str, int], **constants: Any) -> Any:
+    """A model of nodes, of inputs like these."""
+    inputs = [value(k, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for k, x in feeds.items()]
+    arrays = [numpy_helper.from_array(np.asarray(x), k) for k, x in constants.items()]
+    graph = helper.make_graph(nodes, "own", inputs, [value(k, kind) for k, kind in outputs.items()], arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    called = f"{op} of {outputs.split()[0]}"
+    return helper.make_node(op, inputs.split(), outputs.split(), name=called, **attributes)
+
+
+def image(seed: int = 0, shape: tuple[int, ...] = (1, 3, 10, 12)) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+WEIGHTS = {"w": image(1, (16, 3, 3, 3)), "v": image(2, (8, 5, 1, 1)), "five": np.array([5]), "one": np.array(1)}
+
+
+@functools.cache
+def middle() -> Any:
+    """A convolution, foreign ops of floats and integers, a convolution."""
+    nodes = [
+        node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
+        node("TopK", "c five", "top which", axis=1),
+        node("CumSum", "top one", "sums"),
+        node("Conv", "sums v", "y"),
+        node("ArgMax", "y", "z", axis=1),
+    ]
+    return model(nodes, {"x": image()}, {"y": F32, "which": I64, "z": I64}, **WEIGHTS)
+
+
+def check(proto: Any, feeds: dict[str, Any], **options: Any) -> bc.Plan:
+    """Plan and evaluator give what ONNX Runtime does, as do their copies."""
+    network, theirs = bc.load_onnx(proto), runtime(proto, feeds)
+    assert theirs is not None
+    plan = bc.compile(network, **{"threads": 1, **options})
+    copy = pickle.loads(pickle.dumps(plan))
+    for found in (named(network, plan(**feeds)), named(network, copy(**feeds)), network.evaluate(feeds)):
+        for k, wanted in zip(proto.graph.output, theirs, strict=True):
+            assert same(found[k.name], wanted, 1e-3, 1e-4), k.name
+    return plan
+
+
+def test_a_foreign_op_in_the_middle(tmp_path: Path) -> None:
+    plan = check(middle(), {"x": image()})
+    kinds = [action.part and action.part.kinds for action in plan.actions]
+    assert [k for k in kinds if k] == [("TopK", "CumSum"), ("ArgMax",)]
+    plan.save(tmp_path / "plan")
+    again = bc.Plan.load(tmp_path / "plan")
+    for a, b in zip(plan(image(3)).values(), again(image(3)).values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_warning_names_the_ops() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bc.compile(bc.load_onnx(middle()))
+    (said,) = [str(one.message) for one in caught if issubclass(one.category, bc.SlowPathWarning)]
+    assert "ArgMax (1), CumSum (1), TopK (1)" in said
+    assert "2 parts" in said
+
+
+def test_explain_data_and_page_say_what_is_foreign(tmp_path: Path) -> None:
+    plan = bc.compile(bc.load_onnx(middle()), threads=1)
+    plan.profile(image(), runs=2)
+    data = plan.to_dict()
+    assert [call["ops"] for call in data["calls"] if call["ops"]] == [["TopK", "CumSum"], ["ArgMax"]]
+    said = " ".join(plan.explain().split())
+    assert re.search(r"foreign parts: 2, ArgMax \(1\), CumSum \(1\), TopK \(1\) in onnxruntime", said)
+    assert re.search(r"\d+% of the predicted time, \d+% of the measured time", said)
+    plan.report(tmp_path / "plan.html")
+    assert "TopK (1)" in (tmp_path / "plan.html").read_text()
+
+
+def test_strict_refuses() -> None:
+    with pytest.raises(bc.UnsupportedError, match=r"CumSum: 1 node, the first 'CumSum of sums'"):
+        bc.load_onnx(middle(), strict=True)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_eight_threads_call_one_plan(threads: int) -> None:
+    plan, wanted, wrong = bc.compile(bc.load_onnx(middle()), threads=threads), {}, []
+    inputs = [image(seed) for seed in range(8)]
+    for k, x in enumerate(inputs):
+        wanted[k] = plan(x)
+
+    def work(k: int) -> None:
+        for _ in range(20):
+            found = plan(inputs[k])
+            wrong.extend(name for name in found if not np.array_equal(found[name], wanted[k][name]))
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_an_error_inside_a_part_names_the_node() -> None:
+    """And the plan still runs."""
+    feeds = {"x": image(), "at": np.array([0, 2])}
+    nodes = [node("Conv", "x w", "c"), node("Gather", "c at", "y", axis=1)]
+    plan = bc.compile(bc.load_onnx(model(nodes, feeds, {"y": F32}, w=WEIGHTS["w"])), threads=1)
+    with pytest.raises(bc.NetworkError, match=r"node 'Gather of y' \(Gather\).*idx=77 must be within"):
+        plan(feeds["x"], np.array([0, 77]))
+    assert plan(**feeds).shape == (1, 2, 8, 10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_foreign_parts_keep_float32(dtype: Any) -> None:
+    plan = bc.compile(bc.load_onnx(middle()), precision=dtype, threads=1)
+    types = {plan.network.tensors[n.output].type.name for n in plan.network.nodes if n.op == "foreign"}
+    assert types == {"float32", "int64"}
+    x = image()
+    found, exact = plan(x), plan.network.evaluate(x)
+    np.testing.assert_allclose(found["y"], exact["y"], rtol=0.05, atol=0.05)
+
+
+def test_foreign_nodes_stay_floats_in_a_quantized_network() -> None:
+    x = image()
+    network = bc.quantize(bc.load_onnx(middle()), [x])
+    assert {"quantize", "foreign"} <= {n.op for n in fuse(network).nodes}
+    plan = bc.compile(network, threads=1)
+    for a, b in zip(plan(x).values(), plan.network.evaluate(x).values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ---------------------------------------------------------------- without ONNX Runtime
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is not installed."""
+    for module in (foreign, bc.frontends.onnx.foreign, bc.network.rest):
+        monkeypatch.setattr(module, "has_onnx_runtime", lambda: False, raising=False)
+    foreign._alone.cache_clear()
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_onnx_runtime_the_error_has_the_remedy() -> None:
+    with pytest.raises(bc.UnsupportedError, match=r"CumSum \(1\), TopK \(1\).*pip install onnxruntime"):
+        bc.load_onnx(middle())
+
+
+@pytest.mark.usefixtures("alone")
+def test_numpy_runs_what_is_known_to_be_right() -> None:
+    nodes = [node("Conv", "x w", "c"), node("Sqrt", "c", "r"), node("IsNaN", "r", "n"), node("Where", "n c r", "y")]
+    plan = check(model(nodes, {"x": image()}, {"y": F32}, w=WEIGHTS["w"]), {"x": image()})
+    assert [action.kernel for action in plan.actions if action.part] == ["numpy"]
+
+
+@pytest.mark.parametrize("op", sorted(foreign.NUMPY_OPS))
+def test_numpy_ops_agree_with_onnx_runtime(op: str) -> None:
+    """ONNX's own evaluator gives what ONNX Runtime does, in every case of the suite."""
+    tried = 0
+    for case in node_cases().values():
+        if [one.op_type for one in case.model.graph.node] != [op]:
+            continue
+        feeds = dict(zip([v.name for v in case.model.graph.input], case.inputs, strict=True))
+        theirs = runtime(case.model, feeds)
+        if theirs is not None and not any(isinstance(x, list) or x.dtype.kind == "O" for x in theirs):
+            assert all(map(same, ReferenceEvaluator(case.model).run(None, feeds), theirs))
+            tried += 1
+    assert tried
+
+
+# ---------------------------------------------------------------- values that are no arrays, shapes that data decide
+
+
+def test_strings_and_sequences_stay_in_foreign_parts() -> None:
+    nodes = [node("Relu", "x", "a"), node("Cast", "a", "s", to=TEXT), node("Cast", "s", "y", to=F32)]
+    plan = check(model(nodes, {"x": image()}, {"y": F32}), {"x": image()})
+    assert [action.part.kinds for action in plan.actions if action.part] == [("Cast", "Cast")]
+    nodes = [
+        node("Relu", "x", "a"),
+        node("SequenceConstruct", "a x", "q"),
+        node("SequenceAt", "q zero", "first"),
+        node("Identity", "first", "y"),
+    ]
+    check(model(nodes, {"x": image()}, {"y": F32}, zero=np.array(0)), {"x": image()})
+
+
+def test_strings_and_sequences_as_inputs_and_outputs() -> None:
+    texts = np.array(["1.5", "-2"], dtype=object)
+    graph = helper.make_graph(
+        [node("Cast", "t", "f", to=F32), node("Relu", "f", "y"), node("SequenceConstruct", "y f", "q")],
+        "texts",
+        [value("t", TEXT, (2,))],
+        [value("y"), helper.make_tensor_sequence_value_info("q", F32, None)],
+    )
+    network = bc.load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    found = bc.compile(network)(texts)
+    np.testing.assert_array_equal(found["y"], np.array([1.5, 0], np.float32))
+    assert [x.tolist() for x in found["q"]] == [[1.5, 0], [1.5, -2]]
+    with pytest.raises(bc.NetworkError, match="lacks the input 't'"):
+        bc.compile(network)()
+
+
+NONZERO = [
+    node("Conv", "x w", "c"),
+    node("ReduceMax", "c", "m", axes=[0, 2, 3], keepdims=0),
+    node("Greater", "m bound", "loud"),
+    node("NonZero", "loud", "at"),
+    node("Squeeze", "at zeros", "which"),
+    node("Gather", "c which", "some", axis=1),
+    node("ReduceMean", "some", "mean", axes=[1], keepdims=1),
+    node("Conv", "mean u", "y"),
+]
+
+
+def test_shapes_that_data_decide() -> None:
+    """What follows is planned for the shapes that came, and is kept for a few of them."""
+    constants = {"w": WEIGHTS["w"], "u": image(5, (4, 1, 3, 3)), "bound": np.float32(13), "zeros": np.array([0])}
+    feeds = {"x": image()}
+    proto = model(NONZERO, feeds, {"y": F32, "which": I64, "c": F32}, **constants)
+    plan = check(proto, feeds)
+    for seed in range(12):
+        x = image(seed) * (1 + seed % 3)
+        found, theirs = plan(x), runtime(proto, {"x": x})
+        assert theirs is not None
+        assert all(same(found[k], b, 1e-3, 1e-4) for k, b in zip(("y", "which", "c"), theirs, strict=True))
+    rest = plan._first.rest
+    assert rest is not None
+    assert rest.rest.kinds[0] == "NonZero"
+    assert 1 < len(rest._plans) <= 8
+    assert "after these calls, for shapes that depend on data" in " ".join(plan.explain().split())
+
+
+def test_a_saved_plan_runs_what_data_decide(tmp_path: Path) -> None:
+    constants = {"w": WEIGHTS["w"], "u": image(5, (4, 1, 3, 3)), "bound": np.float32(13), "zeros": np.array([0])}
+    proto = model(NONZERO, {"x": image()}, {"y": F32}, **constants)
+    plan = bc.compile(bc.load_onnx(proto), threads=1)
+    plan.save(tmp_path / "plan")
+    np.testing.assert_allclose(bc.Plan.load(tmp_path / "plan")(image()), plan(image()), rtol=1e-4, atol=1e-5)
+
+
+def test_boxes_are_suppressed() -> None:
+    rng = np.random.default_rng(0)
+    feeds = {"boxes": rng.random((1, 20, 4), np.float32), "scores": rng.random((1, 2, 20), np.float32)}
+    nodes = [
+        node("Sigmoid", "scores", "s"),
+        node("NonMaxSuppression", "boxes s most iou", "y"),
+        node("Shape", "y", "n"),
+    ]
+    check(model(nodes, feeds, {"y": I64, "n": I64}, most=np.array([9]), iou=np.float32([0.3])), feeds)
+
+
+@pytest.mark.parametrize("same_shape", [True, False])
+def test_if(same_shape: bool) -> None:
+    other = node("Neg", "a", "e") if same_shape else node("Squeeze", "a zeros", "e")
+    graphs = [helper.make_graph([n], "g", [], [value(n.output[0])]) for n in (node("Relu", "a", "t"), other)]
+    branch = {"then_branch": graphs[0], "else_branch": graphs[1]}
+    nodes = [
+        node("Tanh", "x", "a"),
+        node("ReduceSum", "a", "total", keepdims=0),
+        node("Greater", "total bound", "cond"),
+        node("If", "cond", "b", **branch),
+        node("Sigmoid", "b", "y"),
+    ]
+    for sign in (1, -1):
+        feeds = {"x": sign * np.abs(image())}
+        plan = check(model(nodes, feeds, {"y": F32}, bound=np.float32(0), zeros=np.array([0])), feeds)
+        assert (plan.network.rest is None) is same_shape
+    # A condition that is known chooses the branch while loading.
+    known = [node("Tanh", "x", "a"), node("If", "cond", "b", **branch), node("Sigmoid", "b", "y")]
+    proto = model(known, feeds, {"y": F32}, cond=np.array(True), zeros=np.array([0]))
+    check(proto, feeds)
+    assert [n.op for n in bc.load_onnx(proto).nodes] == ["activation"] * 3
+
+
+def test_loop() -> None:
+    body = helper.make_graph(
+        [node("Add", "state x", "next"), node("Identity", "cond", "on"), node("Identity", "next", "scan")],
+        "body",
+        [value("i", I64, ()), value("cond", BOOL, ()), value("state")],
+        [value("on", BOOL, ()), value("next"), value("scan")],
+    )
+    nodes = [
+        node("Relu", "x", "a"),
+        node("Loop", "n go a", "last each", body=body),
+        node("Conv", "last w", "y"),
+        node("Relu", "each", "z"),
+    ]
+    feeds = {"x": image(), "n": np.array(3)}
+    check(model(nodes, feeds, {"y": F32, "z": F32}, w=WEIGHTS["w"], go=np.array(True)), feeds)
+
+
+def test_other_sizes_are_read_again() -> None:
+    proto = middle()
+    proto = onnx.ModelProto.FromString(proto.SerializeToString())
+    proto.graph.input[0].type.tensor_type.shape.dim[3].ClearField("dim_value")
+    plan = bc.compile(bc.load_onnx(proto, (1, 3, 10, 12)), threads=1)
+    for width in (12, 9, 20):
+        x = image(shape=(1, 3, 10, width))
+        theirs = runtime(proto, {"x": x})
+        assert theirs is not None
+        assert all(map(same, plan(x).values(), theirs))
+
+
+@pytest.mark.parametrize("name", [name for name, case in BROKEN.items() if not case.stricter])
+def test_a_broken_model_is_not_hidden(name: str) -> None:
+    with pytest.raises(bc.BlockconvError):
+        bc.compile(bc.load_onnx(BROKEN[name].model))
