@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ _NUMPY = """
     SpaceToDepth Split Sqrt Squeeze Sub Tan Tile Transpose Trilu Unsqueeze Where Xor
 """
 NUMPY_OPS = frozenset(_NUMPY.split())
+CHECKED = 4096  # elements of a constant that counts where a network is checked
 REMEDY = "install ONNX Runtime, which runs it: pip install onnxruntime"
 
 
@@ -108,8 +110,8 @@ def parsed(model: bytes) -> Any:
     return onnx.load_model_from_string(model)
 
 
-def joined(network: Any, nodes: Sequence[Any]) -> Part:
-    """The part of some foreign nodes of a network. Constants that they read are the model's own."""
+def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Part:
+    """The part of some foreign nodes of a network. Constants of up to `most` elements are the model's own."""
     import onnx
     from onnx import numpy_helper
 
@@ -139,13 +141,14 @@ def joined(network: Any, nodes: Sequence[Any]) -> Part:
         if node.output in network.outputs or any(r.name not in mine for r in network.readers[node.output])
     }
     given = [name for name in values if name not in made]
-    fed = [name for name in given if values[name] not in network.constants]
+    held = {name: network.constants[values[name]] for name in given if values[name] in network.constants}
+    held = {name: value for name, value in held.items() if value.size <= most}
+    fed = [name for name in given if name not in held]
     wanted = [name for value, name in own.items() if value in needed]
     graph = onnx.helper.make_graph(order, "part", [types[name] for name in fed], [types[name] for name in wanted])
     graph.initializer.extend(
-        numpy_helper.from_array(np.ascontiguousarray(network.constants[values[name]]).reshape(_dims(types[name])), name)
-        for name in given
-        if name not in fed
+        numpy_helper.from_array(np.ascontiguousarray(value).reshape(_dims(types[name])), name)
+        for name, value in held.items()
     )
     first = parsed(nodes[0].attributes.model)
     whole = onnx.helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
@@ -161,7 +164,7 @@ def check_foreign(network: Any) -> None:
     """Raise UnsupportedError, which names the ops, if nothing here runs a network's foreign nodes."""
     nodes = [node for node in network.nodes if node.op == "foreign"]
     if nodes:
-        Session(joined(network, nodes).model, 1, optimized=False)
+        Session(joined(network, nodes, most=CHECKED).model, 1, optimized=False)
     if network.rest is not None and not has_onnx_runtime() and not NUMPY_OPS.issuperset(network.rest.kinds):
         raise UnsupportedError(f"blockconv has no op for {counted(network.rest.kinds)}; {REMEDY}")
 

@@ -174,6 +174,28 @@ def test_a_foreign_op_in_the_middle(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_cheap_ops_between_foreign_ones_join_them() -> None:
+    """Not those that a convolution takes in, nor such as anything else reads."""
+    nodes = [
+        node("Conv", "x w", "c"),
+        node("Relu", "c", "a"),
+        node("Erf", "a", "e"),
+        node("Transpose", "e", "t", perm=[0, 2, 3, 1]),
+        node("Shape", "t", "n"),
+        node("Add", "t t", "s"),
+        node("CumSum", "s one", "y"),
+        node("Neg", "y", "m"),
+        node("Relu", "e", "other"),
+        node("Erf", "other", "z"),
+    ]
+    proto = model(nodes, {"x": image()}, {"y": F32, "m": F32, "other": F32, "n": I64, "z": F32}, **WEIGHTS)
+    plan = check(proto, {"x": image()})
+    assert [action.part and action.part.kinds for action in plan.actions if action.kind == "foreign"] == [
+        ("Erf", "Transpose", "Add", "CumSum", "Neg"),
+        ("Erf",),
+    ]
+
+
 def test_one_warning_names_the_ops() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -33,6 +33,31 @@ def test_random_networks() -> None:
     assert not {seed: found for seed, found in bad.items() if found.verdict in ("crash", "wrong")}
 
 
+def with_foreign(case: Case, seed: int) -> Case:
+    """The case with foreign ops after some of its nodes that give float32."""
+    made = onnx.ModelProto.FromString(case.model.SerializeToString())
+    graph, rng, nodes = made.graph, np.random.default_rng([seed, 39]), []
+    inferred = onnx.shape_inference.infer_shapes(made).graph
+    known = {v.name: v.type.tensor_type.elem_type for v in (*inferred.value_info, *inferred.output)}
+    for one in graph.node:
+        nodes.append(one)
+        if known.get(one.output[0]) == onnx.TensorProto.FLOAT and rng.random() < 0.4:
+            name, one.output[0] = one.output[0], f"{one.output[0]}.before"
+            kind = str(rng.choice(["Asinh", "Atan", "Erf", "Softsign"]))
+            nodes.append(onnx.helper.make_node(kind, [one.output[0]], [name], name=f"foreign {name}"))
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+    return case._replace(model=made)
+
+
+@pytest.mark.parametrize("seed", [k if k < 8 else pytest.param(k, marks=pytest.mark.slow) for k in range(100)])
+@pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning")
+def test_foreign_ops_in_random_networks(seed: int) -> None:
+    found = fuzz_oracle.judge(with_foreign(generate(seed), seed), plans=seed < 4)
+    assert not [one for one in found if one.verdict in ("crash", "wrong") or "UnsupportedError" in one.says]
+
+
 # ---------------------------------------------------------------- the fuzzer itself
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
-from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.types import FLOATS, INTEGERS, Types, element
 from blockconv.frontends.onnx.rules import Rules, onnx_type
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
@@ -62,13 +61,22 @@ class Fallback:
 
     translate(node): makes ops of a node, or raises.
     odd: inputs of the model that are no arrays of numbers.
+    abroad: the first outputs of nodes that are foreign though blockconv has ops for them.
     late: nodes that depend on shapes which data decide.
     """
 
     def __init__(
-        self, model: Any, scope: Scope, rules: Rules, translate: Callable[[Any], None], odd: Mapping[str, Any]
+        self,
+        model: Any,
+        scope: Scope,
+        rules: Rules,
+        translate: Callable[[Any], None],
+        odd: Mapping[str, Any],
+        abroad: Collection[str],
     ) -> None:
         self.model, self.scope, self.rules, self.translate = model, scope, rules, translate
+        self._abroad = abroad
+        self._foreign: set[int] = set()  # the places of foreign nodes in the order
         self.late: list[Any] = []
         self._odd = odd
         self._unknown: set[str] = {*odd}  # values of unknown shapes
@@ -89,18 +97,19 @@ class Fallback:
             return
         first = len(self.scope.nodes)
         try:
+            if _first(node) in self._abroad:
+                raise Unsupported
             self.translate(node)
             runs = all(map(self._has_kernels, self.scope.nodes[first:]))
         except (Unsupported, UnknownValue):
             runs = False
         except NetworkError as error:
-            if not isinstance(error.__cause__, DtypeError) and not any(
-                len(self.scope.values[name].shape) > MOST_DIMENSIONS for name in node.input if name
-            ):
+            if not (isinstance(error.__cause__, DtypeError) or self._runs_elsewhere(node)):
                 raise
             runs = False
         if not runs:
             self.scope.drop(first)
+            self._foreign.add(place)
             try:
                 self._make_foreign(node)
             except Unsupported as error:
@@ -138,9 +147,7 @@ class Fallback:
     # -- what does not
 
     def _make_foreign(self, node: Any) -> None:
-        nodes = self._closure([node])
-        made = {name for one in nodes for name in one.output}
-        reads = [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
+        nodes, reads = self._with_reads(node)
         wanted = [name for name in node.output if name in self.scope.read]
         types = self._infer(node, nodes, reads, wanted)
         if any(types[name].shape is None for name in wanted if types[name].dtype is not None):
@@ -159,8 +166,52 @@ class Fallback:
             assert dtype is not None
             assert shape is not None
             a = ops.Foreign(model, k, kinds, shapes, shape, element(dtype).name)
-            called = node.name or next(filter(None, node.output))
+            called = node.name or _first(node)
             self.scope.rename(self.scope.emit(a, *tensors, name=called, title=title(node)).name, name)
+
+    def _runs_elsewhere(self, node: Any) -> bool:
+        """Whether ONNX Runtime computes a node that breaks a rule of ours, of zeros where its operands flow."""
+        if not has_onnx_runtime():
+            return False
+        nodes, reads = self._with_reads(node)
+        known = self._constants(reads)
+        model = self._model(nodes, reads, map(_untyped, filter(None, node.output)), known)
+        flows = [(name, self.scope.values[name]) for name in reads if name not in known]
+        try:
+            session = new_session(model.SerializeToString(), 1, optimized=False)
+            session.run(None, {name: np.zeros(t.shape, t.type.dtype) for name, t in flows})
+        except Exception:  # it refuses the node too
+            return False
+        return True
+
+    def _with_reads(self, node: Any) -> tuple[list[Any], list[str]]:
+        """(a node after those that it needs, the arrays that they read)."""
+        nodes = self._closure([node])
+        made = {name for one in nodes for name in one.output}
+        return nodes, [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
+
+    def between(self, outputs: Collection[str]) -> set[str]:
+        """The first outputs of cheap nodes that stand between foreign ones alone: with them, two parts are one."""
+        every = dict(self._makers.values())
+        nodes = {place: node for place, node in every.items() if self._array(_first(node)) is None}
+        readers: dict[str, set[int]] = {}
+        for place, node in nodes.items():
+            for name in reads_of(node):
+                readers.setdefault(name, set()).add(place)
+        cheap = {place for place, n in nodes.items() if n.op_type in _MOVES | _EACH and not n.domain} - self._foreign
+        known: set[int] = set()
+
+        def is_between(place: int) -> bool:
+            node = nodes[place]
+            makers = {self._makers.get(name, (-1,))[0] for name in reads_of(node) if self._array(name) is None}
+            takers = set[int]().union(*(readers.get(name, ()) for name in node.output))
+            ends = makers and takers and given.isdisjoint(node.output)
+            return bool(ends) and makers | takers <= known
+
+        given = {*outputs}
+        while known != (known := self._foreign | cheap):
+            cheap = {place for place in cheap if is_between(place)}
+        return {_first(nodes[place]) for place in cheap}
 
     # -- what waits for data
 
@@ -232,7 +283,7 @@ class Fallback:
         waiting = [*nodes]
         while waiting:
             one = waiting.pop()
-            found[self._makers[next(filter(None, one.output))][0]] = one
+            found[self._makers[_first(one)][0]] = one
             for name in reads_of(one):
                 if name in self._unknown or self._is_plain(name):
                     continue
@@ -276,7 +327,11 @@ class Fallback:
         """What is known of the outputs of the last of some nodes, by ONNX's own inference or ONNX Runtime's."""
         types: dict[str, Any] = {}
         if len(nodes) == 1 and not captured(node):
-            types = self.rules.infer(node, self.scope.values, self.scope.constants)
+            try:
+                types = self.rules.infer(node, self.scope.values, self.scope.constants)
+            except NetworkError:
+                if not self._runs_elsewhere(node):
+                    raise
         found = {name: _value(types[name]) for name in wanted if name in types}
         if all(_is_known(found.get(name)) for name in wanted):
             return found
@@ -297,7 +352,30 @@ _CONVERSIONS = (
 )  # fmt: skip
 # What is worth a plan, once its shapes are known.
 _HOT = {"Conv", "QLinearConv", "ConvInteger", "MatMul", "QLinearMatMul", "MatMulInteger", "Gemm"}
+# What ONNX Runtime computes as fast, so that no part has to end before it.
+_MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+_EACH = {
+    "Add",
+    "Clip",
+    "Div",
+    "Elu",
+    "LeakyRelu",
+    "Max",
+    "Min",
+    "Mul",
+    "Relu",
+    "Sigmoid",
+    "Softmax",
+    "Sub",
+    "Sum",
+    "Tanh",
+}
 _TYPES = {element(helper.tensor_dtype_to_np_dtype(kind)).name for kind in _PLAIN.values()}
+
+
+def _first(node: Any) -> str:
+    """A node's first output, which tells it apart."""
+    return str(next(filter(None, node.output)))
 
 
 def _kind(node: Any) -> str:
@@ -310,7 +388,7 @@ def _named(node: Any) -> Any:
         return node
     named = onnx.NodeProto()
     named.CopyFrom(node)
-    named.name = next(filter(None, node.output))
+    named.name = _first(node)
     return named
 
 

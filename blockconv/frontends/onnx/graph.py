@@ -35,15 +35,16 @@ def read_graph(
     arrays: dict[str, Array],
     input_shapes: Mapping[str, Shape] | Shape | None,
     strict: bool,
-    odd: frozenset[str] = frozenset(),
+    abroad: frozenset[str] = frozenset(),
 ) -> Network:
     """`model` is without weights, which are in `arrays`: both are kept, to make the network for other shapes.
 
-    strict: refuse nodes that blockconv has no op for; else they are foreign. odd: inputs that only foreign nodes read.
+    strict: refuse nodes that blockconv has no op for; else they are foreign.
+    abroad: inputs that only foreign nodes read, and first outputs of nodes that are foreign though there are ops.
     """
     graph, rules = model.graph, Rules(model)
     arrays = {name: frozen(value) for name, value in arrays.items()}
-    unusual = {} if strict else {v.name: v for v in graph.input if v.name in odd or is_odd(v)}
+    unusual = {} if strict else {v.name: v for v in graph.input if v.name in abroad or is_odd(v)}
     inputs = _inputs(graph, {*arrays, *unusual}, input_shapes)
     read = {name for node in graph.node for name in reads_of(node)} | {value.name for value in graph.output}
     scope = Scope(graph.name or "onnx", rules.versions.get("", 1), read)
@@ -64,13 +65,16 @@ def read_graph(
             refused.read(node, translate, scope, rules)
         refused.report()
     else:
-        fallback = Fallback(model, scope, rules, translate, unusual)
+        fallback = Fallback(model, scope, rules, translate, unusual, abroad)
         try:
             for node in needed:
                 fallback.read(node)
+            more = fallback.between(given)
             rest, given = fallback.rest(graph.output, _read_rest)
         except OddInput as error:
-            return read_graph(model, arrays, input_shapes, strict, odd | {str(error)})
+            more = {str(error)}
+        if more:
+            return read_graph(model, arrays, input_shapes, strict, abroad | more)
     _check_declared_types(graph, scope)
     outputs = tuple(map(scope.output, given))
     scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
