@@ -67,6 +67,8 @@ __all__ = [
     "RuntimeException",
     "SessionOptions",
     "blockconv_version",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
     "get_all_providers",
     "get_available_providers",
     "get_device",
@@ -90,6 +92,14 @@ get_all_providers = get_available_providers
 def get_device() -> str:
     """Always "CPU"."""
     return "CPU"
+
+
+def enable_telemetry_events() -> None:
+    """Do nothing: blockconv sends nothing anywhere."""
+
+
+def disable_telemetry_events() -> None:
+    """Do nothing: blockconv sends nothing anywhere."""
 
 
 def set_default_logger_severity(severity: int) -> None:

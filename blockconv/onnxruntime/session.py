@@ -318,7 +318,8 @@ def _argument(value: Any, options: SessionOptions) -> NodeArg:
         return NodeArg(value.name, [], value.type.WhichOneof("value") or "")
     shape: list[int | str | None] = []
     for dim in kind.shape.dim:
-        size: int | str | None = dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        fixed = dim.HasField("dim_value") and dim.dim_value >= 0  # some exporters write -1 for any size
+        size: int | str | None = dim.dim_value if fixed else dim.dim_param or None
         size = options.dimensions.get(dim.dim_param, size) if dim.dim_param else size
         shape.append(options.denotations.get(dim.denotation, size) if dim.denotation else size)
     named = {TensorProto.STRING: "tensor(string)", TensorProto.BFLOAT16: "tensor(bfloat16)"}
