@@ -41,6 +41,7 @@ ORDER = [
     "blockconv.kernels.shuffle",
     "blockconv.kernels.softmax",
     "blockconv.kernels.lrn",
+    "blockconv.kernels.norm",
     "blockconv.kernels.resize",
     "blockconv.kernels.reduce",
     "blockconv.kernels.dynamic",

@@ -36,6 +36,7 @@ __all__ = [
     "ConcatProblem",
     "Coordinates",
     "FindQuantizationProblem",
+    "GroupNormProblem",
     "LrnProblem",
     "NearestMode",
     "PadProblem",
@@ -301,6 +302,26 @@ class SoftmaxProblem(_OneShape):
         set_field(self, "axis", checked_axis(op, self.axis, len(self.shape)))
         if not isinstance(self.log, bool):
             raise ArgumentError(op, "log", self.log, "must be a bool")
+
+
+@dataclass(frozen=True)
+class GroupNormProblem(_OneShape):
+    """Mean 0 and variance 1 over each of `groups` groups of channels (axis 1), with all axes after them."""
+
+    shape: Shape
+    groups: int
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        op = "group_norm"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        if len(self.shape) < 2:
+            raise ArgumentError(op, "shape", self.shape, "must have a channel axis, axis 1")
+        (groups,) = checked_whole(op, "groups", (self.groups,))
+        set_field(self, "groups", groups)
+        if groups < 1 or self.shape[1] % groups:
+            raise ArgumentError(op, "groups", groups, f"must divide the {self.shape[1]} channels")
+        set_field(self, "epsilon", checked_number(op, "epsilon", self.epsilon))
 
 
 @dataclass(frozen=True)

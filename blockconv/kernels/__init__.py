@@ -12,6 +12,7 @@ from blockconv.kernels.depthwise import rows as depthwise
 from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
 from blockconv.kernels.lrn import rows as lrn
+from blockconv.kernels.norm import rows as norm
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward import BACKWARD as POOL_BACKWARD
 from blockconv.kernels.reduce import rows as reduce
@@ -49,6 +50,7 @@ TABLE: tuple[Row, ...] = (
     *strided_copy.ROWS,
     *softmax.ROWS,
     *lrn.ROWS,
+    *norm.ROWS,
     *resize.ROWS,
     *reduce.ROWS,
     *dynamic.ROWS,

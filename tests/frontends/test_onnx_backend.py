@@ -28,7 +28,7 @@ LISTED = {
     "Min", "Concat", "BatchNormalization", "Pad", "Gemm", "MatMul", "Flatten", "Reshape", "Transpose", "LRN", "Softmax",
     "Dropout", "Identity", "Constant", "ConstantOfShape", "Unsqueeze", "Squeeze", "Shape", "Size", "Resize", "Upsample",
     "Split", "Slice", "ReduceMean", "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul",
-    "MatMulInteger", "DynamicQuantizeLinear",
+    "MatMulInteger", "DynamicQuantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
 }  # fmt: skip
 INTEGERS = {
     "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MaxPool",
@@ -40,6 +40,7 @@ PARAMETERS = {
     "Clip": (1, 2), "Pad": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Unsqueeze": (1,),
     "ReduceMean": (1,), "Resize": (1, 2, 3), "Upsample": (1,), "Dropout": (1, 2), "ConstantOfShape": (0,),
     "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "QLinearConv": (1, 2, 3, 4, 5, 6, 7, 8),
+    "GroupNormalization": (1, 2), "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2),
     "ConvInteger": (1, 2, 3), "QLinearMatMul": (1, 2, 3, 4, 5, 6, 7), "MatMulInteger": (1, 2, 3),
 }  # fmt: skip
 CASES = {

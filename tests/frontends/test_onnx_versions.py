@@ -87,6 +87,10 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("Slice", 13, {"s": ints(2), "e": ints(2), "a": ints(1)}, {}),
     ("Slice", 13, {"s": ints(9, 0), "e": ints(1, -9), "a": ints(1, 2), "t": ints(1, -1)}, {}),
     ("ReduceMean", 13, {}, {"keepdims": 0}),
+    *(("GroupNormalization", 21, {"s": weights(6), "b": weights(6, 1)[:, 0]}, {"num_groups": k}) for k in (1, 3, 6)),
+    ("InstanceNormalization", 6, {"s": weights(6), "b": weights(6, 1)[:, 0]}, {"epsilon": 0.1}),
+    ("LayerNormalization", 17, {"s": weights(4), "b": weights(4)}, {}),
+    ("LayerNormalization", 17, {"s": weights(5, 4)}, {"axis": -2, "epsilon": 0.1}),
 ]  # fmt: skip
 
 
@@ -157,6 +161,28 @@ def test_batch_norm() -> None:
     wanted = (X - mean[along]) / np.sqrt(variance[along] + 1e-3) * scale[along] + bias[along]
     constants = {"s": scale, "b": bias, "m": mean, "v": variance}
     check(model("BatchNormalization", 9, X, constants, epsilon=1e-3), wanted)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_group_normalisation_before_opset_21(groups: int) -> None:
+    """It had a scale and a bias for each group."""
+    scale, bias = weights(groups), weights(groups, 1)[:, 0]
+    split = X.reshape(2, groups, -1)
+    normal = (split - split.mean(-1, keepdims=True)) / np.sqrt(split.var(-1, keepdims=True) + 1e-5)
+    wanted = (normal * scale[:, None] + bias[:, None]).reshape(X.shape)
+    check(model("GroupNormalization", 18, X, {"s": scale, "b": bias}, num_groups=groups), wanted)
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "constants", "attributes"), [case for case in CASES if case[0].endswith("Normalization")], ids=str
+)
+def test_normalisation_as_onnx_runtime_has_it(op: str, opset: int, constants: Any, attributes: Any) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    proto = model(op, opset, X, constants, **attributes)
+    (wanted,) = runtime.InferenceSession(proto.SerializeToString()).run(None, {"x": X})
+    network = bc.load_onnx(proto)
+    for layouts in ("auto", "NHWC", "NCHW8"):
+        np.testing.assert_allclose(bc.compile(network, layouts=layouts)(X), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5])

@@ -23,6 +23,7 @@ from blockconv.core.eltwise_problem import (
     AffineProblem,
     BinaryProblem,
     ConcatProblem,
+    GroupNormProblem,
     LrnProblem,
     PadProblem,
     ReduceMeanProblem,
@@ -111,6 +112,18 @@ def test_softmax(layout: str) -> None:
     for shape, axis in itertools.product(SHAPES, range(Layout(layout).blocks[0] > 1, 4)):
         x = integers(shape)
         run("softmax", SoftmaxProblem(shape, axis), layout, [x], _softmax(x, axis), exact=False)
+
+
+@EACH
+def test_group_norm(layout: str) -> None:
+    for shape in SHAPES:
+        x, (scale, shift) = integers(shape), integers((2, shape[1]))
+        for groups in {1, shape[1], next(k for k in (4, 3, 2, 1) if shape[1] % k == 0)}:
+            split = x.reshape(shape[0], groups, -1).astype("f8")
+            normal = (split - split.mean(-1, keepdims=True)) / np.sqrt(split.var(-1, keepdims=True) + 0.1)
+            wanted = normal.reshape(shape) * scale[:, None, None] + shift[:, None, None]
+            p, given = GroupNormProblem(shape, groups, 0.1), [x, scale, shift]
+            run("group_norm", p, layout, given, wanted.astype("f4"), exact=False, tolerance=2e-6)
 
 
 @EACH

@@ -52,6 +52,8 @@ CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
     ("softmax", ops.Softmax(1), "NCHW8", F, SELDOM),
     ("lrn", ops.Lrn(5, 0.3, 0.75, 1.0), "NCHW8", B, SELDOM),
     ("lrn", ops.Lrn(5, 0.3, 0.75, 1.0), "NCHW", F, SELDOM),
+    ("norm", ops.GroupNorm(2), "NCHW8", B, SELDOM),
+    ("norm", ops.GroupNorm(2), "NHWC", F, SELDOM),
     ("mean", ops.ReduceMean((2,), True), "NCHW8", F, SELDOM),
     ("linear", LINEAR, "NCHW", B, SELDOM),
     ("linear", LINEAR, "NCHW16", F, SELDOM),

@@ -48,6 +48,7 @@ OPS: dict[str, Build] = {
     "concat with a part": lambda b, x: b.concat(b.add(ops.Slice(1, 2, 0), x), x, b.constant(ONES((2, 3, 6, 6)))),
     "concat of images": lambda b, x: b.concat(x, b.constant(ONES((3, 4, 6, 6))), axis=0),
     "lrn": lambda b, x: b.add(ops.Lrn(3), x),
+    "norm": lambda b, x: b.add(ops.GroupNorm(2), x, parameters=(ONES(4), ONES(4))),
     "softmax": lambda b, x: b.add(ops.Softmax(1), x),
     "resize": lambda b, x: b.add(ops.Resize("linear", scale=(2.0, 2.0)), x),
     "pad": lambda b, x: b.add(ops.Pad(((1, 0), (0, 2), (1, 1), (0, 1)), 0.5), x),

@@ -153,8 +153,11 @@ class Graph:
 
     # -- nodes
 
-    def add(self, op: str, *operands: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """Adds a node of ONNX and gives its outputs. Arrays become constants; None leaves an operand out."""
+    def add(self, op: str, *operands: Any, outputs: int = 1, like: Value | None = None, **attributes: Any) -> Any:
+        """Adds a node of ONNX and gives its outputs. Arrays become constants; None leaves an operand out.
+
+        like: what has the type and the shape of the output, where ONNX infers none.
+        """
         try:
             schema = defs.get_schema(op, self.opset, "")
         except defs.SchemaError:
@@ -169,10 +172,10 @@ class Graph:
         _check_types(schema, values)
         names = [self.name(op) for _ in range(outputs)]
         node = helper.make_node(op, ["" if v is None else v.name for v in values], names, names[0], **attributes)
-        found = self._infer(schema, node, [v for v in values if v is not None])
+        found = self._infer(schema, node, [v for v in values if v is not None]) if like is None else {}
         self.nodes.append(node)
         flows = any(v is not None and v.flows for v in values)
-        made = [self._keep(name, *found[name], flows) for name in names]
+        made = [self._keep(name, *(found[name] if like is None else (like.dtype, like.shape)), flows) for name in names]
         return made[0] if outputs == 1 else made
 
     def _infer(self, schema: Any, node: Any, values: list[Value]) -> dict[str, Any]:
@@ -334,8 +337,33 @@ def _batch_norm(g: Graph) -> None:
     x = g.take(ranks=(4, 3, 2) if g.chance(0.9) else (5, 1))
     c = x.shape[1] if x.rank > 1 else 1
     var = (g.rng.uniform(0.3, 2, c) if g.chance(0.9) else np.full(c, 1e-8)).astype(x.dtype)
-    more = {"epsilon": g.pick((1e-5, 1e-3))} if g.chance(0.5) else {}
-    g.add("BatchNormalization", x, *[g.array((c,), x.dtype) for _ in range(3)], var, **more)
+    g.add("BatchNormalization", x, *[g.array((c,), x.dtype) for _ in range(3)], var, **_epsilon(g))
+
+
+@_op("GroupNormalization")
+def _group_norm(g: Graph) -> None:
+    x = g.take(ranks=(4, 4, 3))
+    groups = g.pick([k for k in range(1, x.shape[1] + 1) if x.shape[1] % k == 0])
+    factors = [g.array((x.shape[1],), x.dtype) for _ in range(2)]
+    g.add("GroupNormalization", x, *factors, like=x, num_groups=groups, **_epsilon(g))
+
+
+@_op("InstanceNormalization")
+def _instance_norm(g: Graph) -> None:
+    x = g.take(ranks=(4, 4, 3))
+    g.add("InstanceNormalization", x, *[g.array((x.shape[1],), x.dtype) for _ in range(2)], **_epsilon(g))
+
+
+@_op("LayerNormalization")
+def _layer_norm(g: Graph) -> None:
+    x = g.take(ranks=(4, 3, 2))
+    axis = g.whole(1, x.rank - 1)
+    factors = [g.array(x.shape[axis:], x.dtype) for _ in range(1 + g.chance(0.7))]
+    g.add("LayerNormalization", x, *factors, axis=g.pick((axis, axis - x.rank)), **_epsilon(g))
+
+
+def _epsilon(g: Graph) -> dict[str, float]:
+    return {"epsilon": g.pick((1e-5, 1e-3))} if g.chance(0.5) else {}
 
 
 @_op("LRN")

@@ -147,6 +147,51 @@ def _batch_norm(call: Call) -> Tensor:
     return call.reshape(call.emit(ops.Affine(), wide, parameters=(parameters[0], parameters[1])), x.shape)
 
 
+_CONSTANT_FACTORS = "constant scale and bias"
+
+
+@_op("GroupNormalization", limits=_CONSTANT_FACTORS)
+def _group_norm(call: Call) -> Tensor:
+    x, groups = call.input(), call.attribute("num_groups")
+    # Opset 18 had one of each a group; opset 21 replaced it.
+    each = 1 if call.opset >= 21 or groups < 1 else x.shape[1] // groups
+    return _normalised(call, x, groups, *(np.repeat(call.array(k, name), each) for k, name in _FACTORS))
+
+
+@_op("InstanceNormalization", limits=_CONSTANT_FACTORS, since=6)
+def _instance_norm(call: Call) -> Tensor:
+    x = call.input()
+    return _normalised(call, x, max(1, x.shape[1]), *(call.array(k, name) for k, name in _FACTORS))
+
+
+@_op("LayerNormalization", limits=_CONSTANT_FACTORS)
+def _layer_norm(call: Call) -> Tensor:
+    """Of rows, whose elements are channels."""
+    only_output(call)
+    x = call.input()
+    axis = call.axis(call.attribute("axis", -1), len(x.shape))
+    shape = x.shape[axis:]
+    scale, bias = call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(())
+    try:
+        factors = [np.broadcast_to(factor, shape).reshape(-1) for factor in (scale, bias)]
+    except ValueError:
+        rule = f"have to broadcast to {shape}, the axes from {axis} on"
+        raise call.error("scale", (scale.shape, bias.shape), rule) from None
+    rows = call.reshape(x, (math.prod(x.shape[:axis]), math.prod(shape)))
+    return call.reshape(_normalised(call, rows, 1, *factors), x.shape)
+
+
+_FACTORS = ((1, "scale"), (2, "bias"))
+
+
+def _normalised(call: Call, x: Tensor, groups: int, scale: Array, bias: Array) -> Tensor:
+    if call.attribute("stash_type", 1) != 1:
+        raise Unsupported(f"stash_type={call.attribute('stash_type')}: statistics of another type than float32")
+    dtype = x.type.computed.dtype
+    parameters = call.constant(scale.astype(dtype), "scale"), call.constant(bias.astype(dtype), "bias")
+    return call.emit(ops.GroupNorm(groups, call.attribute("epsilon", 1e-5)), x, parameters=parameters)
+
+
 @_op("LRN")
 def _lrn(call: Call) -> Tensor:
     alpha, beta, bias = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75), call.attribute("bias", 1.0)

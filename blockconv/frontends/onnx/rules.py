@@ -25,6 +25,8 @@ Array = npt.NDArray[Any]
 
 # A window of no pixels divides by zero in the shape inference of onnx before 1.22, which ends the process.
 _POSITIVE = ("kernel_shape", "strides", "dilations")
+# Ops that ONNX deprecated and later defined anew under the same name. Models of before are read, without ONNX's checks.
+_REPLACED = ("GroupNormalization",)
 # Larger constants are operands whose values no shape depends on.
 _MOST_VALUES = 4096
 
@@ -67,6 +69,8 @@ class Rules:
             raise NetworkError(
                 title(node), "op_type", node.op_type, rule, f"export for opset {since} or later"
             ) from None
+        if found.deprecated and node.op_type in _REPLACED:
+            return None
         if found.deprecated:
             rule = f"was removed in opset {found.since_version}, and the model imports opset {version}"
             raise NetworkError(title(node), "op_type", node.op_type, rule, "export with the op that replaced it")

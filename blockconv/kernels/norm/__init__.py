@@ -1,0 +1,1 @@
+"""Normalisation over groups of channels and all pixels of an image."""

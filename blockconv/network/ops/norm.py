@@ -1,0 +1,57 @@
+"""Normalisation to mean 0 and variance 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from blockconv.core.eltwise_problem import GroupNormProblem
+from blockconv.core.errors import ArgumentError
+from blockconv.core.types import FLOATS, ElementType
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Shapes, Solved, check_type
+
+__all__ = ["GroupNorm"]
+
+
+@dataclass(frozen=True)
+class GroupNorm(Solved):
+    """(src - mean) / sqrt(variance + epsilon) * scale[c] + bias[c], over each image's `groups` groups of channels.
+
+    Statistics are of all elements of a group: its channels (axis 1) and all axes after them. C groups are instance
+    normalisation; one group of an array (N, C) is layer normalisation.
+    parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, as which they are computed with.
+    """
+
+    op: ClassVar[str] = "group_norm"
+    parameters: ClassVar[range] = range(2, 3)
+    groups: int
+    epsilon: float = 1e-5
+
+    def problem(self, src: Shape) -> GroupNormProblem:
+        return GroupNormProblem(src, self.groups, self.epsilon)
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        src = super().infer(inputs, parameters)
+        for name, shape in zip(("scale", "bias"), parameters, strict=True):
+            if shape != (src[1],):
+                raise ArgumentError(self.op, name, shape, f"has to have shape ({src[1]},)")
+        return src
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        src = inputs[0]
+        check_type(self, "input", src, *FLOATS)
+        for name, type in zip(("scale", "bias"), parameters, strict=True):
+            check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
+        return src
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        src, along = inputs[0], (-1,) + (1,) * (inputs[0].ndim - 2)
+        if not src.size:
+            return src
+        split = src.reshape(src.shape[0], self.groups, -1)
+        apart = split - split.mean(axis=-1, keepdims=True)
+        normal = apart / np.sqrt((apart * apart).mean(axis=-1, keepdims=True) + self.epsilon)
+        scale, bias = (p.reshape(along) for p in parameters)
+        return np.asarray(normal.reshape(src.shape) * scale + bias)
