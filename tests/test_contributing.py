@@ -55,7 +55,22 @@ def apply(diff: str, root: Path) -> int:
 
 
 def test_every_kind_of_change_has_an_example() -> None:
-    assert [title.split()[-1] for title in examples()] == ["layout", "activation", "op", "kernel", "type", "CPU"]
+    assert [title.split()[-1] for title in examples()] == [
+        "layout",
+        "activation",
+        "op",
+        "kernel",
+        "GroupNorm",
+        "type",
+        "CPU",
+    ]
+
+
+def test_excerpts_are_verbatim() -> None:
+    excerpts = re.findall(r"^```py\n# (\S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert len(excerpts) >= 5
+    for path, text in excerpts:
+        assert text in (ROOT / path).read_text(encoding="utf-8"), f"{path} has changed:\n{text}"
 
 
 def changed(title: str, root: Path) -> Example:
