@@ -19,7 +19,7 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
-from blockconv.network.ops import Attributes, Binary, Convolution, Reshape, Shape
+from blockconv.network.ops import Attributes, Binary, Convolution, GroupNorm, Reshape, Shape
 from blockconv.network.rest import Rest
 
 __all__ = ["Emitter", "Translation", "Unsupported", "element_type"]
@@ -231,6 +231,23 @@ class Translation:
                 raise Unsupported(f"an empty tensor of {x.type}")
             return self.constant(np.zeros(shape, x.type.dtype), "empty")
         return self.emit(Reshape(shape), x, helps=helps)
+
+    def normalise(self, x: Tensor, groups: int, scale: Array, bias: Array, epsilon: float) -> Tensor:
+        """Group normalisation, with a scale and a bias of each channel, or one for all."""
+        factors = [np.broadcast_to(f, x.shape[1:2]).astype(x.type.computed.dtype) for f in (scale, bias)]
+        parameters = self.constant(factors[0], "scale"), self.constant(factors[1], "bias")
+        return self.emit(GroupNorm(groups, epsilon), x, parameters=parameters)
+
+    def normalise_rows(self, x: Tensor, axis: int, scale: Array, bias: Array, epsilon: float) -> Tensor:
+        """Layer normalisation over all axes from `axis` on, to which scale and bias broadcast."""
+        shape = x.shape[axis:]
+        try:
+            factors = [np.broadcast_to(factor, shape).reshape(-1) for factor in (scale, bias)]
+        except ValueError:
+            rule = f"have to broadcast to {shape}, the axes from {axis} on"
+            raise self.error("scale", (scale.shape, bias.shape), rule) from None
+        rows = self.reshape(x, (math.prod(x.shape[:axis]), math.prod(shape)))
+        return self.reshape(self.normalise(rows, 1, factors[0], factors[1], epsilon), x.shape)
 
     def convolve(self, attributes: Convolution, x: Tensor, others: Tensors, parameters: Tensors) -> Tensor:
         """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias."""

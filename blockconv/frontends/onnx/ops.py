@@ -152,44 +152,30 @@ _CONSTANT_FACTORS = "constant scale and bias"
 
 @_op("GroupNormalization", limits=_CONSTANT_FACTORS)
 def _group_norm(call: Call) -> Tensor:
-    x, groups = call.input(), call.attribute("num_groups")
+    x, groups, (scale, bias) = call.input(), call.attribute("num_groups"), _factors(call)
     # Opset 18 had one of each a group; opset 21 replaced it.
     each = 1 if call.opset >= 21 or groups < 1 else x.shape[1] // groups
-    return _normalised(call, x, groups, *(np.repeat(call.array(k, name), each) for k, name in _FACTORS))
+    return call.normalise(x, groups, np.repeat(scale, each), np.repeat(bias, each), call.attribute("epsilon", 1e-5))
 
 
 @_op("InstanceNormalization", limits=_CONSTANT_FACTORS, since=6)
 def _instance_norm(call: Call) -> Tensor:
     x = call.input()
-    return _normalised(call, x, max(1, x.shape[1]), *(call.array(k, name) for k, name in _FACTORS))
+    return call.normalise(x, max(1, x.shape[1]), *_factors(call), call.attribute("epsilon", 1e-5))
 
 
 @_op("LayerNormalization", limits=_CONSTANT_FACTORS)
 def _layer_norm(call: Call) -> Tensor:
-    """Of rows, whose elements are channels."""
     only_output(call)
     x = call.input()
     axis = call.axis(call.attribute("axis", -1), len(x.shape))
-    shape = x.shape[axis:]
-    scale, bias = call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(())
-    try:
-        factors = [np.broadcast_to(factor, shape).reshape(-1) for factor in (scale, bias)]
-    except ValueError:
-        rule = f"have to broadcast to {shape}, the axes from {axis} on"
-        raise call.error("scale", (scale.shape, bias.shape), rule) from None
-    rows = call.reshape(x, (math.prod(x.shape[:axis]), math.prod(shape)))
-    return call.reshape(_normalised(call, rows, 1, *factors), x.shape)
+    return call.normalise_rows(x, axis, *_factors(call), call.attribute("epsilon", 1e-5))
 
 
-_FACTORS = ((1, "scale"), (2, "bias"))
-
-
-def _normalised(call: Call, x: Tensor, groups: int, scale: Array, bias: Array) -> Tensor:
+def _factors(call: Call) -> tuple[Array, Array]:
     if call.attribute("stash_type", 1) != 1:
         raise Unsupported(f"stash_type={call.attribute('stash_type')}: statistics of another type than float32")
-    dtype = x.type.computed.dtype
-    parameters = call.constant(scale.astype(dtype), "scale"), call.constant(bias.astype(dtype), "bias")
-    return call.emit(ops.GroupNorm(groups, call.attribute("epsilon", 1e-5)), x, parameters=parameters)
+    return call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(())
 
 
 @_op("LRN")

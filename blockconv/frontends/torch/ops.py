@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from blockconv.core.activation import activation
@@ -24,6 +25,7 @@ from blockconv.network.graph import Tensor
 
 __all__ = ["HEAVY", "OPS", "decompositions", "kept_whole"]
 
+Array = npt.NDArray[Any]
 OPS: dict[str, Translator] = {}
 # Ops that are worth a plan by themselves.
 HEAVY = frozenset({"convolution", "linear", "addmm", "mm", "max_pool2d_with_indices", "avg_pool2d"})
@@ -367,6 +369,33 @@ def _batch_norm(call: Call) -> Value:
     dtype = x.type.computed.dtype
     parameters = call.constant(scale.astype(dtype), "scale"), call.constant(shift.astype(dtype), "shift")
     return [call.emit(ops.Affine(), x, parameters=parameters), None, None]
+
+
+@_op("native_group_norm", "group_norm")
+def _group_norm(call: Call) -> Value:
+    groups = call.get("group") or call.get("num_groups")
+    return [call.normalise(call.input(), groups, *_factors(call), call["eps"]), None, None]
+
+
+@_op("native_layer_norm", "layer_norm")
+def _layer_norm(call: Call) -> Value:
+    x = call.input()
+    axis = len(x.shape) - len(call["normalized_shape"])
+    return [call.normalise_rows(x, axis, *_factors(call), call["eps"]), None, None]
+
+
+@_op("_native_batch_norm_legit")
+def _instance_norm(call: Call) -> Value:
+    """PyTorch writes `instance_norm` as the batch norm of one image, whose channels are those of all images."""
+    x = call.input()
+    if call.get("running_mean") is not None or not call["training"] or x.shape[0] != 1:
+        raise Unsupported("training mode, whose statistics are the batch's; call eval() of the module")
+    return [call.normalise(x, max(1, x.shape[1]), *_factors(call), call["eps"]), None, None]
+
+
+def _factors(call: Call) -> tuple[Array, Array]:
+    scale, bias = (None if call[name] is None else call.array(name) for name in ("weight", "bias"))
+    return np.ones(()) if scale is None else scale, np.zeros(()) if bias is None else bias
 
 
 @_op("_softmax", "softmax")

@@ -31,6 +31,11 @@ OPS = {
     "batch norm": (lambda: nn.BatchNorm2d(6), IMAGE),
     "batch norm plain": (lambda: nn.BatchNorm2d(6, affine=False), IMAGE),
     "batch norm 1d": (lambda: nn.BatchNorm1d(6), MATRIX),
+    "group norm": (lambda: nn.GroupNorm(2, 6), IMAGE),
+    "group norm plain": (lambda: nn.GroupNorm(3, 6, affine=False), ROW),
+    "layer norm": (lambda: nn.LayerNorm((8, 10)), IMAGE),
+    "layer norm plain": (lambda: nn.LayerNorm(11, elementwise_affine=False), ROW),
+    "instance norm": (lambda: nn.InstanceNorm2d(6, affine=True), IMAGE),
     **{
         name: (getattr(nn, name), IMAGE)
         for name in ("ReLU", "ReLU6", "SiLU", "Sigmoid", "Hardswish", "Hardsigmoid", "GELU", "Mish", "Tanh", "ELU")
