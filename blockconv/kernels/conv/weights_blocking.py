@@ -25,10 +25,11 @@ MOST_WINDOW = 1 << 26  # bytes
 class WeightsBlocking:
     """A tile: `lines` sums by `vectors` vectors of `lanes` output channels; and how a problem is made of them.
 
-    cb: input channels of a task. row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a row are
-    apart. images, rows, cols: of the output, in a chunk. task_ocbs, oc_tasks: blocks of output channels of a task, at
-    the most, and how many tasks share them. splits: shares of the chunks. row_reach, col_reach, row_unit, col_unit,
-    row_step, col_step: as in `WeightsArguments`.
+    together: groups that share a vector of output channels, where lines are vectors; else 1. tap_rows: rows of taps of
+    a tile. cb: input channels of a task. row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a
+    row are apart. images, rows, cols: of the output, in a chunk. task_ocbs, oc_tasks: blocks of output channels of a
+    task, at the most, and how many tasks share them. splits: shares of the chunks. row_reach, col_reach, row_unit,
+    col_unit, row_step, col_step: as in `WeightsArguments`.
     """
 
     lines: int
@@ -49,6 +50,13 @@ class WeightsBlocking:
     col_unit: int
     row_step: int
     col_step: int
+    together: int = 1
+    tap_rows: int = 1
+
+    @property
+    def unit(self) -> int:
+        """Elements of a line."""
+        return self.lanes if self.together > 1 else 1
 
     @property
     def width(self) -> int:
@@ -82,15 +90,17 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     p, types, m = request.problem, request.types, request.machine
     itemsize, ic, oc = types.acc.itemsize, p.ic // p.g, p.oc // p.g
     lanes = m.isa.vector_bytes // itemsize
+    together = _groups_together(request, lanes)
+    unit = lanes if together > 1 else 1
     most = max(1, min(ic, LINES // (p.kh * p.kw)))
     cb = -(-ic // -(-ic // most))
     flat = p.kw == 1 or p.dw == 1
     row_lines, tap_cols = (p.kw * cb, 1) if flat else (cb, p.kw)
-    lines, vectors = _tile(request, row_lines, oc, lanes)
+    lines, vectors = _tile(request, row_lines, oc, lanes) if unit == 1 else _lines(request, row_lines)
     width = vectors * lanes
     while True:
-        chunk = _chunk(request, cb, width, itemsize)
-        if chunk is not None or cb == 1:
+        chunk = _chunk(request, cb * unit, width, itemsize)
+        if chunk is not None or cb == 1 or unit > 1:
             break
         cb = -(-cb // 2)
         row_lines = p.kw * cb if flat else cb
@@ -100,11 +110,11 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     images, rows, cols = chunk
     row_step, row_unit, row_reach = _axis(p.kh, p.sh, p.dh, rows)
     col_step, col_unit, col_reach = _axis(p.kw, p.sw, p.dw, cols)
-    ocbs = -(-oc // width)
+    ocbs = -(-oc * together // width)
     block = p.kh * tap_cols * -(-row_lines // lines) * lines * width * itemsize
     most_ocbs = max(1, min(ocbs, m.second_level_cache // 4 // block))
     oc_tasks = -(-ocbs // most_ocbs)
-    tasks = p.g * -(-ic // cb) * oc_tasks
+    tasks = -(-p.g // together) * -(-ic // cb) * oc_tasks
     chunks = -(-p.n // images) * -(-p.oh // rows) * -(-p.ow // cols)
     wanted = min(-(-TASKS // tasks), max(1, int(p.flops / SPLIT_FLOPS)), chunks)
     task_ocbs = -(-ocbs // oc_tasks)
@@ -129,7 +139,32 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
         col_unit=col_unit,
         row_step=row_step,
         col_step=col_step,
+        together=together,
+        tap_rows=p.kh if unit > 1 and flat and lines == row_lines and p.kh * lines <= _most_lines(request) else 1,
     )
+
+
+WIDEST = 4  # vectors that the input channels of groups that share one may fill
+
+
+def _groups_together(request: Request, lanes: int) -> int:
+    """Groups that share a vector of output channels, where each by itself would fill half of one or less."""
+    p = request.problem
+    ic, oc = p.ic // p.g, p.oc // p.g
+    count = lanes // oc
+    fits = 2 * oc <= lanes and ic * count <= WIDEST * lanes and p.kh * p.kw * ic <= LINES
+    return count if p.g > 1 and fits else 1
+
+
+def _most_lines(request: Request) -> int:
+    """Lines of a tile of one vector."""
+    return max(most for vectors, most in tiles_of(MULTIPLY_ADD, request.machine.isa) if vectors == 1)
+
+
+def _lines(request: Request, row_lines: int) -> tuple[int, int]:
+    """(lines, vectors) of a tile whose lines are vectors."""
+    tiles = -(-row_lines // _most_lines(request))
+    return -(-row_lines // tiles), 1
 
 
 def _tile(request: Request, row_lines: int, oc: int, lanes: int) -> tuple[int, int]:

@@ -16,14 +16,16 @@ from blockconv.jit.ir import (
     const,
     emitted,
     fill_memory,
+    join,
     load_i64,
     pointer,
+    shuffle,
     store_f,
     transpose,
 )
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
-from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "WeightsArguments",
     "add_splits",
     "finish_sums",
+    "lanes_tile",
     "pack_channels",
     "weights_tiles",
 ]
@@ -55,7 +58,8 @@ class PackRecord(Arguments):
     lies = group(Geometry, "the image's strides")
     channel = word("the first channel", "channels")
     channels = word("channels that exist", "channels")
-    width = word("channels of a packed pixel", "channels")
+    width = word("channels of a packed pixel, before they are spread", "channels")
+    pixel = word("from a packed pixel to the next", "bytes")
     ih = word("the first row; may lie outside", "rows")
     iw = word("the first column; may lie outside", "columns")
     rows = word("packed rows", "rows")
@@ -73,7 +77,8 @@ class WeightsArguments(Arguments):
     A task is a share of the pixels (a split), a block of a group's input channels, and some blocks of its output
     channels. It goes through chunks of pixels of the output: images of rows of columns, of which one is cut at the
     most. A tile is `lines` sums of products, by a block of output channels; the lines of a row of taps are channels of
-    the input, or columns of taps by channels where these touch (`flat`).
+    the input, or columns of taps by channels where these touch. Where groups share a vector, a group here is as many of
+    the problem as do, and a line is a vector: the input channel of each lane's group.
     """
 
     src = group(Images, "the input")
@@ -94,8 +99,12 @@ class WeightsArguments(Arguments):
     sw = word("horizontal stride", "columns")
     kh = word("height of the window", "taps")
     kw = word("width of the window", "taps")
-    ic = word("input channels of a group", "channels")
+    ic = word("input channels of a group that output channels have in common or each for itself", "channels")
+    group_ic = word("from a group's input channels to the next group's", "channels")
+    all_ic = word("input channels of all groups", "channels")
+    packed_ic = word("input channels of a task that are packed", "channels")
     oc = word("output channels of a group", "channels")
+    all_oc = word("of all groups", "channels")
     groups = word("groups")
     cb = word("input channels of a task", "channels")
     icbs = word("blocks of these in a group", "blocks")
@@ -120,7 +129,10 @@ class WeightsArguments(Arguments):
     tap_row = word("from a row of taps to the next", "bytes of the window")
     tap_col = word("from a column of taps to the next", "bytes of the window")
     tap_cols = word("columns of taps that are no lines of one tile", "columns")
-    lines = word("of a tile")
+    tap_rows = word("rows of taps of a tile", "rows")
+    pixel = word("from a pixel of the window to the next", "bytes")
+    line = word("from a line to the next in the window", "bytes")
+    lines = word("of a row of taps of a tile")
     row_lines = word("of a row, or a tap, of the window")
     tiles = word("that cover these", "tiles")
     width = word("output channels of a block", "channels")
@@ -161,15 +173,17 @@ def _channel_offset(lies, c):
 
 
 @jit.kernel
-def pack_channels(src, acc, lanes, contiguous):
+def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
     """Pack pixels as a `PackRecord` says. src, acc: codes of the element types.
 
     contiguous: 1: channels of a pixel, or of a block of them, are contiguous in the image; 2: pixels of a row are; 0:
-    neither.
+    neither. group_ic, group_oc: channels of a group, of which several share a vector of output channels: each of a
+    group's input channels becomes a vector, of these channels of each lane's group.
     """
     held = ElementType.of(src)
     src_bytes, itemsize = held.itemsize, ElementType.of(acc).itemsize
     one, run, block = _mover(held, 1), _mover(held, lanes), _transposer(held, lanes)
+    spread = _spreader(ElementType.of(acc), lanes, group_ic, group_oc)
 
     @inline
     def pack_row(dst, image, a, cols, step):
@@ -205,14 +219,34 @@ def pack_channels(src, acc, lanes, contiguous):
         for r in range(a.rows):
             h, dst = a.ih + r * a.row_step, a.dst + r * a.row_bytes
             if h < 0 or h >= a.height or left == right:
-                fill_memory(dst, cols * pixel, 0)
+                fill_memory(dst, cols * a.pixel, 0)
                 continue
             fill_memory(dst, left * pixel, 0)
             fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
             image = a.image + h * a.lies.row + (a.iw + left * step) * a.lies.col
             pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
+            for p in range(cols if group_ic else 0):  # the last pixel first, as all have less room before
+                spread(dst + (cols - 1 - p) * a.pixel, dst + (cols - 1 - p) * pixel)
 
     return kernel
+
+
+def _spreader(acc: ElementType, lanes: int, ic: int, oc: int) -> Any:
+    """spread(dst, src): channels of groups of so many, to a vector for each channel of a group."""
+
+    @emitted
+    def spread(builder: Any, dst: Any, src: Any) -> None:
+        v = Vectors(builder, acc, lanes)
+        groups = lanes // max(1, oc)
+        held = [v.load(builder.add(src, const(k * v.bytes))) for k in range(-(-groups * ic // lanes))]
+        while len(held) & (len(held) - 1):
+            held.append(held[-1])
+        found = join(builder, held) if held else None
+        for k in range(ic):
+            chosen = [min(lane // oc, groups - 1) * ic + k for lane in range(lanes)]
+            v.store(shuffle(builder, found, found, chosen), builder.add(dst, const(k * v.bytes)))
+
+    return spread
 
 
 def _mover(held: ElementType, lanes: int) -> Any:
@@ -274,6 +308,35 @@ def _transposer(held: ElementType, lanes: int) -> Any:
 # ---------------------------------------------------------------- tiles
 
 
+@jit.kernel
+def lanes_tile(acc, fma, rows, lines, lanes):
+    """Tiles whose lines are vectors, which are multiplied by the gradient's lane by lane: see `kernel_of_tiles`.
+
+    Sums are kept as those of a `conv_tile` that is k_blocked; none is finished. rows: of taps. lines: of each.
+    """
+    held = ElementType.of(acc)
+
+    def compute(builder: Any, run: TileRecord) -> None:
+        v = Vectors(builder, held, lanes, bool(fma))
+        accs = v.slots(rows * lines, v.zero)
+        with builder.if_then(builder.icmp_signed("==", run.is_first, const(0))):
+            for k, slot in enumerate(accs):
+                builder.store(v.load(builder.add(run.sums, const(k * v.bytes))), slot)
+        with cgutils.for_range(builder, run.full_steps) as loop:
+            offset = builder.load(builder.gep(pointer(builder, run.offsets, I64), [loop.index]))
+            x = builder.add(run.src, offset)
+            grad = v.load(builder.add(run.wei, builder.mul(loop.index, const(v.bytes))))
+            for k, slot in enumerate(accs):
+                row, line = divmod(k, lines)
+                at = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
+                value = v.load(builder.add(at, const(line * v.bytes)))
+                builder.store(v.multiply_add(value, grad, builder.load(slot)), slot)
+        for k, slot in enumerate(accs):
+            v.store(builder.load(slot), builder.add(run.sums, const(k * v.bytes)))
+
+    return kernel_of_tiles(compute, rows * lines * lanes * held.itemsize)
+
+
 class _Chunk(Arguments):
     """Pixels that are reduced at once: the first, and how many, of images, rows and columns."""
 
@@ -309,7 +372,8 @@ def _write_strides(pack, lies):
 def _pack_window(a, pack, chunk, window, channel):
     """Pack the part of the input that a chunk's pixels read."""
     _write_strides(pack, a.src.lies)
-    pack.channel, pack.channels, pack.width = channel, a.cb, a.cb
+    pack.channel, pack.width, pack.pixel = channel, a.packed_ic, a.pixel
+    pack.channels = min(a.packed_ic, a.all_ic - channel)
     pack.ih, pack.iw = chunk.h * a.sh - a.ph, chunk.w * a.sw - a.pw
     pack.rows = (chunk.rows - 1) * a.row_unit + a.row_reach
     pack.cols = (chunk.cols - 1) * a.col_unit + a.col_reach
@@ -326,6 +390,7 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
     """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
     _write_strides(pack, a.grad.lies)
     pack.channel, pack.channels, pack.width = channel, min(channels, a.width), a.width
+    pack.pixel = a.width * a.itemsize
     pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
     pack.row_step, pack.col_step = 1, 1
     pack.row_bytes = chunk.cols * a.width * a.itemsize
@@ -338,8 +403,8 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
 
 @inline
 def _write_common(a, run, scratch):
-    run.tiles, run.src_row = a.tiles, 0
-    run.src_next, run.src_last = a.lines * a.itemsize, (a.row_lines - a.lines) * a.itemsize
+    run.tiles, run.src_row = a.tiles, a.tap_row
+    run.src_next, run.src_last = a.lines * a.line, (a.row_lines - a.lines) * a.line
     run.dst_next, run.dst_last, run.dst, run.dst_row, run.dst_pixel, run.dst_block = 0, 0, 0, 0, 0, 0
     run.residual, run.valid, run.written, run.activation, run.scratch, run.scales = 0, 0, 0, 0, 0, 0
     run.offsets, run.tail_steps, run.tail_channels = a.offsets, 0, 0
@@ -350,13 +415,14 @@ def _write_common(a, run, scratch):
 @inline
 def _reduce(a, run, window, sums):
     """Add the products of a chunk to the sums of a block of output channels."""
-    each = a.tiles * a.lines * a.width * a.itemsize
-    tile = a.tile
-    for h in range(a.kh):
+    each = a.tap_rows * a.tiles * a.lines * a.width * a.itemsize
+    tile, h = a.tile, 0
+    while h < a.kh:
         for w in range(a.tap_cols):
             run.src, run.sums = window + h * a.tap_row + w * a.tap_col, sums
             call_kernel(tile, run.address, 0, 0, 0)
             sums += each
+        h += a.tap_rows
 
 
 @inline
@@ -389,7 +455,7 @@ def weights_tiles(itemsize):
             sums = scratch + a.sums_at
             if a.splits > 1:
                 sums = a.workspace + task * a.task_sums
-            channel = group * a.ic + min(icb * a.cb, a.ic - a.cb)
+            channel = group * a.group_ic + min(icb * a.cb, a.ic - a.cb)
             first_ocb, end_ocb = a.ocbs * oc_task // a.oc_tasks, a.ocbs * (oc_task + 1) // a.oc_tasks
             has_bias = a.dst_bias != 0 and icb == 0
             begin, end = a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits
@@ -400,7 +466,8 @@ def weights_tiles(itemsize):
                 run.full_steps = chunk.images * chunk.rows * chunk.cols
                 for ocb in range(first_ocb, end_ocb):
                     c = ocb * a.width
-                    _pack_panel(a, pack, chunk, panel, group * a.oc + c, a.oc - c)
+                    c += group * a.oc
+                    _pack_panel(a, pack, chunk, panel, c, min(group * a.oc + a.oc, a.all_oc) - c)
                     run.wei = panel
                     _reduce(a, run, scratch, sums + (ocb - first_ocb) * block_bytes)
                     if has_bias:
@@ -437,7 +504,7 @@ def finish_sums(acc, dst, lanes):
         a, f = WeightsArguments(args), FinishRecord(record)
         first, run = f.ocb * a.width, a.run_weights
         to = a.dst + f.group * a.dst_group + first * a.dst_o + f.channel * a.dst_i
-        valid = min(a.width, a.oc - first)
+        valid = min(a.width, min(a.oc, a.all_oc - f.group * a.oc) - first)
         for r in range(a.runs):
             at = to + load_i64(a.offsets + a.runs_at, r)
             rows = a.offsets + a.runs_at + 8 * (a.runs + r * run)

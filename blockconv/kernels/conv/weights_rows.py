@@ -10,7 +10,8 @@ become float32 on the way. Sums stay in the second-level cache from a chunk to t
 chunks are shared by splits, whose sums are added in their order afterwards. How many splits there are follows from the
 problem, and their sums take at most 64 MiB.
 
-Groups of few channels leave most lanes idle.
+Groups of few output channels share a vector. A line is then a vector too, of an input channel of each lane's group, and
+vectors are multiplied lane by lane. Depthwise convolutions are such groups.
 
 Buffers: input, gradient of the output, gradient of the weights, gradient of the bias, workspace.
 Options of `make`: weights, the layout of the gradient over (O, I/G, H, W); bias, whether that of the bias is wanted.
@@ -61,7 +62,7 @@ def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Prim
 
 def _tasks(request: Request, at: WeightsBlocking) -> int:
     p = request.problem
-    return at.splits * p.g * -(-(p.ic // p.g) // at.cb) * at.oc_tasks
+    return at.splits * -(-p.g // at.together) * -(-(p.ic // p.g) // at.cb) * at.oc_tasks
 
 
 def _block_bytes(request: Request, at: WeightsBlocking) -> int:
@@ -77,25 +78,28 @@ def _cost(request: Request, at: WeightsBlocking) -> float:
     p, m = request.problem, request.machine
     rates = m.profile.by(name_of(MULTIPLY_ADD))
     step = rates.step(at.lines, at.vectors, is_far=are_far(m, STEPS, at.vectors))
-    icbs, ocbs = -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g) // at.width)
+    groups, icbs, ocbs = -(-p.g // at.together), -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g * at.together) // at.width)
     pixels = p.n * p.oh * p.ow
     chunks = math.prod(at.chunks(p))
     reduced = pixels * step + 2 * chunks * rates.end(at.lines * at.vectors)
-    tiles = p.g * icbs * ocbs * p.kh * at.tap_cols * at.tiles
+    tiles = groups * icbs * ocbs * p.kh * at.tap_cols * at.tiles
     rows, cols = at.window
-    window = p.g * icbs * at.oc_tasks * chunks * at.images * rows * cols * at.cb
-    panel = p.g * icbs * pixels * ocbs * at.width
+    window = groups * icbs * at.oc_tasks * chunks * at.images * rows * cols * at.cb * at.unit
+    panel = groups * icbs * pixels * ocbs * at.width
     return tiles * reduced + (window + panel) / 4 * m.scalar_seconds()
 
 
-def _images(request: Request, layout: Layout, shape: tuple[int, ...], buffer: Buffer, step: int) -> Images:
+def _images(
+    request: Request, layout: Layout, shape: tuple[int, ...], buffer: Buffer, step: int, spread: tuple[int, ...]
+) -> Images:
     type, m = request.types.src, request.machine
     lies = geometry(layout, shape, type.itemsize)
     block = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
     contiguous = 1 if lies.channel == type.itemsize and lies.length > 1 else 0
     if lies.length == 1 and lies.col * step == type.itemsize:
         contiguous = 2
-    pack = kernels.pack_channels(type.code, request.types.acc.code, m.lanes(request.types.acc.itemsize), contiguous)
+    lanes = m.lanes(request.types.acc.itemsize)
+    pack = kernels.pack_channels(type.code, request.types.acc.code, lanes, contiguous, *spread)
     return Images(
         first=buffer,
         lies=lies,
@@ -109,10 +113,12 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
     p, types = request.problem, request.types
     size, code = types.acc.itemsize, types.acc.code
     axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
+    ic, oc = p.ic // p.g, p.oc // p.g
+    spread = (ic, oc) if at.together > 1 and (ic, oc) != (1, 1) else ()
     window, memory, (runs, rows) = _window_words(request, at), _memory_words(request, at), _runs(request, at, axes)
     args = WeightsArguments(
-        src=_images(request, request.src, p.src_shape, INPUT, at.col_step),
-        grad=_images(request, request.dst, p.dst_shape, GRAD, 1),
+        src=_images(request, request.src, p.src_shape, INPUT, at.col_step, spread),
+        grad=_images(request, request.dst, p.dst_shape, GRAD, 1, ()),
         dst=DST,
         dst_bias=DST_BIAS if bias else 0,
         workspace=WORKSPACE if at.splits > 1 else 0,
@@ -121,9 +127,9 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
         **_sizes(request, at),
         **window,
         **memory,
-        tile=_tile(request, at, at.lines).address,
+        tile=(_tile(request, at, at.lines) if at.unit == 1 else _tile_of_lanes(request, at)).address,
         tile_of_ones=_tile(request, at, 1).address if bias else 0,
-        dst_group=p.oc // p.g * axes[0],
+        dst_group=at.together * oc * axes[0],
         dst_o=axes[0],
         dst_i=axes[1],
         runs=len(runs),
@@ -133,7 +139,7 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
     )
     scratch, tasks = memory["record_at"] + kernels.RECORDS, _tasks(request, at)
     pixels = itertools.product(range(at.images), range(at.rows), range(at.cols))
-    strides = window["window_image"], at.row_unit * window["window_row"], at.col_unit * at.cb * size
+    strides = window["window_image"], at.row_unit * window["window_row"], at.col_unit * at.cb * at.unit * size
     offsets = [sum(k * stride for k, stride in zip(pixel, strides, strict=True)) for pixel in pixels]
     table = np.array([*offsets, *[0] * len(offsets), *runs, *rows], np.int64)
     ops = [Op(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
@@ -171,14 +177,19 @@ Words = dict[str, Any]
 def _sizes(request: Request, at: WeightsBlocking) -> Words:
     """The problem's sizes, and how many parts of which size it is cut into."""
     p = request.problem
+    ic, oc = p.ic // p.g, at.together * (p.oc // p.g)
     _, row_chunks, col_chunks = at.chunks(p)
     return {
         **{name: getattr(p, name) for name in ("n", "ih", "iw", "oh", "ow", "ph", "pw", "sh", "sw", "kh", "kw")},
-        "ic": p.ic // p.g,
-        "oc": p.oc // p.g,
-        "groups": p.g,
-        "icbs": -(-(p.ic // p.g) // at.cb),
-        "ocbs": -(-(p.oc // p.g) // at.width),
+        "ic": ic,
+        "group_ic": at.together * ic,
+        "all_ic": p.ic,
+        "packed_ic": at.together * at.cb,
+        "oc": oc,
+        "all_oc": p.oc,
+        "groups": -(-p.g // at.together),
+        "icbs": -(-ic // at.cb),
+        "ocbs": -(-oc // at.width),
         "chunks": math.prod(at.chunks(p)),
         "row_chunks": row_chunks,
         "col_chunks": col_chunks,
@@ -193,8 +204,12 @@ def _sizes(request: Request, at: WeightsBlocking) -> Words:
 
 def _window_words(request: Request, at: WeightsBlocking) -> Words:
     """Which pixels of the input a chunk's window has, and how far apart they are in it."""
-    p, (rows, cols), pixel = request.problem, at.window, at.cb * request.types.acc.itemsize
+    p, (rows, cols), size = request.problem, at.window, request.types.acc.itemsize
+    pixel = at.cb * at.unit * size
     return {
+        "pixel": pixel,
+        "line": at.unit * size,
+        "tap_rows": at.tap_rows,
         **{name: getattr(at, name) for name in ("row_step", "col_step", "row_reach", "col_reach")},
         "row_unit": at.row_unit,
         "col_unit": at.col_unit,
@@ -209,7 +224,7 @@ def _memory_words(request: Request, at: WeightsBlocking) -> Words:
     """Where what lies in the scratch, which begins with the windows of a chunk's images."""
     size, sums = request.types.acc.itemsize, _task_sums(request, at)
     rows, cols = at.window
-    panel_at = _aligned(at.images * rows * cols * at.cb * size)
+    panel_at = _aligned(at.images * rows * cols * at.cb * at.unit * size)
     zeros_at = panel_at + _aligned(at.steps * at.width * size)
     sums_at = zeros_at + _aligned(at.width * size)
     return {
@@ -233,6 +248,11 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     shape = (1, lines, at.vectors, at.lanes)
     spec = TileSpec(acc.code, fma, *shape, acc.itemsize, 1, at.lanes, 0, *DENSE, k_blocked=1)
     return conv_tile(*spec.given)
+
+
+def _tile_of_lanes(request: Request, at: WeightsBlocking) -> Any:
+    """The same where lines are vectors."""
+    return kernels.lanes_tile(request.types.acc.code, int(target.isa().fma), at.tap_rows, at.lines, at.lanes)
 
 
 BACKWARD_WEIGHTS = Row(
