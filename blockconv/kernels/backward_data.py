@@ -12,7 +12,6 @@ Buffers: as the forward op's.
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -85,38 +84,44 @@ class _Part(NamedTuple):
 
 
 def _parts(request: Request) -> list[_Part]:
-    p = request.problem
-    strides = (1, 1, p.sh, p.sw)
-    dst = request.dst if p.sh == p.sw == 1 else part_of(request.dst, (0, 0, p.ih, p.iw), strides)
-    found = []
-    for h, w in itertools.product(_reached(p, "h"), _reached(p, "w")):
-        start, src = 0, request.src
-        first = request.dst.offset(p.dst_shape, (0, 0, h.first, w.first))
-        if not h.taps or not w.taps:
-            inner = Conv2dProblem(p.n, 1, 1, 1, p.ic, 1, 1, ph=h.size, pw=w.size, ph_r=-1, pw_r=-1)
-            found.append(_Part(request.of(inner, src, dst), 0, first, None))
-            continue
-        if h.cut or w.cut:
-            src = part_of(src, (0, 0, p.oh, p.ow))
-            start = request.src.offset(p.src_shape, (0, 0, h.cut, w.cut))
-        inner = Conv2dProblem(
-            n=p.n,
-            ic=p.oc,
-            ih=p.oh - h.cut,
-            iw=p.ow - w.cut,
-            oc=p.ic,
-            kh=h.taps,
-            kw=w.taps,
-            ph=h.begin,
-            pw=w.begin,
-            ph_r=h.end - (p.oh - h.cut),
-            pw_r=w.end - (p.ow - w.cut),
-            dh=h.dilation,
-            dw=w.dilation,
-            g=p.g,
-        )
-        found.append(_Part(request.of(inner, src, dst), start, first, ((h.tap, h.step), (w.tap, w.step))))
+    p, found = request.problem, []
+    every = _Reached(0, p.iw, 0, 0, 0, 1, 0, 0)
+    columns = _reached(p, "w")
+    for h in _reached(p, "h"):
+        for w in columns if h.taps else [every]:  # whole rows where no tap reaches any pixel
+            found.append(_part(request, h, w))
     return found
+
+
+def _part(request: Request, h: _Reached, w: _Reached) -> _Part:
+    """The pixels that are both in these rows and in these columns."""
+    p, src, start = request.problem, request.src, 0
+    steps = 1, 1, p.sh, p.sw if h.taps else 1
+    dst = request.dst if steps == (1,) * 4 else part_of(request.dst, (0, 0, p.ih, p.iw), steps)
+    first = request.dst.offset(p.dst_shape, (0, 0, h.first, w.first))
+    if not h.taps or not w.taps:
+        inner = Conv2dProblem(p.n, 1, 1, 1, p.ic, 1, 1, ph=h.size, pw=w.size, ph_r=-1, pw_r=-1)
+        return _Part(request.of(inner, src, dst), 0, first, None)
+    if h.cut or w.cut:
+        src = part_of(src, (0, 0, p.oh, p.ow))
+        start = request.src.offset(p.src_shape, (0, 0, h.cut, w.cut))
+    inner = Conv2dProblem(
+        n=p.n,
+        ic=p.oc,
+        ih=p.oh - h.cut,
+        iw=p.ow - w.cut,
+        oc=p.ic,
+        kh=h.taps,
+        kw=w.taps,
+        ph=h.begin,
+        pw=w.begin,
+        ph_r=h.end - (p.oh - h.cut),
+        pw_r=w.end - (p.ow - w.cut),
+        dh=h.dilation,
+        dw=w.dilation,
+        g=p.g,
+    )
+    return _Part(request.of(inner, src, dst), start, first, ((h.tap, h.step), (w.tap, w.step)))
 
 
 _NO_EPILOGUE = Epilogue()

@@ -119,6 +119,10 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     wanted = min(-(-TASKS // tasks), max(1, int(p.flops / SPLIT_FLOPS)), chunks)
     task_ocbs = -(-ocbs // oc_tasks)
     task_sums = task_ocbs * (block + width * itemsize)
+    # Where sums are few, so many that what a split reads stays in the cache for its next task.
+    read = types.src.itemsize * p.n * (p.ic * p.ih * p.iw + p.oc * p.oh * p.ow)
+    if 16 * tasks * task_sums <= m.second_level_cache:
+        wanted = max(wanted, min(chunks, 2 * read // m.second_level_cache))
     splits = max(1, min(wanted, WORKSPACE // (tasks * task_sums)))
     return WeightsBlocking(
         lines=lines,

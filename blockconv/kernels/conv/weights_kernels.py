@@ -176,19 +176,26 @@ def _channel_offset(lies, c):
 def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
     """Pack pixels as a `PackRecord` says. src, acc: codes of the element types.
 
-    contiguous: 1: channels of a pixel, or of a block of them, are contiguous in the image; 2: pixels of a row are; 0:
-    neither. group_ic, group_oc: channels of a group, of which several share a vector of output channels: each of a
-    group's input channels becomes a vector, of these channels of each lane's group.
+    contiguous: 1: channels of a pixel, or of a block of them, are contiguous in the image; 2: pixels of a row are; 3:
+    they are, and every second one is packed; 0: neither. group_ic, group_oc: channels of a group, of which several
+    share a vector of output channels: each of a group's input channels becomes a vector, of these channels of each
+    lane's group.
     """
     held = ElementType.of(src)
     src_bytes, itemsize = held.itemsize, ElementType.of(acc).itemsize
-    one, run, block = _mover(held, 1), _mover(held, lanes), _transposer(held, lanes)
+    one, run, block = _mover(held, 1), _mover(held, lanes), _transposer(held, lanes, 2 if contiguous == 3 else 1)
+    apart = src_bytes * (2 if contiguous == 3 else 1)
     spread = _spreader(ElementType.of(acc), lanes, group_ic, group_oc)
 
     @inline
     def pack_row(dst, image, a, cols, step):
         pixel, c, last = a.width * itemsize, 0, a.channels
-        if contiguous == 1:
+        together = a.channel % a.lies.length + last <= a.lies.length and last == a.width
+        if contiguous == 1 and together and step == last * src_bytes:  # pixels are contiguous too
+            at = image + _channel_offset(a.lies, a.channel)
+            for k in range(0, cols * last, lanes):
+                run(dst + k * itemsize, at + k * src_bytes, cols * last - k, cols * last - k)
+        elif contiguous == 1:
             while c < last:
                 first = a.channel + c
                 count = min(last - c, a.lies.length - first % a.lies.length)
@@ -199,7 +206,7 @@ def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
                     for k in range(0, stored, lanes):
                         run(dst + p * pixel + (c + k) * itemsize, at + p * step + k * src_bytes, count - k, stored - k)
                 c += count
-        elif contiguous == 2 and step == src_bytes:
+        elif contiguous > 1 and step == apart:
             for k in range(0, a.width, lanes):
                 at = image + (a.channel + k) * a.lies.block
                 for p in range(0, cols, lanes):
@@ -266,11 +273,12 @@ def _mover(held: ElementType, lanes: int) -> Any:
     return move
 
 
-def _transposer(held: ElementType, lanes: int) -> Any:
+def _transposer(held: ElementType, lanes: int, each: int) -> Any:
     """transpose_block(dst, pixel, src, plane, pixels, channels, stored): planes of pixels to pixels of channels.
 
-    pixel, plane: bytes from a pixel to the next in the destination, from a channel to the next in the source. pixels,
-    channels: that exist, of a vector's lanes. stored: channels that are stored, as zero where they do not exist.
+    each: 1, or 2 for every second pixel, of which nothing past the last is read. pixel, plane: bytes from a pixel to
+    the next in the destination, from a channel to the next in the source. pixels, channels: that exist, of a vector's
+    lanes. stored: channels that are stored, as zero where they do not exist.
     """
 
     @emitted
@@ -289,17 +297,35 @@ def _transposer(held: ElementType, lanes: int) -> Any:
             for p, value in enumerate(transpose(builder, vectors, lanes, lanes)):
                 store(p, value, builder.add(dst, builder.mul(const(p), pixel)))
 
+        def loaded(at: Any, count: Any | None) -> Any:
+            """So many pixels of a plane, a vector, or all of its lanes."""
+            if each == 1:
+                return v.load(at) if count is None else v.load(at, v.computed.below(count), 0.0)
+            reach = full if count is None else builder.sub(builder.mul(const(each), count), const(1))
+            later = builder.add(
+                at, const((lanes - 1) * v.itemsize)
+            )  # the second vector begins with the first one's end
+            if count is None:
+                both = v.load(at), v.load(later)
+            else:
+                limits = reach, builder.sub(reach, const(lanes - 1))
+                both = tuple(
+                    v.load(of, v.computed.below(limit), 0.0) for of, limit in zip((at, later), limits, strict=True)
+                )
+            chosen = [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)]
+            return shuffle(builder, *both, chosen)
+
         def limited(index: int, count: Any, lanes_of_it: Any) -> Any:
             exists = builder.icmp_signed("<", const(index), count)
-            return v.computed.below(builder.select(exists, lanes_of_it, const(0)))
+            return builder.select(exists, lanes_of_it, const(0))
 
         with builder.if_else(whole) as (all_lanes, some):
             with all_lanes:
-                moved(lambda k, at: v.load(at), lambda p, value, at: v.computed.store(value, at))
+                moved(lambda k, at: loaded(at, None), lambda p, value, at: v.computed.store(value, at))
             with some:
                 moved(
-                    lambda k, at: v.load(at, limited(k, channels, pixels), 0.0),
-                    lambda p, value, at: v.computed.store(value, at, limited(p, pixels, stored)),
+                    lambda k, at: loaded(at, limited(k, channels, pixels)),
+                    lambda p, value, at: v.computed.store(value, at, v.computed.below(limited(p, pixels, stored))),
                 )
 
     return transpose_block

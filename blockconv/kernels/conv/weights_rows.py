@@ -96,8 +96,8 @@ def _images(
     lies = geometry(layout, shape, type.itemsize)
     block = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
     contiguous = 1 if lies.channel == type.itemsize and lies.length > 1 else 0
-    if lies.length == 1 and lies.col * step == type.itemsize:
-        contiguous = 2
+    if lies.length == 1 and lies.col == type.itemsize and step <= 2:
+        contiguous = 1 + step
     lanes = m.lanes(request.types.acc.itemsize)
     pack = kernels.pack_channels(type.code, request.types.acc.code, lanes, contiguous, *spread)
     return Images(
