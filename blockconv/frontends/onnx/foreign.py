@@ -104,9 +104,7 @@ class Fallback:
         except (Unsupported, UnknownValue):
             runs = False
         except NetworkError as error:
-            if not (isinstance(error.__cause__, DtypeError) or self._runs_elsewhere(node)):
-                raise
-            runs = False
+            runs = not isinstance(error.__cause__, DtypeError) and self._folds_elsewhere(node, error)
         if not runs:
             self.scope.drop(first)
             self._foreign.add(place)
@@ -169,20 +167,32 @@ class Fallback:
             called = node.name or _first(node)
             self.scope.rename(self.scope.emit(a, *tensors, name=called, title=title(node)).name, name)
 
-    def _runs_elsewhere(self, node: Any) -> bool:
-        """Whether ONNX Runtime computes a node that breaks a rule of ours, of zeros where its operands flow."""
+    def _folds_elsewhere(self, node: Any, error: NetworkError) -> bool:
+        """Make constants of a node that breaks a rule of ours and that ONNX Runtime computes. False if it is none.
+
+        Raises the error if ONNX Runtime does not compute the node, of zeros where its operands flow.
+        """
         if not has_onnx_runtime():
-            return False
+            raise error
         nodes, reads = self._with_reads(node)
         known = self._constants(reads)
-        model = self._model(nodes, reads, map(_untyped, filter(None, node.output)), known)
-        flows = [(name, self.scope.values[name]) for name in reads if name not in known]
+        folds, outputs = len(known) == len(reads), [name for name in node.output if name]
+        # What depends on constants alone is computed as in the whole model, whose shapes ONNX Runtime may not know.
+        types = [helper.make_tensor_value_info(name, onnx_type(self.scope.values[name]), None) for name in reads]
+        model = self._whole(nodes, types, map(_untyped, outputs))
+        if not folds:
+            model = self._model(nodes, reads, map(_untyped, outputs), known)
+        tensors = [(name, self.scope.values[name]) for name in reads]
+        feeds = {n: known[n] if n in known else np.zeros(t.shape, t.type.dtype) for n, t in tensors}
         try:
             session = new_session(model.SerializeToString(), 1, optimized=False)
-            session.run(None, {name: np.zeros(t.shape, t.type.dtype) for name, t in flows})
+            results = session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
         except Exception:  # it refuses the node too
-            return False
-        return True
+            raise error from None
+        folds = folds and all(isinstance(x, np.ndarray) and x.dtype.kind in "biuf" for x in results)
+        for name, value in zip(outputs, results, strict=True) if folds else ():
+            self.scope.constant(name, value)
+        return folds
 
     def _with_reads(self, node: Any) -> tuple[list[Any], list[str]]:
         """(a node after those that it needs, the arrays that they read)."""
@@ -329,9 +339,8 @@ class Fallback:
         if len(nodes) == 1 and not captured(node):
             try:
                 types = self.rules.infer(node, self.scope.values, self.scope.constants)
-            except NetworkError:
-                if not self._runs_elsewhere(node):
-                    raise
+            except NetworkError as error:
+                self._folds_elsewhere(node, error)
         found = {name: _value(types[name]) for name in wanted if name in types}
         if all(_is_known(found.get(name)) for name in wanted):
             return found
