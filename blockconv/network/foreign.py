@@ -24,6 +24,8 @@ from blockconv.network.order import topological
 
 __all__ = [
     "NUMPY_OPS",
+    "REMEDY",
+    "NamedNode",
     "Part",
     "Session",
     "captured",
@@ -33,6 +35,7 @@ __all__ = [
     "failed",
     "has_onnx_runtime",
     "joined",
+    "named",
     "new_session",
     "parsed",
     "reads_of",
@@ -49,6 +52,7 @@ _NUMPY = """
 """
 NUMPY_OPS = frozenset(_NUMPY.split())
 CHECKED = 4096  # elements of a constant that counts where a network is checked
+SHOWN = 8  # nodes that an error names
 REMEDY = "install ONNX Runtime, which runs it: pip install onnxruntime"
 
 
@@ -205,12 +209,15 @@ class Session:
     """
 
     def __init__(self, model: bytes, threads: int, optimized: bool = True) -> None:
-        self.proto = parsed(model)
+        import onnx
+
+        proto = onnx.load_model_from_string(model)
         self.inputs, self.outputs = (
             [_Operand(v.name, v.type.tensor_type.elem_type, _dims(v)) for v in values]
-            for values in (self.proto.graph.input, self.proto.graph.output)
+            for values in (proto.graph.input, proto.graph.output)
         )
-        kinds = [node.op_type for node in self.proto.graph.node]
+        self.nodes = named(proto)
+        kinds = [node.op for node in self.nodes]
         self._session, self._evaluator = None, None
         why = "ONNX Runtime is not installed"
         if has_onnx_runtime():
@@ -225,7 +232,7 @@ class Session:
             raise UnsupportedError(f"blockconv has no op for {others}, and {why}{remedy}")
         from onnx.reference import ReferenceEvaluator
 
-        self._evaluator = ReferenceEvaluator(self.proto)
+        self._evaluator = ReferenceEvaluator(proto)
 
     @property
     def library(self) -> str:
@@ -246,7 +253,7 @@ class Session:
             feeds = {one.name: _array(one, at) for one, at in zip(self.inputs, given, strict=True)}
             results = self._evaluator.run(None, feeds)
         except Exception as error:
-            raise failed(self.proto, error) from error
+            raise failed(self.nodes, error) from error
         for one, at, result in zip(self.outputs, taken, results, strict=True):
             _array(one, at)[...] = result
 
@@ -260,19 +267,30 @@ class Session:
         self._session.run_with_iobinding(binding)
 
 
-def failed(proto: Any, error: Exception) -> NetworkError:
+class NamedNode(NamedTuple):
+    """A node of ONNX, as errors show it."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"node {self.name!r} ({self.op})"
+
+
+def named(proto: Any) -> tuple[NamedNode, ...]:
+    """The nodes of a model."""
+    return tuple(NamedNode(node.name, node.op_type, tuple(node.input)) for node in proto.graph.node)
+
+
+def failed(nodes: Sequence[NamedNode], error: Exception) -> NetworkError:
     """What is raised where a node of a model fails."""
     said = str(error)
     found = re.search(r"Name:'([^']+)'", said)
-    nodes = [node for node in proto.graph.node if found is None or node.name == found[1]] or list(proto.graph.node)
-    title = f"node {nodes[0].name!r} ({nodes[0].op_type})" if len(nodes) == 1 else f"one of {_titles(nodes)}"
+    likely = [node for node in nodes if found is None or node.name == found[1]] or nodes
+    title = str(likely[0]) if len(likely) == 1 else f"one of {', '.join(map(str, likely[:SHOWN]))}"
     text = said.rpartition("Status Message: ")[2].strip()
-    inputs = [name for node in nodes[:1] for name in node.input]
-    return NetworkError(title, "inputs", inputs, f"ONNX Runtime cannot compute it: {text}")
-
-
-def _titles(nodes: Sequence[Any]) -> str:
-    return ", ".join(f"{node.name!r} ({node.op_type})" for node in nodes[:8])
+    return NetworkError(title, "inputs", list(likely[0].inputs), f"ONNX Runtime cannot compute it: {text}")
 
 
 def _array(one: _Operand, address: int) -> Array:

@@ -20,8 +20,8 @@ from blockconv.network.foreign import (
     counted,
     failed,
     has_onnx_runtime,
+    named,
     new_session,
-    parsed,
     reads_of,
 )
 
@@ -70,21 +70,21 @@ class Model:
     def __init__(self, model: bytes, constants: Mapping[str, Array], threads: int) -> None:
         from onnx import ModelProto, numpy_helper
 
-        self.proto = ModelProto()
-        self.proto.CopyFrom(parsed(model))
-        read = {name for node in self.proto.graph.node for name in reads_of(node)}
-        self.proto.graph.initializer.extend(
+        proto = ModelProto.FromString(model)
+        read = {name for node in proto.graph.node for name in reads_of(node)}
+        proto.graph.initializer.extend(
             numpy_helper.from_array(value, name) for name, value in constants.items() if name in read
         )
-        self.inputs = [value.name for value in self.proto.graph.input]
-        self.outputs = [value.name for value in self.proto.graph.output]
-        self._run = self._loaded(threads)
+        self.inputs = [value.name for value in proto.graph.input]
+        self.outputs = [value.name for value in proto.graph.output]
+        self.nodes = named(proto)
+        self._run = self._loaded(proto, threads)
 
-    def _loaded(self, threads: int) -> Callable[..., Any]:
-        kinds = [node.op_type for node in self.proto.graph.node]
+    def _loaded(self, proto: Any, threads: int) -> Callable[..., Any]:
+        kinds = [node.op for node in self.nodes]
         if has_onnx_runtime():
             try:
-                run: Callable[..., Any] = new_session(self.proto.SerializeToString(), threads).run
+                run: Callable[..., Any] = new_session(proto.SerializeToString(), threads).run
             except Exception as error:
                 raise UnsupportedError(f"ONNX Runtime cannot load {counted(kinds)}: {error}") from error
             return run
@@ -92,7 +92,7 @@ class Model:
             raise UnsupportedError(f"blockconv has no op for {counted(kinds)}; {REMEDY}")
         from onnx.reference import ReferenceEvaluator
 
-        evaluate: Callable[..., Any] = ReferenceEvaluator(self.proto).run
+        evaluate: Callable[..., Any] = ReferenceEvaluator(proto).run
         return evaluate
 
     def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Model:
         try:
             results = self._run(None, {name: values[name] for name in self.inputs})
         except Exception as error:
-            raise failed(self.proto, error) from error
+            raise failed(self.nodes, error) from error
         return dict(zip(self.outputs, results, strict=True))
 
 
