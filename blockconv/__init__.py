@@ -10,6 +10,7 @@ An import compiles nothing. The first problem that needs a kernel compiles it, a
 
 import importlib
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from blockconv._version import __version__
@@ -28,6 +29,7 @@ from blockconv.core.errors import (
     SlowPathWarning,
     UnsupportedError,
 )
+from blockconv.core.interop import gradients_from
 from blockconv.core.layout import NATIVE, Axis, Layout, known_layouts, register_layout
 from blockconv.core.layout_names import KnownLayout
 from blockconv.core.layout_weights import ConvolutionMode, convolution_mode, weights_for
@@ -134,6 +136,16 @@ _INSTEAD = {
     "softmax": "Softmax in a network, by load_onnx or NetworkBuilder.add",
     "unfold": "numpy.lib.stride_tricks.sliding_window_view(x, (k, k), axis=(2, 3))",
 }
+
+
+def _functional() -> ModuleType:
+    """Functions that have gradients, where there is torch."""
+    from blockconv.torch import functional
+
+    return functional
+
+
+gradients_from(_functional)
 
 if not TYPE_CHECKING:  # type checkers know the names above, and no others
 

@@ -14,11 +14,30 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv.core.errors import ArgumentError
-from blockconv.frontends.torch.backend import Compiled, blockconv_backend, compiled_graphs
+from blockconv.eager import functional
+from blockconv.eager.modules import Conv1d, Conv2d, ConvTranspose2d, convert, forget_packed, restore
+from blockconv.frontends.torch.reports import Compiled, compiled_graphs
 
-__all__ = ["Compiled", "Report", "backend", "refresh", "report"]
+__all__ = [
+    "Compiled",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose2d",
+    "Report",
+    "backend",
+    "convert",
+    "functional",
+    "refresh",
+    "report",
+    "restore",
+]
 
-backend = blockconv_backend  # what the entry point names
+
+def backend(gm: Any, example_inputs: Any, **options: Any) -> Any:
+    """The back end that the entry point "blockconv" names: see `blockconv.torch`."""
+    from blockconv.frontends.torch.backend import blockconv_backend  # with Dynamo, whose import takes seconds
+
+    return blockconv_backend(gm, example_inputs, **options)
 
 
 class Report(tuple[Compiled, ...]):
@@ -53,6 +72,7 @@ def refresh(model: Any) -> None:
     """
     for graph in report(model):
         graph.forget_weights()
+    forget_packed(model)
 
 
 def _tensors(op: str, model: Any) -> set[int]:

@@ -19,6 +19,7 @@ ORDER = [
     "blockconv.dask",
     "blockconv.onnxruntime",
     "blockconv.torch",
+    "blockconv.eager",
     "blockconv.api",
     "blockconv.frontends",
     "blockconv.network.quantization",

@@ -17,7 +17,7 @@ from blockconv.api.modules import KEPT, Conv1dCall, Conv2d, Conv2dCall
 from blockconv.api.repeated import Repeated, repeatable
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
-from blockconv.core.interop import as_autocast, as_numpy, like
+from blockconv.core.interop import as_autocast, as_numpy, like, with_gradient
 from blockconv.core.layout import NATIVE, Layout, read_layout
 from blockconv.core.problem import (
     AdaptivePool2dProblem,
@@ -69,7 +69,7 @@ def conv2d(
     OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise. Each call packs the weights. In a
     loop use `Conv2d`, which packs them once.
 
-    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW). An array, a torch CPU tensor without gradient, or a 4-D
+    input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW). An array, a torch CPU tensor (gradients flow), or a 4-D
         BlockedArray. float32, float64, bfloat16 (`ml_dtypes`), float16, uint8, int8, or packed uint4 or int4 in a
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once. Under
         `torch.autocast` a tensor is computed in autocast's dtype, as in PyTorch.
@@ -143,6 +143,14 @@ def conv2d(
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
     if type(input) is not np.ndarray:
+        fixed: dict[str, Any] = {"out": out, "out_layout": out_layout, "out_dtype": out_dtype}
+        fixed["algorithm"] = None if algorithm == "auto" else algorithm
+        differentiable = with_gradient("conv2d", (input, weight, bias, residual), **fixed)
+        if differentiable is not None:
+            kept: Array = differentiable(
+                input, weight, bias, stride, padding, dilation, groups, activation=activation, residual=residual
+            )
+            return kept
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)
     w, b = as_weight(weight, "conv2d"), None if bias is None else as_numpy(bias, "conv2d", "bias")
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
@@ -250,6 +258,10 @@ def conv1d(
     >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
     array([4., 6., 6., 6., 6., 4.], dtype=float32)
     """
+    differentiable = with_gradient("conv1d", (input, weight, bias))
+    if differentiable is not None:
+        kept: DenseArray = differentiable(input, weight, bias, stride, padding, dilation, groups, activation=activation)
+        return kept
     input, weight, bias = as_autocast(input, weight, bias)
     x, w = as_numpy(input, "conv1d", "input"), as_numpy(weight, "conv1d", "weight")
     if w.ndim != 3:

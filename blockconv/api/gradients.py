@@ -12,7 +12,7 @@ from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
-from blockconv.core.interop import as_autocast, as_numpy, like_any
+from blockconv.core.interop import as_autocast, as_numpy, like_any, with_gradient
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem
 from blockconv.core.types import FLOATS, Types, as_float, element
@@ -147,6 +147,12 @@ def conv_transpose2d(
     >>> bc.conv_transpose2d(x, weight, stride=2).shape
     (1, 2, 6, 6)
     """
+    differentiable = with_gradient("conv_transpose2d", (input, weight, bias), out=out, out_layout=out_layout)
+    if differentiable is not None:
+        kept: Array = differentiable(
+            input, weight, bias, stride, padding, output_padding, groups, dilation, activation=activation
+        )
+        return kept
     input, weight, bias = as_autocast(input, weight, bias)
     options = (output_padding, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
     return _made_like(_ConvTranspose2d, weight, bias, options)(input, out=out)

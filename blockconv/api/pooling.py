@@ -11,6 +11,7 @@ from typing import Literal, overload
 
 from blockconv.api.annotations import Array, PoolPadding, Sizes
 from blockconv.api.pool_calls import NOT_QUANTIZED, pool
+from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 
@@ -64,7 +65,7 @@ def max_pool2d(
     Returns (N, C, OH, OW) of the input's kind, dtype and zero point:
     OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
+    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor (gradients flow), or a 4-D
         BlockedArray. float32, float64, bfloat16, float16, uint8, int8, or packed uint4 or int4 in an NCHW64
         BlockedArray, which does not give indices. Strides are free; an array that is dense neither in NCHW nor in NHWC
         order is copied once.
@@ -94,6 +95,10 @@ def max_pool2d(
            [13, 15]])
     """
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
+    differentiable = with_gradient("max_pool2d", (input,), out=out, out_layout=out_layout)
+    if differentiable is not None:
+        found: Array | tuple[Array, Array] = differentiable(input, *parameters, return_indices)
+        return found
     call = ("max_pool2d", parameters, bool(return_indices), NOT_QUANTIZED)
     pooled: Array | tuple[Array, Array] = pool(call, input, out, out_layout)
     return pooled
@@ -117,7 +122,7 @@ def avg_pool2d(
 
     Returns (N, C, OH, OW) of the input's kind and dtype: OH = (H + top + bottom - KH) // stride + 1, and OW likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
+    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor (gradients flow), or a 4-D
         BlockedArray. float32, float64, bfloat16, float16, uint8, int8, or packed uint4 or int4 in an NCHW64
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
     kernel_size: an int of at least 1, or a pair (height, width).
@@ -149,6 +154,10 @@ def avg_pool2d(
     array([0.25, 0.5 , 0.25], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    differentiable = with_gradient("avg_pool2d", (input,), out=out, out_layout=out_layout)
+    if differentiable is not None:
+        found: Array = differentiable(input, *parameters)
+        return found
     pooled: Array = pool(
         ("avg_pool2d", parameters, False, (input_quantization, out_quantization)),
         input,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from blockconv.core.checks import MOST_BYTES, check_bytes
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import element
 
-__all__ = ["as_autocast", "as_file", "as_numpy", "like", "like_any"]
+__all__ = ["as_autocast", "as_file", "as_numpy", "gradients_from", "like", "like_any", "with_gradient"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -97,6 +97,33 @@ def as_file(x: object) -> str:
     return exported if _is_module(x) else ""
 
 
+_gradients: list[Callable[[], Any]] = []  # the loader of functions that have gradients, if one was given
+
+
+def gradients_from(load: Callable[[], Any]) -> None:
+    """Let functions on tensors that require a gradient call those of the same name in what `load` gives."""
+    _gradients[:] = [load]
+
+
+def with_gradient(op: str, tensors: Iterable[Any], **without: Any) -> Any:
+    """The function `op` with a gradient if one of the tensors requires one, or torch.compile traces; else None.
+
+    without: options that the function with a gradient does not have, which have to be None.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "compiler"):
+        return None
+    if not torch.compiler.is_compiling():
+        needed = any(_is_tensor(x) and x.requires_grad for x in tensors)
+        if not needed or not torch.is_grad_enabled():
+            return None
+    for argument, value in without.items():
+        if value is not None:
+            rule = "has no gradient, and a tensor requires one"
+            raise ArgumentError(op, argument, value, rule, "for inference call it under torch.no_grad()")
+    return getattr(_gradients[0](), op) if _gradients else None
+
+
 def as_autocast(input: Any, *others: Any) -> tuple[Any, ...]:
     """Arguments of a convolution of a tensor as PyTorch's own reads them under `torch.autocast`.
 
@@ -119,8 +146,11 @@ def _of_tensor(x: Any, op: str, argument: str) -> Array:
 
 def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
     if x.requires_grad and torch.is_grad_enabled():
-        rule = "requires a gradient, and blockconv computes no gradients"
-        remedy = "for inference call it under torch.no_grad(); x.detach() silently stops training: gradients stay None"
+        rule = "requires a gradient, which ends here"
+        remedy = (
+            "call the functions of blockconv.torch.functional, which have gradients. For inference call it under "
+            "torch.no_grad(); x.detach() silently stops training: gradients stay None"
+        )
         raise ArgumentError(op, argument, x, rule, remedy)
     try:
         if x.dtype is torch.bfloat16:  # of which NumPy knows the bits

@@ -202,14 +202,16 @@ def test_tensors_that_are_no_arrays():
     for call in (
         lambda x: bc.conv2d(x, w),
         lambda x: bc.max_pool2d(x, 2),
+        bc.Conv2d(W),
         lambda x: bc.to_layout(x, "NCHW16"),
         bc.BlockedArray.from_numpy,
     ):
-        rule = r"gradient.*for inference.*torch\.no_grad\(\).*x\.detach\(\) silently stops training"
-        with pytest.raises(bc.ArgumentError, match=f"(input|x|array)=<Tensor.*{rule}"):
-            call(x.clone().requires_grad_())
         with pytest.raises(bc.DtypeError, match="cannot be read as an array"):
             call(x.to_sparse())
+    for call in (bc.Conv2d(W), lambda x: bc.to_layout(x, "NCHW16"), bc.BlockedArray.from_numpy):
+        rule = r"gradient.*[Ff]or inference.*torch\.no_grad\(\).*x\.detach\(\) silently stops training"
+        with pytest.raises(bc.ArgumentError, match=f"(input|x|array)=<Tensor.*{rule}"):
+            call(x.clone().requires_grad_())
 
 
 def test_a_torch_module_is_told_what_to_give():

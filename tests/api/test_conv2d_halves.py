@@ -53,7 +53,7 @@ def test_tensors(dtype, last):
     assert torch.equal(out, found)
     assert bc.conv2d(x[0], w, b, padding=1, out_dtype="float32").dtype == torch.float32
     with pytest.raises(bc.ArgumentError, match=r"gradient.*torch\.no_grad\(\)"):
-        bc.conv2d(x.clone().requires_grad_(), w)
+        bc.conv2d(x.clone().requires_grad_(), w, out_dtype="float32")
     module = torch.nn.Conv2d(*reversed(w.shape[:2]), w.shape[2:], padding=1).to(kind)
     with torch.no_grad():
         assert torch.equal(bc.conv2d(x, module.weight, module.bias), bc.conv2d(x, module.weight.data, module.bias.data))

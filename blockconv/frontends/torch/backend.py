@@ -18,7 +18,6 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,13 +32,14 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
 from blockconv.core.layout import Layout
 from blockconv.frontends.torch.ops import HEAVY, OPS, decompositions, kept_whole
-from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in
+from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in, version
+from blockconv.frontends.torch.reports import Compiled, recorded
 from blockconv.network.graph import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
 from blockconv.network.planning.planned import Options
 from blockconv.runtime import check_threads, get_num_threads
 
-__all__ = ["Compiled", "Settings", "blockconv_backend", "compiled_graphs"]
+__all__ = ["Settings", "blockconv_backend"]
 
 OP = 'torch.compile(backend="blockconv")'
 LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
@@ -78,70 +78,16 @@ class Settings(NamedTuple):
         return Options(self.layouts, "optimal", False, self.threads or get_num_threads(), self.accuracy)
 
 
-@dataclass(eq=False)
-class Compiled:
-    """One graph that torch.compile gave to the back end, and what became of it.
-
-    name: as TORCH_LOGS calls it. kind: "inference", "forward" or "backward". nodes: its ops; taken: those in plans.
-    plans: their number. refused: what runs in PyTorch, by op and reason. failed: parts without a plan, and why.
-    seconds: the time inside blockconv, for reading, planning, compiling kernels and packing. packed: how often weights
-    were packed.
-    """
-
-    name: str
-    kind: str
-    nodes: int = 0
-    taken: int = 0
-    plans: int = 0
-    refused: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    packed: int = 0
-    parts: list[Part] = field(default_factory=list, repr=False)
-    owned: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
-
-    def is_of(self, tensors: set[int]) -> bool:
-        """Whether it ran with one of these parameters, given by identity."""
-        weights = [*(weight for part in self.parts for weight in part.weights), *(known() for known in self.owned)]
-        return any(id(weight) in tensors for weight in weights)
-
-    def forget_weights(self) -> None:
-        """Pack anew at the next call."""
-        for part in self.parts:
-            part.versions = ()
-
-    def __str__(self) -> str:
-        share = f"{self.taken} of {self.nodes} ops" + (f" in {self.plans} plans" if self.kind == "inference" else "")
-        lines = [f"{self.name}, {self.kind}: {share}, {self.seconds:.2f} s in blockconv"]
-        lines += [f"  in PyTorch: {line}" for line in self.refused]
-        return "\n".join([*lines, *(f"  no plan: {line}" for line in self.failed)])
-
-
-_compiled: list[weakref.ref[Compiled]] = []
-
-
-def compiled_graphs() -> list[Compiled]:
-    """The graphs that are still in use, the oldest first."""
-    return [graph for known in _compiled if (graph := known()) is not None]
-
-
-def _recorded(name: str, kind: str) -> Compiled:
-    made = Compiled(name, kind)
-    _compiled[:] = [known for known in _compiled if known() is not None]
-    _compiled.append(weakref.ref(made))
-    return made
-
-
 def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
     """torch.compile calls this with each graph. Use ``torch.compile(model, backend="blockconv")``."""
     settings = Settings.read(given.get("options"))
     name = f"graph {CompileContext.current_compile_id()}"
 
     def infer(graph: Any, inputs: Sequence[Any]) -> Any:
-        return _inference(graph, _recorded(name, "inference"), settings)
+        return _inference(graph, recorded(name, "inference"), settings)
 
     def train(kind: str, graph: Any, inputs: Sequence[Any]) -> Any:
-        return _boxed(graph, _recorded(name, kind), ())
+        return _boxed(graph, recorded(name, kind), ())
 
     compiler = aot_autograd(
         fw_compiler=functools.partial(train, "forward"),
@@ -393,9 +339,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 
 
 def _version(tensor: Any) -> tuple[int, ...]:
-    """What changes when a parameter is replaced or changed in place. Inference tensors have no version."""
-    known = id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
-    return (*known, _checksum(tensor)) if CHECKED else known
+    """What changes when a parameter changes, in place too."""
+    return (*version(tensor), _checksum(tensor)) if CHECKED else version(tensor)
 
 
 def _checksum(tensor: Any) -> int:

@@ -39,6 +39,7 @@ __all__ = [
     "needed",
     "stand_in",
     "title",
+    "version",
 ]
 
 Array = npt.NDArray[Any]
@@ -62,6 +63,11 @@ class Constant:
             shape = tuple(map(hint, self.tensor.shape))
             return np.broadcast_to(np.zeros((), _element(self.tensor.dtype).dtype), shape)
         return as_numpy(self.tensor.detach(), "from_torch", self.name)
+
+
+def version(tensor: Any) -> tuple[int, ...]:
+    """What changes when a parameter is replaced or changed in place. Inference tensors have no version."""
+    return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
 Value = Any  # Tensor | Constant | a Python value, or a list of these

@@ -1,0 +1,185 @@
+"""torch.nn.functional's convolutions and pools on blockconv's kernels, with gradients of any order.
+
+Each is one op for autograd, autocast and torch.compile. Weights are packed at each call, since a step of training
+changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as torch_functional
+
+from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
+from blockconv.core.activation import activation as read_activation
+from blockconv.core.errors import ArgumentError
+from blockconv.eager.library import ops
+
+__all__ = ["avg_pool2d", "conv1d", "conv2d", "conv_transpose2d", "max_pool2d"]
+
+
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    *,
+    activation: Any = None,
+    residual: Any = None,
+) -> Any:
+    """torch.nn.functional.conv2d: activation(conv(input, weight) + bias + residual), with gradients.
+
+    input: (N, C, H, W) or (C, H, W), a CPU tensor: float32, float64, bfloat16 or float16.
+    weight: (O, C / groups, KH, KW). bias: None, or (O,).
+    stride, padding, dilation, groups, activation, residual: as in `blockconv.conv2d`.
+
+    The output is channels_last if input or weight is. Raises ArgumentError for a bad argument.
+    """
+    dilations = _two(dilation)
+    if padding == "same":
+        if _two(stride) != (1, 1):
+            raise ArgumentError("conv2d", "padding", padding, "'same' needs a stride of 1")
+        total = [dilations[k] * (weight.shape[2 + k] - 1) for k in (0, 1)]
+        padding = tuple((all_ // 2, all_ - all_ // 2) for all_ in total)
+    edges = _two(0 if padding == "valid" else padding)
+    if isinstance(edges[0], (tuple, list)):
+        (top, bottom), (left, right) = edges
+        if (top, left) != (bottom, right):
+            input, top, left = torch_functional.pad(input, (left, right, top, bottom)), 0, 0
+        edges = top, left
+    x = input if input.dim() == 4 else input.unsqueeze(0)
+    y = ops.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
+    y = y if input.dim() == 4 else y.squeeze(0)
+    y = y if residual is None else y + residual
+    return y if activation is None else _activated(y, activation)
+
+
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    *,
+    activation: Any = None,
+) -> Any:
+    """torch.nn.functional.conv1d with gradients: `conv2d` over (N, C, 1, L)."""
+    one = {"stride": stride, "dilation": dilation, "padding": padding}
+    row = {
+        name: value if isinstance(value, str) else (int(name != "padding"), *_single(value))
+        for name, value in one.items()
+    }
+    y = conv2d(input.unsqueeze(-2), weight.unsqueeze(-2), bias, groups=groups, activation=activation, **row)
+    return y.squeeze(-2)
+
+
+def _single(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def conv_transpose2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    *,
+    activation: Any = None,
+) -> Any:
+    """torch.nn.functional.conv_transpose2d with gradients: the gradient of a convolution's input.
+
+    input: (N, C, H, W) or (C, H, W). weight: (C, O / groups, KH, KW). Other arguments as in PyTorch, and an
+    activation. Raises ArgumentError for a bad argument.
+    """
+    name = "conv_transpose2d"
+    steps, dilations, edges, more = map(_two, (stride, dilation, padding, output_padding))
+    if any(extra >= max(step, dilation) for extra, step, dilation in zip(more, steps, dilations, strict=True)):
+        raise ArgumentError(name, "output_padding", output_padding, "has to be less than stride or dilation")
+    x = input if input.dim() == 4 else input.unsqueeze(0)
+    sizes = [
+        (x.shape[2 + k] - 1) * steps[k] - 2 * edges[k] + dilations[k] * (weight.shape[2 + k] - 1) + more[k] + 1
+        for k in (0, 1)
+    ]
+    shape = [x.shape[0], weight.shape[1] * groups, *sizes]
+    y = ops.conv2d_backward_data(shape, weight, x, steps, edges, dilations, groups)
+    y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
+    y = y if input.dim() == 4 else y.squeeze(0)
+    return y if activation is None else _activated(y, activation)
+
+
+def max_pool2d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """torch.nn.functional.max_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
+    sizes = _window(kernel_size, stride, padding)
+    x = input if input.dim() == 4 else input.unsqueeze(0)
+    found = ops.max_pool2d(x, *sizes, _two(dilation), ceil_mode)
+    values, indices = found if input.dim() == 4 else (part.squeeze(0) for part in found)
+    return (values, indices) if return_indices else values
+
+
+def avg_pool2d(
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """torch.nn.functional.avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
+    sizes = _window(kernel_size, stride, padding)
+    x = input if input.dim() == 4 else input.unsqueeze(0)
+    y = ops.avg_pool2d(x, *sizes, ceil_mode, count_include_pad, divisor_override)
+    return y if input.dim() == 4 else y.squeeze(0)
+
+
+def _window(kernel_size: Any, stride: Any, padding: Any) -> tuple[Any, ...]:
+    kernel = _two(kernel_size)
+    return kernel, kernel if stride is None or stride == [] else _two(stride), _two(padding)
+
+
+def _two(value: Any) -> tuple[Any, ...]:
+    """For H and for W. The ops check what it is: torch.compile follows these functions, and not the ops."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+
+
+_F = torch_functional
+_ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "none": lambda x: x,
+    "relu": _F.relu,
+    "relu6": _F.relu6,
+    "clip": lambda x, low, high: x.clamp(low, high),
+    "leaky_relu": _F.leaky_relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": _F.silu,
+    "hardswish": _F.hardswish,
+    "gelu": _F.gelu,
+    "hardsigmoid": lambda x, alpha, beta: (x * alpha + beta).clamp(0, 1),
+    "mish": _F.mish,
+    "celu": _F.celu,
+}
+
+
+def _activated(y: Any, given: Any) -> Any:
+    """An activation by PyTorch, which has its gradient."""
+    known = read_activation(given)
+    count = len(DEFINITIONS[known.name].parameters)
+    return _ACTIVATIONS[known.name](y, *(known.first, known.second)[:count])

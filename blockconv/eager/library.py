@@ -1,0 +1,273 @@
+"""Ops of PyTorch's dispatcher that run on blockconv's kernels, with gradients: `torch.ops.blockconv`.
+
+The three convolutions differentiate into each other, so derivatives of any order exist:
+
+- conv2d(x, w): dx = conv2d_backward_data(g, w), dw = conv2d_backward_weights(x, g)
+- conv2d_backward_data(g, w), of gradient h: dg = conv2d(h, w), dw = conv2d_backward_weights(h, g)
+- conv2d_backward_weights(x, g), of gradient h: dx = conv2d_backward_data(g, h), dg = conv2d(x, h)
+
+Under autocast, convolutions run in its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from blockconv.api.functional import conv2d
+from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights
+from blockconv.api.pool_gradients import avg_pool2d_backward, max_pool2d_backward
+from blockconv.api.pooling import avg_pool2d, max_pool2d
+
+__all__ = ["ops"]
+
+ops = torch.ops.blockconv
+_library = torch.library.Library("blockconv", "DEF")
+_CONVOLVED = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+_POOLED = "int[] kernel_size, int[] stride, int[] padding"
+Ints = Sequence[int]
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """An op of CPU tensors, and what it gives of fake ones."""
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, run, "CPU")
+    torch.library.register_fake(f"blockconv::{name}", fake, lib=_library)
+
+
+def _differentiate(name: str, keep: Callable[..., Any], backward: Callable[..., Any], autocast: bool = True) -> None:
+    """keep(ctx, inputs, output): what backward(ctx, *gradients) reads."""
+    torch.library.register_autograd(f"blockconv::{name}", backward, setup_context=keep, lib=_library)
+    if autocast:
+        _library.impl(name, _in_autocast(getattr(ops, name)), "AutocastCPU")
+
+
+def _in_autocast(op: Any) -> Callable[..., Any]:
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def call(*args: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return op(*(_cast(each, dtype) for each in args))
+
+    return call
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    taken = torch.float32, torch.bfloat16, torch.float16
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in taken else value
+
+
+# ---------------------------------------------------------------- memory formats
+
+
+def _is_last(tensor: Any) -> bool:
+    """Whether strides say channels_last and not contiguous, as PyTorch reads them."""
+    return bool(tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous())
+
+
+def _layout(*tensors: Any) -> str:
+    """The memory format of a convolution's output: channels_last if one of its operands is."""
+    return "NHWC" if any(map(_is_last, tensors)) else "NCHW"
+
+
+def _empty(like: Any, shape: Ints, layout: str) -> Any:
+    last = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+def _conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
+    b = None if bias is None else bias.detach()
+    options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
+    return conv2d(x.detach(), w.detach(), b, *options, out_layout=_layout(x, w))
+
+
+def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
+    torch._check(x.dim() == 4 and w.dim() == 4, lambda: "blockconv::conv2d: input and weight have four dimensions")
+    torch._check(x.shape[1] == w.shape[1] * groups, lambda: f"blockconv::conv2d: {x.shape[1]} channels")
+    sizes = [
+        (x.shape[2 + k] + 2 * padding[k] - dilation[k] * (w.shape[2 + k] - 1) - 1) // stride[k] + 1 for k in (0, 1)
+    ]
+    return _empty(x, (x.shape[0], w.shape[0], *sizes), _layout(x, w))
+
+
+def _backward_data(shape: Ints, w: Any, grad: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
+    options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
+    return conv2d_backward_data(tuple(shape), w.detach(), grad.detach(), *options, out_layout=_layout(grad, w))
+
+
+def _backward_weights(x: Any, shape: Ints, grad: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
+    """Contiguous, as weights mostly are."""
+    options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
+    return conv2d_backward_weights(x.detach(), tuple(shape), grad.detach(), *options)
+
+
+_define(
+    f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor",
+    _conv2d,
+    _fake_conv2d,
+)
+_define(
+    f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, {_CONVOLVED}) -> Tensor",
+    _backward_data,
+    lambda shape, w, grad, *options: _empty(grad, shape, _layout(grad, w)),
+)
+_define(
+    f"conv2d_backward_weights(Tensor input, SymInt[] weight_shape, Tensor grad, {_CONVOLVED}) -> Tensor",
+    _backward_weights,
+    lambda x, shape, grad, *options: _empty(grad, shape, "NCHW"),
+)
+
+
+def _keep_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
+    x, w, bias, *ctx.options = inputs
+    ctx.save_for_backward(x, w)
+    ctx.has_bias = bias is not None
+
+
+def _of_conv2d(ctx: Any, grad: Any) -> Any:
+    x, w = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    of_x = ops.conv2d_backward_data(x.shape, w, grad, *ctx.options) if needs[0] else None
+    of_w = ops.conv2d_backward_weights(x, w.shape, grad, *ctx.options) if needs[1] else None
+    of_bias = grad.sum((0, 2, 3)) if ctx.has_bias and needs[2] else None
+    return of_x, of_w, of_bias, None, None, None, None
+
+
+def _keep_backward_data(ctx: Any, inputs: Any, output: Any) -> None:
+    _, w, grad, *ctx.options = inputs
+    ctx.save_for_backward(w, grad)
+
+
+def _of_backward_data(ctx: Any, given: Any) -> Any:
+    w, grad = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    of_w = ops.conv2d_backward_weights(given, w.shape, grad, *ctx.options) if needs[1] else None
+    of_grad = ops.conv2d(given, w, None, *ctx.options) if needs[2] else None
+    return None, of_w, of_grad, None, None, None, None
+
+
+def _keep_backward_weights(ctx: Any, inputs: Any, output: Any) -> None:
+    x, _, grad, *ctx.options = inputs
+    ctx.save_for_backward(x, grad)
+
+
+def _of_backward_weights(ctx: Any, given: Any) -> Any:
+    x, grad = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    of_x = ops.conv2d_backward_data(x.shape, given, grad, *ctx.options) if needs[0] else None
+    of_grad = ops.conv2d(x, given, None, *ctx.options) if needs[2] else None
+    return of_x, None, of_grad, None, None, None, None
+
+
+_differentiate("conv2d", _keep_conv2d, _of_conv2d)
+_differentiate("conv2d_backward_data", _keep_backward_data, _of_backward_data)
+_differentiate("conv2d_backward_weights", _keep_backward_weights, _of_backward_weights)
+
+
+# ---------------------------------------------------------------- pools
+
+
+def _max_pool2d(x: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool) -> Any:
+    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), ceil_mode
+    return max_pool2d(x.detach(), *options, return_indices=True, out_layout=_layout(x))
+
+
+def _avg_pool2d(x: Any, kernel: Ints, stride: Ints, padding: Ints, *rest: Any) -> Any:
+    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), *rest
+    return avg_pool2d(x.detach(), *options, out_layout=_layout(x))
+
+
+def _max_pool2d_backward(
+    shape: Ints, grad: Any, indices: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
+) -> Any:
+    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), ceil_mode
+    layout = _layout(grad)
+    return max_pool2d_backward(tuple(shape), grad.detach(), *options, indices=indices, out_layout=layout)
+
+
+def _avg_pool2d_backward(shape: Ints, grad: Any, kernel: Ints, stride: Ints, padding: Ints, *rest: Any) -> Any:
+    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), *rest
+    return avg_pool2d_backward(tuple(shape), grad.detach(), *options, out_layout=_layout(grad))
+
+
+def _fake_pool(op: Any) -> Callable[..., Any]:
+    """What PyTorch's own op gives, in the format of the input."""
+
+    def call(x: Any, *options: Any) -> Any:
+        found = op(x, *options)
+        parts = found if isinstance(found, tuple) else (found,)
+        made = tuple(_empty(part, part.shape, _layout(x)) for part in parts)
+        return made if isinstance(found, tuple) else made[0]
+
+    return call
+
+
+_MAX = f"{_POOLED}, int[] dilation, bool ceil_mode"
+_AVG = f"{_POOLED}, bool ceil_mode, bool count_include_pad, int? divisor_override"
+_define(
+    f"max_pool2d(Tensor input, {_MAX}) -> (Tensor, Tensor)",
+    _max_pool2d,
+    _fake_pool(torch.ops.aten.max_pool2d_with_indices),
+)
+_define(f"avg_pool2d(Tensor input, {_AVG}) -> Tensor", _avg_pool2d, _fake_pool(torch.ops.aten.avg_pool2d))
+_define(
+    f"max_pool2d_backward(SymInt[] input_shape, Tensor grad, Tensor indices, {_MAX}) -> Tensor",
+    _max_pool2d_backward,
+    lambda shape, grad, indices, *options: _empty(grad, shape, _layout(grad)),
+)
+_define(
+    f"avg_pool2d_backward(SymInt[] input_shape, Tensor grad, {_AVG}) -> Tensor",
+    _avg_pool2d_backward,
+    lambda shape, grad, *options: _empty(grad, shape, _layout(grad)),
+)
+
+
+def _keep_max_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
+    x, *ctx.options = inputs
+    ctx.shape = x.shape
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _of_max_pool2d(ctx: Any, grad: Any, _: Any) -> Any:
+    return ops.max_pool2d_backward(ctx.shape, grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
+
+
+def _keep_max_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[2])
+
+
+def _of_max_pool2d_backward(ctx: Any, given: Any) -> Any:
+    (indices,) = ctx.saved_tensors
+    chosen = given.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
+    return None, chosen, *(None,) * 6
+
+
+def _keep_avg_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
+    x, *ctx.options = inputs
+    ctx.shape = x.shape
+
+
+def _of_avg_pool2d(ctx: Any, grad: Any) -> Any:
+    return ops.avg_pool2d_backward(ctx.shape, grad, *ctx.options), *(None,) * 6
+
+
+def _keep_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    _, _, *ctx.options = inputs
+
+
+def _of_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
+    return None, ops.avg_pool2d(given, *ctx.options), *(None,) * 6
+
+
+_differentiate("max_pool2d", _keep_max_pool2d, _of_max_pool2d, autocast=False)
+_differentiate("avg_pool2d", _keep_avg_pool2d, _of_avg_pool2d, autocast=False)
+_differentiate("max_pool2d_backward", _keep_max_pool2d_backward, _of_max_pool2d_backward, autocast=False)
+_differentiate("avg_pool2d_backward", _keep_avg_pool2d_backward, _of_avg_pool2d_backward, autocast=False)

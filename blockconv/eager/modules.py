@@ -1,0 +1,113 @@
+"""Modules of PyTorch on blockconv's kernels, in place of torch.nn's own, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as torch_functional
+
+from blockconv.api.modules import Conv2d as Packed
+from blockconv.core.errors import ArgumentError
+from blockconv.eager import functional
+from blockconv.frontends.torch.reader import version
+
+__all__ = ["Conv1d", "Conv2d", "ConvTranspose2d", "convert", "forget_packed", "restore"]
+
+
+class _Packing:
+    """What is packed belongs to a process and its memory: copies and pickles go without it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_packed"}
+
+
+def _gradient_needed(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+class Conv2d(_Packing, torch.nn.Conv2d):  # type: ignore[misc]
+    """torch.nn.Conv2d on blockconv's kernels. Without gradients weights are packed once, until they change."""
+
+    def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            input = torch_functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        options = self.stride, padding, self.dilation, self.groups
+        if torch.compiler.is_compiling() or _gradient_needed(input, weight, bias):
+            return functional.conv2d(input, weight, bias, *options)
+        key = version(weight), None if bias is None else version(bias)
+        held: Any = self.__dict__.get("_packed")
+        if held is None or held[0] != key:
+            held = key, Packed(weight.detach(), None if bias is None else bias.detach(), *options), weight, bias
+            self.__dict__["_packed"] = held
+        return held[1](input)
+
+
+class Conv1d(torch.nn.Conv1d):  # type: ignore[misc]
+    """torch.nn.Conv1d on blockconv's kernels."""
+
+    def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            input = torch_functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return functional.conv1d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+
+class ConvTranspose2d(torch.nn.ConvTranspose2d):  # type: ignore[misc]
+    """torch.nn.ConvTranspose2d on blockconv's kernels."""
+
+    def forward(self, input: Any, output_size: Any = None) -> Any:
+        """As torch.nn.ConvTranspose2d."""
+        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation)
+        options = self.stride, self.padding, more, self.groups, self.dilation
+        return functional.conv_transpose2d(input, self.weight, self.bias, *options)
+
+
+_OURS: dict[type, type] = {
+    torch.nn.Conv1d: Conv1d,
+    torch.nn.Conv2d: Conv2d,
+    torch.nn.ConvTranspose2d: ConvTranspose2d,
+}
+
+
+def convert(model: Any) -> Any:
+    """Let the convolutions of a model run on blockconv, for inference and training. Returns the model.
+
+    model: a torch.nn.Module. Its modules of exactly the classes Conv1d, Conv2d and ConvTranspose2d of torch.nn change
+        their class in place. Parameters, hooks, names and the `state_dict` stay, so optimizers and checkpoints do too.
+
+    `restore` is the way back. Without gradients a Conv2d packs its weights once, and again when a version changes.
+    Call `refresh` after writes to `.data`. Raises ArgumentError for what is no module.
+
+    >>> import torch, blockconv.torch
+    >>> model = blockconv.torch.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()))
+    >>> model(torch.zeros(1, 3, 8, 8)).sum().backward()
+    """
+    return _changed("convert", model, _OURS.get)
+
+
+def restore(model: Any) -> Any:
+    """Undo `convert`. Returns the model. Raises ArgumentError for what is no module."""
+    theirs = {own: base for base, own in _OURS.items()}
+    forget_packed(model)
+    return _changed("restore", model, theirs.get)
+
+
+def forget_packed(model: Any) -> None:
+    """Pack the weights of converted modules again at their next call."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        module.__dict__.pop("_packed", None)
+
+
+def _changed(op: str, model: Any, other: Callable[[type], type | None]) -> Any:
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(op, "model", model, "has to be a torch.nn.Module")
+    for module in model.modules():
+        kind = other(type(module))
+        if kind is not None:
+            module.__class__ = kind
+    return model

@@ -1,0 +1,64 @@
+"""What became of each graph that torch.compile gave to the back end."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Compiled", "compiled_graphs", "recorded"]
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One graph that torch.compile gave to the back end, and what became of it.
+
+    name: as TORCH_LOGS calls it. kind: "inference", "forward" or "backward". nodes: its ops; taken: those in plans.
+    plans: their number. refused: what runs in PyTorch, by op and reason. failed: parts without a plan, and why.
+    seconds: the time inside blockconv, for reading, planning, compiling kernels and packing. packed: how often weights
+    were packed.
+    """
+
+    name: str
+    kind: str
+    nodes: int = 0
+    taken: int = 0
+    plans: int = 0
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    packed: int = 0
+    parts: list[Any] = field(default_factory=list, repr=False)
+    owned: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
+
+    def is_of(self, tensors: set[int]) -> bool:
+        """Whether it ran with one of these parameters, given by identity."""
+        weights = [*(weight for part in self.parts for weight in part.weights), *(known() for known in self.owned)]
+        return any(id(weight) in tensors for weight in weights)
+
+    def forget_weights(self) -> None:
+        """Pack anew at the next call."""
+        for part in self.parts:
+            part.versions = ()
+
+    def __str__(self) -> str:
+        share = f"{self.taken} of {self.nodes} ops" + (f" in {self.plans} plans" if self.kind == "inference" else "")
+        lines = [f"{self.name}, {self.kind}: {share}, {self.seconds:.2f} s in blockconv"]
+        lines += [f"  in PyTorch: {line}" for line in self.refused]
+        return "\n".join([*lines, *(f"  no plan: {line}" for line in self.failed)])
+
+
+_compiled: list[weakref.ref[Compiled]] = []
+
+
+def compiled_graphs() -> list[Compiled]:
+    """The graphs that are still in use, the oldest first."""
+    return [graph for known in _compiled if (graph := known()) is not None]
+
+
+def recorded(name: str, kind: str) -> Compiled:
+    """A record of a new graph."""
+    made = Compiled(name, kind)
+    _compiled[:] = [known for known in _compiled if known() is not None]
+    _compiled.append(weakref.ref(made))
+    return made

@@ -1,0 +1,193 @@
+"""blockconv's ops in PyTorch: values, gradients of two orders, strides, autocast, and what opcheck checks."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from torch_models import F, nn, torch
+
+import blockconv as bc
+
+ours = bc.torch.functional
+ops = torch.ops.blockconv
+
+
+def random(*shape, dtype=torch.float32, grad=True, seed=0):
+    made = torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return made.requires_grad_(grad)
+
+
+def placed(x, how):
+    """The same values with other strides."""
+    with torch.no_grad():
+        if how == "channels_last":
+            x = x.contiguous(memory_format=torch.channels_last)
+        elif how == "permuted":
+            x = x.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2)
+        elif how == "sliced":
+            x = torch.stack([x, x], -1)[..., 0]
+    return x.detach().requires_grad_()
+
+
+PLACES = ("contiguous", "channels_last", "permuted", "sliced")
+CONVS = {  # weight, options of conv2d
+    "3x3": ((8, 6, 3, 3), {"padding": 1}),
+    "strided": ((8, 6, 3, 2), {"stride": (2, 1), "padding": (1, 0)}),
+    "dilated": ((8, 6, 3, 3), {"dilation": 2, "padding": "same"}),
+    "even": ((8, 6, 2, 4), {"padding": "same"}),
+    "grouped": ((9, 2, 3, 3), {"groups": 3, "stride": 2}),
+    "depthwise": ((6, 1, 3, 3), {"groups": 6, "padding": 1}),
+    "1x1": ((8, 6, 1, 1), {}),
+}
+
+
+def gradients(function, *given):
+    y = function(*given)
+    weight = random(*y.shape, dtype=y.dtype, grad=False, seed=9)
+    return y, torch.autograd.grad((y * weight).sum(), given)
+
+
+def close(found, wanted, bound=1e-5):
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert (found - wanted).abs().max() <= bound * max(1e-6, wanted.abs().max())
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", CONVS)
+@pytest.mark.sampled(3)
+def test_conv2d_and_its_gradients_are_torchs(name, place):
+    shape, options = CONVS[name]
+    given = placed(random(2, 6, 7, 9), place), random(*shape, seed=1), random(shape[0], seed=2)
+    found, wanted = (gradients(lambda *x, f=f: f(*x, **options), *given) for f in (ours.conv2d, F.conv2d))
+    close(found[0], wanted[0])
+    if place in PLACES[:2]:
+        assert found[0].stride() == wanted[0].stride()
+    for ours_, theirs in zip(found[1], wanted[1], strict=True):
+        close(ours_, theirs)
+    again = gradients(lambda *x: bc.conv2d(*x, **options), *given)
+    assert all(a.equal(b) for a, b in zip((again[0], *again[1]), (found[0], *found[1]), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1, "output_padding": 1}, {"stride": (2, 3), "groups": 2, "dilation": (1, 2)}],
+)
+def test_conv_transpose2d_and_its_gradients_are_torchs(options):
+    given = random(2, 6, 5, 4), random(6, 8 // options.get("groups", 1), 3, 3, seed=1), random(8, seed=2)
+    found, wanted = (
+        gradients(lambda *x, f=f: f(*x, **options), *given) for f in (ours.conv_transpose2d, F.conv_transpose2d)
+    )
+    for ours_, theirs in zip((found[0], *found[1]), (wanted[0], *wanted[1]), strict=True):
+        close(ours_, theirs)
+
+
+@pytest.mark.parametrize("place", PLACES[:2])
+def test_pools_and_their_gradients_are_torchs(place):
+    x = placed(random(2, 6, 8, 9), place)
+    for name, options in (
+        ("max_pool2d", {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
+        ("max_pool2d", {"kernel_size": (2, 3), "dilation": 2}),
+        ("avg_pool2d", {"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False}),
+        ("avg_pool2d", {"kernel_size": 2, "divisor_override": 3}),
+    ):
+        found, wanted = (gradients(functools.partial(getattr(f, name), **options), x) for f in (ours, F))
+        close(found[0], wanted[0])
+        close(found[1][0], wanted[1][0])
+        assert found[0].stride() == wanted[0].stride()
+    assert ours.max_pool2d(x, 2, return_indices=True)[1].equal(F.max_pool2d(x, 2, return_indices=True)[1])
+
+
+def test_conv1d_unbatched_images_residuals_and_activations():
+    x, w, b = random(2, 6, 11), random(8, 6, 3, seed=1), random(8, seed=2)
+    for found, wanted in zip(
+        gradients(lambda *g: ours.conv1d(*g, stride=2, padding=1), x, w, b)[1],
+        gradients(lambda *g: F.conv1d(*g, stride=2, padding=1), x, w, b)[1],
+        strict=True,
+    ):
+        close(found, wanted)
+    x, w = random(6, 7, 9), random(8, 6, 3, 3, seed=1)
+    close(ours.conv2d(x, w), F.conv2d(x, w))
+    residual = random(8, 5, 7, seed=3)
+    for name in ("relu", "relu6", ("clip", -1, 0.5), ("leaky_relu", 0.2), "sigmoid", "tanh", "silu", "hardswish"):
+        found = ours.conv2d(x, w, residual=residual, activation=name)
+        close(found, bc.conv2d(x.detach(), w.detach(), residual=residual.detach(), activation=name), 1e-5)
+    for name in ("gelu", "hardsigmoid", ("hardsigmoid", 0.2, 0.4), "mish", ("celu", 0.5), None):
+        close(ours.conv2d(x, w, activation=name), bc.conv2d(x.detach(), w.detach(), activation=name), 1e-5)
+
+
+SMALL = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2), "groups": 2}
+
+
+def small(place="contiguous"):
+    x = placed(random(2, 4, 5, 6, dtype=torch.float64), place)
+    return x, random(6, 2, 2, 3, dtype=torch.float64, seed=1), random(6, dtype=torch.float64, seed=2)
+
+
+def test_derivatives_of_two_orders():
+    x, w, b = small()
+    options = tuple(SMALL.values())
+    grad = random(*ops.conv2d(x, w, b, *options).shape, dtype=torch.float64, seed=3)
+    for function, given in (
+        (lambda x, w, b: ops.conv2d(x, w, b, *options), (x, w, b)),
+        (lambda w, g: ops.conv2d_backward_data(x.shape, w, g, *options), (w, grad)),
+        (lambda x, g: ops.conv2d_backward_weights(x, w.shape, g, *options), (x, grad)),
+        (lambda x, w: ours.conv_transpose2d(x, w, stride=2, output_padding=1), (x, random(4, 3, 2, 2, dtype=x.dtype))),
+    ):
+        assert torch.autograd.gradcheck(function, given, nondet_tol=0)
+        assert torch.autograd.gradgradcheck(function, given, nondet_tol=0)
+    for pool in (lambda x: ours.max_pool2d(x, 2), lambda x: ours.avg_pool2d(x, 2, 1, 1)):
+        assert torch.autograd.gradcheck(pool, (x,))
+        assert torch.autograd.gradgradcheck(pool, (x,))
+
+
+@pytest.mark.parametrize("place", [PLACES[1], pytest.param(PLACES[0], marks=pytest.mark.slow), PLACES[3]])
+def test_opcheck(place):
+    x, w, b = small(place)
+    options = tuple(map(list, list(SMALL.values())[:3])), 2
+    options = (*options[0], 2)
+    grad = random(*ops.conv2d(x, w, b, *options).shape, dtype=torch.float64, seed=3)
+    for op, given in (
+        (ops.conv2d, (x, w, b, *options)),
+        (ops.conv2d_backward_data, (list(x.shape), w, placed(grad, place), *options)),
+        (ops.conv2d_backward_weights, (x, list(w.shape), grad, *options)),
+        (ops.max_pool2d, (x, [2, 2], [2, 2], [0, 0], [1, 1], False)),
+        (ops.avg_pool2d, (x, [2, 2], [1, 1], [1, 1], False, True, None)),
+    ):
+        torch.library.opcheck(op.default, given)
+
+
+def test_autocast_is_torchs():
+    x, w, b = random(2, 6, 7, 9), random(8, 6, 3, 3, seed=1), random(8, seed=2)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            found, wanted = (gradients(f, x, w, b) for f in (ours.conv2d, F.conv2d))
+            assert bc.conv2d(x, w).dtype == dtype
+        for ours_, theirs in zip((found[0], *found[1]), (wanted[0], *wanted[1]), strict=True):
+            close(ours_, theirs, 0.03)
+
+
+def test_what_has_no_gradient_is_refused():
+    x, w = random(2, 6, 7, 9), random(8, 6, 3, 3)
+    for options in ({"out": torch.empty(2, 8, 5, 7)}, {"out_layout": "NHWC"}):
+        with pytest.raises(bc.ArgumentError, match=r"conv2d: out.*has no gradient.*torch\.no_grad\(\)"):
+            bc.conv2d(x, w, **options)
+    with pytest.raises(bc.ArgumentError, match="output_padding"):
+        ours.conv_transpose2d(x, random(6, 8, 3, 3), output_padding=1)
+    with pytest.raises(bc.ArgumentError, match="stride="):
+        ours.conv2d(x, w, stride=0)
+
+
+def test_the_gradient_penalty_of_a_network():
+    """Second derivatives through a network, as WGAN-GP takes them."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 1, 3)).double()
+    x, found = random(1, 3, 6, 6, dtype=torch.float64), []
+    for convert in (False, True):
+        if convert:
+            bc.torch.convert(model)
+        model.zero_grad()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    for a, b in zip(*found, strict=True):
+        close(a, b, 1e-10)

@@ -1,0 +1,103 @@
+"""Modules that are converted in place: values, training, checkpoints, copies, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+from torch_models import NETWORKS, made, nn, torch
+
+import blockconv as bc
+
+
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def close(found, wanted, bound=1e-4):
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert (found - wanted).abs().max() <= bound * wanted.abs().max()
+
+
+def trained(model, x, steps=3):
+    """The losses of some steps."""
+    optimizer, losses = torch.optim.SGD(model.train().parameters(), 0.05, momentum=0.9), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_converted_network_computes_and_trains_as_before(name):
+    theirs, x = made(NETWORKS[name]), images(4, 3, 16, 16)
+    own = bc.torch.convert(copy.deepcopy(theirs))
+    assert any(type(module) is bc.torch.Conv2d for module in own.modules())
+    assert {*own.state_dict()} == {*theirs.state_dict()}
+    for tensor in (x, x.contiguous(memory_format=torch.channels_last)):
+        with torch.no_grad():
+            close(own(tensor), theirs(tensor))
+            close(own(tensor), theirs(tensor))
+    close(trained(own, x), trained(theirs, x))
+    with torch.no_grad():  # weights that steps have changed are packed anew
+        close(own.eval()(x), theirs.eval()(x))
+    bc.torch.restore(own)
+    assert not any(type(module).__module__.startswith("blockconv") for module in own.modules())
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular"])
+def test_other_convolutions(mode):
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, padding_mode=mode), nn.ConvTranspose2d(8, 4, 3, 2, 1, 1), nn.Flatten(2),
+        nn.Conv1d(4, 6, 3, padding=1, padding_mode=mode), nn.Conv1d(6, 2, 5, 2, bias=False),
+    )  # fmt: skip
+    x, own = images(2, 3, 7, 8), bc.torch.convert(copy.deepcopy(model))
+    with torch.no_grad():
+        close(own(x), model(x))
+    close(trained(own, x), trained(model, x))
+
+
+def test_copies_and_checkpoints():
+    x, own = images(2, 3, 8, 8), bc.torch.convert(nn.Sequential(nn.Conv2d(3, 8, 3)))
+    with torch.no_grad():
+        wanted = own(x)
+        for copied in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+            assert copied(x).equal(wanted)
+        file = io.BytesIO()
+        torch.save(own, file)
+        file.seek(0)
+        assert torch.load(file, weights_only=False)(x).equal(wanted)
+        own[0].weight.data.zero_()
+        assert own(x).equal(wanted)
+        bc.torch.refresh(own)
+        assert not own(x).equal(wanted)
+
+
+def test_torch_compile_sees_one_op_for_each_convolution():
+    own, kinds = bc.torch.convert(made(NETWORKS["unet"])), []
+
+    def look(graph, inputs):
+        kinds.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    x = images(1, 3, 16, 16)
+    torch._dynamo.reset()
+    close(torch.compile(own, backend=look, fullgraph=True)(x), own(x))
+    assert sum("blockconv.conv2d" in kind for kind in kinds) == 3
+    kinds.clear()
+    weight = own.down.weight.detach()
+    torch._dynamo.reset()
+    close(torch.compile(lambda x: bc.conv2d(x, weight) * 2, backend=look, fullgraph=True)(x), bc.conv2d(x, weight) * 2)
+    assert sum("blockconv.conv2d" in kind for kind in kinds) == 1
+    torch._dynamo.reset()
+
+
+def test_what_is_no_module_is_refused():
+    for function in (bc.torch.convert, bc.torch.restore):
+        with pytest.raises(bc.ArgumentError, match=r"has to be a torch\.nn\.Module"):
+            function(3)
