@@ -1,6 +1,16 @@
 """From a kernel's Python body to machine code, and where that is kept."""
 
 from blockconv.jit.cache import cache_directory, disk_cache
-from blockconv.jit.families import Addressed, Kernel, KernelFamily, Wanted, collecting, kernel
+from blockconv.jit.families import Addressed, Kernel, KernelFamily, Wanted, collecting, compiling, kernel
 
-__all__ = ["Addressed", "Kernel", "KernelFamily", "Wanted", "cache_directory", "collecting", "disk_cache", "kernel"]
+__all__ = [
+    "Addressed",
+    "Kernel",
+    "KernelFamily",
+    "Wanted",
+    "cache_directory",
+    "collecting",
+    "compiling",
+    "disk_cache",
+    "kernel",
+]

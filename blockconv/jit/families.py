@@ -25,7 +25,7 @@ from blockconv.core.errors import UnsupportedError
 from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
 
-__all__ = ["Addressed", "Kernel", "KernelFamily", "Wanted", "collecting", "kernel"]
+__all__ = ["Addressed", "Kernel", "KernelFamily", "Wanted", "collecting", "compiling", "kernel"]
 
 _lock = threading.RLock()  # Numba's compiler is entered by one thread at a time.
 
@@ -121,9 +121,20 @@ def collecting() -> Iterator[dict[Wanted, None]]:
     What is returned for them has no code: it must not be run, or kept.
     """
     wanted: dict[Wanted, None] = {}
+    with _listing(wanted):
+        yield wanted
+
+
+def compiling() -> contextlib.AbstractContextManager[None]:
+    """Inside `collecting`: kernels are compiled all the same, for what runs at once or is kept."""
+    return _listing(None)
+
+
+@contextlib.contextmanager
+def _listing(wanted: dict[Wanted, None] | None) -> Iterator[None]:
     around, _collected.kernels = getattr(_collected, "kernels", None), wanted
     try:
-        yield wanted
+        yield
     finally:
         _collected.kernels = around
 

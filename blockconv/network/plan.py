@@ -28,7 +28,7 @@ from blockconv.network.graph import Network, check_network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
-from blockconv.network.planning.candidates import Parameters, compile_kernels
+from blockconv.network.planning.candidates import Parameters
 from blockconv.network.planning.own import OwnPlanner, check_costs, chosen_by, cost_table
 from blockconv.network.planning.planned import (
     Layouts,
@@ -397,7 +397,6 @@ class Plan:
         first = shapes == tuple(tensor.shape for tensor in self.network.inputs)  # `chosen` is for these sizes alone
         planned = plan_layouts(network, self.options if first else replace(self.options, chosen=None))
         network = planned.network
-        compile_kernels(network, planned.chosen, self.options.threads)
         problem = planned.problem
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
         wanted = [self.options.end(network.tensors[name]) for name in network.outputs]

@@ -23,7 +23,7 @@ from blockconv.network import foreign, ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
-from blockconv.network.planning.candidates import OUTPUT, Bound, Candidate, Parameters, Workspace, bind
+from blockconv.network.planning.candidates import OUTPUT, Bound, Candidate, Parameters, Workspace, bind_all
 from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
 __all__ = ["Action", "Schedule", "schedule"]
@@ -182,8 +182,8 @@ class _Scheduler:
 
     # -- nodes
 
-    def run(self, node: Node, candidate: Candidate) -> None:
-        """A node by its candidate."""
+    def run(self, node: Node, candidate: Candidate, bound: Bound | None) -> None:
+        """A node by its candidate, whose ops are `bound`."""
         reads = tuple(zip(node.inputs, candidate.srcs, strict=True))
         locations = [self.need(value) for value in reads]
         value = node.output, candidate.dst
@@ -192,7 +192,7 @@ class _Scheduler:
             self.view(node, candidate.view, reads, locations, value)
             return
         assert candidate.row is not None
-        bound: Bound = bind(self.network, node, candidate, self.held, self.threads)
+        assert bound is not None
         target = self.allocate(value)
         operands = tuple(
             operand
@@ -307,17 +307,18 @@ def schedule(
 
     costs(tensor, src, dst): the predicted seconds of a reorder.
     """
+    bound = bind_all(network, chosen, held, threads)
     s = _Scheduler(network, held, costs, threads)
     for k, tensor in enumerate(network.inputs):
         s.given(tensor.name, given[tensor.name], Buffer(k))
-    every = zip(network.nodes, chosen, strict=True)
-    for is_foreign, run in itertools.groupby(every, lambda pair: isinstance(pair[0].attributes, ops.Foreign)):
+    every = zip(network.nodes, chosen, bound, strict=True)
+    for is_foreign, run in itertools.groupby(every, lambda one: isinstance(one[0].attributes, ops.Foreign)):
         if is_foreign:
-            nodes, candidates = zip(*run, strict=True)
+            nodes, candidates, _ = zip(*run, strict=True)
             s.run_part(nodes, sum(candidate.cost for candidate in candidates))
             continue
-        for node, candidate in run:
-            s.run(node, candidate)
+        for node, candidate, its_ops in run:
+            s.run(node, candidate, its_ops)
     first = len(network.inputs)
     for k, (name, layout) in enumerate(zip(network.outputs, wanted, strict=True)):
         if network.tensors[name].elements:

@@ -20,7 +20,7 @@ from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Site, View
 from blockconv.network.planning.binding import bind
 from blockconv.network.planning.candidate import OUTPUT, Bound, Candidate, Pricing, Taken, Workspace, element_types
-from blockconv.network.planning.parameters import Parameters, Unpacked
+from blockconv.network.planning.parameters import Parameters
 
 __all__ = [
     "OUTPUT",
@@ -31,8 +31,8 @@ __all__ = [
     "Taken",
     "Workspace",
     "bind",
+    "bind_all",
     "candidates",
-    "compile_kernels",
     "element_types",
     "kernel_layouts",
     "on_threads",
@@ -152,10 +152,19 @@ def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, 
     return candidate.cost * after / before if before else candidate.cost
 
 
-def compile_kernels(network: Network, chosen: Sequence[Candidate], threads: int) -> None:
-    """Compile what candidates, one for each node, need and the disk cache does not have, on all processors."""
+def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[Bound | None]:
+    """The ops of a candidate for each node; None for a view.
+
+    Kernels that the disk cache does not have are compiled together, on all processors.
+    """
+
+    def bound() -> list[Bound | None]:
+        pairs = zip(network.nodes, chosen, strict=True)
+        return [bind(network, node, one, held, threads) if one.row is not None else None for node, one in pairs]
+
     with jit.collecting() as wanted:
-        for node, candidate in zip(network.nodes, chosen, strict=True):
-            if candidate.row is not None:
-                bind(network, node, candidate, Unpacked(network), threads)
+        found = bound()
+    if not wanted:
+        return found
     compile_together(list(wanted))
+    return bound()

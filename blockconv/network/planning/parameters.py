@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from blockconv import jit
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, Requantization
 from blockconv.core.types import ElementType, Types
@@ -21,7 +22,7 @@ from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
 from blockconv.runtime.memory import Region
 
-__all__ = ["Parameters", "Unpacked"]
+__all__ = ["Parameters"]
 
 Array = npt.NDArray[Any]
 
@@ -122,7 +123,8 @@ class Parameters:
         if found is None:
             found = self._shared.get(key)
             if found is None:
-                found = self._shared[key] = self._region.keep(make())
+                with jit.compiling():  # what packs runs now
+                    found = self._shared[key] = self._region.keep(make())
             self._packed[key] = found
         return found
 
@@ -144,23 +146,3 @@ def _equal(a: Array, b: Array) -> bool:
 
 def _digest(value: Array) -> tuple[object, ...]:
     return value.dtype, value.shape, hashlib.sha256(_bytes(value).data).digest()
-
-
-class Unpacked(Parameters):
-    """Stands for parameters where only the kernels of bound ops count."""
-
-    def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
-        return np.empty(0), np.empty(0)
-
-    def quantized_weights(
-        self, node: Node, problem: Any, form: WeightForm, after: Requantization
-    ) -> tuple[Array, Array]:
-        return np.empty(0), np.empty(0)
-
-    def dynamic_weights(
-        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
-    ) -> tuple[Array, Array]:
-        return np.empty(0), np.empty(0)
-
-    def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
-        return np.empty(0)

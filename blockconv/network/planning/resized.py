@@ -1,0 +1,71 @@
+"""A plan for sizes of inputs that were not planned: the choices of an anchor, which was, bound anew.
+
+Layouts and kernels are the anchor's, node by node; no layouts are searched. Kernels are those of any size
+(`Request.anchor`), so that few are compiled for all sizes. The choice depends on the sizes and the anchor alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from blockconv.dispatch import selection
+from blockconv.kernels.table import Request
+from blockconv.network.graph import Network, Node
+from blockconv.network.planning.candidates import taken
+from blockconv.network.planning.planned import Options, Planned, formulate, prepared
+from blockconv.network.planning.planner import evaluate
+from blockconv.network.planning.rule import Candidate, Pricing, Rule, element_types
+from blockconv.network.planning.rules import RULES
+
+__all__ = ["resized"]
+
+Chosen = tuple[Node, Candidate]
+
+
+def resized(network: Network, options: Options, anchor: Planned) -> Planned | None:
+    """The plan for the network's sizes by the choices of the anchor; None if these do not do."""
+    network, pricing = prepared(network, options, every=False)
+    chosen = {node.name: (node, one) for node, one in zip(anchor.network.nodes, anchor.chosen, strict=True)}
+    found = []
+    for node in network.nodes:
+        one = _candidate(network, node, pricing, chosen)
+        if one is None:
+            return None
+        found.append((one,))
+    problem = formulate(network, tuple(found), pricing.reorder)
+    return Planned(network, problem, tuple(found), evaluate(problem, [0] * len(found)))
+
+
+def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[str, Chosen]) -> Candidate | None:
+    """The anchor's view or kernel for its layouts; another kernel for these if it does not take the problem."""
+    before, like = chosen.get(node.name, (None, None))
+    if before is None or like is None or (before.op, len(before.inputs)) != (node.op, len(node.inputs)):
+        return None
+    rule = RULES[type(node.attributes)]
+    if like.row is None:
+        for view in rule.views(network, node, replace(pricing, layouts=(like.dst,))):
+            if (view.srcs, view.dst) == (like.srcs, like.dst):
+                return view
+    return next(_by_kernels(network, node, pricing, rule, like), None)
+
+
+def _by_kernels(network: Network, node: Node, pricing: Pricing, rule: Rule, like: Candidate) -> Iterator[Candidate]:
+    src, dst = like.srcs[node.inputs.index(rule.leading(network, node))], like.dst
+    srcs, types = rule.srcs(network, node, src, dst), element_types(network, node)
+    if srcs is None:
+        return
+    for op, problem, (told, *_), (stored, *_) in rule.asked(network, node, (src,), (dst,)):
+        same = like.problem if type(like.problem) is type(problem) else problem
+        request = Request(problem, told, stored, types, 1, pricing.machine, same)
+        found = (
+            [selection.Candidate(like.row, request, selection.decide(like.row, request, pricing.accuracy))]
+            if like.row
+            else []
+        )
+        if not found or found[0].primitive is None:
+            found = selection.candidates(op, request, pricing.accuracy)
+        best = selection.cheapest(found)
+        if best is not None and best.primitive is not None:
+            cost = pricing.price(taken(best.row, request, best.primitive), problem, node)
+            yield Candidate(best.row, problem, srcs, dst, cost, same)

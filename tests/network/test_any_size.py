@@ -1,0 +1,168 @@
+"""A plan that is called with sizes that it was not made for."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from small_networks import values
+
+import blockconv as bc
+from blockconv import jit
+from blockconv.jit.families import KernelFamily
+from blockconv.network import ops
+from blockconv.network import plan as plans
+from blockconv.network.passes.fuse import fuse
+from blockconv.network.planning.candidates import Parameters, bind
+from blockconv.network.planning.planned import Options, Planned, plan_layouts
+from blockconv.network.planning.resized import resized
+
+Shape = tuple[int, ...]
+
+
+def network() -> bc.Network:
+    """Most kinds of kernels that are cut by sizes: windows, strides, groups, pools, a resize, a concatenation."""
+    b = bc.NetworkBuilder("sizes")
+    x = b.input("x", (1, 3, 56, 56))
+    x = b.conv2d(x, values((16, 3, 3, 3), 1), stride=2, padding=1, activation="relu")
+    wide = b.conv2d(x, values((48, 16, 1, 1), 2), activation="relu")
+    deep = b.conv2d(wide, values((48, 1, 3, 3), 3), padding=1, groups=48, activation="relu")
+    half = b.conv2d(deep, values((48, 1, 3, 3), 4), stride=2, padding=1, groups=48)
+    grouped = b.conv2d(half, values((48, 4, 3, 3), 5), padding=1, groups=12, activation="relu")
+    sums = b.conv2d(grouped, values((32, 48, 3, 3), 6), values((32,), 7), padding=1)
+    pooled = b.max_pool2d(sums, 3, 2, 1)
+    large = b.add(ops.Resize("nearest", scale=(2.0, 2.0)), pooled)
+    small = b.add(ops.Resize("linear", scale=(0.5, 0.5)), deep)
+    b.output(b.add(ops.Concat(), pooled, b.avg_pool2d(sums, 3, 2, 1)), large, small)
+    b.output(b.conv2d(b.global_avg_pool2d(sums), values((10, 32, 1, 1), 8)))
+    return b.build()
+
+
+def sizes(count: int, low: int = 7, high: int = 90) -> list[Shape]:
+    known = random.Random(0)
+    return [(known.choice((1, 1, 2)), 3, known.randrange(low, high), known.randrange(low, high)) for _ in range(count)]
+
+
+def image(shape: Shape) -> Any:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def arrays(outputs: Any) -> list[Any]:
+    return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+
+
+@pytest.fixture(scope="module")
+def net() -> bc.Network:
+    return network()
+
+
+@pytest.fixture(scope="module")
+def integers(net: bc.Network) -> bc.Network:
+    return bc.quantize(net, [image((1, 3, 56, 56))])
+
+
+@pytest.mark.parametrize("layouts", ["auto", "NHWC", "NCHW", "NCHW16"])
+def test_values_are_right_at_odd_sizes(net: bc.Network, layouts: str) -> None:
+    plan = bc.compile(net, layouts=layouts, threads=1)
+    for shape in sizes(20 if layouts == "auto" else 3):
+        wanted = arrays(net.with_input_shapes(shape).evaluate(image(shape)))
+        for found, right in zip(arrays(plan(image(shape))), wanted, strict=True):
+            assert found.shape == right.shape
+            assert np.abs(found - right).max() <= 2e-5 * np.abs(right).max()
+
+
+def test_integers_have_the_bits_of_evaluate_at_odd_sizes(integers: bc.Network) -> None:
+    plan = bc.compile(integers, threads=1)
+    for shape in sizes(6):
+        wanted = arrays(plan.network.with_input_shapes(shape).evaluate(image(shape)))
+        for found, right in zip(arrays(plan(image(shape))), wanted, strict=True):
+            assert np.abs(found - right).max() <= 1e-6 * np.abs(right).max()
+
+
+def test_the_bits_of_a_size_do_not_depend_on_what_came_before(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "KEPT", 3)
+    asked = sizes(8)
+    first, second = (bc.compile(net, threads=threads) for threads in (1, 2))
+    bits = {shape: [x.tobytes() for x in arrays(first(image(shape)))] for shape in asked}
+    for shape in [*reversed(asked), *asked]:
+        assert [x.tobytes() for x in arrays(second(image(shape)))] == bits[shape], shape
+
+
+def test_few_sizes_are_kept(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "KEPT", 3)
+    plan = bc.compile(net, threads=1)
+    held, asked = plan.weights_nbytes, sizes(6)
+    for shape in asked:
+        plan(image(shape))
+        plan(image(asked[0]))
+    assert len(plan._others) == 3
+    assert (asked[0],) in plan._others, "the one that is called most stays"
+    assert plan.weights_nbytes <= 3 * held, "weights do not grow with the number of sizes"
+    monkeypatch.setattr(plans, "MOST_ARENAS", 0)
+    plan(image(sizes(7)[-1]))
+    assert len(plan._others) == 1
+
+
+def test_a_prepared_size_is_planned_and_stays(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "KEPT", 1)
+    plan = bc.compile(net, threads=1)
+    plan.prepare((1, 3, 31, 17), {"x": (2, 3, 40, 40)})
+    alone = bc.compile(net, input_shapes=(1, 3, 31, 17), threads=1)
+    for shape in [*sizes(3), (1, 3, 31, 17)]:
+        found = arrays(plan(image(shape)))
+    for got, wanted in zip(found, arrays(alone(image((1, 3, 31, 17)))), strict=True):
+        assert got.tobytes() == wanted.tobytes()
+    with pytest.raises(bc.NetworkError, match="-1"):
+        plan.prepare((1, 3, -1, 5))
+
+
+# ---------------------------------------------------------------- kernels
+
+
+class Unpacked(Parameters):
+    """Weights that are not packed: only the kernels of bound ops count."""
+
+    def weights(self, *_: Any) -> tuple[Any, Any]:
+        return np.empty(0), np.empty(0)
+
+    quantized_weights = dynamic_weights = weights
+
+    def constant(self, *_: Any) -> Any:
+        return np.empty(0)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """What kernels are asked for; none is compiled."""
+    found: set[Any] = set()
+
+    def ask(family: Any, *params: int) -> jit.Kernel:
+        found.add((family.__name__, params))
+        return jit.Kernel(family.name(*params), 0)
+
+    monkeypatch.setattr(KernelFamily, "__call__", ask)
+    return found
+
+
+def bound(planned: Planned | None) -> None:
+    assert planned is not None
+    held = Unpacked(planned.network)
+    for node, one in zip(planned.network.nodes, planned.chosen, strict=True):
+        if one.row is not None:
+            bind(planned.network, node, one, held, 1)
+
+
+@pytest.mark.parametrize("kind", ["net", "integers"])
+def test_the_kernels_of_all_sizes_are_few(kind: str, request: Any) -> None:
+    fused, asked = fuse(request.getfixturevalue(kind)), request.getfixturevalue("asked")
+    options = Options("auto", "optimal", False, 1, "default")
+    own = plan_layouts(fused, options)
+    bound(own)
+    few, counts = len(asked), []
+    for shape in sizes(200, 64, 640):
+        bound(resized(fused.with_input_shapes(shape), options, own))
+        counts.append(len(asked))
+    assert counts[-1] <= 3 * few
+    assert counts[-1] - counts[99] <= few // 2, "they are as good as all met after a hundred sizes"
