@@ -194,10 +194,13 @@ class Row:
         return inner if isinstance(inner, Reason) else again.primitive(inner)
 
     def prepare(
-        self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, **options: Any
+        self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, anchor: Any = None, **options: Any
     ) -> Primitive:
-        """The kernel for a problem on this machine. Raises UnsupportedError if the kernel does not take it."""
-        found = self.decide(Request(problem, src, dst, types, threads), **options)
+        """The kernel for a problem on this machine. Raises UnsupportedError if the kernel does not take it.
+
+        anchor: as in `Request`.
+        """
+        found = self.decide(Request(problem, src, dst, types, threads, anchor=anchor), **options)
         if isinstance(found, Reason):
             raise UnsupportedError(f"{self.name} from {src} to {dst}, {types}: {found}")
         return found
@@ -211,18 +214,21 @@ class Row:
         """The request as kernels take it: images of one pixel as columns, w inside h, blocks of images in parts."""
         p, src, dst = request.problem, request.src, request.dst
         if self.op in CONVOLUTIONS and has_images_of_one_pixel(p, src, dst):
-            return Rewritten(request.of(columns_problem(p), columns_layout(src), columns_layout(dst)))
+            return Rewritten(request.changed(columns_problem, columns_layout(src), columns_layout(dst)))
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
-            turned = request.of(transposed_problem(p), transposed_layout(src), transposed_layout(dst))
+            turned = request.changed(transposed_problem, transposed_layout(src), transposed_layout(dst))
             return Rewritten(turned, _with_transposed_taps)
         parts = self._parts(p, src, dst)
         if parts is None:
             return None
         given = options.get("quantizations")
         fill = given[-1].zero_point if given and given[-1] else 0
-        return Rewritten(
-            request.of(parts.problem, parts.src, parts.dst), self._of_parts(parts, request, fill), last=True
-        )
+
+        def part(whole: Any) -> Any:
+            found = self._parts(whole, src, dst)
+            return whole if found is None else found.problem
+
+        return Rewritten(request.changed(part, parts.src, parts.dst), self._of_parts(parts, request, fill), last=True)
 
     def _parts(self, problem: Any, src: Layout, dst: Layout) -> Parts | None:
         """The parts that a problem over blocks of images is solved in."""

@@ -181,13 +181,17 @@ class Network:
 
         Raises NetworkError, which names the node, if the network does not take them.
         """
-        named = self._by_input(shapes, "shapes")
-        sizes = {name: read_shape(self.name, name, shape) for name, shape in named.items()}
+        sizes = self.named_shapes(shapes)
         if all(self.shape(name) == size for name, size in sizes.items()):
             return self
         if self.remake is not None:
             return self.remake(sizes)
         return replace(self, inputs=tuple(replace(t, shape=sizes.get(t.name, t.shape)) for t in self.inputs))
+
+    def named_shapes(self, shapes: Any) -> dict[str, Shape]:
+        """{input: shape} of what `with_input_shapes` takes."""
+        named = self._by_input(shapes, "shapes")
+        return {name: read_shape(self.name, name, shape) for name, shape in named.items()}
 
     def _by_input(self, given: Any, argument: str) -> dict[str, Any]:
         """`given` by the names of inputs: a mapping, or what the only input gets."""

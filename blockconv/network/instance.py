@@ -40,6 +40,11 @@ class BoundPlan(NamedTuple):
     idle: list[Instance]
     rest: RestPlan | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arenas that it keeps, or of one before its first call."""
+        return self.schedule.arena * max(1, len(self.idle))
+
 
 @contextmanager
 def an_instance(bound: BoundPlan) -> Iterator[Instance]:

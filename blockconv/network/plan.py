@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import warnings
@@ -39,6 +40,7 @@ from blockconv.network.planning.planned import (
     read_layouts,
 )
 from blockconv.network.planning.planner import Choice
+from blockconv.network.planning.resized import resized
 from blockconv.network.reporting import explain, predict
 from blockconv.network.reporting import page as report
 from blockconv.network.reporting.data import PlanData, Sizes, collected
@@ -53,7 +55,8 @@ __all__ = ["Plan", "compile"]
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
 ACCURACIES = ("default", "strict")
-KEPT = 8  # sizes of inputs that a plan keeps itself bound for
+KEPT = 32  # sizes of inputs, beside its own, that a plan keeps itself bound for
+MOST_ARENAS = 1 << 29  # bytes of memory for values that calls of these sizes keep, but for the last size's
 
 
 def compile(
@@ -162,7 +165,10 @@ class Plan:
     """A network with a kernel and layouts for every op. `compile` makes it, `Plan.load` reads it.
 
     ``plan(x)`` returns the output as an array, or several outputs as {name: array}; torch tensors if an input is one.
-    The first call with other input sizes plans for them, and the plan keeps the result.
+    Other input sizes take the layouts and kernels of the plan's own sizes, cut anew: the first call with a size takes
+    some milliseconds more, or longer if a kernel is not on disk yet. What runs for a size depends on the size and the
+    machine, never on earlier calls. The plan keeps the last 32 sizes, or fewer if their memory exceeds 512 MiB.
+    `prepare` plans further sizes like the plan's own.
 
     A plan is immutable, and several threads may call it at once. Copies and pickles hold what `save` writes. A copy
     packs its own weights, in any process on any machine.
@@ -172,10 +178,13 @@ class Plan:
         self.network, self.options = network, options
         self._parameters: Parameters = Parameters(network, None if like is None else like._parameters)
         self._lock = threading.Lock()
-        self._bound: dict[Shapes, BoundPlan] = {}
+        self._others: dict[Shapes, BoundPlan] = {}  # bound to the choices of `_first`
+        self._used: dict[Shapes, int] = {}  # when each of these was last called
+        self._calls = itertools.count()
         self._profiled: Profile | None = None
         self._released = False
-        self._of(tuple(tensor.shape for tensor in network.inputs))
+        self._first = self._bound(plan_layouts(network, options))
+        self._planned: dict[Shapes, BoundPlan] = {tuple(tensor.shape for tensor in network.inputs): self._first}
 
     def with_layouts(self, layouts: Layouts) -> Plan:
         """A plan of the same network with the same options, but other layouts.
@@ -368,22 +377,57 @@ class Plan:
 
     def _of(self, shapes: Shapes) -> BoundPlan:
         """The plan for these sizes."""
-        bound = self._bound.get(shapes)
+        bound = self._planned.get(shapes) or self._others.get(shapes)
         if bound is None:
             with self._lock:
-                bound = self._bound.get(shapes)
+                bound = self._planned.get(shapes) or self._others.get(shapes)
                 if bound is None:
-                    if self._released:
-                        rule = "the plan's weights were released, so it cannot plan for new sizes"
-                        raise NetworkError(self.network.name, "inputs", shapes, rule, f"give one of {[*self._bound]}")
-                    bound = self._make(self._with_shapes(shapes), shapes)
-                    if len(self._bound) >= KEPT:
-                        del self._bound[next(iter(self._bound))]
-                    self._bound[shapes] = bound
+                    network = self._with_shapes(shapes)
+                    planned = resized(network, self.options, self._first.planned)
+                    # Where the choices do not do, as where a size is 0, the size is planned.
+                    bound = self._bound(planned or plan_layouts(network, replace(self.options, chosen=None)))
+                    self._keep(shapes, bound)
+        self._used[shapes] = next(self._calls)
         return bound
 
+    def _keep(self, shapes: Shapes, bound: BoundPlan) -> None:
+        """Keep a size bound, and give up those that were not called for longest."""
+        others = self._others
+        while others and (len(others) >= KEPT or sum(one.nbytes for one in others.values()) > MOST_ARENAS):
+            oldest = min(others, key=lambda known: self._used.get(known, -1))
+            del others[oldest]
+            self._used.pop(oldest, None)
+        others[shapes] = bound
+
+    def prepare(self, *sizes: Any) -> None:
+        """Plan sizes like the plan's own: layouts and kernels are chosen for them, and they stay bound.
+
+        sizes: each the shape of the only input, or {input: shape}.
+
+        It takes as long as `compile`. Later calls of these sizes may be some percent faster. Their results differ from
+        those without `prepare` by rounding. Files and copies of the plan do not hold prepared sizes.
+        Raises NetworkError for a shape that the network does not take, and after `release`.
+        """
+        for given in sizes:
+            named = self.network.named_shapes(given)
+            shapes = tuple(named.get(tensor.name, tensor.shape) for tensor in self.network.inputs)
+            with self._lock:
+                if shapes not in self._planned:
+                    network = self._with_shapes(shapes)
+                    self._planned[shapes] = self._bound(plan_layouts(network, replace(self.options, chosen=None)))
+                    self._others.pop(shapes, None)
+
     def _with_shapes(self, shapes: Shapes) -> Network:
-        """The network for inputs of these shapes. Raises NetworkError, naming the input, if it takes none such."""
+        """The network for inputs of these shapes.
+
+        Raises NetworkError, naming the input, if it takes none such, and after `release`.
+        """
+        if self._released:
+            rule, known = (
+                "the plan's weights were released, so it cannot plan for new sizes",
+                [*self._planned, *self._others],
+            )
+            raise NetworkError(self.network.name, "inputs", shapes, rule, f"give one of {known}")
         made = [(tensor.name, tensor.shape) for tensor in self.network.inputs]
         names = [name for name, _ in made]
         try:
@@ -393,15 +437,13 @@ class Plan:
             rule, remedy = f"the network does not take it: {error}", f"the plan was compiled for {made[at][1]}"
             raise NetworkError(self.network.name, names[at], shapes[at], rule, remedy) from error
 
-    def _make(self, network: Network, shapes: Shapes) -> BoundPlan:
-        first = shapes == tuple(tensor.shape for tensor in self.network.inputs)  # `chosen` is for these sizes alone
-        planned = plan_layouts(network, self.options if first else replace(self.options, chosen=None))
-        network = planned.network
-        problem = planned.problem
+    def _bound(self, planned: Planned) -> BoundPlan:
+        """A plan of layouts and kernels, bound."""
+        network, problem = planned.network, planned.problem
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
         wanted = [self.options.end(network.tensors[name]) for name in network.outputs]
-        threads = self.options.threads
         held = self._parameters.of(network)
+        threads = self.options.threads
         made = schedule(network, planned.chosen, given, wanted, held, problem.reorder, threads)
         rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
         return BoundPlan(planned, made, [], rest)
@@ -413,10 +455,6 @@ class Plan:
         options = replace(self.options, layouts=layouts, planner=planner, chosen=None, costs={})
         plan = Plan(fuse(network), options)
         return lambda values: plan._run(tuple(values[t.name] for t in network.inputs), {})
-
-    @property
-    def _first(self) -> BoundPlan:
-        return self._of(tuple(tensor.shape for tensor in self.network.inputs))
 
     def profile(self, *inputs: Any, runs: int = 15, **named: Any) -> Profile:
         """Measure each action by itself, in the plan's order, and the whole plan in one native call.
@@ -450,9 +488,11 @@ class Plan:
             self._released = True
             self.network = _without_weights(self.network)
             self._parameters.release()
-            for shapes, bound in self._bound.items():
-                planned = bound.planned._replace(network=_without_weights(bound.planned.network))
-                self._bound[shapes] = bound._replace(planned=planned)
+            for kept in (self._planned, self._others):
+                for shapes, bound in kept.items():
+                    planned = bound.planned._replace(network=_without_weights(bound.planned.network))
+                    kept[shapes] = bound._replace(planned=planned)
+            self._first = next(iter(self._planned.values()))
 
     # -- looking inside
 
@@ -542,8 +582,7 @@ class Plan:
     def __repr__(self) -> str:
         network, options = self.network, self.options
         inputs = ", ".join(f"{tensor.name}={tensor.shape}" for tensor in network.inputs)
-        bound = self._bound.get(tuple(tensor.shape for tensor in network.inputs))
-        calls = "" if bound is None else f", {len(bound.schedule.actions)} kernel calls"  # a repr plans nothing anew
+        calls = f", {len(self.actions)} kernel calls"
         return f"Plan({network.name}, {inputs}, layouts={options.asked}{calls}, threads={options.threads})"
 
 

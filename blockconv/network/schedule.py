@@ -132,6 +132,7 @@ class _Scheduler:
         self.made: dict[str, Layout] = {}  # the layout in which a tensor was produced
         self.drafts: list[_Draft] = []
         self.views: dict[Value, tuple[Value, ...]] = {}
+        self.constants: list[Array] = []  # that values are
 
     def nbytes(self, value: Value) -> int:
         tensor = self.network.tensors[value[0]]
@@ -154,6 +155,7 @@ class _Scheduler:
         name, layout = value
         if name in self.network.constants:
             array = self.held.constant(name, layout)
+            self.constants.append(array)
             location = self.locations[value] = _Location(_Block(array.nbytes, None))
             location.block.address = address_of(array)
             return location
@@ -265,7 +267,7 @@ class _Scheduler:
         live = max(
             (sum(i.nbytes for i in intervals if i.first <= t <= i.last) for t in range(len(self.drafts))), default=0
         )
-        held = [x for draft in self.drafts for x in draft.operands if isinstance(x, np.ndarray)]
+        held = [*self.constants, *(x for draft in self.drafts for x in draft.operands if isinstance(x, np.ndarray))]
         return Schedule(tuple(map(_bound_action, self.drafts)), total, live, self.views, tuple(held))
 
 

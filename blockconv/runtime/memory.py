@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 T = TypeVar("T", bound=np.generic)
 
-__all__ = ["Region", "Scratch", "address_of", "aligned_empty"]
+__all__ = ["Region", "Scratch", "address_of", "aligned_copy", "aligned_empty"]
 
 ALIGNMENT = 128  # bytes: a pair of cache lines, which processors fetch together
 
@@ -21,6 +21,13 @@ def aligned_empty(nbytes: int, align: int = ALIGNMENT) -> npt.NDArray[np.uint8]:
     raw = np.empty(nbytes + align, np.uint8)
     start = -address_of(raw) % align
     return raw[start : start + nbytes]
+
+
+def aligned_copy(array: npt.NDArray[T]) -> npt.NDArray[T]:
+    """A copy of an array, row-major, at a multiple of `ALIGNMENT`."""
+    kept = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
+    kept[...] = array
+    return kept
 
 
 def _address_by_interface(array: npt.NDArray[np.generic]) -> int:

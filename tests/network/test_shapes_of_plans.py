@@ -179,7 +179,7 @@ def test_constants_that_depend_on_the_sizes_are_those_of_each_size() -> None:
         runs(plan, counted(count))
     for count in (2, 3):
         runs(plan.with_layouts("NHWC"), counted(count))
-    assert plan.weights_nbytes > held
+    assert plan.weights_nbytes == held
     same = bc.compile(network(OPS["conv"], SHAPE), threads=1)
     held = same.weights_nbytes
     runs(same, network(OPS["conv"], (3, *SHAPE[1:])))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,14 +12,19 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.machine.machine import Machine, host
 
-__all__ = ["Reason", "Request"]
+__all__ = ["Reason", "Request", "shared_sizes"]
 
 Reason = str  # a sentence: why a kernel does not take a request
 
 
 @dataclass(frozen=True)
 class Request:
-    """A problem, the layouts and types of its arrays, and the machine and threads that it is to run on."""
+    """A problem, the layouts and types of its arrays, and the machine and threads that it is to run on.
+
+    anchor: None, or the same problem at another size, whose kernels were chosen for that size alone. With an anchor, a
+    kernel is compiled for no size: tiles come from a small set that all sizes share, and the anchor's tile and form
+    of weights are preferred.
+    """
 
     problem: Any
     src: Layout
@@ -25,6 +32,7 @@ class Request:
     types: Types
     threads: int = 1
     machine: Machine = field(default_factory=host)
+    anchor: Any = None
 
     @property
     def source(self) -> Geometry:
@@ -41,5 +49,24 @@ class Request:
         return self if threads == self.threads else replace(self, threads=threads)
 
     def of(self, problem: Any, src: Layout, dst: Layout) -> Request:
-        """The same request for another problem and its layouts."""
-        return replace(self, problem=problem, src=src, dst=dst)
+        """The same request for another problem, which has no anchor, and its layouts."""
+        return replace(self, problem=problem, src=src, dst=dst, anchor=None)
+
+    def changed(self, change: Callable[[Any], Any], src: Layout, dst: Layout) -> Request:
+        """The same request for a problem that is written in another way, and its layouts."""
+        anchor = None if self.anchor is None else change(self.anchor)
+        return replace(self, problem=change(self.problem), src=src, dst=dst, anchor=anchor)
+
+    @property
+    def at_anchor(self) -> Request:
+        """The request that the anchor's kernels were chosen for."""
+        return replace(self, problem=self.anchor, anchor=None)
+
+
+@functools.cache
+def shared_sizes(most: int) -> tuple[int, ...]:
+    """The sizes of tiles, up to `most`, that kernels for any size are compiled for, largest first.
+
+    The most, half and a quarter of it, and small ones, which are all that small images have room for.
+    """
+    return tuple(sorted({most, -(-most // 2), -(-most // 4), *range(1, min(most, 5) + 1)}, reverse=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from blockconv.core.types import SIGNED, Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
-from blockconv.kernels.common.request import Request
+from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
 from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
 from blockconv.kernels.conv.register_tiles import are_far, tiles_of
@@ -377,21 +378,43 @@ def _tile(request: Request, at: Space, dst: Geometry, stored: int, lanes: int, d
     problem, m = request.problem, request.machine
     rates, groups, oc = m.profile.by(name_of(dot)), problem.g, problem.oc // problem.g
     steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
+    like = None if request.anchor is None else blocking(request.at_anchor).shape
     best: tuple[bool, float, int, int, TileShape] | None = None
     for vectors, most in tiles_of(dot, m.isa):
         width = vectors * lanes
         if straddles_blocks(problem, dst, stored, lanes, width):
             continue
-        for count in range(-(-at.ow // most), -(-at.ow // most) + 3):
-            pixels = -(-at.ow // count)
-            for r in {min(at.oh, most // pixels), 1}:
-                count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-                step = rates.step(r * pixels, vectors, is_far=are_far(m, steps, vectors))
-                seconds = steps * step + rates.end(r * pixels * vectors)
-                level = float(f"{count_of_tiles * seconds:.6e}")  # of sums that are equal but for their rounding
-                shape = TileShape(r, pixels, vectors)
-                score = binds and vectors == 1 and oc > lanes, level, abs(vectors - 2), -r * pixels, shape
-                if best is None or score < best:
-                    best = score
+        for r, pixels in tile_sizes(at, most, like):
+            count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
+            step = rates.step(r * pixels, vectors, is_far=are_far(m, steps, vectors))
+            seconds = steps * step + rates.end(r * pixels * vectors)
+            shape = TileShape(r, pixels, vectors)
+            seconds *= count_of_tiles * (1.0 if like is None else _unlike(shape, like, most))
+            level = float(f"{seconds:.6e}")  # of sums that are equal but for their rounding
+            score = binds and vectors == 1 and oc > lanes, level, abs(vectors - 2), -r * pixels, shape
+            if best is None or score < best:
+                best = score
     assert best is not None
     return best[4]
+
+
+def tile_sizes(at: Space, most: int, like: TileShape | None) -> Iterator[tuple[int, int]]:
+    """(rows, pixels) of tiles of at most so many pixels: that share rows evenly, or, with an anchor, for any size.
+
+    like: the anchor's tile, or None.
+    """
+    least = -(-at.ow // most)
+    sizes = [-(-at.ow // count) for count in range(least, least + 3)]
+    if like is not None:
+        sizes = [size for size in (*shared_sizes(most), like.pixels) if size <= min(at.ow, most)]
+    for pixels in sizes:
+        for rows in {min(at.oh, most // pixels), 1}:
+            yield rows, pixels
+
+
+def _unlike(shape: TileShape, like: TileShape, most: int) -> float:
+    """How much more time a tile has to save to be taken in place of the anchor's, or of another with its weights."""
+    if shape == like:
+        return 1.0
+    is_full = shape.rows * shape.pixels == most
+    return (1.04 if is_full else 1.1) if shape.vectors == like.vectors else 1.2

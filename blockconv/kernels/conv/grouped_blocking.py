@@ -15,7 +15,7 @@ from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.interleaved import Shared
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.conv.blocking import Blocking, lies_in_units, store_width
+from blockconv.kernels.conv.blocking import Blocking, TileShape, lies_in_units, store_width, tile_sizes
 from blockconv.kernels.conv.dividing import pixels_of_task
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
@@ -61,7 +61,8 @@ def blocking(request: Request) -> Blocking:
     pitch *= unit // dot.channels
     taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1
     shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
-    rows, pixels = _tile(at, registers - taps - 2 - (dot.instructions > 1))
+    like = None if request.anchor is None else blocking(request.at_anchor).shape
+    rows, pixels = _tile(at, registers - taps - 2 - (dot.instructions > 1), like)
     groups = -(-p.g // count)
     task_rows, task_cols = pixels_of_task(
         at, groups, rows, pixels, at.depth * pitch * itemsize, threads, m.second_level_cache // 4
@@ -100,15 +101,13 @@ def _source_block(channels: int, length: int, lanes: int) -> int:
     return min(channels, lanes) if length == NO_BLOCK else math.gcd(channels, length, lanes)
 
 
-def _tile(at: Space, registers: int) -> tuple[int, int]:
+def _tile(at: Space, registers: int, like: TileShape | None) -> tuple[int, int]:
     """(rows, pixels) that fit into so many accumulators, in the fewest tiles; a few more cost less than a tile."""
     best: tuple[float, tuple[int, int]] | None = None
-    for count in range(-(-at.ow // registers), -(-at.ow // registers) + 3):
-        pixels = -(-at.ow // count)
-        for rows in {min(at.oh, registers // pixels), 1}:
-            tiles = -(-at.oh // rows) * -(-at.ow // pixels)
-            score = tiles * (max(rows * pixels, 4) + 1.0), (rows, pixels)
-            if best is None or score < best:
-                best = score
+    for rows, pixels in tile_sizes(at, registers, like):
+        tiles = -(-at.oh // rows) * -(-at.ow // pixels)
+        score = tiles * (max(rows * pixels, 4) + 1.0), (rows, pixels)
+        if best is None or score < best:
+            best = score
     assert best is not None
     return best[1]

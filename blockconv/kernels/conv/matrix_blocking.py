@@ -92,7 +92,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> Blocking:
     # Whole lines that are read once do not push each other out before they are.
     held = 1 if cb == UNITS * unit else shape.pixels
     in_place = as_it_is and is_read_in_place(m, p, at, s, held)
-    if not (tile or in_place):
+    if not (tile or in_place or request.anchor):
         shape = _tile(request, at, d, stored, cb, taps, dot, gap=_gap(at))
     inner = Inner(
         shape=shape,
@@ -125,16 +125,20 @@ def _tile(
         width = vectors * COLUMNS
         if straddles_blocks(problem, dst, stored, COLUMNS, width):
             continue
-        for shape in _shapes(at, blocks, vectors, gap):
+        for shape in _shapes(at, blocks, vectors, gap, shared=request.anchor is not None):
             tiles = -(-at.oh // shape.rows) * -(-at.ow // shape.pixels) * -(-oc // width)
             seconds = tiles * shape_seconds(request, shape, cb, taps, dot)
             found.append((float(f"{seconds:.6e}"), shape.gap, abs(vectors - 2), -shape.rows * shape.pixels, shape))
     return min(found)[-1]
 
 
-def _shapes(at: Space, blocks: int, vectors: int, gap: int) -> Iterator[TileShape]:
-    """Tiles of at most so many blocks of pixels: rows of one or several, and, with a gap, rows that are one."""
-    for pixels in _pixels(at.ow, blocks):
+def _shapes(at: Space, blocks: int, vectors: int, gap: int, shared: bool) -> Iterator[TileShape]:
+    """Tiles of at most so many blocks of pixels: rows of one or several, and, with a gap, rows that are one.
+
+    shared: of whole blocks, as sizes share them (`Request.anchor`).
+    """
+    whole = [k * LINES for k in range(1, blocks + 1) if k * LINES <= at.ow] if shared else []
+    for pixels in whole or _pixels(at.ow, blocks):
         for rows in {max(1, min(at.oh, blocks // len(row_blocks(1, pixels)))), 1}:
             yield TileShape(rows, pixels, vectors)
     rows = min(at.oh, (LINES * blocks + gap) // (at.ow + gap))

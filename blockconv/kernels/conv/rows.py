@@ -218,6 +218,8 @@ MATRIX = Row(
 
 
 def _why_not_matrix_pixels(request: Request) -> Reason | None:
+    if request.anchor is not None:
+        return "has tiles of all columns of a task, which are compiled for each size"
     return matrix_pixel_blocking.why_not(request) if request.machine.isa.amx else _NO_MATRICES
 
 

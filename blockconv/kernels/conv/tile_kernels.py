@@ -130,7 +130,7 @@ class Tiles(NamedTuple):
             gap=blocking.gap,
             k_blocked=int(blocking.k_blocks > 1),
             ahead=int(self.is_apart and blocking.step > 1),
-            src_channel=self.src_unit if blocking.has_panels_of_planes else 0,
+            src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
         )
         if blocking.dot.is_matrix:
             return matrix_tile.matrix_tile(*spec.given)

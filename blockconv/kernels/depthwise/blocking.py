@@ -186,16 +186,16 @@ def blocking(request: Request) -> Blocking | Reason:
     stay = entries_that_stay(m, problem, lies, each, at.span, window_rows(problem, at.loops), nbytes)
     if stay:
         return replace(at, span=stay)
-    return _in_two_rows(m, problem, at, types) if is_wide(m, src, problem.src_shape, types.src) else at
+    return _in_two_rows(request, at) if is_wide(m, src, problem.src_shape, types.src) else at
 
 
-def _in_two_rows(machine: Machine, problem: Conv2dProblem, at: Blocking, types: Types) -> Blocking:
+def _in_two_rows(request: Request, at: Blocking) -> Blocking:
     """With tiles of two rows, which fetch each line fewer times, where a pixel's lines are many and none stays near.
 
     (144 channels of 56x56 in NHWC: 1.15 times as fast.)
     """
-    tiling = halved(machine, _width(problem), at.unrolled, types)
-    return replace(at, **tiling._asdict(), loops=min(problem.oh, 2)) if tiling else at
+    tiling = halved(request.machine, _width(request), at.unrolled, request.types)
+    return replace(at, **tiling._asdict(), loops=min(request.problem.oh, 2)) if tiling else at
 
 
 def _in_place(request: Request) -> Blocking | Reason:
@@ -240,11 +240,11 @@ def _with_lanes(request: Request, lanes: int) -> Blocking | Reason:
         lanes = s.length
     # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
     if s.length >= lanes or lanes % s.length:
-        return _over_channels(m, p, s, d, padded, lanes, types)
+        return _over_channels(request, padded, lanes)
     pixel = s.length * (p.n if batched else 1)
     if not batched and not _is_row(s, p.iw, pixel, types.src.itemsize):
         if s.length > 1:
-            return _over_channels(m, p, s, d, padded, lanes, types)
+            return _over_channels(request, padded, lanes)
         return f"needs contiguous channels, images or pixels of a row, unlike {src}"
     in_rows = _is_row(d, p.ow, pixel, types.dst.itemsize)
     # Planes of one pixel are a pixel's channels, and may be written as planes all the same.
@@ -254,13 +254,13 @@ def _with_lanes(request: Request, lanes: int) -> Blocking | Reason:
     runs = _runs(p, s.length, padded, s.length, NO_BLOCK)
     in_rows = in_rows and _is_row(s, p.iw, pixel, types.src.itemsize)
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
-        tiling, loops = _tiles_of_pixels(m, p, types)
+        tiling, loops = _tiles_of_pixels(request)
         masked = int(pixel < lanes)
         span = len(runs) if s.block < s.col else 1  # what lies together is read together
         return Blocking(
             lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=span
         )
-    return _over_pixels(m, p, lanes, s.length, batched, runs, types)
+    return _over_pixels(request, lanes, s.length, batched, runs)
 
 
 def _is_half_enough(machine: Machine, problem: Conv2dProblem, s: Geometry, types: Types) -> bool:
@@ -289,21 +289,17 @@ def _is_row(at: Geometry, width: int, pixel: int, itemsize: int) -> bool:
 
 
 def _over_pixels(
-    machine: Machine,
-    problem: Conv2dProblem,
-    lanes: int,
-    block: int,
-    batched: bool,
-    runs: tuple[ChannelRun, ...],
-    types: Types,
+    request: Request, lanes: int, block: int, batched: bool, runs: tuple[ChannelRun, ...]
 ) -> Blocking | str:
     """Vectors along a row, of pixels that repeat a block's channels."""
-    p, isa, (most, least) = problem, machine.isa, outputs(machine, types)
-    pixel = block * (p.n if batched else 1)
-    if types.acc.is_float:
-        found = whole_rows(machine, problem, lanes, block, pixel, types)
+    p, types, machine = request.problem, request.types, request.machine
+    isa, (most, least), pixel = machine.isa, outputs(machine, types), block * (p.n if batched else 1)
+    if request.anchor is not None:
+        found = None  # whole rows are compiled for their columns
+    elif types.acc.is_float:
+        found = whole_rows(machine, p, lanes, block, pixel, types)
     else:
-        found = whole_integer_rows(isa, problem, lanes, block, pixel)
+        found = whole_integer_rows(isa, p, lanes, block, pixel)
     if found is not None:
         lanes, loops, tiling = found
         return Blocking(
@@ -311,7 +307,7 @@ def _over_pixels(
         )
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
-    axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph)
+    axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph, request.anchor is not None)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
     tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
     # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast), if
@@ -324,32 +320,30 @@ def _over_pixels(
     return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
 
 
-def _width(problem: Conv2dProblem) -> Axis:
-    p = problem
-    return Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw)
+def _width(request: Request) -> Axis:
+    p = request.problem
+    return Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw, request.anchor is not None)
 
 
-def _tiles_of_pixels(
-    machine: Machine, problem: Conv2dProblem, types: Types, one_by_one: bool = False
-) -> tuple[Tiling, int]:
+def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[Tiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
-    most, least = outputs(machine, types)
-    tiling = tile_axis(_width(problem), 1 if one_by_one else most)
-    return tiling, min(problem.oh, -(-least // tiling.unrolled))
+    most, least = outputs(request.machine, request.types)
+    tiling = tile_axis(_width(request), 1 if one_by_one else most)
+    rows, oh = -(-least // tiling.unrolled), request.problem.oh
+    return tiling, rows if rows <= oh else 1 if request.anchor is not None else oh
 
 
 # ---------------------------------------------------------------- vectors of channels
 
 
-def _over_channels(
-    machine: Machine, problem: Conv2dProblem, s: Geometry, d: Geometry, padded: int, lanes: int, types: Types
-) -> Blocking:
+def _over_channels(request: Request, padded: int, lanes: int) -> Blocking:
     """Vectors of a pixel's channels, which end where a block of the source does.
 
     Where the parts of a vector that a block of the destination holds would not be evenly far apart, a vector ends with
     that block too.
     """
-    p, m = problem, problem.oc // problem.ic
+    p, types, machine, s, d = request.problem, request.types, request.machine, request.source, request.destination
+    m = p.oc // p.ic
     cut, store_width = _stores(s.length * m, d.length, lanes)
     ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
     runs = _runs(p, s.length, padded, lanes, cut)
@@ -370,7 +364,7 @@ def _over_channels(
         runs = (*runs[:-1], ChannelRun(p.oc - lanes, lanes, p.ic - lanes))
         masked = 0
     scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
-    tiling, loops = _tiles_of_pixels(machine, p, types, one_by_one=scattered)
+    tiling, loops = _tiles_of_pixels(request, one_by_one=scattered)
     span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return Blocking(

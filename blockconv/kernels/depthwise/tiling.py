@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from blockconv.core.target import Isa
 from blockconv.core.types import Types
+from blockconv.kernels.common.request import shared_sizes
 from blockconv.machine.machine import Machine
 
 __all__ = [
@@ -26,7 +27,7 @@ MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of v
 
 
 class Axis(NamedTuple):
-    """One axis of a problem."""
+    """One axis of a problem. shared: its tiles are those that axes of any size share (`Request.anchor`)."""
 
     size: int
     out: int
@@ -34,6 +35,7 @@ class Axis(NamedTuple):
     stride: int
     dilation: int
     pad: int
+    shared: bool = False
 
 
 class Tiling(NamedTuple):
@@ -67,7 +69,8 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
 def tile_axis(axis: Axis, most: int) -> Tiling:
     """The unrolled axis: as many outputs as registers hold, in the fewest tiles, edges known where they can be."""
     best: tuple[float, Tiling] | None = None
-    for outputs in range(1, min(most, axis.out) + 1) if axis.taps <= MOST_TAPS else ():
+    sizes = sorted(shared_sizes(most)) if axis.shared else range(1, most + 1)
+    for outputs in [size for size in sizes if size <= axis.out] if axis.taps <= MOST_TAPS else ():
         edges = _edges(axis, outputs)
         if edges is not None:
             score = -(-axis.out // outputs) * (outputs + 1.0), Tiling(outputs, *axis[2:5], *edges)
@@ -77,7 +80,8 @@ def tile_axis(axis: Axis, most: int) -> Tiling:
     if best is not None and (best[1].unrolled > min(3, most // 2) or best[1].unrolled == axis.out or axis.out < 7):
         return best[1]
     count = -(-axis.out // most)
-    return Tiling(-(-axis.out // count), 0, 0, 0, 0, 0, 1)
+    outputs = next(size for size in shared_sizes(most) if size <= axis.out) if axis.shared else -(-axis.out // count)
+    return Tiling(outputs, 0, 0, 0, 0, 0, 1)
 
 
 def halved(machine: Machine, axis: Axis, outputs_of_tile: int, types: Types) -> Tiling | None:
@@ -95,7 +99,9 @@ def halved(machine: Machine, axis: Axis, outputs_of_tile: int, types: Types) -> 
 
 def tile_packed_axis(axis: Axis, most: int) -> Tiling:
     """The unrolled axis where rows outside are packed as those inside: there are no edges."""
-    outputs = min(range(1, min(most, axis.out) + 1), key=lambda k: (-(-axis.out // k) * (k + 1.0), -k))
+    sizes = shared_sizes(most) if axis.shared else range(1, most + 1)
+    fitting = [size for size in sizes if size <= axis.out]
+    outputs = min(fitting, key=lambda k: (-(-axis.out // k) * (k + 1.0), -k))
     known = (axis.taps, axis.stride, axis.dilation) if axis.taps <= MOST_TAPS else (0, 0, 0)
     return Tiling(outputs, *known, 0, 0, 1)
 

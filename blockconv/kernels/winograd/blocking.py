@@ -10,6 +10,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words
 from blockconv.kernels.common.geometry import Geometry, geometry
+from blockconv.kernels.common.request import shared_sizes
 from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.winograd.arguments import HEADER_BYTES
@@ -190,11 +191,18 @@ def vector_images(machine: Machine, problem: Conv2dProblem, src: Layout, dst: La
 
 
 def blocking(
-    machine: Machine, problem: Conv2dProblem, dst: Layout, m: int, threads: int, exact: bool = False, images: int = 0
+    machine: Machine,
+    problem: Conv2dProblem,
+    dst: Layout,
+    m: int,
+    threads: int,
+    exact: bool = False,
+    images: int = 0,
+    shared: bool = False,
 ) -> Blocking:
     """How a problem is cut on a machine. The order of sums does not depend on the threads.
 
-    exact: of integers. images: as in `Blocking`; packed weights are the same.
+    exact: of integers. images: as in `Blocking`. shared: by kernels for any size (`Request.anchor`).
     """
     p, form, isa = problem, Form(m, problem.sh, exact), machine.isa
     dot, wei_lanes = dot_of_words(isa) if exact else MULTIPLY_ADD, machine.lanes(ITEMSIZE)
@@ -203,23 +211,16 @@ def blocking(
     ic, oc, oc_padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
     set_groups = 1 if p.g == 1 or images else lanes // math.gcd(lanes, ic, oc)
     sets, src_vectors = -(-p.g // set_groups), ic if images else -(-set_groups * ic // src_lanes)
-    shared = _is_shared(p, wei_lanes)
-    out_lanes, vectors = (ic, 1) if shared else _block_vectors(machine, p, wei_lanes)
+    out_lanes, vectors = (ic, 1) if _is_shared(p, wei_lanes) else _block_vectors(machine, p, wei_lanes)
     width = vectors * out_lanes
     ocbs, tile_rows, tile_cols = -(-(oc_padded if p.g == 1 else oc) // width), -(-p.oh // m), -(-p.ow // m)
     tiles = max(1, -(-p.n // (images or 1)) * tile_rows * tile_cols)
     tile_bytes, registers = form.positions * src_vectors * lanes * ITEMSIZE, machine.registers
     held, few = _held_tiles(registers, vectors, width, images), _most_tiles(machine, tile_bytes, set_groups * oc)
     at_most = _most_tiles_of_images(tile_bytes, tiles, held) if images else few
-    # More threads than there are blocks of output channels share the tiles too.
-    tile_pixels, block_tiles = _tile_block(tiles, at_most, held, -(-threads // (sets * ocbs)))
-    if set_groups == 1:
-        blocks = sets * -(-tiles // block_tiles)
-        splits = splits_of(blocks, ocbs, threads, min(ocbs, -(-threads // blocks)))
-        # With images in vectors, of which there are many for each channel, products take half of what sources do.
-        chunk = min(-(-ocbs // splits), max(1, ic // 2 // width) if images else CHUNK // vectors)
-    else:
-        splits, chunk = 1, set_groups * ocbs
+    tile_pixels, block_tiles = _tile_block(tiles, at_most, held, -(-threads // (sets * ocbs)), shared)
+    most = max(1, ic // 2 // width) if images else CHUNK // vectors
+    splits, chunk = _split_and_chunk(set_groups, sets * -(-tiles // block_tiles), ocbs, threads, most)
     # A group's last block may be wider than what is left of the group; the last set has the destination's padding too.
     window = _window(form, tile_rows, tile_cols, p.pw, wei_lanes * ITEMSIZE)
     row = (set_groups - 1) * oc + min(chunk, ocbs) * width + max(0, oc_padded - sets * set_groups * oc)
@@ -234,7 +235,7 @@ def blocking(
         set_groups=set_groups,
         sets=sets,
         ic_block=wei_lanes * dot.channels if set_groups == 1 else math.gcd(lanes, ic),
-        shared=shared and not images,
+        shared=_is_shared(p, wei_lanes) and not images,
         out_lanes=out_lanes,
         vectors=vectors,
         tile_pixels=tile_pixels,
@@ -266,12 +267,29 @@ def window_columns(problem: Conv2dProblem, at: Blocking, itemsize: int) -> int:
     return min(COLUMNS, at.lanes, max(LEAST_COLUMNS, 1 << (problem.iw - 1).bit_length()))
 
 
-def _tile_block(tiles: int, at_most: int, held: int, tasks: int) -> tuple[int, int]:
-    """(tiles in registers together, tiles of a block), for so many tasks at least. held: the most in registers."""
+def _tile_block(tiles: int, at_most: int, held: int, tasks: int, shared: bool) -> tuple[int, int]:
+    """(tiles in registers together, tiles of a block), for so many tasks at least. held: the most in registers.
+
+    tasks: more than one where there are more threads than blocks of output channels, so that they share the tiles too.
+    """
     wanted = -(-tiles // max(-(-tiles // at_most), min(tiles, tasks)))
-    calls = -(-wanted // held)
-    tile_pixels = -(-wanted // calls)
-    return tile_pixels, min(tiles, calls * tile_pixels)
+    tile_pixels = -(-wanted // -(-wanted // held))
+    if shared:
+        sizes = [size for size in shared_sizes(held) if size <= wanted]
+        tile_pixels = min(sizes, key=lambda size: (-(-wanted // size) * (size + 1), -size))
+    return tile_pixels, min(tiles, -(-wanted // tile_pixels) * tile_pixels)
+
+
+def _split_and_chunk(set_groups: int, blocks: int, ocbs: int, threads: int, most: int) -> tuple[int, int]:
+    """(tasks that share the output channels of each of so many blocks of tiles, blocks of these held together).
+
+    most: that are held. With images in vectors, of which there are many for each channel, products take half of what
+    sources do.
+    """
+    if set_groups > 1:
+        return 1, set_groups * ocbs
+    splits = splits_of(blocks, ocbs, threads, min(ocbs, -(-threads // blocks)))
+    return splits, min(-(-ocbs // splits), most)
 
 
 def _held_tiles(registers: int, vectors: int, width: int, images: int) -> int:

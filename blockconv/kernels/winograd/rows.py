@@ -89,7 +89,8 @@ def _make(m: int, request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primiti
     if reason:
         return reason
     images = vector_images(machine, p, src, dst) if types.acc.is_float else 0
-    at = blocking(machine, p, dst, m, request.threads, exact=not types.acc.is_float, images=images)
+    exact, shared = not types.acc.is_float, request.anchor is not None
+    at = blocking(machine, p, dst, m, request.threads, exact, images, shared)
     if types.src.is_half:
         at = replace(at, dot=WIDENED)
     return Primitive(

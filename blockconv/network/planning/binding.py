@@ -25,12 +25,11 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
 
     A convolution's are those of its kernels: source, weight, bias, destination, residual, epilogue.
     """
-    assert candidate.row is not None
     if isinstance(node.attributes, Convolution):
         return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, threads)
     src, dst = node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
     types, options = element_types(network, node), node.attributes.options()
-    primitive = candidate.row.prepare(candidate.problem, src, dst, types, threads, **options)
+    primitive = candidate.prepare(src, dst, types, threads, **options)
     computed = network.tensors[node.output].type.computed
     constants = (held.constant(name, row_major(1), computed) for name in node.parameters)
     memory = map(Workspace, primitive.workspace)
@@ -38,37 +37,34 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
 
 
 def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
-    row, problem, (src, *_), dst = candidate[:4]
-    assert row is not None
+    problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
     types = element_types(network, node)
-    primitive = row.prepare(problem, src, dst, types, threads, epilogue=Epilogue(act, residual))
+    primitive = candidate.prepare(src, dst, types, threads, epilogue=Epilogue(act, residual))
     weight, bias = held.weights(node, problem, primitive.form, types)
     return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
 
 
 def _quantized_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
-    row, problem, (src, *_), dst = candidate[:4]
+    problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
-    assert row is not None
     types, residual = element_types(network, node), len(node.inputs) > 1
     given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
     after = Requantization(a.activation, types, given, added)
-    primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue_of(after))
+    primitive = candidate.prepare(src, dst, types, threads, epilogue=epilogue_of(after))
     weight, bias = held.quantized_weights(node, problem, primitive.form, after)
     return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
 
 
 def _dynamic_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
     """The kernels of a quantized convolution, after an op that writes what depends on the found quantization."""
-    row, problem, (src, *_), dst = candidate[:4]
+    problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
-    assert row is not None
     types, residual, shifted = element_types(network, node), len(node.inputs) > 2, len(node.parameters) > 1
     epilogue = Epilogue(a.activation.kind, residual, shifted=shifted)
-    primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
+    primitive = candidate.prepare(src, dst, types, threads, epilogue=epilogue)
     weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
     after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
     scaled = types.is_requantized

@@ -16,6 +16,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import known_weights
 from blockconv.kernels import Row
+from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import Machine, host
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import View
@@ -37,7 +38,7 @@ OUTPUT = -1  # among a bound node's operands: what it writes
 
 
 class Candidate(NamedTuple):
-    """A kernel for a node, or None for a view, and its layouts; seconds."""
+    """A kernel for a node, or None for a view, and its layouts; seconds. anchor: as in `Request`."""
 
     row: Row | None
     problem: Any
@@ -45,6 +46,12 @@ class Candidate(NamedTuple):
     dst: Layout
     cost: float
     view: View | None = None
+    anchor: Any = None
+
+    def prepare(self, src: Layout, dst: Layout, types: Types, threads: int, **options: Any) -> Primitive:
+        """The kernel, for the layouts that it is told."""
+        assert self.row is not None
+        return self.row.prepare(self.problem, src, dst, types, threads, self.anchor, **options)
 
 
 class Workspace(NamedTuple):

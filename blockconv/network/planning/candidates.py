@@ -36,6 +36,8 @@ __all__ = [
     "element_types",
     "kernel_layouts",
     "on_threads",
+    "taken",
+    "views",
 ]
 
 
@@ -53,16 +55,25 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
             best[key] = candidate
 
     site = network.site(node)
+    for view in views(network, node, site, pricing):
+        offer(view)
     if isinstance(node.attributes, Foreign):
-        return [_foreign(site)]
-    for view in node.attributes.views(site, pricing.layouts):
-        cost = 0.0 if view.starts is None else _copies(network, node, view, pricing)
-        offer(Candidate(None, None, view.srcs, view.dst, cost, view))
+        return list(best.values())
     for candidate in _with_kernels(network, node, site, pricing):
         offer(candidate)
     if not best:
         raise UnsupportedError(f"{node}: no kernel takes {node.attributes.problem_at(site)}")
     return list(best.values())
+
+
+def views(network: Network, node: Node, site: Site, pricing: Pricing) -> Iterator[Candidate]:
+    """The candidates without a kernel."""
+    if isinstance(node.attributes, Foreign):
+        yield _foreign(site)
+        return
+    for view in node.attributes.views(site, pricing.layouts):
+        cost = 0.0 if view.starts is None else _copies(network, node, view, pricing)
+        yield Candidate(None, None, view.srcs, view.dst, cost, view)
 
 
 def _foreign(site: Site) -> Candidate:
@@ -94,14 +105,14 @@ def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) ->
     types = element_types(network, node)
     srcs, dsts = (pricing.layouts if rank == 4 else (row_major(rank),) for rank in (src_rank, dst_rank))
     for op, problem, *layouts in a.asked(site, srcs, dsts):
-        for taken in accepted(
+        for one in accepted(
             pricing.machine, op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references
         ):
-            src = taken.src if src_rank == 4 else row_major(src_rank)
-            dst = taken.dst if dst_rank == 4 else row_major(dst_rank)
+            src = one.src if src_rank == 4 else row_major(src_rank)
+            dst = one.dst if dst_rank == 4 else row_major(dst_rank)
             found = a.src_layouts(site, src, dst)
             if found is not None:
-                yield Candidate(taken.row, problem, found, dst, pricing.price(taken, problem, node))
+                yield Candidate(one.row, problem, found, dst, pricing.price(one, problem, node))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -124,10 +135,10 @@ def accepted(
     found = [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]
     if not references:
         found = [item for item in found if not item[0].reference] or found
-    return tuple(_taken(row, request, primitive) for row, request, primitive in found)
+    return tuple(taken(row, request, primitive) for row, request, primitive in found)
 
 
-def _taken(row: Row, request: Request, primitive: Primitive) -> Taken:
+def taken(row: Row, request: Request, primitive: Primitive) -> Taken:
     """A row that takes the problem, with its predicted time and the bytes of weights that it reads."""
     weights = primitive.weights
     wei_bytes = 0 if weights is None else weights.read_bytes(request.problem, request.types.wei.itemsize)
@@ -147,8 +158,8 @@ def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, 
     if candidate.row is None or priced == threads:
         return candidate.cost
     src, dst = kernel_layouts(node, candidate)
-    types, row = element_types(network, node), candidate.row
-    before, after = (row.prepare(candidate.problem, src, dst, types, count).seconds for count in (priced, threads))
+    types = element_types(network, node)
+    before, after = (candidate.prepare(src, dst, types, count).seconds for count in (priced, threads))
     return candidate.cost * after / before if before else candidate.cost
 
 

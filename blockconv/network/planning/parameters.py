@@ -20,7 +20,7 @@ from blockconv.dispatch.packing import pack_bias, pack_weights
 from blockconv.dispatch.quantizing import check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node
-from blockconv.runtime.memory import Region
+from blockconv.runtime.memory import Region, aligned_copy
 
 __all__ = ["Parameters"]
 
@@ -62,9 +62,9 @@ class Parameters:
         weight = self._constants[names[0]]
         dtype = types.acc.name
         bias = self._constants[names[1]] if len(names) > 1 else None
-        key = self._key(names[1:]), dtype, problem.g, form.sharing, form.bias, form.order
-        packed = self._kept(key, lambda: pack_bias(problem, bias, form, dtype))
-        return self._kept((self._key(names[:1]), problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        key = dtype, problem.g, form.sharing, form.bias, form.order
+        packed = self._kept(names[1:], key, lambda: pack_bias(problem, bias, form, dtype))
+        return self._kept(names[:1], (problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def quantized_weights(
         self, node: Node, problem: Any, form: WeightForm, after: Requantization
@@ -77,14 +77,14 @@ class Parameters:
         names = node.parameters
         weight = self._constants[names[0]]
         bias = self._constants[names[1]] if len(names) > 1 else None
-        key = self._key(names), problem.g, form, after.types, after.given.src, after.scales.sums.tobytes()
+        key = problem.g, form, after.types, after.given.src, after.scales.sums.tobytes()
 
         def folded() -> Array:
             check_sums(str(node), weight, bias)
             return quantized_bias(problem, weight, bias, form, after)
 
-        packed = self._kept(key, folded)
-        return self._kept((self._key(names[:1]), problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        packed = self._kept(names, key, folded)
+        return self._kept(names[:1], (problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def dynamic_weights(
         self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
@@ -102,15 +102,16 @@ class Parameters:
             check_sums(str(node), weight, None)
             return weight_sums(problem, weight, bias, form, types, given)
 
-        packed = self._kept((self._key(names), problem.g, form, types, given), summed)
-        return self._kept((self._key(names[:1]), problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        packed = self._kept(names, (problem.g, form, types, given), summed)
+        return self._kept(names[:1], (problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 
     def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
         """A constant operand in a layout, of another type if one is given; of fewer dimensions, with ones in front."""
         value = np.ascontiguousarray(self._constants[name], None if type is None else type.dtype)
         value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
         return self._kept(
-            (self._key((name,)), layout, value.dtype),
+            (name,),
+            (layout, value.dtype),
             lambda: to_layout(BlockedArray(value, row_major(layout.ndim), value.shape), layout).storage,
         )
 
@@ -118,14 +119,19 @@ class Parameters:
         """Forget the constants; what is packed remains."""
         self._constants = {}
 
-    def _kept(self, key: Any, make: Callable[[], Array]) -> Array:
+    def _kept(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
+        """What is made of these constants, and how. Of constants of other sizes it lives as long as it is used."""
+        key = self._key(names), *how
         found = self._packed.get(key)
         if found is None:
             found = self._shared.get(key)
+            is_of_all = self._keys.keys().isdisjoint(names)
             if found is None:
                 with jit.compiling():  # what packs runs now
-                    found = self._shared[key] = self._region.keep(make())
-            self._packed[key] = found
+                    made = make()
+                found = self._shared[key] = self._region.keep(made) if is_of_all else aligned_copy(made)
+            if is_of_all:
+                self._packed[key] = found
         return found
 
     @property

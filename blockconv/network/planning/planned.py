@@ -52,8 +52,10 @@ __all__ = [
     "Planned",
     "Planner",
     "cost_key",
+    "formulate",
     "formulated",
     "plan_layouts",
+    "prepared",
     "read_layouts",
     "reorder_key",
 ]
@@ -171,7 +173,7 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     return tuple(dict.fromkeys([*usual, *asked]))
 
 
-def _formulate(
+def formulate(
     network: Network, found: Found, reorder: Callable[[str, Layout, Layout], float], options: Options
 ) -> Assignment:
     """The assignment of layouts of a network with these candidates."""
@@ -222,11 +224,8 @@ def _optimal(problem: Assignment) -> Solution:
         shown.stop()
 
 
-def formulated(network: Network, options: Options, every: bool) -> tuple[Network, Assignment, Found]:
-    """The network as it will run, the problem of its layouts, and the candidates of each node.
-
-    every: keep each kernel, not the cheapest for its layouts alone.
-    """
+def prepared(network: Network, options: Options, every: bool) -> tuple[Network, Pricing]:
+    """The network as it will run, and what its candidates cost. every: as in `formulated`."""
     network = of_kernels(network)
     for name, tensor in network.tensors.items():
         if not tensor.elements and tensor.type.is_packed:
@@ -237,12 +236,20 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
     accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
     reorder = _ReorderCosts(network, options.costs)
     price = functools.partial(_predicted, network, options.costs, _weight_rate(network))
-    pricing = Pricing(_universe(network, options), price, reorder, accuracy, every or options.measure)
+    return network, Pricing(_universe(network, options), price, reorder, accuracy, every or options.measure)
+
+
+def formulated(network: Network, options: Options, every: bool) -> tuple[Network, Assignment, Found]:
+    """The network as it will run, the problem of its layouts, and the candidates of each node.
+
+    every: keep each kernel, not the cheapest for its layouts alone.
+    """
+    network, pricing = prepared(network, options, every)
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
     is_known = options.chosen is not None and _again(network, found, options.chosen) is not None
     if options.measure and not is_known:
         found = measured(network, found, options.threads, options.costs)
-    return network, _formulate(network, found, reorder, options), found
+    return network, formulate(network, found, pricing.reorder, options), found
 
 
 def plan_layouts(network: Network, options: Options) -> Planned:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from blockconv.dispatch import selection
 from blockconv.kernels.table import Request
 from blockconv.network.graph import Network, Node
-from blockconv.network.planning.candidates import taken
+from blockconv.network.ops.rule import Site
+from blockconv.network.planning.candidate import Candidate, Pricing, element_types
+from blockconv.network.planning.candidates import taken, views
 from blockconv.network.planning.planned import Options, Planned, formulate, prepared
 from blockconv.network.planning.planner import evaluate
-from blockconv.network.planning.rule import Candidate, Pricing, Rule, element_types
-from blockconv.network.planning.rules import RULES
 
 __all__ = ["resized"]
 
@@ -33,7 +33,7 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
         if one is None:
             return None
         found.append((one,))
-    problem = formulate(network, tuple(found), pricing.reorder)
+    problem = formulate(network, tuple(found), pricing.reorder, options)
     return Planned(network, problem, tuple(found), evaluate(problem, [0] * len(found)))
 
 
@@ -42,30 +42,28 @@ def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[s
     before, like = chosen.get(node.name, (None, None))
     if before is None or like is None or (before.op, len(before.inputs)) != (node.op, len(node.inputs)):
         return None
-    rule = RULES[type(node.attributes)]
+    site = network.site(node)
     if like.row is None:
-        for view in rule.views(network, node, replace(pricing, layouts=(like.dst,))):
+        for view in views(network, node, site, replace(pricing, layouts=(like.dst,))):
             if (view.srcs, view.dst) == (like.srcs, like.dst):
                 return view
-    return next(_by_kernels(network, node, pricing, rule, like), None)
+    return next(_by_kernels(network, node, site, pricing, like), None)
 
 
-def _by_kernels(network: Network, node: Node, pricing: Pricing, rule: Rule, like: Candidate) -> Iterator[Candidate]:
-    src, dst = like.srcs[node.inputs.index(rule.leading(network, node))], like.dst
-    srcs, types = rule.srcs(network, node, src, dst), element_types(network, node)
+def _by_kernels(network: Network, node: Node, site: Site, pricing: Pricing, like: Candidate) -> Iterator[Candidate]:
+    a = node.attributes
+    src, dst = like.srcs[a.leading(site)], like.dst
+    srcs, types = a.src_layouts(site, src, dst), element_types(network, node)
     if srcs is None:
         return
-    for op, problem, (told, *_), (stored, *_) in rule.asked(network, node, (src,), (dst,)):
-        same = like.problem if type(like.problem) is type(problem) else problem
-        request = Request(problem, told, stored, types, 1, pricing.machine, same)
-        found = (
-            [selection.Candidate(like.row, request, selection.decide(like.row, request, pricing.accuracy))]
-            if like.row
-            else []
-        )
-        if not found or found[0].primitive is None:
-            found = selection.candidates(op, request, pricing.accuracy)
-        best = selection.cheapest(found)
+    for op, problem, (told, *_), (stored, *_) in a.asked(site, (src,), (dst,)):
+        anchor = like.problem if type(like.problem) is type(problem) else problem
+        request = Request(problem, told, stored, types, 1, pricing.machine, anchor)
+        best = None
+        if like.row is not None:
+            best = selection.Candidate(like.row, request, selection.decide(like.row, request, pricing.accuracy))
+        if best is None or best.primitive is None:
+            best = selection.cheapest(selection.candidates(op, request, pricing.accuracy))
         if best is not None and best.primitive is not None:
             cost = pricing.price(taken(best.row, request, best.primitive), problem, node)
-            yield Candidate(best.row, problem, srcs, dst, cost, same)
+            yield Candidate(best.row, problem, srcs, dst, cost, anchor=anchor)
