@@ -16,6 +16,7 @@ Dilation is PyTorch's in every field (1 = dense) and benchdnn's in a descriptor 
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import re
@@ -28,6 +29,7 @@ from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.problem_fields import (
     check_arrays,
     check_least,
+    check_name,
     check_windows,
     make_whole,
     reached_end,
@@ -75,6 +77,13 @@ class _Images:
     def of_images(self, n: int) -> Any:
         """The same problem with `n` images."""
         return replace(self, n=n)  # type: ignore[type-var]
+
+    def named(self, name: str) -> Any:
+        """The same problem with another label."""
+        made = copy.copy(self)
+        set_field(made, "name", name)
+        check_name(made, type(self).__name__)
+        return made
 
 
 class _Pooled(_Images):

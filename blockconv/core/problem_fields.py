@@ -13,6 +13,7 @@ __all__ = [
     "axis_fields",
     "check_arrays",
     "check_least",
+    "check_name",
     "check_windows",
     "make_whole",
     "reached_end",

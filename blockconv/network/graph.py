@@ -268,6 +268,18 @@ def frozen(value: Any) -> Array:
     return array
 
 
+def array_bytes(value: Array) -> npt.NDArray[np.uint8]:
+    """The bytes of an array, row-major."""
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def same_array(a: Array, b: Array) -> bool:
+    """Whether two arrays are of the same bytes, shape and dtype; quickly, if they share their memory."""
+    if a is b or a.__array_interface__ == b.__array_interface__:
+        return True
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and np.array_equal(array_bytes(a), array_bytes(b))
+
+
 # ---------------------------------------------------------------- what a sound network is
 
 

@@ -166,3 +166,80 @@ def test_the_kernels_of_all_sizes_are_few(kind: str, request: Any) -> None:
         counts.append(len(asked))
     assert counts[-1] <= 3 * few
     assert counts[-1] - counts[99] <= few // 2, "they are as good as all met after a hundred sizes"
+
+
+# ---------------------------------------------------------------- networks of ONNX, for other sizes
+
+
+def _chains() -> dict[str, list[Any]]:
+    """Nodes from "a", 8 channels, to "y". Constants: `CONSTANTS`."""
+    from onnx_broken import node
+
+    half: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2]}
+    pooled = [node("GlobalAveragePool", "a", outputs=("p",), name="p")]
+    return {
+        "pads": [node("MaxPool", "a", name="m", pads=[1, 1, 1, 1], **half)],
+        "same": [node("AveragePool", "a", name="m", auto_pad="SAME_UPPER", **half)],
+        "ceiling": [node("AveragePool", "a", name="m", ceil_mode=1, **half)],
+        "same convolution": [node("Conv", "a", "w", name="m", auto_pad="SAME_LOWER", strides=[2, 2])],
+        "residual": [node("Conv", "a", "w", outputs=("b",), name="b", pads=[1] * 4), node("Add", "b", "a", name="m")],
+        "gate": [*pooled, node("Sigmoid", "p", outputs=("s",), name="s"), node("Mul", "a", "s", name="m")],
+        "norm": [node("BatchNormalization", "a", "c", "c", "c", "c", name="m")],
+        "classes": [*pooled, node("Flatten", "p", outputs=("f",), name="f"), node("MatMul", "f", "v", name="m")],
+        "larger": [node("Resize", "a", "", "scales", name="m", mode="nearest")],
+        "beginning": [node("Slice", "a", "zero", "ten", "two", name="m")],
+        "rows": [node("Concat", "a", "a", name="m", axis=2)],
+        "flat": [node("Reshape", "a", "rows", outputs=("r",), name="r"), node("Relu", "r", name="m")],
+        "as it was": [node("Reshape", "a", "last", outputs=("r",), name="r"), node("Relu", "r", name="m")],
+        "width": [
+            node("Shape", "a", outputs=("s",), name="s"),
+            node("Gather", "s", "three", outputs=("k",), name="k"),
+            node("Cast", "k", outputs=("d",), name="d", to=1),
+            node("Mul", "a", "d", name="m"),
+        ],
+        "identity": [node("Dropout", "a", outputs=("d",), name="d"), node("Relu", "d", name="m")],
+        "padded": [node("Pad", "a", "ends", outputs=("d",), name="d"), node("Conv", "d", "w", name="m")],
+    }
+
+
+CHAINS = [
+    *("pads", "same", "ceiling", "same convolution", "residual", "gate", "norm", "classes", "larger", "beginning"),
+    *("rows", "flat", "as it was", "width", "identity", "padded"),
+]
+CONSTANTS = {
+    "w": values((8, 8, 3, 3), 1),
+    "v": values((8, 5), 2),
+    "c": np.abs(values((8,), 3)) + 0.5,
+    "scales": np.array([1, 1, 2, 2], np.float32),
+    "zero": np.array([0]),
+    "ten": np.array([10]),
+    "two": np.array([2]),
+    "three": np.array([3]),
+    "rows": np.array([0, 0, -1]),
+    "last": np.array([0, 0, -1, 8]),
+    "ends": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str) -> None:
+    pytest.importorskip("onnx")
+    from onnx_broken import model, node
+
+    first = node("Conv", "x", "first", outputs=("a",), name="first", pads=[1, 1, 1, 1])
+    nodes = [first, *_chains()[chain]]
+    nodes[-1].output[0] = "y"
+    used = {name for one in nodes for name in one.input}
+    constants = {**CONSTANTS, "first": values((8, 3, 3, 3), 4)}
+    made = model(nodes, {name: value for name, value in constants.items() if name in used}, element=0)
+    net = bc.load_onnx(made, {"x": (1, 3, 8, 8)})
+    fused = fuse(net)
+    for shape in ((1, 3, 8, 8), (1, 3, 16, 24), (2, 3, 9, 8), (1, 3, 33, 16), (1, 3, 4, 40)):
+        again, fresh = net.with_input_shapes(shape), bc.load_onnx(made, {"x": shape})
+        assert (again.nodes, again.tensors, again.outputs) == (fresh.nodes, fresh.tensors, fresh.outputs)
+        assert all(np.array_equal(again.constants[name], value) for name, value in fresh.constants.items())
+        x = image(shape)
+        for found, wanted in zip(
+            fused.with_input_shapes(shape).evaluate(x).values(), fresh.evaluate(x).values(), strict=True
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,22 +79,78 @@ def read_graph(
     _check_declared_types(graph, scope)
     outputs = tuple(map(scope.output, given))
     scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
-    again = functools.partial(_read_again, model, arrays, {t.name: t.shape for t in inputs}, strict)
-    network = scope.network(outputs, again, rest)
+    network = scope.network(outputs, None, rest)
     check_foreign(network)
-    return network
+    return replace(network, remake=functools.partial(_read_again, model, arrays, network, strict))
 
 
 def _read_again(
-    model: Any, arrays: dict[str, Array], known: dict[str, Shape], strict: bool, shapes: dict[str, Shape]
+    model: Any, arrays: dict[str, Array], network: Network, strict: bool, shapes: dict[str, Shape]
 ) -> Network:
     """The network for other shapes of some inputs."""
-    return read_graph(model, arrays, known | shapes, strict)
+    known = {t.name: t.shape for t in network.inputs}
+    return _of_sizes(model, arrays, network, shapes) or read_graph(model, arrays, known | shapes, strict)
 
 
 def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]) -> Network:
     """What follows nodes whose shapes depend on data."""
     return read_graph(model, arrays, shapes, strict=False)
+
+
+# ---------------------------------------------------------------- other sizes without reading
+
+
+def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: dict[str, Shape]) -> Network | None:
+    """The network with the same nodes for other shapes of its inputs, if reading the model would give these; else None.
+
+    A node gives the same if no shape of its operands changes, or if its translator looks at no sizes.
+    """
+    if network.rest is not None or any(
+        v.version < 8 for v in model.opset_import if v.domain in ("", "ai.onnx")
+    ):  # other rules of broadcasting
+        return None
+    try:
+        made = replace(network, inputs=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in network.inputs))
+    except ArgumentError:
+        return None
+    before, after = network.tensors, made.tensors
+    fixed = set(arrays)  # constants
+    for node in model.graph.node:
+        read = [name for name in reads_of(node) if name]
+        if fixed.issuperset(read):
+            fixed.update(node.output)
+            continue
+        flowing = [name for name in read if name not in fixed]
+        if any(name not in before for name in flowing):
+            return None
+        rank = len(before[flowing[0]].shape)
+        if not (rank == 4 and _looks_at_no_sizes(node, arrays)) and any(
+            before[name] != after[name] for name in flowing
+        ):
+            return None
+    return made
+
+
+_ELEMENTWISE = {"Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "HardSigmoid", "HardSwish", "Clip", "BatchNormalization"}
+_OF_ANY_SIZE = _ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "Concat", "GlobalAveragePool", "GlobalMaxPool"}
+
+
+def _looks_at_no_sizes(node: Any, arrays: Mapping[str, Array]) -> bool:
+    """Whether a node's translator looks at ranks, channels and constants alone, for an image of four dimensions."""
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    if node.op_type in _OF_ANY_SIZE:
+        return True
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return False
+    if node.op_type == "Conv":
+        weight = arrays.get(node.input[1])
+        return weight is not None and weight.dtype.kind == "f"
+    # The windows of a pool that are padding alone are errors: there are none, whatever the size.
+    kernel, pads = given.get("kernel_shape", ()), given.get("pads", ())
+    inside = all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=False))
+    return node.op_type in ("MaxPool", "AveragePool") and inside and set(given.get("dilations", (1,))) == {1}
 
 
 def _only_cast(graph: Any) -> set[str]:

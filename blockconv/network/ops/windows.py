@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ from blockconv.network.ops.rule import Layouts, Site
 __all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "IntegerConvolution", "Pool2d"]
 
 
+_conv2d_problem = functools.lru_cache(maxsize=4096)(Conv2dProblem)  # inferred several times for each node
+
+
 @dataclass(frozen=True)
 class Convolution(Attributes):
     """What convolutions of floats and of integers share."""
@@ -56,7 +60,7 @@ class Convolution(Attributes):
         (top, bottom), (left, right) = self.pads
         n, ic, ih, iw = src
         oc, _, kh, kw = wei
-        return Conv2dProblem(
+        return _conv2d_problem(
             n, ic, ih, iw, oc, kh, kw, *self.stride, top, left, bottom, right, *self.dilation, self.groups
         )
 
@@ -69,7 +73,8 @@ class Convolution(Attributes):
         return problem.dst_shape
 
     def problem_at(self, site: Site) -> Conv2dProblem:
-        return replace(self.problem(site.inputs[0].shape, site.parameters[0].shape), name=site.name)
+        named: Conv2dProblem = self.problem(site.inputs[0].shape, site.parameters[0].shape).named(site.name)
+        return named
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, dst)[: len(site.inputs)]  # a residual has the destination's layout

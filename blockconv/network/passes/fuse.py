@@ -39,7 +39,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes import dynamic, integers, nibbles, precision, simplify
 from blockconv.network.passes.residuals import adding_convolution
-from blockconv.network.passes.rewrite import Edit, rewritten
+from blockconv.network.passes.rewrite import Edit, refitted, rewritten
 
 __all__ = ["PASSES", "fuse"]
 
@@ -57,11 +57,12 @@ def fuse(network: Network, dtype: FloatType = "float32") -> Network:
             if before.tensors[name] != fused.tensors[name]:
                 rule = f"changes {before.tensors[name]} to {fused.tensors[name]}"
                 raise NetworkError(network.name, "pass", step.__name__, rule, "please report it with the network")
-    return replace(fused, remake=functools.partial(_fused_again, network, dtype))
+    return replace(fused, remake=functools.partial(_fused_again, network, fused, dtype))
 
 
-def _fused_again(network: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
-    return fuse(network.with_input_shapes(shapes), dtype)
+def _fused_again(network: Network, fused: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
+    other = network.with_input_shapes(shapes)
+    return refitted(network, fused, other) or fuse(other, dtype)
 
 
 # ---------------------------------------------------------------- less of the same

@@ -20,7 +20,7 @@ from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, element, numpy_dtype
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Cast, Conv2d, Convolution, Foreign, Reshape, Shape
-from blockconv.network.passes.rewrite import Edit, rewritten
+from blockconv.network.passes.rewrite import Edit, refitted, rewritten
 
 __all__ = ["conversions", "stored_as"]
 
@@ -38,11 +38,12 @@ def stored_as(network: Network, dtype: FloatType) -> Network:
         return network
     _check(network, dtype)
     made = conversions(_all_stored(network, dtype))
-    return replace(made, remake=functools.partial(_stored_again, network, dtype))
+    return replace(made, remake=functools.partial(_stored_again, network, made, dtype))
 
 
-def _stored_again(network: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
-    return stored_as(network.with_input_shapes(shapes), dtype)
+def _stored_again(network: Network, made: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
+    other = network.with_input_shapes(shapes)
+    return refitted(network, made, other) or stored_as(other, dtype)
 
 
 def conversions(network: Network) -> Network:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -12,10 +13,10 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.text import free_name
 from blockconv.core.types import ElementType, element
-from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Attributes, Shape
+from blockconv.network.graph import Network, Node, same_array
+from blockconv.network.ops import Attributes, Reshape, Shape
 
-__all__ = ["Edit", "Rule", "rewritten"]
+__all__ = ["Edit", "Rule", "refitted", "rewritten"]
 
 Array = npt.NDArray[Any]
 A = TypeVar("A", bound=Attributes)
@@ -186,3 +187,47 @@ def rewritten(network: Network, *rules: Rule) -> Network:
                 if node is None or rule(edit, node):
                     break
     return edit.done()
+
+
+# ---------------------------------------------------------------- the same for other sizes
+
+
+def refitted(before: Network, after: Network, other: Network) -> Network | None:
+    """`after`, which rules made of `before`, for the sizes of `other`; None unless they make it of that as well.
+
+    Rules look at attributes, constants, ranks and channels, which have to be the same; and they compare sizes of a
+    node's values with each other, with 0 and with 1, which has to say the same.
+    """
+    constants = other.constants
+    if (
+        after.rest is not None
+        or other.rest is not None
+        or before.nodes != other.nodes
+        or before.outputs != other.outputs
+        or before.constants.keys() != constants.keys()
+    ):
+        return None
+    if not all(same_array(value, constants[name]) for name, value in before.constants.items()):
+        return None
+    if any(_compared(before, node) != _compared(other, node) for node in before.nodes):
+        return None
+    try:
+        made = replace(after, inputs=other.inputs, remake=None)
+    except ArgumentError:
+        return None
+    return (
+        made if all(made.tensors[name] == other.tensors[name] for name in made.tensors.keys() & other.tensors) else None
+    )
+
+
+def _compared(network: Network, node: Node) -> list[object]:
+    """What rules may find out about the sizes of a node's values: see `refitted`."""
+    first, *others = shapes = [network.shape(name) for name in (*node.inputs, node.output, *node.parameters)]
+    if isinstance(node.attributes, Reshape):  # they multiply its sizes
+        return [
+            [prod(a[:i]) == prod(b[:j]) for i in range(len(a) + 1) for j in range(len(b) + 1)]
+            for a in shapes
+            for b in others
+        ] + [shape[:2] for shape in shapes]
+    known: list[object] = [(len(shape), shape[1:2], [min(size, 2) for size in shape]) for shape in shapes]
+    return known + [[a == b for a, b in zip(first, shape, strict=False)] for shape in others]

@@ -19,7 +19,7 @@ from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_bias, pack_weights
 from blockconv.dispatch.quantizing import check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, array_bytes, same_array
 from blockconv.runtime.memory import Region, aligned_copy
 
 __all__ = ["Parameters"]
@@ -48,7 +48,7 @@ class Parameters:
         made = copy.copy(self)
         made._constants = network.constants
         known = ((name, self._constants.get(name)) for name in network.constants)
-        others = [name for name, value in known if value is None or not _equal(value, network.constants[name])]
+        others = [name for name, value in known if value is None or not same_array(value, network.constants[name])]
         made._keys = {name: (name, _digest(network.constants[name])) for name in others}
         return made
 
@@ -140,15 +140,5 @@ class Parameters:
         return sum(array.nbytes for array in self._packed.values())
 
 
-def _bytes(value: Array) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-
-
-def _equal(a: Array, b: Array) -> bool:
-    if a.__array_interface__ == b.__array_interface__:  # the same memory
-        return True
-    return (a.dtype, a.shape) == (b.dtype, b.shape) and np.array_equal(_bytes(a), _bytes(b))
-
-
 def _digest(value: Array) -> tuple[object, ...]:
-    return value.dtype, value.shape, hashlib.sha256(_bytes(value).data).digest()
+    return value.dtype, value.shape, hashlib.sha256(array_bytes(value).data).digest()
