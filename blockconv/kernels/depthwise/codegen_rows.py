@@ -121,9 +121,9 @@ class SourceRow:
         # Where an instruction permutes two vectors, or few taps read the same pixels, straight from the row's.
         if columns.src <= 2 * lanes and (target.isa().name == "avx512" or columns.taps <= columns.stride + 1):
             return self.picked([self.part(k) for k in range(0, columns.src, lanes)], wanted)
-        phase = columns.phase(tap)
-        numbers = range(-(-columns.src // (columns.stride * lanes)))
-        return self.picked([self.phase(phase, k) for k in numbers if read & {*self.elements(phase, k)}], wanted)
+        phase, numbers = columns.phase(tap), range(columns.phase_vectors(lanes))
+        holding = [k for k in numbers if read & {*columns.phase_elements(phase, k, lanes)}]
+        return self.picked([self.phase(phase, k) for k in holding], wanted)
 
     def of_pixels(self, firsts: tuple[int | None, ...]) -> Any:
         """Pixels by themselves, by their first elements."""
@@ -149,16 +149,11 @@ class SourceRow:
             taken[columns.unit_lane(lanes, output)] = (2 * number + phase) * pixel + inside
         return shuffle(self.v.b, self.pairs[begin], self.pairs[begin + lanes], taken)
 
-    def elements(self, phase: int, k: int) -> list[int]:
-        """The elements of vector `k` of the pixels that are at a phase of the stride."""
-        at, pixel = self.columns, self.columns.pixel
-        outputs = (divmod(k * self.v.lanes + lane, pixel) for lane in range(self.v.lanes))
-        return [(number * at.stride + phase) * pixel + inside for number, inside in outputs]
-
     def phase(self, phase: int, k: int) -> Part:
         """Vector `k` of these pixels, which is shuffled from the row's once."""
         if (phase, k) not in self.known:
-            elements, lanes, size = self.elements(phase, k), self.v.lanes, self.columns.src
+            lanes, size = self.v.lanes, self.columns.src
+            elements = self.columns.phase_elements(phase, k, lanes)
             parts = [self.part(number * lanes) for number in sorted({at // lanes for at in elements if at < size})]
             past = None if any(None in part.elements for part in parts) else PAST
             found = [at if at < size else past for at in elements]

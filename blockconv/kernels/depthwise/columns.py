@@ -54,6 +54,16 @@ class Columns(NamedTuple):
         """Of the pixels that a stride steps over, the one that a tap reads."""
         return (tap * self.dilation - self.pad) % self.stride
 
+    def phase_vectors(self, lanes: int) -> int:
+        """Vectors of so many elements that hold the pixels of a phase."""
+        pixels = -(-self.src // (self.stride * self.pixel))
+        return -(-pixels * self.pixel // lanes)
+
+    def phase_elements(self, phase: int, k: int, lanes: int) -> list[int]:
+        """The elements of vector `k` of the pixels of a phase."""
+        outputs = (divmod(k * lanes + lane, self.pixel) for lane in range(lanes))
+        return [(number * self.stride + phase) * self.pixel + inside for number, inside in outputs]
+
     def pair(self, tap: int) -> tuple[int, int]:
         """(pixels to the first of the two vectors that a tap is picked from, which of two pixels is its own)."""
         at = tap * self.dilation

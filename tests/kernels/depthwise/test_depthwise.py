@@ -24,6 +24,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.table import Request
 from blockconv.machine.profile import profile
 
@@ -229,6 +230,22 @@ def test_the_cost_ranks():
 
 
 @pytest.mark.isa
+@given(st.data())
+def test_the_vectors_of_a_phase_hold_all_that_outputs_read(data):
+    """A pixel may be more than a vector, and the last one of a phase at the end of a row."""
+    draw = data.draw
+    pixel, lanes = draw(st.sampled_from([1, 2, 4, 8, 16])), draw(st.sampled_from([4, 8, 16]))
+    width, stride, taps, dilation = (draw(st.integers(1, most)) for most in (40, 4, 5, 3))
+    pad = draw(st.integers(0, (taps - 1) * dilation))
+    assume(width + pad > (taps - 1) * dilation)
+    out = (width + pad - (taps - 1) * dilation - 1) // stride + 1
+    columns = Columns(width * pixel, out * pixel, pixel, taps, stride, dilation, pad, 0, 0, 0)
+    for tap in range(taps):
+        vectors = range(columns.phase_vectors(lanes))
+        held = {at for k in vectors for at in columns.phase_elements(columns.phase(tap), k, lanes)}
+        assert {columns.element(output, tap) for output in range(columns.dst)} - {None} <= held
+
+
 def test_nothing_beside_an_output_is_written():
     """A row's last vector may be stored over the row that follows it, but over nothing that follows the last one."""
     p = read("3x3, one tile")
