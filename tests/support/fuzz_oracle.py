@@ -270,7 +270,11 @@ def _unit(model: Any, kind: str) -> float:
     casts = [a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"]
     wide = {TensorProto.FLOAT: 2.0**-23, TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
     numbers = any(a.HasField("f") for node in nodes for a in node.attribute)  # ONNX holds them as float32
-    others = kind != "float64" or numbers or any("Q" in node.op_type or node.domain for node in nodes)
+    others = (
+        kind != "float64"
+        or numbers
+        or any("uantize" in node.op_type or "Q" in node.op_type or node.domain for node in nodes)
+    )
     return max([_UNITS.get(kind, 0.0), 2.0**-23 * others, *(wide.get(to, 0.0) for to in casts)])
 
 
