@@ -20,7 +20,8 @@ from blockconv.core import text
 from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.network.graph import Network
-from blockconv.network.reach import PIXELS, Reach, reaches, windows
+from blockconv.network.ops.reach import PIXELS, Reach
+from blockconv.network.reach import reaches, windows
 
 __all__ = ["Piece", "Tiling", "checked_out", "run_tiled", "tiling"]
 

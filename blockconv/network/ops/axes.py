@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -31,8 +32,11 @@ from blockconv.network.ops.base import (
     check_axis,
     check_rank,
     check_type,
+    each_pixel,
     framed,
 )
+from blockconv.network.ops.reach import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Windows
+from blockconv.network.ops.rule import Site
 
 __all__ = ["Lrn", "ReduceMean", "Resize", "Softmax"]
 
@@ -70,6 +74,9 @@ class Lrn(_OfFloats):
         total = sum(squares[:, i : i + src.shape[1]] for i in range(below + above + 1))
         return np.asarray(src / (self.bias + self.alpha / self.size * total) ** self.beta)
 
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes)
+
 
 @dataclass(frozen=True)
 class Softmax(_OfFloats):
@@ -85,6 +92,9 @@ class Softmax(_OfFloats):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         powers = np.exp(inputs[0] - inputs[0].max(axis=self.axis, keepdims=True, initial=-math.inf))
         return np.asarray(powers / powers.sum(axis=self.axis, keepdims=True))
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes, self.axis)
 
 
 @dataclass(frozen=True)
@@ -137,6 +147,22 @@ class Resize(_OfFloats):
             x = x.take(first, axis) * (1 - part) + x.take(second, axis) * part
         return x
 
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        if axes != PIXELS:
+            return NOT_IMAGES
+        p, found = self.problem(site.inputs[0].shape), Windows()
+        for axis, size, out, scale in ((2, p.ih, p.oh, p.scale_h), (3, p.iw, p.ow, p.scale_w)):
+            by = Fraction(out, size) if scale is None else exact_scale("resize", "scale", scale)
+            if by != 1 and p.coordinates == "align_corners":
+                return "aligns the corners of the whole image (align_corners)"
+            if by != 1 and p.coordinates == "pytorch_half_pixel" and out == 1:
+                return "reads pixel 0 where an output has one pixel (pytorch_half_pixel)"
+            # Output o is at source coordinate o / by + shift, between two pixels.
+            shift = Fraction(0) if p.coordinates == "asymmetric" or by == 1 else (1 / by - 1) / 2
+            wide = 0 if by == 1 else 1
+            found[axis] = axis, Reach(1 / by, shift - wide, shift + wide)
+        return [found]
+
 
 @dataclass(frozen=True)
 class ReduceMean(Solved):
@@ -157,3 +183,6 @@ class ReduceMean(Solved):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].mean(axis=self.axes, keepdims=self.keepdims))
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes, *self.axes) if self.keepdims else ALL_PIXELS

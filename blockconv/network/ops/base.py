@@ -14,6 +14,7 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, Types, element
+from blockconv.network.ops.reach import ALL_PIXELS, Windows, same_pixels
 from blockconv.network.ops.rule import Asked, Layouts, Rule, Shape, Site
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "check_axis",
     "check_rank",
     "check_type",
+    "each_pixel",
     "framed",
 ]
 
@@ -78,6 +80,10 @@ class Attributes(Rule):
         "moves": it gives some of them unchanged. "computes": as `Quantized`, with what they stand for. None: nothing.
         """
         return None
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        """What a pixel of the output reads of each input, whose pixels are along `axes`; or why it has no bounds."""
+        return ALL_PIXELS
 
     def of_moved_integers(self, given: Quantization) -> Attributes:
         """The op that moves integers which stand for what `given` says."""
@@ -130,6 +136,9 @@ class Conversion(Attributes):
     def options(self) -> dict[str, Any]:
         return {"quantizations": tuple(getattr(self, end, None) for end in ("src", "dst"))}
 
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes)
+
 
 def check_type(attributes: Attributes, argument: str, type: ElementType, *wanted: str) -> None:
     """Raise DtypeError unless an element type is one of the wanted ones, which are named."""
@@ -157,3 +166,11 @@ def framed(x: Array, pads: Sequence[Pair], value: float) -> Array:
     """`x` with (before, after) of `value` on each axis; negative ends crop."""
     inner = tuple(slice(max(0, -b), n - max(0, -e)) for n, (b, e) in zip(x.shape, pads, strict=True))
     return np.pad(x[inner], [(max(0, b), max(0, e)) for b, e in pads] or 0, constant_values=value)
+
+
+def each_pixel(site: Site, axes: tuple[int, ...], *apart: int) -> list[Windows] | str:
+    """An op that reads, for each pixel, the one at the same place; unless it mixes elements along axes that are pixels.
+
+    apart: the axes along which it mixes them.
+    """
+    return ALL_PIXELS if set(apart) & set(axes) else [same_pixels(axes)] * len(site.inputs)

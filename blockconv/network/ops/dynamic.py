@@ -16,6 +16,7 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import ElementType, Types, element
 from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.reach import ALL_PIXELS, Windows
 from blockconv.network.ops.rule import Layouts, Site
 from blockconv.network.ops.windows import IntegerConvolution
 
@@ -118,6 +119,9 @@ class DynamicConv2d(IntegerConvolution):
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, row_major(1), dst)[: len(site.inputs)]
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return ALL_PIXELS  # for the quantization that is found
 
 
 def _check_found(attributes: Attributes, shape: Shape) -> None:

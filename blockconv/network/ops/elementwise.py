@@ -14,7 +14,18 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem_checks import broadcast, check_word
 from blockconv.core.types import INTEGERS, ElementType, FloatType, element
-from blockconv.network.ops.base import Array, Arrays, Conversion, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.base import (
+    Array,
+    Arrays,
+    Conversion,
+    ElementTypes,
+    Shape,
+    Shapes,
+    Solved,
+    check_type,
+    each_pixel,
+)
+from blockconv.network.ops.reach import Windows
 from blockconv.network.ops.rule import Asked, Layouts, Site
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
@@ -52,6 +63,9 @@ class Activate(Solved):
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "computes"
 
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes)
+
 
 @dataclass(frozen=True)
 class Affine(Solved):
@@ -82,6 +96,9 @@ class Affine(Solved):
         along = (-1,) + (1,) * (inputs[0].ndim - 2)
         scale, shift = (p.reshape(along) for p in parameters)
         return self.activation.reference(inputs[0] * scale + shift)
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes)
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,18 @@ class Binary(Solved):
         """Nothing for arithmetic on 8-bit integers, which wraps around: kernels clip and round it."""
         if site.output.type.name not in INTEGERS or self.kind in ("max", "min"):
             yield from super().asked(site, srcs, dsts)
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
+        whole = site.output.shape
+        for tensor, constant in zip(site.inputs, site.constant, strict=True):
+            shape = (1,) * (len(whole) - len(tensor.shape)) + tensor.shape
+            sizes = [shape[axis] for axis in axes]
+            if constant and any(size > 1 for size in sizes):
+                return f"has the constant {tensor.name!r}, which differs from pixel to pixel"
+            if not constant and sizes != [whole[axis] for axis in axes]:
+                return f"reads one value {tensor.name!r} for all pixels"
+        return each_pixel(site, axes)
 
 
 def _quotient(a: Array, b: Array) -> Array:

@@ -19,7 +19,19 @@ from blockconv.core.eltwise_problem import (
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
-from blockconv.network.ops.base import Array, Arrays, Attributes, Pair, Shape, Shapes, Solved, check_axis, framed
+from blockconv.network.ops.base import (
+    Array,
+    Arrays,
+    Attributes,
+    Pair,
+    Shape,
+    Shapes,
+    Solved,
+    check_axis,
+    each_pixel,
+    framed,
+)
+from blockconv.network.ops.reach import Reach, Windows
 from blockconv.network.ops.rule import Layouts, Site, View
 
 __all__ = ["Concat", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
@@ -72,6 +84,9 @@ class Concat(_Moves):
             if len(known) == len(sizes):
                 yield View((layout,) * len(sizes), layout, starts=known)
 
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes, self.axis)
+
 
 @dataclass(frozen=True)
 class Pad(Solved):
@@ -92,6 +107,9 @@ class Pad(Solved):
 
     def of_moved_integers(self, given: Quantization) -> Attributes:
         return replace(self, value=float(given.zero_point))
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return [{axis: (axis, Reach().shifted(-self.pads[axis][0])) for axis in axes}]
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,9 @@ class Slice(_Moves):
             if begin is not None:
                 yield View((layout,), layout, begin)
 
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes, self.axis)
+
 
 @dataclass(frozen=True)
 class Transpose(_Moves):
@@ -133,6 +154,11 @@ class Transpose(_Moves):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].transpose(self.perm))
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        if tuple(axis for axis in self.perm if axis in axes) != axes:
+            return "exchanges rows and columns"
+        return [{k: (axis, Reach()) for k, axis in enumerate(self.perm) if axis in axes}]
 
 
 @dataclass(frozen=True)
@@ -189,3 +215,6 @@ class Shuffle(_Moves):
         n, c, h, w = inputs[0].shape
         split = inputs[0].reshape(n, self.groups, c // self.groups, h, w)
         return np.asarray(split.swapaxes(1, 2).reshape(n, c, h, w))
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes)

@@ -35,6 +35,7 @@ from blockconv.network.ops.base import (
     check_type,
 )
 from blockconv.network.ops.elementwise import Activate, Binary
+from blockconv.network.ops.reach import Windows
 from blockconv.network.ops.rule import Layouts, Site
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
@@ -263,6 +264,9 @@ class Quantized(Attributes):
 
     def options(self) -> dict[str, Any]:
         return {**self.of.options(), "quantizations": (*self.srcs, self.dst)}
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return self.of.reads(site, axes)
 
 
 def _check_integers(attributes: Attributes, argument: str, given: Quantization, type: ElementType) -> None:

@@ -30,6 +30,7 @@ from blockconv.network.ops.base import (
     check_type,
     framed,
 )
+from blockconv.network.ops.reach import ALL_PIXELS, NOT_IMAGES, PIXELS, Windows, same_pixels, windows_of
 from blockconv.network.ops.rule import Layouts, Site
 
 __all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "IntegerConvolution", "Pool2d"]
@@ -78,6 +79,11 @@ class Convolution(Attributes):
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, dst)[: len(site.inputs)]  # a residual has the destination's layout
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        if axes != PIXELS:
+            return NOT_IMAGES
+        return [windows_of(self.problem_at(site)), *[same_pixels(axes)] * (len(site.inputs) - 1)]
 
     def sums(self, src: Array, wei: Array) -> Array:
         """Of products, without what is added to them."""
@@ -205,6 +211,11 @@ class Pool2d(Solved):
             return best
         total = sum(window for _, _, window in _taps(framed(src, _reach(p), 0), p))
         return np.asarray(total / (_counts(p) if self.divisor is None else self.divisor))
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        if axes != PIXELS:
+            return NOT_IMAGES
+        return ALL_PIXELS if self.kernel is None else [windows_of(self.problem(site.inputs[0].shape))]
 
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "moves" if self.kind == "max" else "computes"
