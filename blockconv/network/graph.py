@@ -26,6 +26,7 @@ from blockconv.core.checks import check_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
+from blockconv.network.foreign import counted
 from blockconv.network.ops import Attributes, Dequantize, Shape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
@@ -256,7 +257,8 @@ class Network:
         table = text.table(("node", "op", "inputs", "output", "shape", "MMAC"), rows, right=(5,))
         ins = ", ".join(f"{t.name} {t.shape}" for t in self.inputs)
         outs = ", ".join(f"{name} {self.shape(name)}" for name in self.outputs)
-        return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}"
+        rest = f"\nthen, for shapes that depend on data: {counted(self.rest.kinds)}" if self.rest else ""
+        return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}{rest}"
 
 
 def frozen(value: Any) -> Array:

@@ -22,9 +22,8 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import FloatType
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.tuning import read_costs
-from blockconv.network import archive
+from blockconv.network import archive, foreign
 from blockconv.network.arrays import allocate, entered, unpacked
-from blockconv.network.foreign import counted
 from blockconv.network.graph import Network, check_network
 from blockconv.network.instance import BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
@@ -127,13 +126,15 @@ def compile(
 
 def _warn_of_foreign(plan: Plan) -> None:
     """Name the ops that another library runs."""
-    parts = [action.part.kinds for action in plan.actions if action.part is not None]
+    parts = [action.part for action in plan.actions if action.part is not None]
+    kinds = [kind for part in parts for kind in part.kinds]
     rest = () if plan.network.rest is None else plan.network.rest.kinds
     if parts or rest:
         count = len(parts) + bool(rest)
-        said = f"no kernels exist for {counted([kind for kinds in (*parts, rest) for kind in kinds])}"
-        where = f"another library runs them, in {count} part{'s' if count > 1 else ''} of the network"
-        warnings.warn(f"blockconv: {plan.network.name}: {said}; {where}", SlowPathWarning, stacklevel=3)
+        library = "NumPy runs" if not foreign.has_onnx_runtime() else "ONNX Runtime runs"
+        where = f"{library} them, in {count} part{'s' if count > 1 else ''} of the network"
+        said = f"blockconv: {plan.network.name}: foreign ops: {foreign.counted((*kinds, *rest))}; {where}"
+        warnings.warn(said, SlowPathWarning, stacklevel=3)
 
 
 def compile_between(

@@ -196,6 +196,22 @@ def test_cheap_ops_between_foreign_ones_join_them() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layouts": "NHWC"},
+        {"layouts": ["NCHW16", "NHWC"]},
+        {"planner": "greedy"},
+        {"planner": lambda problem: {step.name: step.choices[-1] for step in problem.steps}},
+        {"measure": True},
+        {"accuracy": "strict", "threads": 2},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_every_way_to_plan(options: Any) -> None:
+    check(middle(), {"x": image()}, **options)
+
+
 def test_one_warning_names_the_ops() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -370,6 +386,7 @@ def test_shapes_that_data_decide() -> None:
     assert rest.rest.kinds[0] == "NonZero"
     assert 1 < len(rest._plans) <= 8
     assert "after these calls, for shapes that depend on data" in " ".join(plan.explain().split())
+    assert "then, for shapes that depend on data: Conv (1), Gather (1)" in plan.network.summary()
 
 
 def test_a_saved_plan_runs_what_data_decide(tmp_path: Path) -> None:

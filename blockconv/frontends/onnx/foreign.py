@@ -202,6 +202,8 @@ class Fallback:
 
     def between(self, outputs: Collection[str]) -> set[str]:
         """The first outputs of cheap nodes that stand between foreign ones alone: with them, two parts are one."""
+        if len(self._foreign) < 2:
+            return set()
         every = dict(self._makers.values())
         nodes = {place: node for place, node in every.items() if self._array(_first(node)) is None}
         readers: dict[str, set[int]] = {}
