@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blockconv.core.activation import activation
 from blockconv.core.types import FloatType
 from blockconv.frontends.torch.reader import Call, Constant, Translator, Value, hint
-from blockconv.core.activation import activation
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
