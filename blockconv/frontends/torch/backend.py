@@ -34,6 +34,7 @@ from blockconv.core.layout import Layout
 from blockconv.frontends.torch.ops import HEAVY, OPS, decompositions, kept_whole
 from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in, version
 from blockconv.frontends.torch.reports import Compiled, recorded
+from blockconv.frontends.torch.training import place_ops
 from blockconv.network.graph import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
 from blockconv.network.planning.planned import Options
@@ -83,20 +84,36 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
     settings = Settings.read(given.get("options"))
     name = f"graph {CompileContext.current_compile_id()}"
 
+    owned: list[Any] = []
+
     def infer(graph: Any, inputs: Sequence[Any]) -> Any:
-        return _inference(graph, recorded(name, "inference"), settings)
+        return _inference(graph, recorded(name, "inference", owned), settings)
 
     def train(kind: str, graph: Any, inputs: Sequence[Any]) -> Any:
-        return _boxed(graph, recorded(name, kind), ())
+        started, record = time.perf_counter(), recorded(name, kind, owned)
+        place_ops(graph, record)
+        record.seconds += time.perf_counter() - started
+        log.info("%s", record)
+        return _boxed(graph, record, _static() if kind == "forward" else ())
 
     compiler = aot_autograd(
         fw_compiler=functools.partial(train, "forward"),
         bw_compiler=functools.partial(train, "backward"),
         inference_compiler=infer,
-        decompositions=decompositions(),
+        decompositions={} if _needs_gradients(example_inputs) else decompositions(),
     )
     with kept_whole():
         return compiler(gm, example_inputs)
+
+
+def _needs_gradients(inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd makes graphs of a training step. These keep PyTorch's ops whole: they are fast as such."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _static() -> set[int]:
+    """The inputs of the graph that are parameters or buffers."""
+    return set(TracingContext.get().fw_metadata.static_input_indices or ())
 
 
 def _boxed(run: Callable[..., Any], record: Compiled, static: Collection[int]) -> Any:
@@ -106,7 +123,7 @@ def _boxed(run: Callable[..., Any], record: Compiled, static: Collection[int]) -
         given = tuple(args)
         args.clear()
         if not record.owned:
-            record.owned = [weakref.ref(given[k]) for k in static]
+            record.owned.extend(weakref.ref(given[k]) for k in static)
         return run(*given)
 
     call._boxed_call = True  # type: ignore[attr-defined]
@@ -119,7 +136,7 @@ def _boxed(run: Callable[..., Any], record: Compiled, static: Collection[int]) -
 def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     """A graph without gradients, compiled."""
     started = time.perf_counter()
-    static = set(TracingContext.get().fw_metadata.static_input_indices or ())
+    static = _static()
     constant = _constants(gm.graph, static)
     taken, refused = _judged(gm.graph, constant)
     chosen = _partitions(gm, taken, refused)

@@ -56,9 +56,9 @@ def compiled_graphs() -> list[Compiled]:
     return [graph for known in _compiled if (graph := known()) is not None]
 
 
-def recorded(name: str, kind: str) -> Compiled:
-    """A record of a new graph."""
-    made = Compiled(name, kind)
+def recorded(name: str, kind: str, owned: list[weakref.ref[Any]]) -> Compiled:
+    """A record of a new graph. owned: parameters of it and of its step's other graph, to be found later."""
+    made = Compiled(name, kind, owned=owned)
     _compiled[:] = [known for known in _compiled if known() is not None]
     _compiled.append(weakref.ref(made))
     return made

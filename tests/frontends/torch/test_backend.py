@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import re
 import warnings
@@ -165,6 +166,47 @@ def test_inference_mode_and_options():
     torch._dynamo.reset()
     with torch.no_grad(), pytest.raises(Exception, match=r"options=.*'thread'.* has to be among threads"):
         torch.compile(model, backend=backend, options={"thread": 1})(x)
+
+
+@pytest.mark.parametrize("name", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])
+def test_a_training_step_is_eagers(name):
+    """Batch norms in training mode, gradients of all parameters and of the input, in both memory formats."""
+    for format in (torch.contiguous_format, torch.channels_last):
+        torch._dynamo.reset()
+        theirs = made(NETWORKS[name]).train().to(memory_format=format)
+        own = copy.deepcopy(theirs)
+        found = []
+        for model, call in ((theirs, theirs), (own, torch.compile(own, backend=backend))):
+            x = images(4, 3, 16, 16).to(memory_format=format).requires_grad_()
+            y = call(x)
+            y.square().sum().backward()
+            found.append([y, x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()])
+        for a, b in zip(*found, strict=True):
+            close(b.float(), a.float(), 1e-4)
+        graphs = {graph.kind: graph for graph in report(own)}
+        count = sum(isinstance(module, nn.Conv2d) for module in own.modules())
+        assert [graphs[kind].taken for kind in ("forward", "backward")] == [count, count]
+        assert not graphs["forward"].refused + graphs["backward"].refused
+
+
+def test_a_training_step_sees_what_an_optimizer_did():
+    # Without a bias before the batch norm: its gradient is noise, which Adam makes as large as all others.
+    first = nn.Conv2d(3, 8, 3, bias=False)
+    own = made(lambda: nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 3))).train()
+    theirs, losses = copy.deepcopy(own), []
+    for model, call in ((theirs, theirs), (own, torch.compile(own, backend=backend))):
+        optimizer, seen = torch.optim.Adam(model.parameters(), 0.01), []
+        for k in range(4):
+            optimizer.zero_grad()
+            loss = (call(images(4, 3, 8, 8, seed=k)) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+        losses.append(seen)
+        model.eval()
+        with torch.no_grad():
+            seen.append(call(images(2, 3, 8, 8)).mean().item())
+    np.testing.assert_allclose(*losses, rtol=1e-3)
 
 
 def test_the_entry_point_is_the_back_end():
