@@ -1,0 +1,335 @@
+"""`python -m bench graphs FOLDER`: real networks of a collection, of which nothing is known before.
+
+FOLDER has samples as GraphNet has them (github.com/PaddlePaddle/GraphNet, `samples/`): a folder each with `model.py`, a
+`GraphModule` of PyTorch, `weight_meta.py`, and `input_tensor_constraints.py`. Weights are random, with the statistics
+that the sample gives. Each sample runs in a process of its own, by one of the WAYS:
+
+onnx: exported to ONNX, then `load_onnx` and `compile`. from_torch: `from_torch` and `compile`.
+compile: `torch.compile(backend="blockconv")`.
+
+A result says whether the sample loads and runs, how far outputs are from PyTorch's and how far ONNX Runtime's are, how
+many ops are foreign or in PyTorch, seconds to compile, medians of calls, and peak memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import re
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["RESULTS", "WAYS", "run_all", "samples", "summary"]
+
+WAYS = ("onnx", "from_torch", "compile")
+NEAR = 1e-3  # of the largest output: an error that many layers of float32 explain
+Result = dict[str, Any]
+RESULTS = ("ok", "wrong", "refused", "failed", "timeout", "unusable")
+
+
+def samples(folder: Path, families: Sequence[str], every: int) -> list[Path]:
+    """Each `every`-th sample of each family, in the order of names."""
+    found: list[Path] = []
+    for family in families or sorted(path.name for path in folder.iterdir() if path.is_dir()):
+        named = sorted(path.parent for path in (folder / family).glob("*/model.py"))
+        found += named[::every]
+    return found
+
+
+def run_all(
+    paths: Sequence[Path], way: str, out: Path | None, *, threads: int, timeout: float, memory: int
+) -> Iterator[Result]:
+    """The result of each sample; those that `out` has already are read from there. memory: bytes that one may use."""
+    known: dict[str, Result] = {}
+    if out is not None and out.exists():
+        known = {one["name"]: one for one in map(json.loads, out.read_text(encoding="utf-8").splitlines())}
+    for path in paths:
+        name = f"{path.parent.name}/{path.name}"
+        if name not in known:
+            known[name] = {"name": name, "way": way, **_in_process(path, way, threads, timeout, memory)}
+            if out is not None:
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(known[name]) + "\n")
+        yield known[name]
+
+
+def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int) -> Result:
+    command = [sys.executable, "-m", "bench.graphs", str(path), way, str(threads), str(memory)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return {"result": "timeout", "why": f"more than {timeout:.0f} s"}
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            found: Result = json.loads(line)
+            return found
+    return {"result": "failed", "why": f"the process ended with {done.returncode}: {done.stderr[-300:]}"}
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Counts by result, ops that did not run natively, and speed beside the peers."""
+    counts = Counter(one["result"] for one in results)
+    lines = [f"{len(results)} samples: " + ", ".join(f"{counts[key]} {key}" for key in RESULTS if counts[key])]
+    foreign: Counter[str] = Counter()
+    for one in results:
+        foreign.update(one.get("foreign", {}).keys())
+    if foreign:
+        lines.append("samples with such ops: " + ", ".join(f"{op} {count}" for op, count in foreign.most_common(25)))
+    for peer in ("pytorch", "onnxruntime"):
+        ratios = [one[peer] / one["ours"] for one in results if one.get(peer) and one.get("ours")]
+        if ratios:
+            mean = float(np.exp(np.mean(np.log(ratios))))
+            below = sum(ratio < 1 for ratio in ratios)
+            lines.append(f"{mean:.2f} times as fast as {peer} (geometric mean of {len(ratios)}), slower on {below}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- one sample
+
+
+def _classes(path: Path) -> Iterator[dict[str, Any]]:
+    """The fields of each class of a file of tensors."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            pairs = [(field.targets[0], field.value) for field in node.body if isinstance(field, ast.Assign)]
+            yield {name.id: _literal(value) for name, value in pairs if isinstance(name, ast.Name)}
+
+
+def _literal(value: ast.expr) -> Any:
+    with contextlib.suppress(ValueError):
+        return ast.literal_eval(value)
+    return None
+
+
+def _tensor(fields: dict[str, Any], rng: np.random.Generator) -> Any:
+    import torch
+
+    dtype = getattr(torch, fields["dtype"].rpartition(".")[2])
+    shape, name = fields["shape"], fields["name"]
+    if fields.get("data") is not None:
+        return torch.tensor(fields["data"], dtype=dtype).reshape(shape)
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype)
+    mean, deviation = (fields.get(key) or 0.0 for key in ("mean", "std"))
+    value = rng.normal(mean, deviation or 1e-3, shape)
+    if "running_var" in name or "variance" in name:
+        value = np.abs(value) + 1e-3
+    return torch.from_numpy(np.asarray(value)).to(dtype)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """The example value of each symbol, by its name in lower case."""
+    if not path.exists():
+        return {}
+    found = re.search(r"symbol2example_value = \{(.*?)\}", path.read_text(encoding="utf-8"), re.DOTALL)
+    return {name.lower(): int(size) for name, size in re.findall(r"(\w+): (\d+)", found[1] if found else "")}
+
+
+def read_sample(path: Path) -> tuple[Any, tuple[Any, ...]]:
+    """A module that holds the weights, and its inputs."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    source = (path / "model.py").read_text(encoding="utf-8").replace("cuda:0", "cpu").replace("cuda", "cpu")
+    space: dict[str, Any] = {"device": torch.device}
+    exec(compile(source, str(path / "model.py"), "exec"), space)
+    graph = space["GraphModule"]().eval()
+    tensors = {}
+    for name in ("input_meta.py", "weight_meta.py"):
+        for fields in _classes(path / name) if (path / name).exists() else ():
+            tensors[fields["name"]] = _tensor(fields, rng)
+    sizes = _sizes(path / "input_tensor_constraints.py")
+    for name in [name for name in tensors if re.fullmatch(r"s\d+", name)]:  # a size of an input
+        sizes[name] = int(tensors.pop(name))
+    names = list(graph.forward.__code__.co_varnames[1 : graph.forward.__code__.co_argcount])
+    inputs = [name for name in names if name in tensors and not re.search(r"_(parameters|buffers)_|^L_self_", name)]
+
+    class Sample(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.graph = graph
+            for name in names:
+                if name in tensors and name not in inputs:
+                    value = tensors[name]
+                    held = torch.nn.Parameter(value, requires_grad=False) if value.is_floating_point() else value
+                    (self.register_parameter if isinstance(held, torch.nn.Parameter) else self.register_buffer)(
+                        name, held
+                    )
+
+        def forward(self, *given: Any) -> Any:
+            flows = dict(zip(inputs, given, strict=True))
+            last = int(given[0].shape[-1]) if given else 1
+            values = [
+                flows[name] if name in flows else getattr(self, name) if name in tensors else sizes.get(name, last)
+                for name in names
+            ]
+            return self.graph(*values)
+
+    return Sample().eval(), tuple(tensors[name] for name in inputs)
+
+
+def _flat(found: Any) -> list[np.ndarray]:
+    """The tensors of a result, in order."""
+    import torch
+
+    if isinstance(found, torch.Tensor):
+        return [found.detach().float().numpy()]
+    if isinstance(found, np.ndarray):
+        return [found]
+    if isinstance(found, dict):
+        found = list(found.values())
+    return [array for one in found for array in _flat(one)] if isinstance(found, (list, tuple)) else []
+
+
+def _error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """The largest difference, of the largest value of each output."""
+    if [x.shape for x in found] != [x.shape for x in wanted]:
+        return float("inf")
+    errors = [0.0]
+    for x, y in zip(found, wanted, strict=True):
+        if not x.size:
+            continue
+        with np.errstate(invalid="ignore"):
+            off = np.abs(x.astype("f8") - y.astype("f8"))
+        off = np.where((np.isnan(x) & np.isnan(y)) | (x == y), 0, off)
+        scale = np.max(np.abs(y), initial=0, where=np.isfinite(y)) or 1
+        errors.append(float(np.nan_to_num(off, nan=np.inf).max() / scale))
+    return max(errors)
+
+
+def _seconds(call: Callable[[], Any], budget: float = 2.0) -> float:
+    """The median of at least three calls."""
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < budget and len(times) < 15):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def _exported(module: Any, inputs: tuple[Any, ...]) -> bytes:
+    import io
+
+    import torch
+
+    file = io.BytesIO()
+    torch.backends.mha.set_fastpath_enabled(False)  # which has no ONNX ops
+    torch.onnx.export(module, inputs, file, dynamo=False, opset_version=18)
+    return file.getvalue()
+
+
+def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int) -> Result:
+    import onnxruntime as ort
+
+    import blockconv as bc
+
+    try:
+        model = _exported(module, inputs)
+    except Exception as error:
+        return {"result": "unusable", "why": f"export: {type(error).__name__}: {str(error)[:200]}"}
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feeds = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=False)}
+    theirs = [np.asarray(x, np.float32) for x in session.run(None, feeds)]
+    start = time.perf_counter()
+    plan = bc.compile(bc.load_onnx(model), threads=threads)
+    seconds = time.perf_counter() - start
+    found = plan(**feeds)
+    values = found if isinstance(found, dict) else {plan.network.outputs[0]: found}
+    ours = [np.asarray(values[one.name], np.float32) for one in session.get_outputs()]
+    kinds = Counter(kind for node in plan.network.nodes if node.op == "foreign" for kind in _kinds(node))
+    return {
+        "error": _error(ours, wanted),
+        "theirs": _error(theirs, wanted),
+        "foreign": dict(kinds),
+        "compile": seconds,
+        "ours": _seconds(lambda: plan(**feeds)),
+        "onnxruntime": _seconds(lambda: session.run(None, feeds)),
+    }
+
+
+def _kinds(node: Any) -> list[str]:
+    """The ops of ONNX that a foreign node stands for."""
+    kinds = getattr(node.attributes, "kinds", None)
+    return list(kinds() if callable(kinds) else kinds or (node.op,))
+
+
+def _by_from_torch(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int) -> Result:
+    import blockconv as bc
+
+    start = time.perf_counter()
+    plan = bc.compile(bc.from_torch(module, inputs), threads=threads)
+    seconds = time.perf_counter() - start
+    arrays = [x.numpy() for x in inputs]
+    return {"error": _error(_flat(plan(*arrays)), wanted), "compile": seconds, "ours": _seconds(lambda: plan(*arrays))}
+
+
+def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int) -> Result:
+    import torch
+
+    import blockconv as bc
+
+    fast = torch.compile(module, backend="blockconv", options={"threads": threads})
+    start = time.perf_counter()
+    found = _flat(fast(*inputs))
+    seconds = time.perf_counter() - start
+    graphs = list(bc.torch.report(fast))
+    foreign: Counter[str] = Counter()
+    for graph in graphs:
+        foreign.update(getattr(graph, "why", {}) or {})
+    return {
+        "error": _error(found, wanted),
+        "taken": sum(graph.taken for graph in graphs),
+        "nodes": sum(graph.nodes for graph in graphs),
+        "foreign": dict(foreign),
+        "compile": seconds,
+        "ours": _seconds(lambda: fast(*inputs)),
+    }
+
+
+def _run(path: Path, way: str, threads: int, memory: int) -> Result:
+    import torch
+
+    from blockconv.core.errors import UnsupportedError
+
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    try:
+        module, inputs = read_sample(path)
+        with torch.no_grad():
+            wanted = _flat(module(*inputs))
+    except Exception as error:
+        return {"result": "unusable", "why": f"PyTorch: {type(error).__name__}: {str(error)[:200]}"}
+    with torch.no_grad():
+        try:
+            found = {"onnx": _by_onnx, "from_torch": _by_from_torch, "compile": _by_compile}[way](
+                module, inputs, wanted, threads
+            )
+        except UnsupportedError as error:
+            return {"result": "refused", "why": str(error)[:600]}
+        except Exception as error:
+            return {"result": "failed", "why": f"{type(error).__name__}: {str(error)[:600]}"}
+        if "result" not in found:
+            near = max(NEAR, 3 * found.get("theirs", 0.0))
+            found["result"] = "ok" if found["error"] <= near else "wrong"
+            found["pytorch"] = _seconds(lambda: module(*inputs))
+    found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return found
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(_run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
