@@ -306,11 +306,15 @@ class SoftmaxProblem(_OneShape):
 
 @dataclass(frozen=True)
 class GroupNormProblem(_OneShape):
-    """Mean 0 and variance 1 over each of `groups` groups of channels (axis 1), with all axes after them."""
+    """Mean 0 and variance 1 over each of `groups` groups of channels (axis 1), with all axes after them.
+
+    per_pixel: over the channels alone, at each index of the axes after them.
+    """
 
     shape: Shape
     groups: int
     epsilon: float = 1e-5
+    per_pixel: bool = False
 
     def __post_init__(self) -> None:
         op = "group_norm"

@@ -24,21 +24,29 @@ EMPTY = [((0, 4, 2, 2), 2), ((2, 0, 3, 3), 1), ((2, 4, 0, 3), 2), ((1, 1, 1, 1),
 TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 0, "bfloat16": 0}  # halves: see `compare_halves`
 
 
-def norm(x: Array, groups: int, scale: Array, bias: Array, epsilon: float) -> Array:
+def norm(x: Array, groups: int, scale: Array, bias: Array, epsilon: float, per_pixel: bool = False) -> Array:
     """By the definition, in float64."""
     if not x.size:
         return x
+    if per_pixel:
+        rows = np.moveaxis(x, 1, -1)
+        found = norm(rows.reshape(-1, x.shape[1]), groups, scale, bias, epsilon)
+        return np.ascontiguousarray(np.moveaxis(found.reshape(rows.shape), -1, 1))
     wide, along = x.astype("f8").reshape(x.shape[0], groups, -1), (-1,) + (1,) * (x.ndim - 2)
     normal = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + epsilon)
     made: Array = (normal.reshape(x.shape) * scale.reshape(along) + bias.reshape(along)).astype(x.dtype)
     return made
 
 
-def run(shape: tuple[int, ...], groups: int, layout: str, dtype: str, *, mean: float = 3.0, **options: object) -> None:
+def run(
+    shape: tuple[int, ...], groups: int, layout: str, dtype: str, *, mean: float = 3.0, per_pixel: bool = False,
+    **options: object,
+) -> None:  # fmt: skip
     rng, kind = np.random.default_rng([*shape, groups]), element(dtype)
     x = (rng.standard_normal(shape) * 3 + mean).astype(np.float32).astype(kind.dtype)
     scale, bias = (rng.standard_normal(shape[1]).astype(kind.computed.dtype) for _ in range(2))
-    problem, wanted = GroupNormProblem(shape, groups, 1e-3), norm(x, groups, scale, bias, 1e-3)
+    problem = GroupNormProblem(shape, groups, 1e-3, per_pixel)
+    wanted = norm(x, groups, scale, bias, 1e-3, per_pixel)
     operands = [(x, layout), (scale, ""), (bias, "")]
     check("group_norm", problem, layout, operands, wanted, exact=False, **{"tolerance": TOLERANCE[dtype], **options})  # type: ignore[arg-type]
 
@@ -55,6 +63,29 @@ def test_every_layout(layout: str, shape: tuple[int, ...], groups: int) -> None:
 def test_every_type(layout: str, dtype: str) -> None:
     for shape, groups in (GRID[0], GRID[3], GRID[7]):
         run(shape, groups, layout, dtype)
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize(("shape", "groups"), GRID, ids=str)
+def test_each_pixel(layout: str, shape: tuple[int, ...], groups: int) -> None:
+    if shape[1] > groups:  # a lone channel of a pixel is 0 less rounding
+        run(shape, groups, layout, "float32", per_pixel=True, threads=2)
+        run(shape, groups, layout, "bfloat16", per_pixel=True)
+
+
+def test_layer_norm_of_channels_is_one_op() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 12, 5, 6)).astype(np.float32)
+    factors = np.random.default_rng(1).standard_normal((2, 12)).astype(np.float32)
+    b = bc.NetworkBuilder()
+    y = b.add(ops.Transpose((0, 2, 3, 1)), b.input("x", x.shape))
+    y = b.add(ops.GroupNorm(1), b.add(ops.Reshape((60, 12)), y), parameters=tuple(factors))
+    b.output(b.add(ops.Transpose((0, 3, 1, 2)), b.add(ops.Reshape((2, 5, 6, 12)), y), name="y"))
+    network = b.build()
+    plan = bc.compile(network)
+    assert [node.attributes for node in plan.network.nodes] == [ops.GroupNorm(1, per_pixel=True)]
+    wanted = norm(x, 1, *factors, 1e-5, per_pixel=True)
+    for found in (network.evaluate(x)["y"], plan.network.evaluate(x)["y"], plan(x)):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", isa_layouts())

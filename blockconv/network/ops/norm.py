@@ -10,7 +10,9 @@ import numpy as np
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Shapes, Solved, check_type, each_pixel
+from blockconv.network.ops.reach import ALL_PIXELS, Windows
+from blockconv.network.ops.rule import Site
 
 __all__ = ["GroupNorm"]
 
@@ -20,7 +22,8 @@ class GroupNorm(Solved):
     """(src - mean) / sqrt(variance + epsilon) * scale[c] + bias[c], over each image's `groups` groups of channels.
 
     Statistics are of all elements of a group: its channels (axis 1) and all axes after them. C groups are instance
-    normalisation; one group of an array (N, C) is layer normalisation.
+    normalisation; one group of an array (N, C) is layer normalisation. per_pixel: of a group's channels alone, at each
+    pixel; one such group is layer normalisation with channels first.
     parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, as which they are computed with.
     """
 
@@ -28,9 +31,10 @@ class GroupNorm(Solved):
     parameters: ClassVar[range] = range(2, 3)
     groups: int
     epsilon: float = 1e-5
+    per_pixel: bool = False
 
     def problem(self, src: Shape) -> GroupNormProblem:
-        return GroupNormProblem(src, self.groups, self.epsilon)
+        return GroupNormProblem(src, self.groups, self.epsilon, self.per_pixel)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         src = super().infer(inputs, parameters)
@@ -50,8 +54,12 @@ class GroupNorm(Solved):
         src, along = inputs[0], (-1,) + (1,) * (inputs[0].ndim - 2)
         if not src.size:
             return src
-        split = src.reshape(src.shape[0], self.groups, -1)
-        apart = split - split.mean(axis=-1, keepdims=True)
-        normal = apart / np.sqrt((apart * apart).mean(axis=-1, keepdims=True) + self.epsilon)
+        split = src.reshape(src.shape[0], self.groups, src.shape[1] // self.groups, -1)
+        axes = (2,) if self.per_pixel else (2, 3)
+        apart = split - split.mean(axis=axes, keepdims=True)
+        normal = apart / np.sqrt((apart * apart).mean(axis=axes, keepdims=True) + self.epsilon)
         scale, bias = (p.reshape(along) for p in parameters)
         return np.asarray(normal.reshape(src.shape) * scale + bias)
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes) if self.per_pixel else ALL_PIXELS

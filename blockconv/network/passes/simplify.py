@@ -17,6 +17,7 @@ from blockconv.network.ops import (
     Affine,
     Binary,
     Concat,
+    GroupNorm,
     Pad,
     Pool2d,
     ReduceMean,
@@ -167,8 +168,27 @@ def _shuffle(edit: Edit, node: Node) -> bool:
     return edit.replace((first[0], middle[0], node), shuffle)
 
 
+def _norm_of_pixels(edit: Edit, node: Node) -> bool:
+    """Layer normalisation of channels, made the last axis and the second again, is one of each pixel."""
+    if not isinstance(node.attributes, Transpose) or node.attributes.perm != (0, 3, 1, 2):
+        return False
+    after = edit.private(node.inputs[0], Reshape)
+    norm = edit.private(after[0].inputs[0], GroupNorm) if after else None
+    before = edit.private(norm[0].inputs[0], Reshape) if norm else None
+    first = edit.private(before[0].inputs[0], Transpose) if before else None
+    if after is None or norm is None or before is None or first is None or first[1].perm != (0, 2, 3, 1):
+        return False
+    src = edit.shape(first[0].inputs[0])
+    if norm[1].groups != 1 or edit.shape(before[0].output)[1:] != src[1:2] or edit.shape(node.output) != src:
+        return False
+    made = replace(norm[1], per_pixel=True)
+    new = replace(node, attributes=made, inputs=first[0].inputs, parameters=norm[0].parameters)
+    return edit.replace((first[0], before[0], norm[0], after[0], node), new)
+
+
 SHAPES = (
     _shuffle,
+    _norm_of_pixels,
     _idle,
     _reshape_of_reshape,
     _transpose_of_transpose,
