@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import gc
+import itertools
 import json
 import random
 import threading
@@ -616,3 +617,27 @@ def test_an_arena_is_packed_without_overlap() -> None:
                 x, y = intervals[a], intervals[b]
                 apart = offsets[a] + x.nbytes <= offsets[b] or offsets[b] + y.nbytes <= offsets[a]
                 assert apart or x.last < y.first or y.last < x.first
+
+
+def test_transposes_between_layouts_are_views() -> None:
+    """Channels last and back, as around layers of pixels: the bytes of NHWC stay where they are."""
+    x = values((1, 8, 6, 5), 0)
+    b = bc.NetworkBuilder("last")
+    y = b.conv2d(b.input("x", x.shape), values((16, 8, 3, 3), 1), padding=1)
+    y = b.add(ops.Softmax(3), b.add(ops.Transpose((0, 2, 3, 1)), y))
+    b.output(b.conv2d(b.add(ops.Transpose((0, 3, 1, 2)), y), values((8, 16, 3, 3), 2), padding=1, name="z"))
+    network = b.build()
+    plan = bc.compile(network, layouts=["NCHW", "NHWC"])
+    np.testing.assert_allclose(plan(x), network.evaluate(x)["z"], rtol=1e-4, atol=1e-4)
+    assert "transpose" not in {action.kind for action in plan.actions}
+
+
+@pytest.mark.parametrize("perm", [*itertools.permutations(range(4))], ids=str)
+def test_transposes_of_images(perm: tuple[int, ...]) -> None:
+    x = values((2, 3, 4, 5), 0)
+    b = bc.NetworkBuilder("turned")
+    y = b.activation(b.input("x", x.shape), "tanh")
+    b.output(b.activation(b.add(ops.Transpose(perm), y), "sigmoid", name="z"))
+    network = b.build()
+    for layouts in ("auto", "NHWC", ["NCHW", "NHWC"], "CHWN4"):
+        np.testing.assert_allclose(bc.compile(network, layouts=layouts)(x), network.evaluate(x)["z"], rtol=1e-5)

@@ -155,6 +155,13 @@ class Transpose(_Moves):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].transpose(self.perm))
 
+    def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
+        """The same bytes in another layout: (N, C, H, W) in NHWC are (N, H, W, C) in row-major order."""
+        for src in layouts if len(self.perm) == 4 else ():
+            dst = Layout("".join("abcd"[self.perm.index(dim)] for dim in src.outer))
+            if not src.is_blocked and dst in layouts:
+                yield View((src,), dst)
+
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         if tuple(axis for axis in self.perm if axis in axes) != axes:
             return "exchanges rows and columns"
