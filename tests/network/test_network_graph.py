@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import conv_oracle
 import numpy as np
 import pool_oracle
@@ -10,9 +12,11 @@ import pytest
 from blockconv.core.activation import activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.types import element
+from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.ops.base import Conversion
 
 FLOAT = element("float32")
 
@@ -114,6 +118,31 @@ def test_inputs_are_checked():
         net.evaluate(np.ones((1, 4, 5, 6)))
     with pytest.raises(NetworkError, match="lacks the input"):
         net.evaluate({})
+
+
+RECORDS = [
+    record
+    for record in (getattr(ops, name) for name in ops.__all__)
+    if isinstance(record, type) and issubclass(record, ops.Attributes) and dataclasses.is_dataclass(record)
+]
+
+
+@pytest.mark.parametrize("record", [r for r in RECORDS if r.compute is not ops.Attributes.compute])
+def test_an_op_says_all_of_itself(record):
+    """Shape, type, meaning, and what the planner asks; its rows are in the table under its name, or it needs none."""
+    assert record.infer is not ops.Attributes.infer
+    assert record.op
+    named = record.op in {row.op for row in TABLE}
+    converts = issubclass(record, Conversion)
+    special = record in (ops.Reshape, ops.Foreign, ops.Quantized)  # a view, another library's, under the name of `of`
+    assert named or converts or special
+    if named:
+        assert record.problem_at is not ops.Attributes.problem_at
+
+
+def test_no_op_is_without_a_meaning():
+    without = {record for record in RECORDS if record.compute is ops.Attributes.compute}
+    assert without == {ops.Attributes, ops.Solved, ops.Convolution, ops.IntegerConvolution}
 
 
 def test_summary_names_every_node():
