@@ -108,22 +108,12 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     if chunk is None:
         return "needs more memory for a window, with the pixels between its taps, than fits"
     images, rows, cols = chunk
-    row_step, row_unit, row_reach = _axis(p.kh, p.sh, p.dh, rows)
-    col_step, col_unit, col_reach = _axis(p.kw, p.sw, p.dw, cols)
     ocbs = -(-oc * together // width)
     block = p.kh * tap_cols * -(-row_lines // lines) * lines * width * itemsize
-    most_ocbs = max(1, min(ocbs, m.second_level_cache // 4 // block))
-    oc_tasks = -(-ocbs // most_ocbs)
+    oc_tasks = -(-ocbs // max(1, min(ocbs, m.second_level_cache // 4 // block)))
+    task_ocbs = -(-ocbs // oc_tasks)
     tasks = -(-p.g // together) * -(-ic // cb) * oc_tasks
     chunks = -(-p.n // images) * -(-p.oh // rows) * -(-p.ow // cols)
-    wanted = min(-(-TASKS // tasks), max(1, int(p.flops / SPLIT_FLOPS)), chunks)
-    task_ocbs = -(-ocbs // oc_tasks)
-    task_sums = task_ocbs * (block + width * itemsize)
-    # Where sums are few, so many that what a split reads stays in the cache for its next task.
-    read = types.src.itemsize * p.n * (p.ic * p.ih * p.iw + p.oc * p.oh * p.ow)
-    if 16 * tasks * task_sums <= m.second_level_cache:
-        wanted = max(wanted, min(chunks, 2 * read // m.second_level_cache))
-    splits = max(1, min(wanted, WORKSPACE // (tasks * task_sums)))
     return WeightsBlocking(
         lines=lines,
         vectors=vectors,
@@ -136,16 +126,23 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
         cols=cols,
         task_ocbs=task_ocbs,
         oc_tasks=oc_tasks,
-        splits=splits,
-        row_reach=row_reach,
-        col_reach=col_reach,
-        row_unit=row_unit,
-        col_unit=col_unit,
-        row_step=row_step,
-        col_step=col_step,
+        splits=_splits(request, chunks, tasks, task_ocbs * (block + width * itemsize)),
         together=together,
         tap_rows=p.kh if unit > 1 and flat and lines == row_lines and p.kh * lines <= _most_lines(request) else 1,
+        **_axis("row", p.kh, p.sh, p.dh, rows),
+        **_axis("col", p.kw, p.sw, p.dw, cols),
     )
+
+
+def _splits(request: Request, chunks: int, tasks: int, task_sums: int) -> int:
+    """Shares of the chunks, for so many tasks of all others. task_sums: bytes of the sums of a task."""
+    p, cache = request.problem, request.machine.second_level_cache
+    wanted = min(-(-TASKS // tasks), max(1, int(p.flops / SPLIT_FLOPS)), chunks)
+    if 16 * tasks * task_sums <= cache:
+        # Sums are few: as many shares as let what one reads stay in the cache for its next task.
+        read = request.types.src.itemsize * p.n * (p.ic * p.ih * p.iw + p.oc * p.oh * p.ow)
+        wanted = max(wanted, min(chunks, 2 * read // cache))
+    return max(1, min(wanted, WORKSPACE // (tasks * task_sums)))
 
 
 WIDEST = 4  # vectors that the input channels of groups that share one may fill
@@ -187,14 +184,15 @@ def _tile(request: Request, row_lines: int, oc: int, lanes: int) -> tuple[int, i
     return -best[1] // best[2], best[2]
 
 
-def _axis(taps: int, stride: int, dilation: int, size: int) -> tuple[int, int, int]:
-    """(step, unit, reach): of the input's pixels, those that are packed; of these, from an output pixel to the next,
-    and how many one needs. size: output pixels of a chunk."""
+def _axis(name: str, taps: int, stride: int, dilation: int, size: int) -> dict[str, int]:
+    """The words step, unit and reach of an axis: of the input's pixels, those that are packed; of these, from an output
+    pixel to the next, and how many one needs. size: output pixels of a chunk."""
+    step, unit, reach = 1, stride, (taps - 1) * dilation + 1
     if taps == 1:
-        return stride, 1, 1
-    if size == 1:
-        return dilation, 1, taps
-    return 1, stride, (taps - 1) * dilation + 1
+        step, unit, reach = stride, 1, 1
+    elif size == 1:
+        step, unit, reach = dilation, 1, taps
+    return {f"{name}_step": step, f"{name}_unit": unit, f"{name}_reach": reach}
 
 
 def _chunk(request: Request, cb: int, width: int, itemsize: int) -> tuple[int, int, int] | None:
@@ -203,8 +201,8 @@ def _chunk(request: Request, cb: int, width: int, itemsize: int) -> tuple[int, i
     most = max(1, min(STEPS, PANEL // (width * itemsize)))
 
     def fits(images: int, rows: int, cols: int, room: int) -> bool:
-        _, row_unit, row_reach = _axis(p.kh, p.sh, p.dh, rows)
-        _, col_unit, col_reach = _axis(p.kw, p.sw, p.dw, cols)
+        _, row_unit, row_reach = _axis("row", p.kh, p.sh, p.dh, rows).values()
+        _, col_unit, col_reach = _axis("col", p.kw, p.sw, p.dw, cols).values()
         window = ((rows - 1) * row_unit + row_reach) * ((cols - 1) * col_unit + col_reach)
         return images * rows * cols <= most and images * window * cb * itemsize <= room
 

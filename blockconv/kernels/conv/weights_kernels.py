@@ -181,11 +181,35 @@ def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
     share a vector of output channels: each of a group's input channels becomes a vector, of these channels of each
     lane's group.
     """
-    held = ElementType.of(src)
-    src_bytes, itemsize = held.itemsize, ElementType.of(acc).itemsize
+    itemsize = ElementType.of(acc).itemsize
+    pack_row = _row_packer(ElementType.of(src), itemsize, lanes, contiguous)
+    spread = _spreader(ElementType.of(acc), lanes, group_ic, group_oc)
+
+    def kernel(record, unused_first, unused_last, unused_scratch):
+        a = PackRecord(record)
+        cols, step, pixel = a.cols, a.col_step, a.width * itemsize
+        left = min(cols, max(0, (-a.iw + step - 1) // step))
+        right = max(left, min(cols, (a.length - a.iw + step - 1) // step))
+        for r in range(a.rows):
+            h, dst = a.ih + r * a.row_step, a.dst + r * a.row_bytes
+            if h < 0 or h >= a.height or left == right:
+                fill_memory(dst, cols * a.pixel, 0)
+                continue
+            fill_memory(dst, left * pixel, 0)
+            fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
+            image = a.image + h * a.lies.row + (a.iw + left * step) * a.lies.col
+            pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
+            for p in range(cols if group_ic else 0):  # the last pixel first, as all have less room before
+                spread(dst + (cols - 1 - p) * a.pixel, dst + (cols - 1 - p) * pixel)
+
+    return kernel
+
+
+def _row_packer(held: ElementType, itemsize: int, lanes: int, contiguous: int) -> Any:
+    """pack_row(dst, image, record, cols, step): columns of a row that exist, `step` bytes apart in the image."""
+    src_bytes = held.itemsize
     one, run, block = _mover(held, 1), _mover(held, lanes), _transposer(held, lanes, 2 if contiguous == 3 else 1)
     apart = src_bytes * (2 if contiguous == 3 else 1)
-    spread = _spreader(ElementType.of(acc), lanes, group_ic, group_oc)
 
     @inline
     def pack_row(dst, image, a, cols, step):
@@ -218,24 +242,7 @@ def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
                 for p in range(cols):
                     one(dst + p * pixel + k * itemsize, at + p * step, 1 if k < last else 0, 1)
 
-    def kernel(record, unused_first, unused_last, unused_scratch):
-        a = PackRecord(record)
-        cols, step, pixel = a.cols, a.col_step, a.width * itemsize
-        left = min(cols, max(0, (-a.iw + step - 1) // step))
-        right = max(left, min(cols, (a.length - a.iw + step - 1) // step))
-        for r in range(a.rows):
-            h, dst = a.ih + r * a.row_step, a.dst + r * a.row_bytes
-            if h < 0 or h >= a.height or left == right:
-                fill_memory(dst, cols * a.pixel, 0)
-                continue
-            fill_memory(dst, left * pixel, 0)
-            fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
-            image = a.image + h * a.lies.row + (a.iw + left * step) * a.lies.col
-            pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
-            for p in range(cols if group_ic else 0):  # the last pixel first, as all have less room before
-                spread(dst + (cols - 1 - p) * a.pixel, dst + (cols - 1 - p) * pixel)
-
-    return kernel
+    return pack_row
 
 
 def _spreader(acc: ElementType, lanes: int, ic: int, oc: int) -> Any:
