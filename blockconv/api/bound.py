@@ -10,8 +10,11 @@ from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array, checked_alias
 from blockconv.runtime import address_of, get_num_threads
+from blockconv.runtime.memory import Scratch
 
-__all__ = ["Bound", "Packed"]
+__all__ = ["Bound", "Packed", "workspace"]
+
+workspace = Scratch()  # of the thread that calls
 
 
 class Packed(jit.Addressed):
@@ -47,4 +50,6 @@ class Bound:
         if self.plan is not None:
             wei, bias, params, *given = packed
             added = dst if residual is None else residual
+            if self.plan.workspace:
+                given.append(workspace.of(self.plan.workspace))
             self.plan.program.run((src, wei, bias, dst, added, params, *given), self.threads)

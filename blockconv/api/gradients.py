@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
+from blockconv.api.bound import workspace
 from blockconv.api.modules import KEPT, Conv2d
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
@@ -30,7 +31,6 @@ from blockconv.dispatch.boundary import (
     two,
 )
 from blockconv.runtime import Program, address_of, get_num_threads
-from blockconv.runtime.memory import Scratch
 
 __all__ = ["as_blocked", "checked_shape", "conv2d_backward_data", "conv2d_backward_weights", "conv_transpose2d"]
 
@@ -252,10 +252,8 @@ def conv2d_backward_weights(
     if problem.n == 0:
         result[...], of_bias[...] = 0, 0
     else:
-        program, workspace = _weights_program(
-            problem, (x.layout, y.layout, layout), types, bool(bias), get_num_threads()
-        )
-        room = _workspace.of(workspace) if workspace else 0
+        program, nbytes = _weights_program(problem, (x.layout, y.layout, layout), types, bool(bias), get_num_threads())
+        room = workspace.of(nbytes) if nbytes else 0
         program.run((start, of_grad, address_of(result), address_of(of_bias), room))
     found = like_any((input, grad), result) if out is None else out
     return (found, like_any((input, grad), of_bias)) if bias else found
@@ -311,9 +309,6 @@ def _weights_program(
     alone = row.prepare(problem, src, dst, types, 1).seconds
     primitive = row.prepare(problem, src, dst, types, threads, weights=weights, bias=bias)
     return Program(primitive.ops(), alone), sum(primitive.workspace)
-
-
-_workspace = Scratch()
 
 
 def _made_like(kind: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> Conv2d:

@@ -25,12 +25,14 @@ __all__ = ["ALGORITHMS", "Prepared", "by_algorithm", "prepared"]
 class Prepared(NamedTuple):
     """What a problem needs, whatever its weights are: shared by all that convolve it.
 
-    packing: of the weights, which the program begins with; None if they come packed.
+    packing: of the weights, which the program begins with; None if they come packed. workspace: bytes of memory that
+    the program needs, whose buffer is the last one; 0: none.
     """
 
     form: WeightForm
     program: Program
     packing: Packing | None
+    workspace: int = 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -47,13 +49,16 @@ def prepared(
     """weights: the layout that they are given in, if the program is to pack them."""
     primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
     alone = primitive if threads == 1 else row.prepare(problem, src, dst, types, 1, epilogue=epilogue)
+    workspace = sum(primitive.workspace)
     if weights is None:
-        return Prepared(primitive.form, Program(primitive.ops(), alone.seconds), None)
-    # One program, so that threads are woken once. The weights' buffers come after those of the convolution.
+        return Prepared(primitive.form, Program(primitive.ops(), alone.seconds), None, workspace)
+    # One program, so that threads are woken once. The weights' buffers come after those of the convolution, and the
+    # workspace after them.
     how = packing(problem, weights, primitive.form, primitive.form.dot.itemsize or types.wei.itemsize)
     first = [op.with_buffers({0: 6, 2: 7}) for op in how.program.ops]
     seconds = alone.seconds + selection.packing_seconds(alone, Request(problem, src, dst, types))
-    return Prepared(primitive.form, Program([*first, *primitive.ops()], seconds), how)
+    ops = [op.with_buffers({6: 8}) for op in primitive.ops()]
+    return Prepared(primitive.form, Program([*first, *ops], seconds), how, workspace)
 
 
 # Which kernels of the table each algorithm may take.

@@ -34,7 +34,7 @@ __all__ = [
     "widened",
 ]
 
-_PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
+_PLAIN, _CHANNELS_LAST, _TAPS_FIRST = Layout("abcde"), Layout("abdec"), Layout("adebc")
 
 
 class Packing(NamedTuple):
@@ -64,16 +64,23 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
     """Of the weights of a gradient: each piece has some of the taps, in reverse order, and exchanged channels."""
     shape = problem.grouped_wei_shape
     ops, at, between = [], 0, 0
+    given, size = 0, itemsize * source.size(shape)
+    if any(abs(step) > 1 for piece in form.pieces for _, step in piece.taps or ()):
+        # Every second tap is no vector: taps come to lie around channels first.
+        ops = [op.with_buffers({1: 2}) for op in reorder_program(shape, source, _TAPS_FIRST, itemsize).ops]
+        source, given, between = _TAPS_FIRST, 2, size
     for piece in form.pieces:
         nbytes = piece.form.read_bytes(piece.problem, itemsize)
         if piece.taps is None:
             args = FillArgs(dst=Buffer(1, at), size=nbytes, step=nbytes, fill=0, given=0)
             ops.append(Op(fill_extents(), args, 1))
         else:
-            whole = itemsize * source.size(shape), form.read_bytes(problem, itemsize)
+            end = form.read_bytes(problem, itemsize)
             inner = _packing_of_piece(piece, source, shape, itemsize)
-            ops += [op.with_offsets({1: (at, whole[1])}) for op in inner.program.ops]
-            between = max(between, inner.between)
+            own = -(-size // ALIGNED) * ALIGNED if given else 0
+            moved = [op.with_offsets({1: (at, end), 2: (own, own + inner.between)}) for op in inner.program.ops]
+            ops += [op.with_buffers({0: given}) for op in moved]
+            between = max(between, own + inner.between)
         at += -(-nbytes // ALIGNED) * ALIGNED
     return Packing(Program(ops), at, between)
 

@@ -7,20 +7,34 @@ the weights in another order (`WeightForm.pieces`), and no array is copied.
 
 Pixels that no tap reaches are a convolution of padding alone, which writes the bias.
 
-Buffers: as the forward op's.
+Where the pixels of a row are contiguous (NCHW), every second one would be stored by itself. There the convolutions
+write planes of their own, in a workspace, and a last op interleaves these. As many images at a time as fit 16 MiB, or
+one, are computed so.
+
+Buffers: as the forward op's, and the workspace.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from blockconv import jit
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
-from blockconv.core.types import FLOATS, HALVES, Types
-from blockconv.kernels.common.operands import BIA, DST, RES, SRC, WEI
+from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.ir import const, emitted, load_bits, shuffle, store_bits
+from blockconv.kernels.batches import Parts
+from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
+from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.table import ALIGNED, Epilogue, Piece, Primitive, Reason, Request, Row, WeightForm
-from blockconv.runtime import Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["backward_data_row"]
 
@@ -75,22 +89,37 @@ def _reached(problem: Conv2dProblem, x: str) -> list[_Reached]:
 
 
 class _Part(NamedTuple):
-    """Pixels that the same taps reach: a forward request, the first elements of its arrays, and the taps."""
+    """Pixels that the same taps reach: a forward request, the first elements of its arrays, and the taps.
+
+    planes: the rows and columns that planes of the workspace are of, where the part is written there.
+    """
 
     request: Request
     src: int
     dst: int
     taps: tuple[tuple[int, int], tuple[int, int]] | None
+    planes: tuple[_Reached, _Reached] | None = None
 
 
-def _parts(request: Request) -> list[_Part]:
+def _parts(request: Request, interleaves: bool) -> list[_Part]:
+    """interleaves: whether rows with columns of several remainders are written to the workspace."""
     p, found = request.problem, []
     every = _Reached(0, p.iw, 0, 0, 0, 1, 0, 0)
     columns = _reached(p, "w")
     for h in _reached(p, "h"):
         for w in columns if h.taps else [every]:  # whole rows where no tap reaches any pixel
-            found.append(_part(request, h, w))
+            part = _part(request, h, w)
+            if interleaves and h.taps:
+                of = part.request.of(part.request.problem, part.request.src, _NCHW)
+                part = part._replace(request=of, dst=0, planes=(h, w))
+            found.append(part)
     return found
+
+
+def _has_planes(request: Request) -> bool:
+    """Whether the pixels of a row of the destination are contiguous, and computed in several parts."""
+    d = request.destination
+    return request.problem.sw > 1 and d.length == 1 and d.col == request.types.dst.itemsize
 
 
 def _part(request: Request, h: _Reached, w: _Reached) -> _Part:
@@ -125,6 +154,9 @@ def _part(request: Request, h: _Reached, w: _Reached) -> _Part:
 
 
 _NO_EPILOGUE = Epilogue()
+_NCHW = Layout("abcd")  # of planes
+_WORKSPACE = ACT.index + 1  # the number of its buffer
+WORKSPACE = 16 << 20  # bytes of planes that are not interleaved yet
 
 
 def backward_data_row(of: Row, fills: Row) -> Row:
@@ -134,8 +166,14 @@ def backward_data_row(of: Row, fills: Row) -> Row:
     """
 
     def make(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
-        made = []
-        for part in _parts(request):
+        if epilogue.residual:
+            return "adds no residual"
+        made, interleaves = [], _has_planes(request)
+        if interleaves and (images := _images_at_once(request)) < request.problem.n:
+            parts = Parts.by(request.problem, request.src, request.dst, images)
+            inner = make(request.of(parts.problem, parts.src, parts.dst), epilogue)
+            return inner if isinstance(inner, Reason) else _of_parts(parts, inner, request)
+        for part in _parts(request, interleaves):
             found = (fills if part.taps is None else of).make(part.request, epilogue=epilogue)
             if isinstance(found, Reason):
                 return found
@@ -143,10 +181,13 @@ def backward_data_row(of: Row, fills: Row) -> Row:
         pieces = tuple(Piece(part.request.problem, each.form, part.taps) for part, each in made)
         dot = next((each.form.dot for part, each in made if part.taps is not None), made[0][1].form.dot)
         form = WeightForm(Layout("abcde"), 0, dot=dot, pieces=pieces)
+        size = request.types.dst.itemsize * math.prod(request.problem.dst_shape) if interleaves else 0
+        moved = request.machine.move_seconds(size, size) / request.threads
         return Primitive(
-            cost=lambda: sum(each.seconds for _, each in made),
+            cost=lambda: moved + sum(each.seconds for _, each in made),
             make=lambda: _placed(request, form, made),
             weights=form,
+            workspace=(_plane_offsets(request, [part for part, _ in made])[-1],) if interleaves else (),
         )
 
     error = of.error
@@ -161,6 +202,21 @@ def backward_data_row(of: Row, fills: Row) -> Row:
     )
 
 
+def _images_at_once(request: Request) -> int:
+    """The most images that divide all of them and whose planes fit the workspace; or one."""
+    n, *sizes = request.problem.dst_shape
+    most = max(1, WORKSPACE // (request.types.dst.itemsize * math.prod(sizes)))
+    return next(images for images in range(min(n, most), 0, -1) if n % images == 0)
+
+
+def _of_parts(parts: Parts, inner: Primitive, request: Request) -> Primitive:
+    return replace(
+        inner,
+        cost=lambda: parts.seconds(request.machine, inner.seconds, request.types),
+        make=lambda: parts.ops(inner.ops(), "conv2d_backward_data", request.types, 0),
+    )
+
+
 _TYPES = frozenset(str(types) for types in (*map(Types.all, FLOATS), *HALVES))
 
 
@@ -168,6 +224,15 @@ def _exchanged(problem: Conv2dBackwardDataProblem) -> Conv2dProblem:
     """A forward problem with the channels of the convolutions that compute a gradient, which have stride 1."""
     p = problem
     return Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)
+
+
+def _plane_offsets(request: Request, parts: list[_Part]) -> list[int]:
+    """Where the planes of each part begin in the workspace, and its end, in bytes."""
+    sizes = [
+        0 if part.planes is None else request.types.dst.nbytes(_NCHW.size(part.request.problem.dst_shape))
+        for part in parts
+    ]
+    return list(itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
 
 
 def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitive]]) -> list[Op]:
@@ -179,18 +244,120 @@ def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitiv
     )
     weight = form.dot.itemsize or types.wei.itemsize
     ends = form.read_bytes(p, weight), types.acc.itemsize * form.bias_elements(p)
+    planes = _plane_offsets(request, [part for part, _ in made])
     found, wei, bia = [], 0, 0
-    for part, primitive in made:
+    for (part, primitive), at in zip(made, planes, strict=False):
         dst = part.dst * types.dst.itemsize, dst_end
         moved = {
             SRC.index: (part.src * types.src.itemsize, src_end),
             WEI.index: (wei, ends[0]),
             BIA.index: (bia * types.acc.itemsize, ends[1]),
-            DST.index: dst,
-            RES.index: dst,
+            DST.index: dst if part.planes is None else (at, planes[-1]),
         }
-        found += [op.with_offsets(moved) for op in primitive.ops()]
+        ops = [op.with_offsets(moved) for op in primitive.ops()]
+        found += [op.with_buffers({DST.index: _WORKSPACE}) for op in ops] if part.planes else ops
         inner = part.request.problem
         wei += -(-primitive.form.read_bytes(inner, weight) // ALIGNED) * ALIGNED
         bia += -(-primitive.form.bias_elements(inner) // ALIGNED) * ALIGNED
+    if planes[-1]:
+        found.append(_interleaving(request, [part for part, _ in made], planes))
     return found
+
+
+# ---------------------------------------------------------------- planes of the workspace
+
+
+class Planes(Arguments):
+    """Columns of the destination that were computed together, in rows that were; planes of the workspace."""
+
+    at = word("the first plane, from the workspace", "bytes")
+    n = word("from an image to the next", "bytes")
+    channel = word("from a plane to the next", "bytes")
+    row = word("from a row to the next", "bytes")
+    first_row = word("their first row in the destination", "rows")
+    first = word("their first column", "columns")
+    size = word("how many columns; 0: these rows are in the destination", "columns")
+
+
+class InterleaveArgs(Arguments):
+    """Planes that are interleaved. A task is a row of a channel of an image."""
+
+    src = word("the workspace", "address")
+    dst = word("the destination", "address")
+    planes = word("`Planes` for each remainder of rows, and of columns", "address")
+    channels = word("channels")
+    rows = word("rows of the destination", "rows")
+    n = word("from an image of the destination to the next", "bytes")
+    channel = word("from a channel to the next", "bytes")
+    row = word("from a row to the next", "bytes")
+    ph = word("padding above", "rows")
+    sh = word("vertical stride", "rows")
+    sw = word("horizontal stride", "columns")
+
+
+@jit.kernel
+def interleave_rows(itemsize, lanes):
+    """Interleave columns, element by element, or two vectors of `lanes` of them."""
+    bits = ElementType(f"{itemsize} bytes", "bits", itemsize)
+
+    @emitted
+    def two(builder: Any, dst: Any, a: Any, b: Any) -> None:
+        v = Vectors(builder, bits, lanes)
+        first, second = v.load(a), v.load(b)
+        for k in range(2):
+            chosen = [lane // 2 + k * (lanes // 2) + lanes * (lane % 2) for lane in range(lanes)]
+            v.store(shuffle(builder, first, second, chosen), builder.add(dst, const(k * v.bytes)))
+
+    def kernel(args, first, last, scratch):
+        a = InterleaveArgs(args)
+        for task in range(first, last):
+            h, rest = task % a.rows, task // a.rows
+            c, n = rest % a.channels, rest // a.channels
+            dst = a.dst + n * a.n + c * a.channel + h * a.row
+            of_row = Planes(a.planes)[(h + a.ph) % a.sh * a.sw]
+            done = 0
+            if a.sw == 2 and of_row.size > 0 and of_row[1].size > 0:
+                even, odd = of_row, of_row[1]
+                x = a.src + even.at + n * even.n + c * even.channel + (h - even.first_row) // a.sh * even.row
+                y = a.src + odd.at + n * odd.n + c * odd.channel + (h - odd.first_row) // a.sh * odd.row
+                done = odd.size // lanes * lanes
+                for k in range(0, done, lanes):
+                    two(dst + 2 * k * itemsize, x + k * itemsize, y + k * itemsize)
+            for j in range(a.sw):
+                of = of_row[j]
+                src = a.src + of.at + n * of.n + c * of.channel + (h - of.first_row) // a.sh * of.row
+                for k in range(done, of.size):
+                    store_bits(
+                        dst + (of.first + k * a.sw) * itemsize, load_bits(src + k * itemsize, itemsize), itemsize
+                    )
+
+    return kernel
+
+
+def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op:
+    p, itemsize, d = request.problem, request.types.dst.itemsize, request.destination
+    table = np.zeros((p.sh, p.sw, len(Planes.fields)), np.int64)
+    for part, at in zip(parts, begins, strict=False):
+        if part.planes is None:
+            continue
+        h, w = part.planes
+        lies = geometry(_NCHW, part.request.problem.dst_shape, itemsize)
+        table[(h.first + p.ph) % p.sh, w.first] = Planes(
+            at=at, n=lies.n, channel=lies.block, row=lies.row, first_row=h.first, first=w.first, size=w.size
+        )
+    args = InterleaveArgs(
+        src=Buffer(_WORKSPACE),
+        dst=DST,
+        planes=OWN_TABLE,
+        channels=p.ic,
+        rows=p.ih,
+        n=d.n,
+        channel=d.block,
+        row=d.row,
+        ph=p.ph,
+        sh=p.sh,
+        sw=p.sw,
+    )
+    tasks = p.n * p.ic * p.ih
+    lanes = request.machine.isa.vector_bytes // itemsize
+    return Op(interleave_rows(itemsize, lanes), args, tasks, max(1, min(64, tasks // 64)), 0, table.reshape(-1))

@@ -48,7 +48,11 @@ class Parts(NamedTuple):
             padded = dst.padded_shape(problem.dst_shape)[0]
             return Parts(problem, (src, dst), problem.of_images(padded), src, dst, range(min(1, padded)))
         cut = [layout.blocks[0] for layout in (src, dst) if 1 < layout.blocks[0] < problem.n]
-        images = math.gcd(problem.n, *cut) if cut else problem.n
+        return Parts.by(problem, src, dst, math.gcd(problem.n, *cut) if cut else problem.n)
+
+    @staticmethod
+    def by(problem: Any, src: Layout, dst: Layout, images: int) -> Parts:
+        """Parts of so many images, which divide all."""
         part = problem.of_images(images)
         first = range(0, problem.n, max(1, images))
         return Parts(problem, (src, dst), part, _held(src, problem.n, images), _held(dst, problem.n, images), first)

@@ -189,13 +189,14 @@ def run(
     _, size = places(dst, problem.dst_shape)
     out = here("destination", np.full(size, np.nan, dtype))
     added = None if given.residual is None else here("residual", stored(given.residual, dst, np.nan))
+    workspace = memory.take("workspace", sum(primitive.workspace), 4)
+    workspace[:] = CANARY
     program = runtime.Program(primitive.ops())
     scratch = _scratch_in(memory, program, threads)
     at = runtime.address_of
     try:
-        program.run(
-            (at(source), at(weights), at(bias), at(out), at(out if added is None else added), at(act_block)), threads
-        )
+        operands = source, weights, bias, out, out if added is None else added, act_block, workspace
+        program.run([at(array) for array in operands], threads)
         assert scratch is None or runtime.launcher._scratch.memory is scratch, (
             "the launcher's scratch was not the lab's"
         )
