@@ -208,7 +208,8 @@ def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
 def _row_packer(held: ElementType, itemsize: int, lanes: int, contiguous: int) -> Any:
     """pack_row(dst, image, record, cols, step): columns of a row that exist, `step` bytes apart in the image."""
     src_bytes = held.itemsize
-    one, run, block = _mover(held, 1), _mover(held, lanes), _transposer(held, lanes, 2 if contiguous == 3 else 1)
+    one, run, vector = _mover(held, 1), _mover(held, lanes), _vector_mover(held, lanes)
+    block = _transposer(held, lanes, 2 if contiguous == 3 else 1)
     apart = src_bytes * (2 if contiguous == 3 else 1)
 
     @inline
@@ -217,8 +218,12 @@ def _row_packer(held: ElementType, itemsize: int, lanes: int, contiguous: int) -
         together = a.channel % a.lies.length + last <= a.lies.length and last == a.width
         if contiguous == 1 and together and step == last * src_bytes:  # pixels are contiguous too
             at = image + _channel_offset(a.lies, a.channel)
-            for k in range(0, cols * last, lanes):
-                run(dst + k * itemsize, at + k * src_bytes, cols * last - k, cols * last - k)
+            end = cols * last
+            for k in range(0, end // lanes * lanes, lanes):
+                vector(dst + k * itemsize, at + k * src_bytes)
+            if end % lanes:
+                k = end // lanes * lanes
+                run(dst + k * itemsize, at + k * src_bytes, end - k, end - k)
         elif contiguous == 1:
             while c < last:
                 first = a.channel + c
@@ -226,9 +231,13 @@ def _row_packer(held: ElementType, itemsize: int, lanes: int, contiguous: int) -
                 # What follows the last channel that exists is zero.
                 stored = a.width - c if c + count == last else count
                 at = image + _channel_offset(a.lies, first)
-                for p in range(cols):
-                    for k in range(0, stored, lanes):
-                        run(dst + p * pixel + (c + k) * itemsize, at + p * step + k * src_bytes, count - k, stored - k)
+                to, whole = dst + c * itemsize, count // lanes * lanes
+                for k in range(0, whole, lanes):
+                    for p in range(cols):
+                        vector(to + p * pixel + k * itemsize, at + p * step + k * src_bytes)
+                for p in range(cols if stored > whole else 0):
+                    for k in range(whole, stored, lanes):
+                        run(to + p * pixel + k * itemsize, at + p * step + k * src_bytes, count - k, stored - k)
                 c += count
         elif contiguous > 1 and step == apart:
             for k in range(0, a.width, lanes):
@@ -261,6 +270,17 @@ def _spreader(acc: ElementType, lanes: int, ic: int, oc: int) -> Any:
             v.store(shuffle(builder, found, found, chosen), builder.add(dst, const(k * v.bytes)))
 
     return spread
+
+
+def _vector_mover(held: ElementType, lanes: int) -> Any:
+    """move(dst, src): a vector, all of whose lanes exist."""
+
+    @emitted
+    def move(builder: Any, dst: Any, src: Any) -> None:
+        v = Floats(builder, held, lanes)
+        v.computed.store(v.load(src), dst)
+
+    return move
 
 
 def _mover(held: ElementType, lanes: int) -> Any:
