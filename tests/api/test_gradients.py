@@ -104,6 +104,22 @@ def test_weights(dtype: str, channels_last: bool) -> None:
         assert error(out.double(), wanted) < (1e-6 if wide is torch.float32 else 5e-3)
 
 
+def test_a_repeated_call_is_checked_by_what_differs() -> None:
+    """What was checked for arrays serves arrays that lie alike, and no others."""
+    bc.conv2d_backward_weights(*tensors(11, (1, 4, 6, 6)), (4, 4, 1, 1), *tensors(12, (1, 4, 6, 6)))
+    for seed, last in ((13, False), (14, True), (15, False)):
+        x, grad = tensors(seed, (1, 4, 6, 6), (1, 4, 6, 6), channels_last=last)
+        wanted = torch.nn.grad.conv2d_weight(x.double(), (4, 4, 1, 1), grad.double())
+        for given, of in ((x, grad), (x[:, :, ::1].numpy(), grad), (x.flip(3).flip(3), grad)):
+            assert error(bc.conv2d_backward_weights(given, (4, 4, 1, 1), of), wanted) < 2e-6
+        backwards = x.numpy()[:, :, :, ::-1]
+        wanted = torch.nn.grad.conv2d_weight(x.flip(3).double(), (4, 4, 1, 1), grad.double())
+        for _ in range(2):  # strides that no kernel reads
+            assert error(bc.conv2d_backward_weights(backwards, (4, 4, 1, 1), grad), wanted) < 2e-6
+    with pytest.raises(bc.ArgumentError, match="has to have the input's dtype"):
+        bc.conv2d_backward_weights(x, (4, 4, 1, 1), grad.double())
+
+
 def test_autocast_is_followed_forwards_only() -> None:
     x, w = tensors(3, (1, 8, 6, 6), (8, 4, 3, 3))
     with torch.autocast("cpu", torch.bfloat16):
