@@ -55,7 +55,8 @@ def with_foreign(case: Case, seed: int) -> Case:
 @pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning")
 def test_foreign_ops_in_random_networks(seed: int) -> None:
     found = fuzz_oracle.judge(with_foreign(generate(seed), seed), plans=seed < 4)
-    assert not [one for one in found if one.verdict in ("crash", "wrong") or "UnsupportedError" in one.says]
+    refused = [one for one in found if "UnsupportedError" in one.says and "ONNX Runtime cannot" not in one.says]
+    assert not [one for one in found if one.verdict in ("crash", "wrong")] + refused
 
 
 # ---------------------------------------------------------------- the fuzzer itself

@@ -172,7 +172,8 @@ class Fallback:
 
         Raises the error if ONNX Runtime does not compute the node, of zeros where its operands flow.
         """
-        if not has_onnx_runtime():
+        empty = any(not t.elements for name in node.input if isinstance(t := self.scope.values.get(name), Tensor))
+        if empty or not has_onnx_runtime():  # it joins empty arrays with others of any shape, and gives no values
             raise error
         nodes, reads = self._with_reads(node)
         known = self._constants(reads)
