@@ -44,11 +44,15 @@ __all__ = [
 Array = npt.NDArray[Any]
 # Ops that ONNX's own evaluator computes as ONNX Runtime does, by the tests: they run without ONNX Runtime too.
 _NUMPY = """
-    Abs Add And ArgMax ArgMin Ceil Clip Concat Constant Cos DepthToSpace Div Equal Erf Exp Expand Flatten Floor Gather
-    GatherElements GatherND Greater GreaterOrEqual Identity InstanceNormalization IsInf IsNaN LayerNormalization Less
-    LessOrEqual Log LogSoftmax MatMul Max Min Mul Neg Not Or PRelu Pow Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean
-    ReduceMin ReduceProd ReduceSum ReduceSumSquare Reshape Round ScatterElements ScatterND Sign Sin Slice Softmax
-    SpaceToDepth Split Sqrt Squeeze Sub Tan Tile Transpose Trilu Unsqueeze Where Xor
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
+    Ceil Celu Clip Concat Constant Cos Cosh CumProd DepthToSpace Div Einsum Elu Equal Erf Exp Expand EyeLike Flatten
+    Floor Gather GatherElements GatherND Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Hardmax
+    Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
+    LpNormalization MatMul Max Mean Min Mish Mod Mul Neg NonZero Not Or PRelu Pad Pow RMSNormalization Reciprocal
+    ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+    Relu Reshape ReverseSequence Round ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice
+    Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose
+    Trilu Unsqueeze Where Xor
 """
 NUMPY_OPS = frozenset(_NUMPY.split())
 CHECKED = 4096  # elements of a constant that counts where a network is checked
@@ -290,7 +294,7 @@ def failed(nodes: Sequence[NamedNode], error: Exception) -> NetworkError:
     likely = [node for node in nodes if found is None or node.name == found[1]] or nodes
     title = str(likely[0]) if len(likely) == 1 else f"one of {', '.join(map(str, likely[:SHOWN]))}"
     text = said.rpartition("Status Message: ")[2].strip()
-    return NetworkError(title, "inputs", list(likely[0].inputs), f"ONNX Runtime cannot compute it: {text}")
+    return NetworkError(title, "inputs", list(likely[0].inputs), f"cannot be computed: {text}")
 
 
 def _array(one: _Operand, address: int) -> Array:

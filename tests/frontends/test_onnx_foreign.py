@@ -287,6 +287,21 @@ def test_foreign_nodes_stay_floats_in_a_quantized_network() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT16", "DOUBLE", "INT8", "UINT16", "INT64", "UINT64", "BOOL"])
+def test_every_type_crosses_the_borders_of_parts(kind: str) -> None:
+    to = TensorProto.DataType.Value(kind)
+    nodes = [
+        node("Cast", "x", "a", to=to),
+        node("Transpose", "a", "b", perm=[0, 1, 3, 2]),
+        node("GatherElements", "b at", "c", axis=3),
+        node("Squeeze", "c axes", "scalar"),
+        node("Cast", "scalar", "y", to=F32),
+    ]
+    x = np.abs(image()) * 3
+    proto = model(nodes, {"x": x}, {"y": F32}, at=np.array([[[[2]]]]), axes=np.arange(4))
+    check(proto, {"x": x})
+
+
 # ---------------------------------------------------------------- without ONNX Runtime
 
 
