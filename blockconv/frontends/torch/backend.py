@@ -286,6 +286,9 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self.in_pytorch, self.record, self.settings = module, record, settings
         self.static = [k for k, is_static in enumerate(static) if is_static]
         self.flows = [k for k, is_static in enumerate(static) if not is_static]
+        given = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+        sizes = [size for value in given for size in getattr(value, "shape", (value,))]
+        self._sizes_change = any(isinstance(size, torch.SymInt) for size in sizes)
         self._lock = threading.Lock()
         self.weights: list[Any] = []  # held, so that no other tensor can have their identities
         self.versions: tuple[Any, ...] = ()
@@ -348,10 +351,12 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         of_tensors = [order for order in orders if isinstance(order, tuple)]
         ends |= {name: NHWC for name, order in zip(names, of_tensors, strict=True) if order == (0, 2, 3, 1)}
         network = reader.emitter.network(names)
-        like = next((made.plan for made in self._plans.values() if made is not None), None)
+        like = next((made.plan for made in self._plans.values() if made is not None and self._sizes_change), None)
         options = self._options.get(key) or self.settings.options()
         plan = compile_between(network, ends, self.settings.precision, options, like)
         self._options[key] = plan.options_with_choices()
+        if not self._sizes_change:
+            plan.release()
         return _Made(plan, tuple(orders))
 
 

@@ -33,7 +33,8 @@ class Parameters:
     They lie in the order of the nodes, biases first: a convolution prefetches on past the end of its weights, which is
     where the next one begins.
 
-    like: those of another plan of the same network; what both ask for is packed once, and lives as long as one does.
+    like: those of another plan of the same network, maybe for other sizes. What both ask for is packed once, and lives
+        as long as one of them does.
     """
 
     def __init__(self, network: Network, like: Parameters | None = None) -> None:
@@ -41,7 +42,9 @@ class Parameters:
         self._keys: Mapping[str, Any] = {}  # by which constants are kept, if not by their names
         self._packed: dict[Any, Array] = {}
         self._region = Region()
-        self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary() if like is None else like._shared
+        self._shared: WeakValueDictionary[Any, Array] = WeakValueDictionary()
+        if like is not None:
+            self._shared, self._keys = like._shared, like.of(network)._keys
 
     def of(self, network: Network) -> Parameters:
         """The parameters of the network for other sizes, where constants may differ: what is equal is packed once."""
@@ -49,7 +52,7 @@ class Parameters:
         made._constants = network.constants
         known = ((name, self._constants.get(name)) for name in network.constants)
         others = [name for name, value in known if value is None or not same_array(value, network.constants[name])]
-        made._keys = {name: (name, _digest(network.constants[name])) for name in others}
+        made._keys = {**self._keys, **{name: (name, _digest(network.constants[name])) for name in others}}
         return made
 
     def _key(self, names: tuple[str, ...]) -> tuple[Any, ...]:

@@ -61,6 +61,25 @@ def test_sizes_that_change_are_plans_of_one_graph():
     assert len(report(model)) <= 3
 
 
+def test_constants_that_depend_on_sizes_are_not_shared_between_plans():
+    """A number for each channel is broadcast to the size of the image, under one name at each size."""
+
+    class Grid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.each = nn.Conv2d(3, 4, 3), nn.Parameter(torch.randn(1, 4, 1, 1))
+
+        def forward(self, x):
+            y = self.conv(x)
+            return y * (y.mean(1, True) + self.each)
+
+    model = made(Grid)
+    fast = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for height in (8, 12, 9, 20, 8):
+            close(fast(images(2, 3, height, 8)), model(images(2, 3, height, 8)))
+
+
 def changes(model):
     """Ways in which weights change and versions too."""
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
