@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
+import unittest
 
 import pytest
 from torch_models import F, nn, torch
@@ -191,3 +194,29 @@ def test_the_gradient_penalty_of_a_network():
         found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     for a, b in zip(*found, strict=True):
         close(a, b, 1e-10)
+
+
+def samples(name, dtype):
+    """PyTorch's own sample inputs of an op; of many each n-th."""
+    sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # no more is needed of it
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    (op,) = (op for op in op_db if op.name == f"nn.functional.{name}")
+    found = list(op.sample_inputs("cpu", dtype, requires_grad=True))
+    return found[:: max(1, len(found) // 40)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d"])
+def test_pytorchs_own_samples(name, dtype):
+    for sample in samples(name, dtype):
+        given = [sample.input, *(x for x in sample.args if isinstance(x, torch.Tensor))]
+        results = []
+        for function in (getattr(ours, name), getattr(F, name)):
+            y = function(sample.input, *sample.args, **sample.kwargs)
+            y = y[0] if isinstance(y, tuple) else y
+            results.append((y, *torch.autograd.grad(y.square().sum(), given)))
+        for found, wanted in zip(*results, strict=True):
+            close(found, wanted, 1e-4)
+        assert results[0][0].stride() == results[1][0].stride() or 1 in results[0][0].shape
