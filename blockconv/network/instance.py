@@ -16,7 +16,7 @@ from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, ForeignCall, Schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
 
-__all__ = ["BoundPlan", "an_instance", "measured_runs"]
+__all__ = ["Arenas", "BoundPlan", "an_instance", "measured_runs"]
 
 Segment = Program | ForeignCall
 
@@ -32,36 +32,60 @@ class Instance(NamedTuple):
         _run(self.segments, buffers, threads)
 
 
-class BoundPlan(NamedTuple):
-    """A plan for one size of inputs. idle: the instances that no call uses. rest: what runs after it."""
+class Arenas:
+    """Memory for values between ops, which the calls of a plan share, whatever their sizes: each takes an arena.
 
-    planned: Planned
-    schedule: Schedule
-    idle: list[Instance]
-    rest: RestPlan | None = None
+    Fresh memory costs more than what runs in it: a page that is touched first takes as long as 50 kB of arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[npt.NDArray[Any]] = []
+
+    def take(self, nbytes: int) -> npt.NDArray[Any]:
+        """An arena of at least so many bytes; a smaller one that was idle goes."""
+        try:
+            arena = self._idle.pop()
+        except IndexError:
+            return aligned_empty(nbytes)
+        return arena if arena.nbytes >= nbytes else aligned_empty(nbytes)
+
+    def give_back(self, arena: npt.NDArray[Any]) -> None:
+        self._idle.append(arena)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arenas that it keeps, or of one before its first call."""
-        return self.schedule.arena * max(1, len(self.idle))
+        """Bytes of those that no call uses."""
+        return sum(arena.nbytes for arena in self._idle)
+
+
+class BoundPlan(NamedTuple):
+    """A plan for one size of inputs. arenas: of the plan. segments: what runs, by the address of the arena that it is
+    bound to. rest: what runs after it."""
+
+    planned: Planned
+    schedule: Schedule
+    arenas: Arenas
+    segments: dict[int, tuple[Segment, ...]]
+    rest: RestPlan | None = None
+
+
+MOST_BOUND = 8  # addresses that one size is bound to: as many calls of it may be in flight
 
 
 @contextmanager
 def an_instance(bound: BoundPlan) -> Iterator[Instance]:
-    """An instance for one call, and back."""
-    try:
-        instance = bound.idle.pop()
-    except IndexError:
-        instance = _new_instance(bound)
-    yield instance
-    bound.idle.append(instance)
-
-
-def _new_instance(bound: BoundPlan) -> Instance:
-    arena = aligned_empty(bound.schedule.arena)
-    network = bound.planned.network
-    at = len(network.inputs) + len(network.outputs), address_of(arena)
-    return Instance(arena, tuple(_segments(bound.schedule.actions, *at)))
+    """An instance for one call, and its memory back."""
+    arena = bound.arenas.take(bound.schedule.arena)
+    address = address_of(arena)
+    segments = bound.segments.get(address)
+    if segments is None:
+        if len(bound.segments) >= MOST_BOUND:
+            bound.segments.clear()
+        network = bound.planned.network
+        ends = len(network.inputs) + len(network.outputs)
+        segments = bound.segments[address] = tuple(_segments(bound.schedule.actions, ends, address))
+    yield Instance(arena, segments)
+    bound.arenas.give_back(arena)
 
 
 def _run(segments: Iterable[Segment], buffers: Sequence[int], threads: int) -> None:

@@ -25,7 +25,7 @@ from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive, foreign
 from blockconv.network.arrays import allocate, entered, unpacked
 from blockconv.network.graph import Network, check_network
-from blockconv.network.instance import BoundPlan, an_instance, measured_runs
+from blockconv.network.instance import Arenas, BoundPlan, an_instance, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
 from blockconv.network.planning.candidates import Parameters
@@ -55,7 +55,6 @@ Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
 ACCURACIES = ("default", "strict")
 KEPT = 32  # sizes of inputs, beside its own, that a plan keeps itself bound for
-MOST_ARENAS = 1 << 29  # bytes of memory for values that calls of these sizes keep, but for the last size's
 
 
 def compile(
@@ -168,7 +167,7 @@ class Plan:
     ``plan(x)`` returns the output as an array, or several outputs as {name: array}; torch tensors if an input is one.
     Other input sizes take the layouts and kernels of the plan's own sizes, cut anew: the first call with a size takes
     some milliseconds more, or longer if a kernel is not on disk yet. What runs for a size depends on the size and the
-    machine, never on earlier calls. The plan keeps the last 32 sizes, or fewer if their memory exceeds 512 MiB.
+    machine, never on earlier calls. The plan keeps the last 32 sizes; all of them share the memory for values.
     `prepare` plans further sizes like the plan's own.
 
     A plan is immutable, and several threads may call it at once. Copies and pickles hold what `save` writes. A copy
@@ -178,7 +177,7 @@ class Plan:
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
         self._parameters: Parameters = Parameters(network, None if like is None else like._parameters)
-        self._lock = threading.Lock()
+        self._lock, self._arenas = threading.Lock(), Arenas()
         self._others: dict[Shapes, BoundPlan] = {}  # bound to the choices of `_first`
         self._used: dict[Shapes, int] = {}  # when each of these was last called
         self._calls = itertools.count()
@@ -394,7 +393,7 @@ class Plan:
     def _keep(self, shapes: Shapes, bound: BoundPlan) -> None:
         """Keep a size bound, and give up those that were not called for longest."""
         others = self._others
-        while others and (len(others) >= KEPT or sum(one.nbytes for one in others.values()) > MOST_ARENAS):
+        while len(others) >= KEPT:
             oldest = min(others, key=lambda known: self._used.get(known, -1))
             del others[oldest]
             self._used.pop(oldest, None)
@@ -447,7 +446,7 @@ class Plan:
         threads = self.options.threads
         made = schedule(network, planned.chosen, given, wanted, held, problem.reorder, threads)
         rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
-        return BoundPlan(planned, made, [], rest)
+        return BoundPlan(planned, made, self._arenas, {}, rest)
 
     def _after(self, network: Network) -> Callable[..., dict[str, Any]]:
         """How to run what follows nodes whose shapes depend on data, for the shapes that came."""

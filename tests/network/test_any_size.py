@@ -100,9 +100,7 @@ def test_few_sizes_are_kept(net: bc.Network, monkeypatch: pytest.MonkeyPatch) ->
     assert len(plan._others) == 3
     assert (asked[0],) in plan._others, "the one that is called most stays"
     assert plan.weights_nbytes <= 3 * held, "weights do not grow with the number of sizes"
-    monkeypatch.setattr(plans, "MOST_ARENAS", 0)
-    plan(image(sizes(7)[-1]))
-    assert len(plan._others) == 1
+    assert plan._arenas.nbytes <= max(plan._of((shape,)).schedule.arena for shape in asked), "one arena for all sizes"
 
 
 def test_a_prepared_size_is_planned_and_stays(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,19 +131,20 @@ class _Binding:
         is_taken_out = self.at.kw == 1 or blocking.pixel_lanes > 0
         self.window_sw, self.col_step = (1, self.at.sw) if is_taken_out else (self.at.sw, 1)
 
-    def channel_offset(self, channel: int, level: int) -> int:
-        """From a window's first pixel to a channel of it, in bytes."""
+    def channel_offsets(self) -> list[int]:
+        """From a window's first pixel to the first channel of each step, at each level of these, in bytes."""
+        depth, plane, itemsize, cb = self.at.depth, self.plane, self.itemsize, self.blocking.cb
+        firsts = [0] if self.is_shared else range(0, self.ic, self.blocking.step)
         if self.blocking.in_place:
-            return self.src.offset(channel)
-        block, rest = divmod(channel, self.blocking.cb)
-        return (block * self.at.depth + level) * self.plane + rest * self.itemsize
+            block, channel, length = self.src.block, self.src.channel, self.src.length
+            return [c // length * block + c % length * channel for c in firsts for _ in range(depth)]
+        return [(c // cb * depth + level) * plane + c % cb * itemsize for c in firsts for level in range(depth)]
 
     def offsets(self) -> list[int]:
         """From a pixel's source to what each step of its reduction reads, in bytes."""
         at, cols = self.at, range(0, self.at.kw, self.blocking.shared.taps)
         taps = [h * at.dh * self.row + self.column_offset(w * at.dw) for h in range(at.kh) for w in cols]
-        firsts = [0] if self.is_shared else range(0, self.ic, self.blocking.step)
-        return [self.channel_offset(c, level) + tap for c in firsts for level in range(at.depth) for tap in taps]
+        return [channel + tap for channel in self.channel_offsets() for tap in taps]
 
     def column_offset(self, column: int) -> int:
         """From a pixel's source to what is so many columns of the source further, in bytes."""

@@ -6,14 +6,16 @@ Layouts and kernels are the anchor's, node by node; no layouts are searched. Ker
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from blockconv.dispatch import selection
-from blockconv.kernels.table import Request
+from blockconv.kernels import TABLE, Row
+from blockconv.kernels.table import Reason, Request
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site
-from blockconv.network.planning.candidate import Candidate, Pricing, element_types
+from blockconv.network.planning.candidate import Candidate, Pricing, Taken, element_types
 from blockconv.network.planning.candidates import taken, views
 from blockconv.network.planning.planned import Options, Planned, formulate, prepared
 from blockconv.network.planning.planner import evaluate
@@ -21,6 +23,7 @@ from blockconv.network.planning.planner import evaluate
 __all__ = ["resized"]
 
 Chosen = tuple[Node, Candidate]
+FASTER = 1.15  # how many times as fast another kernel has to be: it has weights of its own, which are kept too
 
 
 def resized(network: Network, options: Options, anchor: Planned) -> Planned | None:
@@ -59,11 +62,21 @@ def _by_kernels(network: Network, node: Node, site: Site, pricing: Pricing, like
     for op, problem, (told, *_), (stored, *_) in a.asked(site, (src,), (dst,)):
         anchor = like.problem if type(like.problem) is type(problem) else problem
         request = Request(problem, told, stored, types, 1, pricing.machine, anchor)
-        best = None
-        if like.row is not None:
-            best = selection.Candidate(like.row, request, selection.decide(like.row, request, pricing.accuracy))
-        if best is None or best.primitive is None:
-            best = selection.cheapest(selection.candidates(op, request, pricing.accuracy))
-        if best is not None and best.primitive is not None:
-            cost = pricing.price(taken(best.row, request, best.primitive), problem, node)
-            yield Candidate(best.row, problem, srcs, dst, cost, anchor=anchor)
+        costs = {one.row: pricing.price(one, problem, node) for one in _taken(op, like.row, request, pricing.accuracy)}
+        if costs:
+            row = min(costs, key=lambda row: costs[row] * (1.0 if row is like.row else FASTER))
+            yield Candidate(row, problem, srcs, dst, costs[row], anchor=anchor)
+
+
+@functools.lru_cache(maxsize=1024)
+def _taken(op: str, like: Row | None, request: Request, accuracy: float) -> tuple[Taken, ...]:
+    """The rows that take a problem, which networks repeat: the anchor's and those of other algorithms, as which one is
+    faster depends on the size; if none does, others; references if none does."""
+    every = [row for row in TABLE if row.op == op]
+    first = [row for row in every if like and (row is like or "winograd" in (row.algorithm, like.algorithm))]
+    for rows in (first, [r for r in every if not r.reference], [r for r in every if r.reference]):
+        decided = [(row, selection.decide(row, request, accuracy)) for row in rows]
+        found = tuple(taken(row, request, one) for row, one in decided if not isinstance(one, Reason))
+        if found:
+            return found
+    return ()
