@@ -185,6 +185,13 @@ def _chains() -> dict[str, list[Any]]:
         "norm": [node("BatchNormalization", "a", "c", "c", "c", "c", name="m")],
         "classes": [*pooled, node("Flatten", "p", outputs=("f",), name="f"), node("MatMul", "f", "v", name="m")],
         "larger": [node("Resize", "a", "", "scales", name="m", mode="nearest")],
+        "half": [node("Resize", "a", "", "halves", name="m", mode="linear")],
+        "heads": [
+            node("Split", "a", "four", outputs=("b", "c4"), name="s", axis=1),
+            node("Reshape", "b", "last4", outputs=("r",), name="r"),
+            node("Transpose", "r", outputs=("t",), name="t", perm=[0, 2, 1]),
+            node("Sigmoid", "t", name="m"),
+        ],
         "beginning": [node("Slice", "a", "zero", "ten", "two", name="m")],
         "rows": [node("Concat", "a", "a", name="m", axis=2)],
         "flat": [node("Reshape", "a", "rows", outputs=("r",), name="r"), node("Relu", "r", name="m")],
@@ -201,7 +208,8 @@ def _chains() -> dict[str, list[Any]]:
 
 
 CHAINS = [
-    *("pads", "same", "ceiling", "same convolution", "residual", "gate", "norm", "classes", "larger", "beginning"),
+    *("pads", "same", "ceiling", "same convolution", "residual", "gate", "norm", "classes", "larger", "half", "heads"),
+    "beginning",
     *("rows", "flat", "as it was", "width", "identity", "padded"),
 ]
 CONSTANTS = {
@@ -209,6 +217,9 @@ CONSTANTS = {
     "v": values((8, 5), 2),
     "c": np.abs(values((8,), 3)) + 0.5,
     "scales": np.array([1, 1, 2, 2], np.float32),
+    "halves": np.array([1, 1, 0.5, 1.5], np.float32),
+    "four": np.array([4, 4]),
+    "last4": np.array([0, 4, -1]),
     "zero": np.array([0]),
     "ten": np.array([10]),
     "two": np.array([2]),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from blockconv.core.checks import whole
@@ -113,39 +113,55 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
         made = replace(network, inputs=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in network.inputs))
     except ArgumentError:
         return None
-    before, after = network.tensors, made.tensors
-    fixed = set(arrays)  # constants
+    before, after, known, fixed = network.tensors, made.tensors, dict(arrays), set(arrays)  # fixed: constants
     for node in model.graph.node:
         read = [name for name in reads_of(node) if name]
         if fixed.issuperset(read):
             fixed.update(node.output)
+            if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+                known[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
             continue
         flowing = [name for name in read if name not in fixed]
         if any(name not in before for name in flowing):
             return None
-        rank = len(before[flowing[0]].shape)
-        if not (rank == 4 and _looks_at_no_sizes(node, arrays)) and any(
-            before[name] != after[name] for name in flowing
-        ):
+        of_any_size = _looks_at_no_sizes(node, known, before[flowing[0]].shape, after[flowing[0]].shape)
+        if not of_any_size and any(before[name] != after[name] for name in flowing):
             return None
     return made
 
 
-_ELEMENTWISE = {"Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "HardSigmoid", "HardSwish", "Clip", "BatchNormalization"}
-_OF_ANY_SIZE = _ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "Concat", "GlobalAveragePool", "GlobalMaxPool"}
+_OF_ANY_RANK = (
+    *("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "HardSigmoid", "HardSwish", "Clip"),
+    *("Add", "Sub", "Mul", "Div", "Concat", "Transpose"),
+)
+_OF_IMAGES = "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool"
 
 
-def _looks_at_no_sizes(node: Any, arrays: Mapping[str, Array]) -> bool:
-    """Whether a node's translator looks at ranks, channels and constants alone, for an image of four dimensions."""
+def _looks_at_no_sizes(node: Any, known: Mapping[str, Array], before: Shape, after: Shape) -> bool:
+    """Whether a node's translator looks at ranks, constants, and what stays of an operand's shape alone."""
+    kind, given = node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    rank = len(before)
     if node.domain not in ("", "ai.onnx"):
         return False
-    if node.op_type in _OF_ANY_SIZE:
+    if kind in _OF_ANY_RANK or (kind in _OF_IMAGES and rank == 4):
         return True
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if kind == "Reshape":
+        return len(node.input) > 1 and node.input[1] in known and given.get("allowzero", 0) == 0
+    if kind == "Split":
+        axis = given.get("axis", 0)
+        return bool(-rank <= axis < rank and before[axis] == after[axis])
+    return rank == 4 and _are_windows_of_any_size(node, known, given)
+
+
+def _are_windows_of_any_size(node: Any, known: Mapping[str, Array], given: Mapping[str, Any]) -> bool:
+    """The same of what reads windows of an image. given: the node's attributes."""
+    if node.op_type in ("Resize", "Upsample"):
+        scales = known.get(node.input[min(2, len(node.input) - 1)], np.empty(0))
+        return len(node.input) < 4 and scales.size == 4 and bool((scales == np.rint(scales)).all())
     if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return False
     if node.op_type == "Conv":
-        weight = arrays.get(node.input[1])
+        weight = known.get(node.input[1])
         return weight is not None and weight.dtype.kind == "f"
     # The windows of a pool that are padding alone are errors: there are none, whatever the size.
     kernel, pads = given.get("kernel_shape", ()), given.get("pads", ())

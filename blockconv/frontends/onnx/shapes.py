@@ -203,7 +203,7 @@ def _resize(call: Call) -> Tensor:
     made = ops.Resize(kind, size, scale, coordinates, nearest)
     # Opset 10 rounds up along the axes that shrink.
     if kind == "nearest" and call.node.op_type == "Resize" and not modern:
-        if min(scale) < 1 < max(scale):
+        if size and min(scale) < 1 < max(scale):
             rows = replace(made, size=(size[0], x.shape[3]), scale=(scale[0], 1.0))
             x = call.emit(replace(rows, nearest=_SIMPLE[scale[0] < 1]), x, helps=True)
             made = replace(made, scale=(1.0, scale[1]))
@@ -218,8 +218,8 @@ def _resize(call: Call) -> Tensor:
 _SIMPLE: tuple[NearestMode, NearestMode] = ("floor", "ceil")
 
 
-def _target(call: Call, axes: tuple[int, ...], at: int) -> tuple[tuple[int, int], tuple[float, float]]:
-    """H and W of the result, and their scales; the other axes have to stay."""
+def _target(call: Call, axes: tuple[int, ...], at: int) -> tuple[tuple[int, int] | None, tuple[float, float]]:
+    """H and W of the result, and their scales; the other axes have to stay. Whole scales say H and W for any size."""
     shape, given = call.input().shape, _scales(call, axes, at)
     sizes, scales = list(shape), [1.0] * len(shape)
     if given is not None:
@@ -234,7 +234,8 @@ def _target(call: Call, axes: tuple[int, ...], at: int) -> tuple[tuple[int, int]
     if any(sizes[k] != shape[k] or (scales[k] != 1 and shape[k] != 1) for k in (0, 1)):
         said = f"sizes={tuple(sizes)}: sizes" if given is None else f"scales={tuple(scales)}: scales"
         raise Unsupported(f"{said} of N or C")
-    return (sizes[2], sizes[3]), (scales[2], scales[3])
+    is_whole = given is not None and scales[2].is_integer() and scales[3].is_integer()
+    return None if is_whole else (sizes[2], sizes[3]), (scales[2], scales[3])
 
 
 def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | None:
