@@ -43,6 +43,7 @@ from blockconv.runtime import check_threads, get_num_threads
 __all__ = ["Settings", "blockconv_backend"]
 
 OP = 'torch.compile(backend="blockconv")'
+KEPT = 8  # sizes of inputs that a part keeps plans for
 LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
 TYPES = ("float32", "bfloat16", "float16")
 NHWC = Layout("NHWC")
@@ -161,7 +162,9 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
 
 
 def _counts(node: Any) -> bool:
-    return node.op == "call_function" and kind_of(node).startswith("aten.") and "aten.sym_" not in kind_of(node)
+    """Whether a node is an op, and not a size or a part of a result."""
+    kind = kind_of(node) if node.op == "call_function" else ""
+    return kind.startswith(("aten.", "blockconv.")) and not kind.startswith("aten.sym_")
 
 
 def _constants(graph: Any, static: set[int]) -> set[Any]:
@@ -272,9 +275,9 @@ def _collect_leaves(node: Any, constant: set[Any], leaves: dict[Any, None]) -> N
 
 
 class _Made(NamedTuple):
-    """A plan for arguments of one kind. results: see `_result`."""
+    """A plan for arguments of one kind; None: they run in PyTorch. results: see `_result`."""
 
-    plan: Plan
+    plan: Plan | None
     results: tuple[Any, ...]
 
 
@@ -292,7 +295,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self._lock = threading.Lock()
         self.weights: list[Any] = []  # held, so that no other tensor can have their identities
         self.versions: tuple[Any, ...] = ()
-        self._plans: dict[Any, _Made | None] = {}
+        self._plans: dict[Any, Any] = {}  # by key; and the versions of the weights that they are for
         self._options: dict[Any, Options] = {}
 
     def forward(self, *args: Any) -> Any:
@@ -300,33 +303,43 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         weights = [args[k] for k in self.static]
         versions = tuple(map(_version, weights))
         key = tuple(_key(args[k]) for k in self.flows)
-        if versions != self.versions or key not in self._plans:
-            self._prepare(args, weights, versions, key)
-        made = self._plans[key]
+        plans = self._plans  # another thread may put others in their place
+        made = plans[key] if plans.get("versions") == versions and key in plans else None
         if made is None:
+            made = self._prepared(args, weights, versions, key)
+        if made.plan is None:
             return self.in_pytorch(*args)
         results = made.plan(*(args[k] for k in self.flows if isinstance(args[k], torch.Tensor)))
         outputs = iter([results] if isinstance(results, torch.Tensor) else results.values())
         return tuple(_as_promised(next(outputs), one) if isinstance(one, tuple) else one for one in made.results)
 
-    def _prepare(self, args: Sequence[Any], weights: list[Any], versions: tuple[Any, ...], key: Any) -> None:
+    def forget_weights(self) -> None:
+        """Pack anew at the next call."""
+        with self._lock:
+            self.versions, self._plans = (), {}
+
+    def _prepared(self, args: Sequence[Any], weights: list[Any], versions: tuple[Any, ...], key: Any) -> _Made:
         with self._lock:
             started = time.perf_counter()
             if versions != self.versions:
                 if CHECKED and [known[:3] for known in versions] == [known[:3] for known in self.versions]:
                     warnings.warn(f"blockconv: {self.record.name}: {UNSEEN}", UserWarning, stacklevel=4)
-                self._plans = {}
+                self._plans = {"versions": versions}
                 self.weights, self.versions = weights, versions
                 self.record.packed += 1
             if key not in self._plans:
+                if len(self._plans) > KEPT:
+                    del self._plans[next(known for known in self._plans if known != "versions")]
                 try:
                     self._plans[key] = self._planned(args, key)
                 except BlockconvError as error:
-                    self._plans[key] = None
+                    self._plans[key] = _Made(None, ())
                     self.record.failed.append(str(error))
                     text = f"blockconv: {self.record.name}: a part of the graph runs in PyTorch: {error}"
                     warnings.warn(text, SlowPathWarning, stacklevel=4)
             self.record.seconds += time.perf_counter() - started
+            made: _Made = self._plans[key]
+            return made
 
     def _planned(self, args: Sequence[Any], key: Any) -> _Made:
         """A plan for these arguments. Kernels and layouts are chosen once for each key."""
@@ -351,7 +364,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         of_tensors = [order for order in orders if isinstance(order, tuple)]
         ends |= {name: NHWC for name, order in zip(names, of_tensors, strict=True) if order == (0, 2, 3, 1)}
         network = reader.emitter.network(names)
-        like = next((made.plan for made in self._plans.values() if made is not None and self._sizes_change), None)
+        others = [made.plan for made in self._plans.values() if isinstance(made, _Made) and made.plan is not None]
+        like = others[0] if others and self._sizes_change else None
         options = self._options.get(key) or self.settings.options()
         plan = compile_between(network, ends, self.settings.precision, options, like)
         self._options[key] = plan.options_with_choices()

@@ -28,7 +28,12 @@ __all__ = ["HEAVY", "OPS", "decompositions", "kept_whole"]
 Array = npt.NDArray[Any]
 OPS: dict[str, Translator] = {}
 # Ops that are worth a plan by themselves.
-HEAVY = frozenset({"convolution", "linear", "addmm", "mm", "max_pool2d_with_indices", "avg_pool2d"})
+HEAVY = frozenset(
+    {
+        *("convolution", "linear", "addmm", "mm", "max_pool2d_with_indices", "avg_pool2d"),
+        *("blockconv.conv2d", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
+    }
+)
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
     {
@@ -96,7 +101,7 @@ def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
     return call.reshape(y, shape if len(x.shape) == rank + 2 else shape[1:])
 
 
-@_op("convolution", "conv2d", "conv1d")
+@_op("convolution", "conv2d", "conv1d", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
     x, weight = call.input(), call.array("weight")
     rank = weight.ndim - 2
@@ -132,12 +137,12 @@ def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None)
     return _unlike_image(call, call.emit(attributes, _image(call, x, rank)), x, rank)
 
 
-@_op("max_pool2d_with_indices", "max_pool2d")
+@_op("max_pool2d_with_indices", "max_pool2d", "blockconv.max_pool2d")
 def _max_pool(call: Call) -> Value:
     return [_pool(call, "max", 2), None]
 
 
-@_op("avg_pool1d", "avg_pool2d")
+@_op("avg_pool1d", "avg_pool2d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
     kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
     rank = 1 if call.node.target._schema.name.endswith("1d") else 2

@@ -39,7 +39,7 @@ class Compiled:
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
         for part in self.parts:
-            part.versions = ()
+            part.forget_weights()
 
     def __str__(self) -> str:
         share = f"{self.taken} of {self.nodes} ops" + (f" in {self.plans} plans" if self.kind == "inference" else "")

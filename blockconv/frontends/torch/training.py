@@ -23,7 +23,8 @@ def place_ops(gm: Any, record: Compiled) -> None:
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
-        record.nodes += kind_of(node).startswith("aten.")
+        record.nodes += kind_of(node).startswith(("aten.", "blockconv."))
+        record.taken += kind_of(node).startswith("blockconv.")
         place = {aten.convolution.default: _forward, aten.convolution_backward.default: _backward}.get(node.target)
         if place is None:
             continue
