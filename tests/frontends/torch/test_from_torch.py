@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch_models import NETWORKS, Apply, F, made, nn, torch
 
 import blockconv as bc
 from blockconv.core.errors import UnsupportedError
+from blockconv.frontends.torch.ops import OPS as READ
 
 IMAGE, ROW, MATRIX = (2, 6, 8, 10), (2, 6, 11), (3, 6)
 V6 = torch.linspace(0.5, 2, 6)
@@ -186,3 +188,9 @@ def test_what_cannot_be_read_says_why(what):
 
 def test_the_import_of_blockconv_is_without_torch(run_python):
     run_python("import sys, blockconv as bc; bc.from_torch; assert 'torch' not in sys.modules")
+
+
+def test_the_page_lists_every_op():
+    page = (Path(__file__).parents[3] / "docs/reference/torch.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`(\w+)`", page.partition("## The ops")[2].partition("What is left out")[0]))
+    assert listed == {name for name in READ if not name.startswith("blockconv.")}
