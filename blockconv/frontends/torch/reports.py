@@ -13,10 +13,14 @@ __all__ = ["Compiled", "compiled_graphs", "recorded"]
 class Compiled:
     """One graph that torch.compile gave to the back end, and what became of it.
 
-    name: as TORCH_LOGS calls it. kind: "inference", "forward" or "backward". nodes: its ops; taken: those in plans.
-    plans: their number. refused: what runs in PyTorch, by op and reason. failed: parts without a plan, and why.
-    seconds: the time inside blockconv, for reading, planning, compiling kernels and packing. packed: how often weights
-    were packed.
+    name: as TORCH_LOGS calls it.
+    kind: "inference", "forward" or "backward".
+    nodes, taken: the number of its ops, and of those that run on blockconv.
+    plans: the number of plans, for inference.
+    refused: what runs in PyTorch, a text for each op and reason.
+    failed: parts that have no plan, and why.
+    seconds: the time inside blockconv, for reading, planning, compiling kernels and packing.
+    packed: how often weights were packed.
     """
 
     name: str
