@@ -40,6 +40,8 @@ _KEPT = frozenset(
         *("hardsigmoid", "hardswish", "mish", "silu", "celu", "_prelu_kernel"),
         *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
         *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
+        # These run in PyTorch, where one op is faster than its parts.
+        *("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "_log_softmax", "baddbmm", "logsumexp"),
     }
 )
 

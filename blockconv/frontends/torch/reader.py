@@ -108,7 +108,7 @@ def _path(node: Any) -> tuple[str, str]:
         return "", ""
     path, kind = stack[-1]
     named = re.sub(r"_modules\['([^']*)'\]", r"\1", str(path))
-    return re.sub(r"^L\['(self|fn)'\]\.?", "", named), getattr(kind, "__name__", str(kind).rpartition(".")[2])
+    return re.sub(r"^L\['\w+'\]\.?", "", named), getattr(kind, "__name__", str(kind).rpartition(".")[2])
 
 
 def kind_of(node: Any) -> str:

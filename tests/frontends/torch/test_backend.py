@@ -160,6 +160,27 @@ def test_what_runs_in_pytorch_is_named_and_warned_of_once():
     assert re.search(r"in PyTorch: aten.cumsum: 1 node, the first 'cumsum'", str(report(model)))
 
 
+def test_attention_stays_one_op_of_pytorchs():
+    """Its parts would be slower than eager's one op."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches, self.out = nn.Conv2d(3, 16, 4, 4), nn.Linear(16, 5)
+
+        def forward(self, x):
+            x = self.patches(x).flatten(2).mT.contiguous().unflatten(2, (2, 8)).transpose(1, 2)
+            return self.out(nn.functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2))
+
+    model, x = made(Attention), images(2, 3, 16, 16)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        close(torch.compile(model, backend=backend)(x), model(x))
+    (graph,) = report(model)
+    assert graph.nodes - graph.taken == 1
+    assert "scaled_dot_product" in graph.refused[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types(dtype):
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())).to(dtype)
