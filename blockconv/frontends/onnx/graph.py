@@ -114,6 +114,7 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
     except ArgumentError:
         return None
     before, after, known, fixed = network.tensors, made.tensors, dict(arrays), set(arrays)  # fixed: constants
+    passed: dict[str, str] = {}  # values that nodes pass on, by their other names
     for node in model.graph.node:
         read = [name for name in reads_of(node) if name]
         if fixed.issuperset(read):
@@ -121,9 +122,12 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
             if node.op_type == "Constant" and node.attribute[0].HasField("t"):
                 known[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
             continue
-        flowing = [name for name in read if name not in fixed]
+        flowing = [passed.get(name, name) for name in read if name not in fixed]
         if any(name not in before for name in flowing):
             return None
+        if node.op_type in ("Identity", "Dropout") and node.domain in ("", "ai.onnx"):
+            passed[node.output[0]] = flowing[0]
+            continue
         of_any_size = _looks_at_no_sizes(node, known, before[flowing[0]].shape, after[flowing[0]].shape)
         if not of_any_size and any(before[name] != after[name] for name in flowing):
             return None

@@ -229,5 +229,8 @@ def _compared(network: Network, node: Node) -> list[object]:
             for a in shapes
             for b in others
         ] + [shape[:2] for shape in shapes]
-    known: list[object] = [(len(shape), shape[1:2], [min(size, 2) for size in shape]) for shape in shapes]
+    has_channels = len(first) == 4 or not network.constants.keys().isdisjoint((*node.inputs, *node.parameters))
+    known: list[object] = [
+        (len(shape), shape[1:2] if has_channels else (), [min(size, 2) for size in shape]) for shape in shapes
+    ]
     return known + [[a == b for a, b in zip(first, shape, strict=False)] for shape in others]

@@ -70,11 +70,13 @@ def _by_kernels(network: Network, node: Node, site: Site, pricing: Pricing, like
 
 @functools.lru_cache(maxsize=1024)
 def _taken(op: str, like: Row | None, request: Request, accuracy: float) -> tuple[Taken, ...]:
-    """The rows that take a problem, which networks repeat: the anchor's and those of other algorithms, as which one is
-    faster depends on the size; if none does, others; references if none does."""
+    """The rows that take a problem, which networks repeat: the anchor's, and direct ones beside Winograd, whose tiles
+    small images do not fill; if none does, others; references if none does."""
     every = [row for row in TABLE if row.op == op]
-    first = [row for row in every if like and (row is like or "winograd" in (row.algorithm, like.algorithm))]
-    for rows in (first, [r for r in every if not r.reference], [r for r in every if r.reference]):
+    usual = [row for row in every if not row.reference]
+    is_direct = like is None or like.algorithm == "direct"
+    first = [row for row in usual if row is like or not (is_direct or row.algorithm != "direct")]
+    for rows in (first, usual, every):
         decided = [(row, selection.decide(row, request, accuracy)) for row in rows]
         found = tuple(taken(row, request, one) for row, one in decided if not isinstance(one, Reason))
         if found:
