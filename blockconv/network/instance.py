@@ -102,7 +102,7 @@ def _segments(actions: Iterable[Action], index: int, address: int) -> Iterator[S
     """Programs, and foreign parts between them, with buffer `index` at an address."""
 
     def fixed_word(word: int | Buffer) -> int | Buffer:
-        return address + word.offset if isinstance(word, Buffer) and word.index == index else word
+        return word if isinstance(word, int) or word.index != index else address + word.offset
 
     for part, run in itertools.groupby(actions, lambda action: action.part):
         if part is None:

@@ -264,9 +264,11 @@ class _Scheduler:
         offsets, total = packed(intervals)
         for block, offset in zip(blocks, offsets, strict=True):
             block.address = Buffer(buffers, offset)
-        live = max(
-            (sum(i.nbytes for i in intervals if i.first <= t <= i.last) for t in range(len(self.drafts))), default=0
-        )
+        starts = [0] * (len(self.drafts) + 1)  # bytes more that live from a draft on
+        for interval in intervals:
+            starts[interval.first] += interval.nbytes
+            starts[interval.last + 1] -= interval.nbytes
+        live = max(itertools.accumulate(starts))
         held = [*self.constants, *(x for draft in self.drafts for x in draft.operands if isinstance(x, np.ndarray))]
         return Schedule(tuple(map(_bound_action, self.drafts)), total, live, self.views, tuple(held))
 
@@ -292,7 +294,10 @@ def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
 
 def _bound_args(args: Sequence[int | Buffer], addresses: Sequence[Buffer | int]) -> tuple[int | Buffer, ...]:
     return tuple(
-        _plus(addresses[a.index], a.offset) if isinstance(a, Buffer) and a is not OWN_TABLE else a for a in args
+        [
+            a if isinstance(a, int) or a is OWN_TABLE else _plus(addresses[a.index], a.offset)  # most are integers
+            for a in args
+        ]
     )
 
 
