@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,19 @@ def test_the_bits_of_a_size_do_not_depend_on_what_came_before(net: bc.Network, m
     bits = {shape: [x.tobytes() for x in arrays(first(image(shape)))] for shape in asked}
     for shape in [*reversed(asked), *asked]:
         assert [x.tobytes() for x in arrays(second(image(shape)))] == bits[shape], shape
+
+
+def test_threads_call_one_plan_with_many_sizes(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "KEPT", 2)
+    plan, asked = bc.compile(net, threads=1), sizes(6)
+    bits = {shape: [x.tobytes() for x in arrays(plan(image(shape)))] for shape in asked}
+
+    def calls(first: int) -> bool:
+        order = [*asked[first:], *asked[:first]] * 3
+        return all([x.tobytes() for x in arrays(plan(image(shape)))] == bits[shape] for shape in order)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(calls, range(4)))
 
 
 def test_few_sizes_are_kept(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
