@@ -222,9 +222,9 @@ class Conv2dBackwardDataProblem(Conv2dProblem):
 
 @dataclass(frozen=True)
 class Conv2dBackwardWeightsProblem(Conv2dProblem):
-    """The gradient of the weights of a convolution, from its input (`src_shape`) and its output's (`dst_shape`).
+    """The gradient of the weights of a convolution, from its input and the gradient of its output.
 
-    The fields are those of the convolution, a `Conv2dProblem`. The result is dense, of `wei_shape`.
+    The fields are those of the convolution, a `Conv2dProblem`. The result is dense, of the weights' shape.
     """
 
 

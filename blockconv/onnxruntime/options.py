@@ -63,9 +63,9 @@ class SessionOptions:
     profile_file_prefix: str = "onnxruntime_profile_"
     use_deterministic_compute: bool = False
     use_per_session_threads: bool = True
-    entries: dict[str, str] = field(default_factory=dict, repr=False)
-    dimensions: dict[str, int] = field(default_factory=dict, repr=False)
-    denotations: dict[str, int] = field(default_factory=dict, repr=False)
+    entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
+    dimensions: dict[str, int] = field(default_factory=dict, repr=False, init=False)
+    denotations: dict[str, int] = field(default_factory=dict, repr=False, init=False)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Keep an entry, for `get_session_config_entry`. It has no other effect."""
@@ -103,7 +103,7 @@ class RunOptions:
     logid: str = ""
     only_execute_path_to_fetches: bool = False
     terminate: bool = False
-    entries: dict[str, str] = field(default_factory=dict, repr=False)
+    entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
 
     def add_run_config_entry(self, key: str, value: str) -> None:
         """Keep an entry. It has no effect."""

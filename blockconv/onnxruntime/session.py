@@ -168,7 +168,7 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """`run` with `OrtValue`s for arrays."""
+        """`run` with values of `OrtValue` in place of arrays."""
         feeds = {name: value.numpy() for name, value in input_dict_ort_values.items()}
         return list(map(OrtValue, self.run(output_names, feeds, run_options)))
 
