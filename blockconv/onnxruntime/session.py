@@ -156,7 +156,7 @@ class InferenceSession:
         feeds = [_checked(one, input_feed[one.name]) for one in self._inputs]
         try:
             plan = self._plan or self._compiled({one.name: x.shape for one, x in zip(self._inputs, feeds, strict=True)})
-            found = plan(*feeds)
+            found = plan(**{one.name: x for one, x in zip(self._inputs, feeds, strict=True)})
         except BlockconvError as error:
             raise _as_theirs(error) from error
         values = found if isinstance(found, dict) else {known[0]: found}
