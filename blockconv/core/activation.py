@@ -1,4 +1,7 @@
-"""Activations: for each, its name, its parameters, what it computes, and the same as code over vectors.
+"""Activations and functions: for each, its name, its parameters, what it computes, and the same as code over vectors.
+
+An activation ends any kernel, and each kernel that ends with one holds the code of all. A function runs by itself, in
+the element-wise kernel: it costs the other kernels no compilation.
 
 The code is written in the operations of `kernels/common/vectors.py`. float32 uses polynomials that stay
 within 5e-7 of the largest value; float64 calls the C library lane by lane. A NaN stays a NaN in all of them.
@@ -16,15 +19,28 @@ import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["ACTIVATIONS", "IDENTITY", "NUMBERS", "Activation", "ActivationKind", "Definition", "activation"]
+__all__ = [
+    "ACTIVATIONS",
+    "FUNCTIONS",
+    "IDENTITY",
+    "NUMBERS",
+    "Activation",
+    "ActivationKind",
+    "Definition",
+    "activation",
+    "function",
+]
 
 Array = npt.NDArray[Any]
 
 
 class ActivationKind:
-    """What a kernel is compiled for: no activation, a clip in registers, or any other, by its number at run time."""
+    """What a kernel is compiled for: no activation, a clip in registers, any other, or any of `FUNCTIONS`.
 
-    NONE, CLIP, OTHER = range(3)
+    The last two are chosen by their number at run time. Element-wise kernels alone have FUNCTION.
+    """
+
+    NONE, CLIP, OTHER, FUNCTION = range(4)
 
 
 @dataclass(frozen=True)
@@ -45,11 +61,13 @@ class Activation:
         """The `ActivationKind` of kernels that end with it."""
         if self.is_identity:
             return ActivationKind.NONE
+        if self.name in FUNCTIONS:
+            return ActivationKind.FUNCTION
         return ActivationKind.OTHER if self.number else ActivationKind.CLIP
 
     def reference(self, x: Array) -> Array:
         """The activation of each element, in NumPy, by its definition."""
-        definition = ACTIVATIONS[self.name]
+        definition = FUNCTIONS.get(self.name) or ACTIVATIONS[self.name]
         count = len(definition.parameters) if self.number else 2
         return x if self.is_identity else np.asarray(definition.reference(x, *(self.first, self.second)[:count]))
 
@@ -81,6 +99,13 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
         raise ArgumentError(op, "activation", spec, "has to have low <= high, without NaN")
     first, second = definition.bounds or (*values, 0.0, 0.0)[:2]
     return Activation(name, NUMBERS.get(name, 0), first, second)
+
+
+def function(name: str, *parameters: float) -> Activation:
+    """The function of `FUNCTIONS` with this name, as what an op `Activate` computes. Parameters may lack the last."""
+    defaults = [*FUNCTIONS[name].parameters.values()]
+    first, second = (*parameters, *defaults[len(parameters) :], 0.0, 0.0)[:2]
+    return Activation(name, NUMBERS[name], first, second)
 
 
 # ---------------------------------------------------------------- code over vectors: `v` is the generator of kernels
@@ -133,7 +158,51 @@ def _celu(v: Any, x: Any, alpha: Any) -> Any:
     return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), below, x)
 
 
-# ---------------------------------------------------------------- the table
+def _gelu_tanh(v: Any, x: Any) -> Any:
+    """(1 + tanh(u)) / 2 is sigmoid(2u)."""
+    cubic = v.add(v.c(1.0), v.mul(v.c(0.044715), v.mul(x, x)))
+    return v.mul(x, v.sigmoid(v.mul(v.mul(x, v.c(2 * math.sqrt(2 / math.pi))), cubic)))
+
+
+def _exp(v: Any, x: Any) -> Any:
+    """float32 as a square: the range of `v.exp` ends before that of float32 at either end."""
+    if v.itemsize == 8:
+        return v.exp(x)
+    root = v.exp(v.mul(x, v.c(0.5)))
+    return v.mul(root, root)
+
+
+def _erf_alone(v: Any, x: Any) -> Any:
+    """Where x is small, float32 by its series, which keeps the digits."""
+    if v.itemsize == 8:
+        return v.erf(x)
+    square = v.mul(x, x)
+    series = [2 / math.sqrt(math.pi) * (-1) ** k / (math.factorial(k) * (2 * k + 1)) for k in range(6, -1, -1)]
+    near = v.mul(x, v.polynomial(square, series))
+    return v.b.select(v.b.fcmp_ordered("<", square, v.c(0.5)), near, v.erf(x))
+
+
+def _softplus_of(v: Any, x: Any) -> Any:
+    power = v.exp_to_zero(v.b.fneg(v.magnitude(x)))
+    above = v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), v.c(0.0), x)
+    return v.add(above, v.each_lane("log1p" if v.itemsize == 8 else "log1pf", power))
+
+
+def _elu(v: Any, x: Any, alpha: Any, gamma: Any) -> Any:
+    below = v.mul(v.splat(alpha), v.expm1(x))
+    return v.mul(v.splat(gamma), v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), below, x))
+
+
+def _softsign(v: Any, x: Any) -> Any:
+    return v.b.fdiv(x, v.add(v.c(1.0), v.magnitude(x)))
+
+
+def _of_library(name: str) -> Callable[..., Any]:
+    """A function of the C library, lane by lane."""
+    return lambda v, x: v.each_lane(name if v.itemsize == 8 else f"{name}f", x)
+
+
+# ---------------------------------------------------------------- the tables
 
 
 def _clipped(x: Array, low: float, high: float) -> Array:
@@ -206,4 +275,31 @@ ACTIVATIONS = {
         onnx=("Celu", {"alpha": 1.0}),
     ),
 }
-NUMBERS = {name: k for k, name in enumerate((n for n, one in ACTIVATIONS.items() if one.code), start=1)}
+# As those of ACTIVATIONS, with numbers of their own; neither `activation=` nor fusion takes them.
+FUNCTIONS = {
+    "abs": Definition("|x|", np.abs, lambda v, x: v.magnitude(x), onnx=("Abs", {})),
+    "exp": Definition("exp(x)", np.exp, _exp, onnx=("Exp", {})),
+    "log": Definition("log(x)", np.log, lambda v, x: v.log(x), onnx=("Log", {})),
+    "sqrt": Definition("sqrt(x)", np.sqrt, lambda v, x: v.sqrt(x), onnx=("Sqrt", {})),
+    "erf": Definition("erf(x)", _erf, _erf_alone, onnx=("Erf", {})),
+    "softplus": Definition("log(1 + exp(x))", _softplus, _softplus_of, onnx=("Softplus", {})),
+    "elu": Definition(
+        "gamma * (x if x >= 0 else alpha * (exp(x) - 1))",
+        lambda x, alpha, gamma: gamma * np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x),
+        _elu,
+        {"alpha": 1.0, "gamma": 1.0},
+    ),
+    "softsign": Definition("x / (1 + |x|)", lambda x: x / (1 + np.abs(x)), _softsign, onnx=("Softsign", {})),
+    "sin": Definition("sin(x)", np.sin, _of_library("sin"), onnx=("Sin", {})),
+    "cos": Definition("cos(x)", np.cos, _of_library("cos"), onnx=("Cos", {})),
+    "gelu_tanh": Definition(
+        "x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2",
+        lambda x: x * _logistic(2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)),
+        _gelu_tanh,
+    ),
+}
+NUMBERS = {
+    name: number
+    for table in (ACTIVATIONS, FUNCTIONS)
+    for number, name in enumerate((n for n, one in table.items() if one.code), start=1)
+}

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.activation import activation
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
-from blockconv.network.ops import Attributes, Binary, Convolution, GroupNorm, Reshape, Shape
+from blockconv.network.ops import Activate, Attributes, Binary, Convolution, GroupNorm, Reshape, Shape
 from blockconv.network.rest import Rest
 
 __all__ = ["Emitter", "Translation", "Unsupported", "element_type"]
@@ -219,6 +220,20 @@ class Translation:
             else:
                 a = self.emit(Binary("mul"), a, self.constant(np.ones(shape, a.dtype), "ones"), helps=True)
         return self.emit(Binary(kind), a, b)
+
+    def leaky(self, x: Tensor, slope: Array) -> Tensor:
+        """x, and slope * x where x is negative; slope broadcasts to x."""
+        if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
+            raise self.error("slope", slope.shape, f"has to broadcast to the input's shape, {x.shape}")
+        slope = np.asarray(slope, x.type.dtype)
+        if slope.size and (slope == slope.flat[0]).all():
+            return self.emit(Activate(activation(("leaky_relu", float(slope.flat[0])))), x)
+        factors = self.constant(slope, "slope")
+        if np.all((slope <= 1) & (slope != 0)):  # the larger of x and slope * x; 0 * infinity would be NaN
+            return self.binary("max", x, self.emit(Binary("mul"), x, factors, helps=True))
+        above = self.emit(Activate(activation("relu")), x, helps=True)
+        below = self.emit(Activate(activation(("clip", -math.inf, 0.0))), x, helps=True)
+        return self.binary("add", above, self.emit(Binary("mul"), below, factors, helps=True))
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape; itself if it has that."""

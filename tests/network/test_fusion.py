@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from blockconv.core.activation import activation
+from blockconv.core.activation import activation, function
 from blockconv.core.errors import NetworkError
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
@@ -130,6 +130,13 @@ def test_activations_follow_one_another_only_if_one_says_both():
     assert b.fused(y) == ["conv2d"]
     b = Lab()
     assert b.fused(b.activation(b.conv(b.x, activation="tanh"), "relu")) == ["conv2d", "activation"]
+
+
+def test_functions_stay_by_themselves():
+    b, exp = Lab(), ops.Activate(function("exp"))
+    y = b.concat(b.conv(b.x), b.scaled(b.x))
+    found = b.fused(b.add(exp, b.conv(b.x)), b.add(exp, y), b.add(RELU, b.add(exp, b.scaled(b.x))))
+    assert sorted(found) == [*["activation"] * 4, "affine", "affine", "concat", "conv2d", "conv2d"]
 
 
 @pytest.mark.parametrize("swap", [False, True])

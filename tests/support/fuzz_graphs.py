@@ -287,6 +287,33 @@ def _with_attributes(g: Graph, op: str) -> None:
     g.add(op, g.take(), **given)
 
 
+@_op("Abs", "Neg", "Exp", "Erf", "Softplus", "Softsign", "Sin", "Cos", "Elu", "Selu")
+def _function(g: Graph, op: str) -> None:
+    given = {"alpha": g.number(0.3, 2.0)} if op == "Elu" and g.chance(0.7) else {}
+    x = g.take() if op not in ("Abs", "Neg") or g.chance(0.9) else g.take(np.int8, np.int32)
+    # What the exponential and the periods of what is large are depends on the digits that rounding takes.
+    g.add(op, g.add("Tanh", x) if op in ("Exp", "Sin", "Cos") else x, **given)
+
+
+@_op("Log", "Sqrt", "Reciprocal", "Pow")
+def _of_positive(g: Graph, op: str) -> None:
+    x = g.take()
+    if op != "Pow":
+        g.add(op, g.add("Add", g.add("Abs", x), np.asarray(0.5, x.dtype)))
+        return
+    exponent = g.pick((2, 3, 2, 0.5, -1, -0.5, 1, 1.7))
+    positive = g.add("Add", g.add("Abs", x), np.asarray(0.5, x.dtype)) if exponent not in (1, 2, 3) else x
+    g.add("Pow", positive, np.full(g.pick(((), (1,))), exponent, x.dtype))
+
+
+@_op("PRelu")
+def _prelu(g: Graph) -> None:
+    x = g.take(ranks=(4, 4, 3, 2, 1))
+    shape: tuple[int, ...] = (x.shape[1], *(1,) * (x.rank - 2)) if x.rank > 1 and g.chance(0.7) else ()
+    slope = g.array(shape, x.dtype, g.pick((0.2, 2)))
+    g.add("PRelu", x, slope if g.opset >= 9 or shape else slope.reshape(1))
+
+
 @_op("Clip")
 def _clip(g: Graph) -> None:
     x = g.take() if g.chance(0.85) else g.take(*BYTES, np.int32)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from blockconv.core.activation import ACTIVATIONS, activation
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import FloatType, numpy_dtype
 from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
@@ -48,9 +48,74 @@ def _activation(name: str, attributes: dict[str, float]) -> Translator:
     return translate
 
 
+def _function(name: str, attributes: dict[str, float]) -> Translator:
+    def translate(call: Call) -> Tensor:
+        values = [call.attribute(key, default) for key, default in attributes.items()]
+        return call.emit(ops.Activate(function(name, *values)), _floats(call))
+
+    return translate
+
+
+def _floats(call: Call) -> Tensor:
+    """The first input, which has to be of floats."""
+    x = call.input()
+    if not x.type.is_float:
+        raise Unsupported(f"of {x.dtype}")
+    return x
+
+
+_OF_FLOATS = "floats"
 for _name, _definition in ACTIVATIONS.items():
     if _definition.onnx:
         _op(_definition.onnx[0])(_activation(_name, _definition.onnx[1]))
+for _name, _definition in FUNCTIONS.items():
+    if _definition.onnx:
+        _op(_definition.onnx[0], since=6, limits=_OF_FLOATS)(_function(_name, _definition.onnx[1]))
+_op("Selu", since=6, limits=_OF_FLOATS)(_function("elu", {"alpha": 1.67326319217681884765625, "gamma": 1.0507010221}))
+
+
+@_op("Elu", since=6, limits=_OF_FLOATS)
+def _elu(call: Call) -> Tensor:
+    """With alpha 1, as mostly, it is Celu, which a convolution takes in."""
+    alpha = call.attribute("alpha", 1.0)
+    return call.emit(ops.Activate(activation("celu") if alpha == 1 else function("elu", alpha)), _floats(call))
+
+
+@_op("Neg", since=6, limits=_OF_FLOATS)
+def _neg(call: Call) -> Tensor:
+    return call.binary("mul", _floats(call), _number(call, -1))
+
+
+@_op("Reciprocal", since=6)
+def _reciprocal(call: Call) -> Tensor:
+    return call.binary("div", _number(call, 1), call.input())
+
+
+def _number(call: Call, value: float) -> Tensor:
+    """A constant of the first input's type."""
+    return call.constant(np.asarray(value, call.input().type.dtype), "number")
+
+
+@_op("Pow", since=7, limits="floats; the exponent a constant number, one of -1, -0.5, 0.5, 1, 2, 3")
+def _pow(call: Call) -> Tensor:
+    """The power 0.5 of minus infinity is NaN, as its root is."""
+    x, exponent = _floats(call), call.array(1, "exponent")
+    power = float(exponent.reshape(-1)[0]) if exponent.size == 1 and exponent.ndim <= len(x.shape) else math.nan
+    if power not in (-1, -0.5, 0.5, 1, 2, 3):
+        raise Unsupported(f"the exponent {exponent if exponent.size < 5 else exponent.shape}")
+    y = x
+    if power in (2, 3):
+        for _ in range(int(power) - 1):
+            y = call.binary("mul", y, x)
+    elif power != 1:
+        y = call.emit(ops.Activate(function("sqrt")), x) if abs(power) == 0.5 else x
+        y = call.binary("div", _number(call, 1), y) if power < 0 else y
+    return y
+
+
+@_op("PRelu", since=7, limits="a constant slope")
+def _prelu(call: Call) -> Tensor:
+    return call.leaky(_floats(call), call.array(1, "slope"))
 
 
 @_op("HardSwish")
@@ -70,11 +135,12 @@ def _swish(call: Call) -> Tensor:
     return call.emit(ops.Activate(activation("silu")), call.input())
 
 
-@_op("Gelu", limits="not the tanh approximation")
+@_op("Gelu")
 def _gelu(call: Call) -> Tensor:
-    if call.attribute("approximate", "none") != "none":
-        raise Unsupported(f"approximate={call.attribute('approximate')!r}: the tanh approximation")
-    return call.emit(ops.Activate(activation("gelu")), call.input())
+    approximate = call.attribute("approximate", "none")
+    if approximate not in ("none", "tanh"):
+        raise call.error("approximate", approximate, "has to be none or tanh")
+    return call.emit(ops.Activate(function("gelu_tanh") if approximate == "tanh" else activation("gelu")), call.input())
 
 
 @_op("Clip", limits="constant bounds")

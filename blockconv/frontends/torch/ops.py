@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blockconv.core.activation import activation
+from blockconv.core.activation import activation, function
 from blockconv.core.types import FloatType
 from blockconv.frontends.torch.reader import Call, Constant, Translator, Value, hint
 from blockconv.network import ops
@@ -37,7 +37,7 @@ HEAVY = frozenset(
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
     {
-        *("hardsigmoid", "hardswish", "mish", "silu", "celu", "_prelu_kernel"),
+        *("hardsigmoid", "hardswish", "mish", "silu", "celu", "softplus", "_prelu_kernel"),
         *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
         *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
         # These run in PyTorch, where one op is faster than its parts.
@@ -254,45 +254,52 @@ def _bounds(call: Call) -> tuple[str, float, float]:
     return "clip", min(low, high), high
 
 
-def _gelu_name(call: Call) -> str:
-    if call["approximate"] != "none":
-        raise Unsupported(f"approximate={call['approximate']!r}")
-    return "gelu"
-
-
 for _name in ("relu", "relu6", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid", "mish"):
     _activation(_name, spec=lambda call, name=_name: name)  # type: ignore[misc]
 _activation("hardtanh", "clamp", "clamp_min", "clamp_max", spec=_bounds)
 _activation("leaky_relu", spec=lambda call: ("leaky_relu", call["negative_slope"]))
-_activation("gelu", spec=_gelu_name)
 _activation("celu", spec=lambda call: ("celu", call["alpha"]))
+
+
+for _name in ("abs", "exp", "log", "sqrt", "erf", "sin", "cos"):
+    _op(_name)(lambda call, name=_name: call.emit(ops.Activate(function(name)), _floats(call)))  # type: ignore[misc]
+
+
+def _floats(call: Call) -> Tensor:
+    """The input, which has to be of floats."""
+    x = call.input()
+    if not x.type.is_float:
+        raise Unsupported(f"of {x.type}")
+    return x
+
+
+@_op("gelu")
+def _gelu(call: Call) -> Tensor:
+    act = function("gelu_tanh") if call["approximate"] == "tanh" else activation("gelu")
+    return call.emit(ops.Activate(act), call.input())
+
+
+@_op("softplus")
+def _softplus(call: Call) -> Tensor:
+    if call["beta"] != 1:
+        raise Unsupported(f"beta={call['beta']}")
+    return call.emit(ops.Activate(function("softplus")), call.input())
 
 
 @_op("elu")
 def _elu(call: Call) -> Tensor:
     """scale * (max(x, 0) + min(alpha * (exp(input_scale * x) - 1), 0))."""
     alpha, scale, of_input = (float(call[name]) for name in ("alpha", "scale", "input_scale"))
-    x = call.input()
     if of_input != 1:
         raise Unsupported(f"input_scale={of_input}")
-    if alpha == 1 and scale == 1:
-        return call.emit(ops.Activate(activation("celu")), x)
-    above = call.emit(ops.Activate(activation("relu")), x)
-    below = call.emit(
-        ops.Activate(activation("celu")), call.emit(ops.Activate(activation(("clip", -math.inf, 0.0))), x)
-    )
-    scaled = call.binary("mul", above, _number(call, scale, x)) if scale != 1 else above
-    return call.binary("add", scaled, call.binary("mul", below, _number(call, alpha * scale, x)))
+    act = activation("celu") if alpha == 1 and scale == 1 else function("elu", alpha, scale)
+    return call.emit(ops.Activate(act), call.input())
 
 
 @_op("_prelu_kernel", "prelu")
 def _prelu(call: Call) -> Tensor:
-    x, slope = call.input(), call.input("weight")
-    if len(slope.shape) == 1 and len(x.shape) > 1:
-        slope = call.parameter("weight", lambda w: w.reshape(-1, *(1,) * (len(x.shape) - 2)))
-    above = call.emit(ops.Activate(activation("relu")), x)
-    below = call.emit(ops.Activate(activation(("clip", -math.inf, 0.0))), x)
-    return call.binary("add", above, call.binary("mul", below, slope))
+    x, slope = call.input(), call.array("weight")
+    return call.leaky(x, slope.reshape(-1, *(1,) * (len(x.shape) - 2)) if slope.ndim == 1 < len(x.shape) else slope)
 
 
 def _number(call: Call, value: float, like: Tensor) -> Tensor:
@@ -358,8 +365,10 @@ def _reciprocal(call: Call) -> Tensor:
 
 @_op("pow")
 def _pow(call: Call) -> Tensor:
-    if call["exponent"] != 2 or not isinstance(call["self"], Tensor):
-        raise Unsupported("an exponent other than 2")
+    if call["exponent"] not in (0.5, 2) or not isinstance(call["self"], Tensor):
+        raise Unsupported("an exponent other than 2 and 0.5")
+    if call["exponent"] == 0.5:
+        return call.emit(ops.Activate(function("sqrt")), _floats(call))
     return call.binary("mul", call.input(), call.input())
 
 

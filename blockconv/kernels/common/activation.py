@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind
+from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind, Definition
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, const, pointer
@@ -33,15 +33,19 @@ def activation_arguments(act: Activation) -> ActivationArguments:
     return ActivationArguments(number=act.number, first=first, second=second)
 
 
-def activate(v: Vectors, x: Any, number: Any, parameters: list[Any]) -> Any:
-    """The activation of this number at run time on the vector `x`; unknown numbers leave it as it is."""
+def activate(v: Vectors, x: Any, number: Any, parameters: list[Any], table: dict[str, Definition] = ACTIVATIONS) -> Any:
+    """The activation of this number at run time on the vector `x`; unknown numbers leave it as it is.
+
+    table: which of `ACTIVATIONS` and `FUNCTIONS` the number is of.
+    """
     start = v.b.block
     done = v.b.append_basic_block("activated")
     switch = v.b.switch(number, done)
     results = [(x, start)]
-    for name, value in NUMBERS.items():
-        definition = ACTIVATIONS[name]
-        assert definition.code is not None
+    for name, definition in table.items():
+        if definition.code is None:
+            continue
+        value = NUMBERS[name]
         block = v.b.append_basic_block(f"activation_{value}")
         switch.add_case(ir.Constant(I64, value), block)
         v.b.position_at_end(block)

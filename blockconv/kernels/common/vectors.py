@@ -287,6 +287,13 @@ class Vectors:
         """The larger of each lane; `y` where one is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
+    def magnitude(self, x: Any) -> Any:
+        """|x|."""
+        return call_llvm(self.b, f"llvm.fabs.{self.suffix()}", self.kind, [x])
+
+    def sqrt(self, x: Any) -> Any:
+        return call_llvm(self.b, f"llvm.sqrt.{self.suffix()}", self.kind, [x])
+
     def fold(self, x: Any, combine: Callable[[Any, Any], Any], period: int = 1) -> Any:
         """All lanes of `x` that are a multiple of `period` apart combined, in every one of these lanes."""
         half = self.lanes // 2

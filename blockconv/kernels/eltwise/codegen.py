@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
-from blockconv.core.activation import ActivationKind
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, emitted, pointer
@@ -136,7 +136,7 @@ def eltwise_extent(
     act: an `ActivationKind`. masked: the result is zero where the mask says so. inner: elements that are repeated.
     """
     count = math.lcm(inner, lanes) // lanes if operand == Operand.REPEATED else 1
-    unroll = count if act == ActivationKind.OTHER or masked else -(-UNROLL // count) * count
+    unroll = count if act >= ActivationKind.OTHER or masked else -(-UNROLL // count) * count
 
     @emitted
     def compute(builder: Any, x: Extents) -> None:
@@ -214,4 +214,5 @@ def _activation(v: Vectors, act: int, address: Any) -> Any:
     if act == ActivationKind.CLIP:
         low, high = map(v.splat, parameters)
         return lambda x: v.clip(x, low, high)
-    return lambda x: activate(v, x, given.number, parameters)
+    table = FUNCTIONS if act == ActivationKind.FUNCTION else ACTIVATIONS
+    return lambda x: activate(v, x, given.number, parameters, table)

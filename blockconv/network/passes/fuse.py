@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.activation import Activation, activation
+from blockconv.core.activation import Activation, ActivationKind, activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.types import FloatType, element
 from blockconv.network.graph import Network, Node
@@ -226,7 +226,7 @@ def _gives_floats(attributes: Attributes) -> bool:
 
 
 def _activation_into(edit: Edit, node: Node) -> bool:
-    if not isinstance(node.attributes, Activate):
+    if not isinstance(node.attributes, Activate) or node.attributes.activation.kind == ActivationKind.FUNCTION:
         return False
     for kind in (Convolution, Affine, Binary, Activate):
         before = edit.private(node.inputs[0], kind)
@@ -245,6 +245,8 @@ def _activation_before_concat(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Activate) or concat is None:
         return False
     act, parts = node.attributes.activation, list(concat[0].inputs)
+    if act.kind == ActivationKind.FUNCTION:
+        return False
     at = [i for i, name in enumerate(parts) if not (act.name == "relu" and _is_nonnegative(edit, name))]
     if not all(any(edit.private(parts[i], kind) for kind in (Convolution, Affine, Binary)) for i in at):
         return False

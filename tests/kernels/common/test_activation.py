@@ -146,6 +146,7 @@ def test_specifications():
 
 NONE = (
     "swish2",
+    "exp",  # a function, which no convolution ends with
     ("relu", 1),
     ("clip", 1, 2, 3),
     ("clip", 3.0, -1.0),

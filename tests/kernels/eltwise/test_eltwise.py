@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from storage_oracle import Array
 
 from blockconv import Layout
-from blockconv.core.activation import activation
+from blockconv.core.activation import FUNCTIONS, ActivationKind, activation, function
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
 from blockconv.kernels.table import Request
+from blockconv.runtime import Program
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -138,6 +139,62 @@ def test_every_activation(name: str, dtype: str) -> None:
     for layout in ("NCHW16", "NHWC"):
         p = ActivationProblem(shape)
         check("activation", p, layout, [(x, layout)], wanted, exact=False, activation=activation(name))
+
+
+FUNCTION_CASES = [*((name,) for name in FUNCTIONS), ("elu", 0.3), ("elu", 1.6732632, 1.050701)]
+
+
+def by_torch(name: str, x: Array, parameters: tuple[float, ...]) -> Array:
+    """A function of float64 by PyTorch, which knows nothing of ours."""
+    torch = pytest.importorskip("torch")
+    of = torch.nn.functional
+    known = {
+        "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+        "softsign": of.softsign,
+        "gelu_tanh": lambda x: x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x)),
+        "elu": lambda x, alpha=1.0, gamma=1.0: gamma * of.elu(x, alpha),
+    }
+    function = known.get(name) or getattr(torch, name)
+    found: Array = function(torch.from_numpy(x.astype("f8")), *parameters).numpy()
+    return found
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize("case", FUNCTION_CASES, ids=str)
+@pytest.mark.sampled(3)
+def test_every_function_in_every_layout(case: tuple[Any, ...], layout: str) -> None:
+    """A function of zero may be no zero, and tails are zero then too."""
+    for dtype, shape in itertools.product(("float32", "float64"), ((2, 20, 6, 7), (1, 1, 1, 1))):
+        x = np.random.default_rng(3).standard_normal(shape).astype(dtype) * 8
+        special = [np.nan, np.inf, -np.inf, 0][: x.size]
+        x.reshape(-1)[: len(special)] = special
+        wanted = by_torch(case[0], x, case[1:]).astype(dtype)
+        if wanted.size > 1:
+            assert np.isnan(wanted).any()
+        p, act = ActivationProblem(shape), function(*case)
+        assert act.kind == ActivationKind.FUNCTION
+        check("activation", p, layout, [(x, layout)], wanted, exact=False, activation=act)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", FUNCTION_CASES, ids=str)
+def test_functions_keep_the_digits_of_each_value(case: tuple[Any, ...], dtype: str) -> None:
+    """Near zero, up to the ends of the range; the definition in NumPy too."""
+    x = np.concatenate([np.linspace(-1, 1, 2001), np.linspace(-87, 88.7, 2001), np.logspace(-30, 1, 301)])
+    x = np.concatenate([x, -x[-301:], [0.0, 89.5, -1e4, 1e30, np.nan, np.inf, -np.inf]]).astype(dtype)
+    if case[0] == "gelu_tanh":
+        x = x[~(x < -4)]  # below, the digits of x decide
+    wanted, act = by_torch(case[0], x, case[1:]), function(*case)
+    p, nchw, found = ActivationProblem((1, 1, 1, x.size)), Layout("NCHW"), np.empty_like(x)
+    (row,) = [row for row in TABLE if row.op == "activation"]
+    ops = row.prepare(p, nchw, nchw, Types.all(dtype), activation=act).ops()
+    Program(ops).run([x.ctypes.data, found.ctypes.data], 1)
+    # Beside a zero of a periodic function, the distance to the zero counts.
+    least = {"sin": 1e-7, "cos": 1e-7}.get(case[0], 1.2e-38)
+    rtol, atol = (1e-6, least) if dtype == "float32" else (2e-15, 1e-15)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(found, wanted.astype(dtype), rtol=rtol, atol=atol)
+        np.testing.assert_allclose(act.reference(x.astype("f8")), wanted, rtol=1e-14, atol=1e-15)
 
 
 def test_float64() -> None:
