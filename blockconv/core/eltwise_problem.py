@@ -40,6 +40,7 @@ __all__ = [
     "LrnProblem",
     "NearestMode",
     "PadProblem",
+    "ReduceKind",
     "ReduceMeanProblem",
     "ResizeMode",
     "ResizeProblem",
@@ -53,6 +54,7 @@ __all__ = [
 
 
 BinaryKind = Literal["add", "sub", "mul", "div", "max", "min"]
+ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 ResizeMode = Literal["nearest", "linear"]
 Coordinates = Literal["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"]
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -464,19 +466,21 @@ class TransposeProblem(_Shaped):
 
 @dataclass(frozen=True)
 class ReduceMeanProblem(_Shaped):
-    """The mean of a row-major array over `axes`, which keep size 1 in the result."""
+    """The mean of an array over `axes`, which keep size 1 in the result; or its sum, maximum, minimum or product."""
 
     shape: Shape
     axes: Shape
+    kind: ReduceKind = "mean"
 
     def __post_init__(self) -> None:
         op = "reduce_mean"
+        check_word(op, "kind", self.kind, ReduceKind)
         set_field(self, "shape", checked_shape(op, "shape", self.shape))
         axes = sorted({checked_axis(op, axis, len(self.shape)) for axis in checked_whole(op, "axes", self.axes)})
         set_field(self, "axes", tuple(axes))
         if any(self.shape[axis] == 0 for axis in axes):
             raise ArgumentError(
-                op, "axes", self.axes, f"must not be empty in {self.shape}: the mean of no elements is undefined"
+                op, "axes", self.axes, f"must not be empty in {self.shape}: the {self.kind} of no elements is undefined"
             )
 
     @property

@@ -40,6 +40,7 @@ def model(op: str, opset: int, x: np.ndarray, constants: dict[str, Any], outputs
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+REDUCED = ("Sum", "Max", "Min", "Prod", "L1", "L2", "SumSquare")
 CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("Slice", 9, {}, {"starts": [1, -3], "ends": [100, -1], "axes": [1, 2]}),
     ("Slice", 9, {}, {"starts": [0, 1], "ends": [1, 4]}),
@@ -60,6 +61,10 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("ReduceMean", 13, {}, {}),
     ("ReduceMean", 18, {"a": ints(2, 3)}, {"keepdims": 0}),
     ("ReduceMean", 18, {}, {"noop_with_empty_axes": 1}),
+    *((f"Reduce{of}", 11, {}, {"axes": [-1, 1]}) for of in REDUCED),
+    *((f"Reduce{of}", 18, {"a": ints(2)}, {"keepdims": 0}) for of in REDUCED),
+    *((f"Reduce{of}", 18, {}, {}) for of in REDUCED),
+    *((f"Reduce{of}", 18, {}, {"noop_with_empty_axes": 1}) for of in REDUCED[:4]),
     ("Dropout", 7, {}, {"ratio": 0.4}),
     ("Dropout", 13, {"r": np.float32(0.4), "t": np.array(False)}, {}),
     ("Upsample", 9, {"s": np.array([1, 1, 2, 3], np.float32)}, {"mode": "nearest"}),

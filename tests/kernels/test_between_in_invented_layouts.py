@@ -166,6 +166,9 @@ def test_mean(layout: str) -> None:
         x = integers(shape)
         wanted = (x.astype("f8").mean(axes, keepdims=True) if axes else x).astype("f4")
         run("reduce_mean", ReduceMeanProblem(shape, axes), layout, [x], wanted, exact=False, scale=8.0)
+        below = x - 20  # the maximum of what is missing is not zero
+        wanted = below.max(axes, keepdims=True) if axes else below
+        run("reduce_mean", ReduceMeanProblem(shape, axes, "max"), layout, [below], wanted)
 
 
 def sampled(count: int, seed: int) -> list[tuple[str, str]]:

@@ -57,6 +57,8 @@ CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
     ("norm", ops.GroupNorm(2), "NCHW8", B, SELDOM),
     ("norm", ops.GroupNorm(2), "NHWC", F, SELDOM),
     ("mean", ops.ReduceMean((2,), True), "NCHW8", F, SELDOM),
+    ("sum", ops.Reduce((2,)), "NCHW8", F, SELDOM),
+    ("maximum", ops.Reduce((0, 3), kind="max"), "NHWC", B, ALWAYS),
     ("linear", LINEAR, "NCHW", B, SELDOM),
     ("linear", LINEAR, "NCHW16", F, SELDOM),
     ("nearest", NEAREST, "NCHW8", B, SELDOM),

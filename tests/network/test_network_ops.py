@@ -189,6 +189,25 @@ def test_reduce_mean(shape: tuple[int, ...]) -> None:
             check("reduce_mean", ReduceMeanProblem(shape, axes), rank, [(x, rank)], wanted, exact=False, scale=15.0)
 
 
+@pytest.mark.parametrize(
+    "shape", [(5,), (4, 5, 6), (2, 17, 4, 9), (2, 3, 2, 3, 2, 40), (1, 7, 1, 300), (3, 1, 700)], ids=str
+)
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "prod"])
+def test_other_reductions(kind: Any, shape: tuple[int, ...]) -> None:
+    """Of negative numbers, where what a vector lacks would be the largest as zero; NaN and infinities go everywhere."""
+    rank = "abcdef"[: len(shape)]
+    for sign, dtype in ((1, "f4"), (-1, "f8"), (-1, "f4")):
+        x = np.copysign(np.random.default_rng(len(shape)).uniform(0.9, 1.1, shape), sign).astype(dtype)
+        if sign < 0 and dtype == "f4":
+            x.reshape(-1)[[0, 2, -1]] = np.nan, np.inf, -np.inf
+        for count in range(len(shape) + 1):
+            for axes in itertools.combinations(range(len(shape)), count):
+                with np.errstate(all="ignore"):
+                    wanted = (getattr(x.astype("f8"), kind)(axes, keepdims=True) if axes else x).astype(dtype)
+                p = ReduceMeanProblem(shape, axes, kind)
+                check("reduce_mean", p, rank, [(x, rank)], wanted, exact=kind in ("max", "min"), tolerance=1e-5)
+
+
 @pytest.mark.parametrize("axes", [(0,), (1,)])
 def test_a_mean_of_many_loses_little(axes: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).random((5000, 5000 // 50) if axes == (0,) else (3, 100_000), np.float32)

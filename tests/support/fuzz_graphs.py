@@ -582,14 +582,16 @@ def _pad(g: Graph) -> None:
         _pool_of(g, y, "MaxPool" if value else g.pick(("MaxPool", "AveragePool")))
 
 
-@_op("ReduceMean")
-def _reduce_mean(g: Graph) -> None:
+@_op("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+def _reduce(g: Graph, op: str) -> None:
     x = g.take(ranks=(4, 4, 3, 2, 1))
+    if op == "ReduceProd":  # of many, it leaves the range
+        x = g.add("Tanh", x)
     axes = [2, 3] if x.rank == 4 and g.chance(0.4) else [a for a in range(x.rank) if g.chance(0.5)]
     more = {"keepdims": g.pick((0, 1))} if g.chance(0.7) else {}
     if g.opset >= 18 and g.chance(0.15):
         more["noop_with_empty_axes"] = g.pick((0, 1))
-    _with_axes(g, "ReduceMean", x, axes if axes and g.chance(0.9) else None, since=18, **more)
+    _with_axes(g, op, x, axes if axes and g.chance(0.9) else None, since=13 if op == "ReduceSum" else 18, **more)
 
 
 @_op("Resize", "Upsample")

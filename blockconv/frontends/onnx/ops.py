@@ -99,7 +99,7 @@ def _number(call: Call, value: float) -> Tensor:
 @_op("Pow", since=7, limits="floats; the exponent a constant number, one of -1, -0.5, 0.5, 1, 2, 3")
 def _pow(call: Call) -> Tensor:
     """The power 0.5 of minus infinity is NaN, as its root is."""
-    x, exponent = _floats(call), call.array(1, "exponent")
+    exponent, x = call.array(1, "exponent"), _floats(call)
     power = float(exponent.reshape(-1)[0]) if exponent.size == 1 and exponent.ndim <= len(x.shape) else math.nan
     if power not in (-1, -0.5, 0.5, 1, 2, 3):
         raise Unsupported(f"the exponent {exponent if exponent.size < 5 else exponent.shape}")
@@ -115,7 +115,8 @@ def _pow(call: Call) -> Tensor:
 
 @_op("PRelu", since=7, limits="a constant slope")
 def _prelu(call: Call) -> Tensor:
-    return call.leaky(_floats(call), call.array(1, "slope"))
+    slope = call.array(1, "slope")
+    return call.leaky(_floats(call), slope)
 
 
 @_op("HardSwish")

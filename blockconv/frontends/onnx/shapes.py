@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode, simplest_fraction
+from blockconv.core.activation import function
+from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES
 from blockconv.frontends.onnx.scope import Call, Op, registered
@@ -161,13 +162,54 @@ def _pad(call: Call) -> Tensor:
 
 @_op("ReduceMean", limits="constant axes")
 def _reduce_mean(call: Call) -> Tensor:
-    x = call.input()
+    axes = _reduced_axes(call)
+    return call.input() if axes is None else call.emit(ops.ReduceMean(axes, _keeps(call)), call.input())
+
+
+_REDUCED: dict[str, ReduceKind] = {
+    "ReduceSum": "sum",
+    "ReduceMax": "max",
+    "ReduceMin": "min",
+    "ReduceProd": "prod",
+    "ReduceL1": "sum",
+    "ReduceL2": "sum",
+    "ReduceSumSquare": "sum",
+}
+
+
+@_op(*_REDUCED, limits="floats; constant axes, none of them empty")
+def _reduce(call: Call) -> Tensor:
+    """ReduceL2 and ReduceSumSquare square what may be beyond 16 bits: as float32."""
+    x, op, axes = call.input(), call.node.op_type, _reduced_axes(call)
+    squares, absolute = op in ("ReduceL2", "ReduceSumSquare"), op == "ReduceL1"
+    if not x.type.is_float:
+        raise Unsupported(f"of {x.dtype}")
+    if axes is None and not (squares or absolute):
+        return x
+    if axes is None or any(x.shape[axis] == 0 for axis in axes):
+        raise Unsupported("no axes" if axes is None else f"axes={axes}: an empty axis of {x.shape}")
+    made, narrow = ops.Reduce(axes, _keeps(call), _REDUCED[op]), x.type.is_half and squares
+    if absolute:
+        x = call.emit(ops.Activate(function("abs")), x, helps=True)
+    if squares:
+        wide = call.emit(ops.Cast("float32"), x, helps=True) if narrow else x
+        x = call.emit(ops.Binary("mul"), wide, wide, helps=True)
+    y = call.emit(made, x)
+    y = call.emit(ops.Activate(function("sqrt")), y) if op == "ReduceL2" else y
+    return call.emit(ops.Cast(call.input().type.name), y) if narrow else y  # type: ignore[arg-type]
+
+
+def _keeps(call: Call) -> bool:
+    return bool(call.attribute("keepdims", 1) == 1)
+
+
+def _reduced_axes(call: Call) -> tuple[int, ...] | None:
+    """The axes of a reduction, sorted; None if it reduces nothing."""
+    rank = len(call.input().shape)
     axes: Sequence[int] | None = call.ints(1, "axes") if call.has(1) else call.attribute("axes")
     if not axes and call.attribute("noop_with_empty_axes", 0):
-        return x
-    given = axes or range(len(x.shape))
-    found = tuple(sorted({call.axis(axis, len(x.shape)) for axis in given}))
-    return call.emit(ops.ReduceMean(found, call.attribute("keepdims", 1) == 1), x)
+        return None
+    return tuple(sorted({call.axis(axis, rank) for axis in axes or range(rank)}))
 
 
 _RESIZED = "along H and W; modes nearest and linear; constant scales or sizes"

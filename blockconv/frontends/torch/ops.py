@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from blockconv.core.activation import activation, function
+from blockconv.core.eltwise_problem import ReduceKind
 from blockconv.core.types import FloatType
 from blockconv.frontends.torch.reader import Call, Constant, Translator, Value, hint
 from blockconv.network import ops
@@ -424,13 +425,24 @@ def _softmax(call: Call) -> Tensor:
 
 @_op("mean")
 def _mean(call: Call) -> Tensor:
-    return _reduced(call)
+    if call.get("dtype") is not None:
+        raise Unsupported("a change of type")
+    return call.emit(ops.ReduceMean(_reduced_axes(call), bool(call.get("keepdim", False))), call.input())
 
 
 @_op("sum")
 def _sum(call: Call) -> Tensor:
-    count = math.prod(call.input().shape[axis] for axis in _reduced_axes(call))
-    return call.binary("mul", _reduced(call), _number(call, float(count), call.input()))
+    return _reduced(call, call.input(), "sum")
+
+
+@_op("linalg_vector_norm")
+def _norm(call: Call) -> Tensor:
+    x = _floats(call)
+    if call["ord"] not in (1, 2) or x.type.is_half:
+        raise Unsupported(f"ord={call['ord']} of {x.type}")
+    if call["ord"] == 1:
+        return _reduced(call, call.emit(ops.Activate(function("abs")), x), "sum")
+    return call.emit(ops.Activate(function("sqrt")), _reduced(call, call.binary("mul", x, x), "sum"))
 
 
 def _reduced_axes(call: Call) -> tuple[int, ...]:
@@ -438,17 +450,25 @@ def _reduced_axes(call: Call) -> tuple[int, ...]:
     return tuple(sorted(call.axis(axis, rank) for axis in call.get("dim") or range(rank)))
 
 
-def _reduced(call: Call) -> Tensor:
+def _reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
+    axes = _reduced_axes(call)
     if call.get("dtype") is not None:
         raise Unsupported("a change of type")
-    return call.emit(ops.ReduceMean(_reduced_axes(call), bool(call.get("keepdim", False))), call.input())
+    if not x.type.is_float or any(x.shape[axis] == 0 for axis in axes):
+        raise Unsupported(f"dim={axes} of {x.type} of shape {x.shape}")
+    return call.emit(ops.Reduce(axes, bool(call.get("keepdim", False)), kind), x)
+
+
+@_op("amin")
+def _amin(call: Call) -> Tensor:
+    return _reduced(call, call.input(), "min")
 
 
 @_op("amax")
 def _amax(call: Call) -> Tensor:
     x, axes = call.input(), _reduced_axes(call)
     if len(x.shape) != 4 or axes != (2, 3):
-        raise Unsupported(f"dim={call['dim']} of {len(x.shape)} dimensions")
+        return _reduced(call, x, "max")
     y = call.emit(ops.Pool2d("max"), x)
     return y if call["keepdim"] else call.reshape(y, x.shape[:2])
 

@@ -1,7 +1,9 @@
-"""Sums of rows, as vector code."""
+"""Sums of rows, or their products, maxima and minima, as vector code."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -9,10 +11,38 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted, opaque, shuffle
 from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Summands", "divide", "rows_at_once", "sum_of_rows"]
+__all__ = ["Combine", "Summands", "begin_sums", "divide", "rows_at_once", "sum_of_rows"]
 
 ACCUMULATORS = 4  # so that an addition need not wait for the one before
+
+
+class Combine:
+    """What makes one of two elements. FIRST: what a result begins with, of each."""
+
+    ADD, MAX, MIN, MUL = range(4)
+    FIRST = (0.0, -math.inf, math.inf, 1.0)
+
+
+def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
+    if how in (Combine.ADD, Combine.MUL):
+        return v.add if how == Combine.ADD else v.mul
+    b, word = v.b, ">" if how == Combine.MAX else "<"
+    # A NaN of either stays.
+    return lambda x, y: b.select(b.or_(b.fcmp_ordered(word, x, y), b.fcmp_unordered("uno", x, x)), x, y)
+
+
+def begin_sums(element: ElementType, lanes: int, how: int) -> Any:
+    """Code that writes what `count` contiguous sums begin with, whole vectors of the type that is computed with."""
+
+    @emitted
+    def begin(builder: Any, at: Any, count: Any) -> None:
+        v = Vectors(builder, element.computed, lanes)
+        first = v.c(Combine.FIRST[how])
+        v.each(count, lambda offset, mask: v.store(first, builder.add(at, offset), mask))
+
+    return begin
 
 
 class Summands(NamedTuple):
@@ -34,32 +64,33 @@ def rows_at_once(vectors: int) -> int:
     return 1 << max(1, ACCUMULATORS // vectors).bit_length() - 1
 
 
-def sum_of_rows(element: ElementType, lanes: int, vectors: int) -> Any:
-    """Code that adds `Summands` of up to so many vectors."""
+def sum_of_rows(element: ElementType, lanes: int, vectors: int, how: int) -> Any:
+    """Code that adds `Summands` of up to so many vectors, or combines them as `how` says, a `Combine`."""
 
     @emitted
     def add_rows(builder: Any, s: Summands) -> None:
         v = Floats(builder, element, lanes)
         with builder.if_else(builder.icmp_signed(">=", s.size, const(vectors * lanes))) as (whole, partly):
             with whole:
-                _add(v, s, [None] * vectors)
+                _add(v, s, [None] * vectors, how)
             with partly:
-                _add(v, s, [v.below(builder.sub(s.size, const(k * lanes))) for k in range(vectors)])
+                _add(v, s, [v.below(builder.sub(s.size, const(k * lanes))) for k in range(vectors)], how)
 
     return add_rows
 
 
-def _add(v: Floats, s: Summands, masks: list[Any]) -> None:
-    b, vectors = v.b, len(masks)
+def _add(v: Floats, s: Summands, masks: list[Any], how: int) -> None:
+    b, vectors, first_value, combine = v.b, len(masks), Combine.FIRST[how], _combine(v, how)
+    missing = first_value or None
     unrolled = rows_at_once(vectors)
-    slots = v.slots(unrolled * vectors, v.zero)
+    slots = v.slots(unrolled * vectors, v.c(first_value))
 
     def add(first: Any, rows: int, stride: Any) -> None:
         at = b.add(s.src, b.mul(first, stride))
         for k in range(rows * vectors):
             row, vector = divmod(k, vectors)
             here = b.add(b.add(at, b.mul(stride, const(row))), const(vector * v.bytes))
-            b.store(v.add(b.load(slots[k]), v.load(here, masks[vector])), slots[k])
+            b.store(combine(b.load(slots[k]), v.load(here, masks[vector], missing)), slots[k])
 
     groups = b.sdiv(s.rows, const(unrolled))
     with cgutils.for_range(b, groups) as loop:
@@ -70,18 +101,18 @@ def _add(v: Floats, s: Summands, masks: list[Any]) -> None:
             add(done, unrolled, s.stride)
         done = b.and_(s.rows, const(-unrolled))
     with b.if_then(b.icmp_signed(">", s.left, const(0))):
-        last = v.load(b.add(s.src, b.mul(s.rows, s.stride)), v.below(s.left))
-        b.store(v.add(b.load(slots[-1]), last), slots[-1])
+        last = v.load(b.add(s.src, b.mul(s.rows, s.stride)), v.below(s.left), missing)
+        b.store(combine(b.load(slots[-1]), last), slots[-1])
     for vector in range(vectors):
         sums = [b.load(slot) for slot in slots[vector::vectors]]
         while len(sums) > 1:
-            sums = [v.add(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+            sums = [combine(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
         total = b.add(s.total, const(vector * v.computed.bytes))
-        v.computed.store(v.add(v.computed.load(total), sums[0]), total)
+        v.computed.store(combine(v.computed.load(total), sums[0]), total)
 
 
-def divide(element: ElementType, lanes: int, period: int) -> Any:
-    """Code that writes `count` contiguous sums divided by a float64.
+def divide(element: ElementType, lanes: int, period: int, how: int) -> Any:
+    """Code that writes `count` contiguous sums divided by a float64. how: a `Combine`.
 
     period: if not 0, the sums are `period` ones, each of the lanes of a vector that are so many apart.
     """
@@ -96,7 +127,7 @@ def divide(element: ElementType, lanes: int, period: int) -> Any:
             v.store(builder.fdiv(sums, divisor), builder.add(dst, offset), mask)
 
         if period:
-            sums, first = v.fold(v.computed.load(src), v.add, period), list(range(period))
+            sums, first = v.fold(v.computed.load(src), _combine(v, how), period), list(range(period))
             sums, divisor = (shuffle(builder, x, x, first) for x in (sums, divisor))
             v.store(builder.fdiv(sums, divisor), dst)
         else:

@@ -1,4 +1,4 @@
-"""The kernel of means over axes."""
+"""The kernels of means over axes, and of sums, products, maxima and minima."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import fill_memory, store_bits
-from blockconv.kernels.reduce.codegen import Summands, divide, sum_of_rows
+from blockconv.jit.ir import store_bits
+from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows
 
 __all__ = ["LOOPS", "WIDE", "FoldedMeanArgs", "MeanArgs", "MeanLoop", "reduce_folded", "reduce_mean"]
 
@@ -30,7 +30,7 @@ class Means(Arguments):
     inner = word("contiguous elements whose means are results", "elements")
     partial = word("rows of a partial sum, which is then added to the total")
     row_steps = word("steps of the innermost summed axis that are a row of elements")
-    count = word("what a mean is made of", "elements")
+    count = word("what a mean is made of, elements; 1 for results that are no means")
     channels = word("that exist, in a layout with blocks of channels; means of others are written as zero")
     block = word("channels in a block")
     blocks = word("blocks of channels")
@@ -70,15 +70,16 @@ def _zero_missing(a, first, count, itemsize):
 
 
 @jit.kernel
-def reduce_mean(element, lanes, vectors, period, ragged):
+def reduce_mean(element, lanes, vectors, period, ragged, how):
     """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
 
     vectors: of a row that are summed at once. period: if not 0, elements of which several make a vector, a row.
-    ragged: some results are of channels that do not exist.
+    ragged: some results are of channels that do not exist. how: a `Combine`.
     """
     kind = ElementType.of(element)
     itemsize, held, width = kind.itemsize, kind.computed.itemsize, vectors * lanes
-    add_rows, quotients = sum_of_rows(kind, lanes, vectors), divide(kind, lanes, period)
+    add_rows, quotients = sum_of_rows(kind, lanes, vectors, how), divide(kind, lanes, period, how)
+    begin = begin_sums(kind, lanes, how)
 
     def kernel(args, first, last, scratch):
         a = MeanArgs(args)
@@ -95,7 +96,7 @@ def reduce_mean(element, lanes, vectors, period, ragged):
             origin += lines % a.kept[1].size * a.kept[1].stride + lines // a.kept[1].size * a.kept[0].stride
             for step in range(start, end):
                 src, result = origin + step * line.stride, (lines * line.size + step) * inner + at
-                fill_memory(scratch, (row + width - 1) // width * width * held, 0)
+                begin(scratch, (row + width - 1) // width * width)
                 for i in range(outer.size):
                     for j in range(middle.size):
                         here = src + i * outer.stride + j * middle.stride
@@ -113,15 +114,15 @@ def reduce_mean(element, lanes, vectors, period, ragged):
 
 
 @jit.kernel
-def reduce_folded(element, lanes, vectors, period, ragged):
+def reduce_folded(element, lanes, vectors, period, ragged, how):
     """A task is some lines of each row of one step of the outer loop. Scratch: the sums of the rows, and of a line.
 
     Options are as those of `reduce_mean`; a row of a line's elements is no longer than `vectors`.
     """
     kind = ElementType.of(element)
     itemsize, held, width, wide = kind.itemsize, kind.computed.itemsize, vectors * lanes, WIDE * lanes
-    add_rows, add_steps = sum_of_rows(kind, lanes, WIDE), sum_of_rows(kind.computed, lanes, vectors)
-    quotients = divide(kind, lanes, period)
+    add_rows, add_steps = sum_of_rows(kind, lanes, WIDE, how), sum_of_rows(kind.computed, lanes, vectors, how)
+    quotients, begin = divide(kind, lanes, period, how), begin_sums(kind, lanes, how)
 
     def kernel(args, first, last, scratch):
         a = FoldedMeanArgs(args)
@@ -132,7 +133,7 @@ def reduce_folded(element, lanes, vectors, period, ragged):
             start, outer = task % runs * a.run, task // runs
             lines = min(a.run, a.lines - start)
             src, elements = a.src + outer * a.outer_stride + start * line * itemsize, lines * line
-            fill_memory(scratch, (elements + wide - 1) // wide * wide * held, 0)
+            begin(scratch, (elements + wide - 1) // wide * wide)
             for part in range((a.rows + a.partial - 1) // a.partial):
                 k = part * a.partial
                 some, here = min(a.partial, a.rows - k), src + k * a.row_stride
@@ -140,7 +141,7 @@ def reduce_folded(element, lanes, vectors, period, ragged):
                     at, total = here + column * itemsize, scratch + column * held
                     add_rows(Summands(at, some, a.row_stride, elements - column, 0, total))
             for k in range(lines):
-                fill_memory(totals, width * held, 0)
+                begin(totals, width)
                 add_steps(Summands(scratch + k * line * held, steps, row * held, row, left, totals))
                 result = (outer * a.lines + start + k) * inner
                 quotients(totals, float(a.count), a.dst + result * itemsize, inner)

@@ -1,4 +1,5 @@
-"""Means over any axes of an array, but no blocked one. (Over H and W alone, pooling has them.)
+"""Means over any axes of an array, but no blocked one. (Over H and W alone, pooling has them.) Sums, products, maxima
+and minima are made in the same way, and divided by 1.
 
 Neighbouring axes of one sort, kept or reduced, are one loop; the innermost ones that are kept are the elements of a
 row, and what is summed are rows. Where several rows are a vector, they are one row, whose sums are added to each other
@@ -23,12 +24,14 @@ from blockconv.core.types import FLOATS, ElementType
 from blockconv.jit import Kernel
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
-from blockconv.kernels.reduce.codegen import rows_at_once
+from blockconv.kernels.reduce.codegen import Combine, rows_at_once
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
 from blockconv.kernels.table import Reason, Request, same_layout_row
 from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
+
+HOW = {"mean": Combine.ADD, "sum": Combine.ADD, "max": Combine.MAX, "min": Combine.MIN, "prod": Combine.MUL}
 
 
 class Axes(NamedTuple):
@@ -36,6 +39,7 @@ class Axes(NamedTuple):
 
     inner: contiguous elements that are kept, inside all of these. period: these, where several make a vector, else 0.
     vectors: of a row that are summed at once. summands: what a mean is made of.
+    divisor: of the sums.
     """
 
     outer: list[tuple[bool, int]]
@@ -43,6 +47,7 @@ class Axes(NamedTuple):
     period: int
     vectors: int
     summands: int
+    divisor: int
 
     @staticmethod
     def of(problem: ReduceMeanProblem, layout: Layout, lanes: int) -> Axes:
@@ -52,7 +57,8 @@ class Axes(NamedTuple):
         inner = 1 if not merged or merged[-1][0] else merged.pop()[1]
         period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
         vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
-        return Axes(merged, inner, period, vectors, math.prod(p.shape[axis] for axis in p.axes))
+        summands = math.prod(p.shape[axis] for axis in p.axes)
+        return Axes(merged, inner, period, vectors, summands, summands if p.kind == "mean" else 1)
 
     def row_steps(self, lanes: int) -> int:
         """Steps of the innermost summed axis that are a row of elements."""
@@ -74,7 +80,9 @@ def _ops(request: Request) -> list[Op]:
     at = Axes.of(p, layout, lanes)
     folded = at.is_folded(lanes, element.itemsize)
     family, bound = (reduce_folded, _folded) if folded else (reduce_mean, _summed)
-    kernel = family(element.code, lanes, at.vectors, at.period, int(layout.padded_shape(p.shape) != p.shape))
+    kernel = family(
+        element.code, lanes, at.vectors, at.period, int(layout.padded_shape(p.shape) != p.shape), HOW[p.kind]
+    )
     blocks = next((axis for axis in layout.axes(p.dst_shape) if axis.dim == 1), Axis(1, 1, 1, 1))
     channels = {
         "channels": p.shape[1] if layout.is_blocked else 0,
@@ -112,7 +120,7 @@ def _summed(
         run=run,
         partial=max(partial, rows // MOST_PARTIALS),
         row_steps=row_steps,
-        count=at.summands,
+        count=at.divisor,
         **channels,
         kept=kept,
         reduced=summed,
@@ -141,7 +149,7 @@ def _folded(
         run=run,
         inner=at.inner,
         row_steps=at.row_steps(lanes),
-        count=at.summands,
+        count=at.divisor,
         totals=totals,
         **channels,
     )

@@ -13,6 +13,7 @@ from blockconv.core.eltwise_problem import (
     Coordinates,
     LrnProblem,
     NearestMode,
+    ReduceKind,
     ReduceMeanProblem,
     ResizeMode,
     ResizeProblem,
@@ -38,7 +39,7 @@ from blockconv.network.ops.base import (
 from blockconv.network.ops.reach import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Windows
 from blockconv.network.ops.rule import Site
 
-__all__ = ["Lrn", "ReduceMean", "Resize", "Softmax"]
+__all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 
 
 class _OfFloats(Solved):
@@ -165,24 +166,44 @@ class Resize(_OfFloats):
 
 
 @dataclass(frozen=True)
-class ReduceMean(Solved):
-    """The mean over axes (0 or more), which stay as 1 if `keepdims`."""
+class _OverAxes(Solved):
+    """One element of those along `axes` (0 or more), which stay as 1 if `keepdims`."""
 
     op: ClassVar[str] = "reduce_mean"
     axes: tuple[int, ...]
     keepdims: bool = True
 
+    @property
+    def reduction(self) -> ReduceKind:
+        return "mean"
+
     def problem(self, src: Shape) -> ReduceMeanProblem:
         for axis in self.axes:
             check_axis(self, axis, src)
-        return ReduceMeanProblem(src, self.axes)
+        return ReduceMeanProblem(src, self.axes, self.reduction)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         kept = super().infer(inputs, parameters)
         return tuple(size for i, size in enumerate(kept) if self.keepdims or i not in self.axes)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(inputs[0].mean(axis=self.axes, keepdims=self.keepdims))
+        return np.asarray(getattr(inputs[0], self.reduction)(axis=self.axes, keepdims=self.keepdims))
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         return each_pixel(site, axes, *self.axes) if self.keepdims else ALL_PIXELS
+
+
+@dataclass(frozen=True)
+class ReduceMean(_OverAxes):
+    """The mean over axes (0 or more), which stay as 1 if `keepdims`."""
+
+
+@dataclass(frozen=True)
+class Reduce(_OverAxes):
+    """The sum, maximum, minimum or product over axes (0 or more), which stay as 1 if `keepdims`."""
+
+    kind: ReduceKind = "sum"
+
+    @property
+    def reduction(self) -> ReduceKind:
+        return self.kind

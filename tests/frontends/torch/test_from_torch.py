@@ -75,6 +75,8 @@ OPS = {
     "mean": (lambda: Apply(lambda x: x.mean((-2, -1)) + x.mean(1)[:, 0, :6]), IMAGE),
     "mean of all": (lambda: Apply(lambda x: x * x.mean()), IMAGE),
     "sum": (lambda: Apply(lambda x: x.sum(1)), IMAGE),
+    "extremes": (lambda: Apply(lambda x: x.amax(1) - x.amin((0, 3), keepdim=True)[:, 0]), IMAGE),
+    "norms": (lambda: Apply(lambda x: x.norm(p=2, dim=(2, 3), keepdim=True) * x.norm(p=1, dim=1, keepdim=True)), IMAGE),
     "cat": (lambda: Apply(lambda x: torch.cat([x, F.relu(x), x], -1)), IMAGE),
     "stack": (lambda: Apply(lambda x: torch.stack([x, F.relu(x)], 1)), ROW),
     "slice": (lambda: Apply(lambda x: x[:, 1:5:2, -3:, 2]), IMAGE),
