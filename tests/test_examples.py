@@ -16,6 +16,7 @@ SAID = {
     "blocked_layouts.py": "and back, bit for bit: True",
     "choose_layouts.py": r"optimal .*\n(.*\n)+alternating ",
     "drop_in_conv2d.py": r"An error says what to do: conv2d: stride=0",
+    "large_image.py": r"found (\d+) of \1 discs, and 0 where",
     "many_threads.py": r"plan .*the same bits: True\nConv2d .*the same bits: True",
     "onnx_model.py": r"5 nodes became 3 kernel calls.*\n(.*\n)the loaded plan gives the same bits: True",
     "packed_weights.py": r"Conv2d with out= +\d+ µs",
