@@ -2,8 +2,8 @@
 
     python examples/large_image.py 2000
 
-writes an image of 2000 x 2000 pixels with bright discs in noise to a file, and the mask of the discs to another. Both are
-memory maps, so 20000 works as well on a small machine.
+writes an image of 2000 x 2000 pixels with bright discs in noise to a file, and the mask of the discs to another. Both
+are memory maps, so 20000 works as well on a small machine.
 """
 
 import sys
