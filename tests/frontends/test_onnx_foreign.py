@@ -214,6 +214,13 @@ def test_every_way_to_plan(options: Any) -> None:
     check(middle(), {"x": image()}, **options)
 
 
+@pytest.mark.parametrize("op", ["Relu", "Neg", "Add", "Exp", "Pow", "ReduceSum", "Concat", "Softmax", "Tile"])
+def test_values_of_seven_dimensions_are_foreign(op: str) -> None:
+    x, second = image(shape=(1, 2, 1, 2, 1, 2, 3)), {"Add": "x", "Concat": "x", "Pow": "two", "Tile": "counts"}
+    one = node(op, f"x {second.get(op, '')}", "y", **({"axis": 1} if op == "Concat" else {}))
+    check(model([one], {"x": x}, {"y": F32}, two=np.float32(2), counts=np.arange(1, 8) % 3 + 1), {"x": x})
+
+
 def test_one_warning_names_the_ops() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

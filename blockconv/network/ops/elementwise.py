@@ -12,7 +12,7 @@ from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.problem_checks import broadcast, check_word
+from blockconv.core.problem_checks import broadcast, check_word, checked_shape
 from blockconv.core.types import INTEGERS, ElementType, FloatType, element
 from blockconv.network.ops.base import (
     Array,
@@ -116,7 +116,7 @@ class Binary(Solved):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         """What NumPy gives, which kernels do not always have: see `BinaryProblem`."""
         check_word(self.op, "kind", self.kind, BinaryKind)
-        return broadcast(self.op, "inputs", *inputs)
+        return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", *inputs))
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(_BINARY[self.kind](*inputs))
