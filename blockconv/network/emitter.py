@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,16 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
-from blockconv.network.ops import Activate, Attributes, Binary, Convolution, GroupNorm, Reshape, Shape
+from blockconv.network.ops import Activate, Attributes, Binary, Concat, Convolution, GroupNorm, Reshape, Shape, Slice
 from blockconv.network.rest import Rest
 
 __all__ = ["Emitter", "Translation", "Unsupported", "element_type"]
 
 Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]
+MOST_SLICES = 8  # that a constant gather becomes
+MOST_COPIES = 64  # along an axis, of a value that is repeated
+MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
 
 
 class Unsupported(Exception):  # noqa: N818
@@ -234,6 +237,51 @@ class Translation:
         above = self.emit(Activate(activation("relu")), x, helps=True)
         below = self.emit(Activate(activation(("clip", -math.inf, 0.0))), x, helps=True)
         return self.binary("add", above, self.emit(Binary("mul"), below, factors, helps=True))
+
+    def expanded(self, x: Tensor, shape: Shape) -> Tensor:
+        """Floats broadcast to `shape`: x times ones. Arithmetic on the result reads x (`simplify`)."""
+        if np.broadcast_shapes(x.shape, shape) != shape:
+            raise self.error("shape", shape, f"has to be a shape that {x.shape} broadcasts to")
+        if not x.type.is_float or 0 in shape or math.prod(shape) > MOST_ONES:
+            raise Unsupported(f"shape={shape}: an expansion of {x.type} to {math.prod(shape)} elements")
+        wide = self.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, helps=False)
+        if wide.shape == shape:
+            return wide
+        return self.binary("mul", wide, self.constant(np.ones(shape, x.type.dtype), "ones"))
+
+    def repeated(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """x repeated so often along each axis."""
+        if len(counts) != len(x.shape) or min(counts, default=1) < 0:
+            raise self.error("repeats", counts, f"has to hold a number of at least 0 for each axis of {x.shape}")
+        if not all(0 < count <= MOST_COPIES for count in counts):
+            raise Unsupported(f"repeats={tuple(counts)}: none, or more than {MOST_COPIES} copies along an axis")
+        for axis, count in enumerate(counts):
+            if count > 1:
+                x = self.emit(Concat(axis), *[x] * count)
+        return x
+
+    def gathered(self, x: Tensor, axis: int, indices: Array) -> Tensor:
+        """The elements of these indices along an axis, as a few slices with steps; `indices` has one dimension."""
+        size = x.shape[axis]
+        if any(not -size <= k < size for k in indices):
+            raise self.error(
+                "indices", indices, f"have to be {-size} to {size - 1}, as axis {axis} has {size} elements"
+            )
+        runs: list[list[int]] = []
+        for k in (int(k) % size for k in indices):
+            if runs and (len(runs[-1]) == 1 or k - runs[-1][-1] == runs[-1][1] - runs[-1][0]) and k != runs[-1][-1]:
+                runs[-1].append(k)
+            else:
+                runs.append([k])
+        if not 0 < len(runs) <= MOST_SLICES:
+            raise Unsupported(f"indices that are {len(runs)} slices")
+        if runs == [list(range(size))]:
+            return x
+        steps = [one[1] - one[0] if len(one) > 1 else 1 for one in runs]
+        made = [Slice(axis, one[0], len(one), step) for one, step in zip(runs, steps, strict=True)]
+        if len(made) == 1:
+            return self.emit(made[0], x)
+        return self.emit(Concat(axis), *(self.emit(one, x, helps=True) for one in made))
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape; itself if it has that."""

@@ -132,6 +132,15 @@ def test_activations_follow_one_another_only_if_one_says_both():
     assert b.fused(b.activation(b.conv(b.x, activation="tanh"), "relu")) == ["conv2d", "activation"]
 
 
+def test_what_is_broadcast_is_read_as_it_is():
+    for swap in (False, True):
+        b = Lab()
+        mean = b.add(ops.Reduce((1,), kind="max"), b.x)
+        wide = b.add(ops.Binary("mul"), mean, b.constant(np.ones(SHAPE, np.float32)))
+        operands = (wide, b.x) if swap else (b.x, wide)
+        assert b.fused(b.add(ops.Binary("sub"), *operands)) == ["reduce_mean", "binary"]
+
+
 def test_functions_stay_by_themselves():
     b, exp = Lab(), ops.Activate(function("exp"))
     y = b.concat(b.conv(b.x), b.scaled(b.x))

@@ -542,6 +542,33 @@ def _split(g: Graph) -> None:
         g.add("Split", x, sizes.astype(np.int64), outputs=count, axis=axis)
 
 
+@_op("Gather")
+def _gather(g: Graph) -> None:
+    x = _anything(g, (4, 4, 3, 2, 1))
+    axis = g.whole(0, x.rank - 1)
+    size = x.shape[axis]
+    if not size:
+        raise Skip
+    shape = g.pick(((), (1,), (3,), (2, 2), (size,)))
+    indices = np.arange(size)[:: g.pick((1, -1, 2))] if g.chance(0.4) else g.rng.integers(-size, size, shape)
+    g.add("Gather", x, np.asarray(indices, g.pick((np.int64, np.int32))), axis=axis - x.rank * g.chance(0.3))
+
+
+@_op("Expand")
+def _expand(g: Graph) -> None:
+    x = g.take()
+    at = g.whole(0, x.rank)
+    shape = [g.pick((1, 3)) if size == 1 else g.pick((1, size)) for size in x.shape[at:]]
+    g.add("Expand", x, np.asarray([2] * g.chance(0.2) * (at == 0) + shape, np.int64))
+
+
+@_op("Tile")
+def _tile(g: Graph) -> None:
+    x = _anything(g)
+    if x.rank:
+        g.add("Tile", x, np.asarray([g.pick((1, 1, 2, 3)) for _ in range(x.rank)], np.int64))
+
+
 @_op("Slice")
 def _slice(g: Graph) -> None:
     x = _anything(g, (4, 4, 3, 2, 1))

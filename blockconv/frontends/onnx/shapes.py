@@ -98,6 +98,29 @@ def _concat(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *parts)
 
 
+@_op("Gather", limits="constant indices that are at most 8 slices")
+def _gather(call: Call) -> Tensor:
+    indices, x = call.array(1, "indices"), call.input()
+    axis = call.axis(call.attribute("axis", 0), len(x.shape))
+    y = call.gathered(x, axis, indices.reshape(-1))
+    return call.reshape(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), helps=False)
+
+
+@_op("Expand", limits="floats; a constant shape of at most 4 Mi elements")
+def _expand(call: Call) -> Tensor:
+    shape, x = call.ints(1, "shape"), call.input()
+    try:
+        return call.expanded(x, np.broadcast_shapes(x.shape, shape))
+    except ValueError:
+        raise call.error("shape", shape, f"does not broadcast with the input's shape {x.shape}") from None
+
+
+@_op("Tile", since=6, limits="constant repeats, at most 64 along an axis")
+def _tile(call: Call) -> Tensor:
+    repeats = call.ints(1, "repeats")
+    return call.repeated(call.input(), repeats)
+
+
 @_op("Split", limits="constant sizes")
 def _split(call: Call) -> list[Tensor]:
     x = call.input()

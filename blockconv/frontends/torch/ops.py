@@ -510,11 +510,19 @@ def _expand(call: Call) -> Tensor:
     x = call.input()
     new = len(call["size"]) - len(x.shape)
     shape = tuple(x.shape[i - new] if size == -1 else size for i, size in enumerate(call["size"]))
-    wide = call.reshape(x, (*(1,) * new, *x.shape))
-    if wide.shape == shape:
-        return wide
-    ones = np.broadcast_to(np.ones((), x.type.dtype), shape)
-    return call.binary("mul", wide, call.reader.constant(ones, f"{call.name}.ones"))
+    return call.expanded(x, shape)
+
+
+@_op("repeat")
+def _repeat(call: Call) -> Tensor:
+    x, counts = call.input(), tuple(call["repeats"])
+    return call.repeated(call.reshape(x, (1,) * (len(counts) - len(x.shape)) + x.shape), counts)
+
+
+@_op("index_select")
+def _index_select(call: Call) -> Tensor:
+    x = call.input()
+    return call.gathered(x, call.axis(call["dim"], len(x.shape)), call.array("index").reshape(-1))
 
 
 def _transposed(call: Call, perm: Sequence[int]) -> Tensor:

@@ -105,6 +105,20 @@ def _binary_after_reshape(edit: Edit, node: Node) -> bool:
     return False
 
 
+def _broadcast_once(edit: Edit, node: Node) -> bool:
+    """Arithmetic broadcasts an operand itself, so it needs none that was broadcast before, as a product with ones."""
+    for at in (0, 1) if isinstance(node.attributes, Binary) else ():
+        before = edit.producer(node.inputs[at], Binary)
+        if not before or before[1].kind != "mul" or not before[1].activation.is_identity:
+            continue
+        for k in (0, 1):
+            ones, other = edit.constants.get(before[0].inputs[k]), node.inputs[1 - at]
+            if ones is not None and edit.shape(other) == edit.shape(node.output) and even(ones) == 1:
+                src = before[0].inputs[1 - k]
+                return edit.replace((node,), replace(node, inputs=(src, other) if at == 0 else (other, src)))
+    return False
+
+
 def _concat_of_concat(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Concat):
         return False
@@ -194,6 +208,7 @@ SHAPES = (
     _transpose_of_transpose,
     _elementwise_after_reshape,
     _binary_after_reshape,
+    _broadcast_once,
     _concat_of_concat,
     _concat_of_longest_prefix,
     _mean_is_pool,

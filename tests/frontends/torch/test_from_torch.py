@@ -87,6 +87,8 @@ OPS = {
     "t": (lambda: Apply(lambda x: F.relu(x).t()), MATRIX),
     "squeeze": (lambda: Apply(lambda x: x[:, :1].unsqueeze(0).squeeze(0).squeeze().unsqueeze(-1).squeeze(2, 3)), IMAGE),
     "expand": (lambda: Apply(lambda x: x[:, :1].expand(-1, 3, 8, 10) + x[0, 0].expand(2, 3, 8, 10)), IMAGE),
+    "repeat": (lambda: Apply(lambda x: x.repeat(1, 2, 1, 3) * x.expand(3, 2, 6, 8, 10).repeat(1, 1, 2, 1, 3)), IMAGE),
+    "index select": (lambda: Apply(lambda x, v: x.index_select(1, v), v=torch.tensor([5, 3, 1, 0, 2])), IMAGE),
     "pad": (lambda: Apply(lambda x: F.pad(x, (1, 2, -1, 3), value=0.5)), IMAGE),
     "zero pad": (lambda: nn.ZeroPad2d(2), IMAGE),
     "nearest": (lambda: nn.Upsample(scale_factor=(2, 1.5)), IMAGE),
