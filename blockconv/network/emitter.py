@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.activation import activation
+from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
@@ -223,6 +223,16 @@ class Translation:
             else:
                 a = self.emit(Binary("mul"), a, self.constant(np.ones(shape, a.dtype), "ones"), helps=True)
         return self.emit(Binary(kind), a, b)
+
+    def power(self, x: Tensor, exponent: float) -> Tensor:
+        """x to the power -1, -0.5, 0.5, 1, 2 or 3. The power 0.5 of minus infinity is NaN, as its root is."""
+        if exponent not in (-1, -0.5, 0.5, 1, 2, 3):
+            raise Unsupported(f"the exponent {exponent}")
+        y = self.emit(Activate(function("sqrt")), x) if abs(exponent) == 0.5 else x
+        for _ in range(int(exponent) - 1):
+            y = self.binary("mul", y, x)
+        one = self.constant(np.ones((), x.type.dtype), "one") if exponent < 0 else None
+        return y if one is None else self.binary("div", one, y)
 
     def leaky(self, x: Tensor, slope: Array) -> Tensor:
         """x, and slope * x where x is negative; slope broadcasts to x."""

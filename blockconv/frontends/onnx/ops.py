@@ -98,19 +98,10 @@ def _number(call: Call, value: float) -> Tensor:
 
 @_op("Pow", since=7, limits="floats; the exponent a constant number, one of -1, -0.5, 0.5, 1, 2, 3")
 def _pow(call: Call) -> Tensor:
-    """The power 0.5 of minus infinity is NaN, as its root is."""
     exponent, x = call.array(1, "exponent"), _floats(call)
-    power = float(exponent.reshape(-1)[0]) if exponent.size == 1 and exponent.ndim <= len(x.shape) else math.nan
-    if power not in (-1, -0.5, 0.5, 1, 2, 3):
-        raise Unsupported(f"the exponent {exponent if exponent.size < 5 else exponent.shape}")
-    y = x
-    if power in (2, 3):
-        for _ in range(int(power) - 1):
-            y = call.binary("mul", y, x)
-    elif power != 1:
-        y = call.emit(ops.Activate(function("sqrt")), x) if abs(power) == 0.5 else x
-        y = call.binary("div", _number(call, 1), y) if power < 0 else y
-    return y
+    if exponent.size != 1 or exponent.ndim > len(x.shape):
+        raise Unsupported(f"an exponent of shape {exponent.shape}")
+    return call.power(x, float(exponent.item()))
 
 
 @_op("PRelu", since=7, limits="a constant slope")

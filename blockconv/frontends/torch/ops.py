@@ -366,11 +366,14 @@ def _reciprocal(call: Call) -> Tensor:
 
 @_op("pow")
 def _pow(call: Call) -> Tensor:
-    if call["exponent"] not in (0.5, 2) or not isinstance(call["self"], Tensor):
-        raise Unsupported("an exponent other than 2 and 0.5")
-    if call["exponent"] == 0.5:
-        return call.emit(ops.Activate(function("sqrt")), _floats(call))
-    return call.binary("mul", call.input(), call.input())
+    if not isinstance(call["exponent"], (int, float)) or not isinstance(call["self"], Tensor):
+        raise Unsupported("an exponent that is no number")
+    return call.power(_floats(call), float(call["exponent"]))
+
+
+@_op("rsqrt")
+def _rsqrt(call: Call) -> Tensor:
+    return call.power(_floats(call), -0.5)
 
 
 @_op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")

@@ -53,7 +53,7 @@ OPS = {
     "softplus": (nn.Softplus, IMAGE),
     "softsign": (nn.Softsign, IMAGE),
     "functions": (lambda: Apply(lambda x: x.abs().sqrt().log().exp() + x.erf() + x.sin() * x.cos()), IMAGE),
-    "root": (lambda: Apply(lambda x: (x * x + 1) ** 0.5), IMAGE),
+    "root": (lambda: Apply(lambda x: (x * x + 1) ** 0.5 + (x.abs() + 1).rsqrt() - x**3), IMAGE),
     "add": (lambda: Apply(lambda x, v: x + v[:, None, None] + 2 + torch.add(x, x, alpha=0.5), v=V6), IMAGE),
     "sub": (lambda: Apply(lambda x, v: 1 - (x - v[:, None, None]) - 2 * x.mean(1, True), v=V6), IMAGE),
     "mul": (lambda: Apply(lambda x, v: x * v[:, None, None] * 3 * x.mean((2, 3), True) * -x, v=V6), IMAGE),
