@@ -207,6 +207,7 @@ def _chains() -> dict[str, list[Any]]:
             node("Sigmoid", "t", name="m"),
         ],
         "beginning": [node("Slice", "a", "zero", "ten", "two", name="m")],
+        "functions": [node("Neg", "a", outputs=("n",), name="n"), node("Softplus", "n", name="m")],
         "rows": [node("Concat", "a", "a", name="m", axis=2)],
         "flat": [node("Reshape", "a", "rows", outputs=("r",), name="r"), node("Relu", "r", name="m")],
         "as it was": [node("Reshape", "a", "last", outputs=("r",), name="r"), node("Relu", "r", name="m")],
@@ -224,7 +225,7 @@ def _chains() -> dict[str, list[Any]]:
 CHAINS = [
     *("pads", "same", "ceiling", "same convolution", "residual", "gate", "norm", "classes", "larger", "half", "heads"),
     "beginning",
-    *("rows", "flat", "as it was", "width", "identity", "padded"),
+    *("functions", "rows", "flat", "as it was", "width", "identity", "padded"),
 ]
 CONSTANTS = {
     "w": values((8, 8, 3, 3), 1),

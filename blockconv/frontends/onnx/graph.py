@@ -136,6 +136,7 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
 
 _OF_ANY_RANK = (
     *("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "HardSigmoid", "HardSwish", "Clip"),
+    *("Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Softplus", "Selu", "Softsign", "Sin", "Cos", "Gelu"),
     *("Add", "Sub", "Mul", "Div", "Concat", "Transpose"),
 )
 _OF_IMAGES = "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool"
