@@ -14,7 +14,7 @@ from blockconv.kernels.eltwise import rows as eltwise
 from blockconv.kernels.lrn import rows as lrn
 from blockconv.kernels.norm import rows as norm
 from blockconv.kernels.pool import rows as pool
-from blockconv.kernels.pool.backward import BACKWARD as POOL_BACKWARD
+from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
 from blockconv.kernels.reduce import rows as reduce
 from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.resize import rows as resize

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import activation as read_activation
+from blockconv.core.checks import check_shape
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import element
@@ -64,7 +65,9 @@ class NetworkBuilder:
             rule = "has to be a NumPy dtype, the name of one, 'int4' or 'uint4'"
             raise NetworkError(self.name, "dtype", dtype, rule) from None
         self._check_free("input", name)
-        return self._emitter.input(Tensor(name, read_shape(self.name, name, shape), type)).name
+        sizes = read_shape(self.name, name, shape)
+        check_shape(self.name, name, sizes, type.itemsize, NetworkError)
+        return self._emitter.input(Tensor(name, sizes, type)).name
 
     def constant(self, value: Any, name: str | None = None) -> str:
         """Add a constant, an array or a number, as operand of a binary op or a concatenation. Returns its name."""

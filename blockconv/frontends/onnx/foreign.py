@@ -152,6 +152,8 @@ class Fallback:
             self._leave(node, types)
             return
         plain = {name: (value.dtype, value.shape) for name in wanted if (value := types[name]).dtype is not None}
+        if plain and self._gives_nothing(node, plain):
+            return
         self.scope.values |= {name: Unknown(name, False) for name in wanted if name not in plain}
         infos = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
@@ -167,6 +169,20 @@ class Fallback:
             called = node.name or _first(node)
             self.scope.rename(self.scope.emit(a, *tensors, name=called, title=title(node)).name, name)
 
+    def _gives_nothing(self, node: Any, plain: Mapping[str, tuple[Any, Any]]) -> bool:
+        """Make constants of outputs that are all empty: ONNX Runtime ends the process for some pools of no pixels.
+
+        Raises NetworkError for a size below 0, which ONNX infers for windows that are larger than their input.
+        """
+        for _, shape in plain.values():
+            if any(size < 0 for size in shape):
+                raise NetworkError(title(node), "output", shape, "has a negative size", "give larger inputs")
+        if any(0 not in shape for _, shape in plain.values()) or len(plain) < len(list(filter(None, node.output))):
+            return False
+        for name, (dtype, shape) in plain.items():
+            self.scope.constant(name, np.empty(shape, dtype))
+        return True
+
     def _folds_elsewhere(self, node: Any, error: NetworkError) -> bool:
         """Make constants of a node that breaks a rule of ours and that ONNX Runtime computes. False if it is none.
 
@@ -176,6 +192,9 @@ class Fallback:
         if empty or not has_onnx_runtime():  # it joins empty arrays with others of any shape, and gives no values
             raise error
         nodes, reads = self._with_reads(node)
+        whole = self._model(nodes, reads, map(_untyped, filter(None, node.output)), [])
+        if any(value.shape is not None and min(value.shape, default=1) < 1 for _, value in _by_onnx(whole)):
+            raise error  # it ends the process for some pools of no pixels
         known = self._constants(reads)
         folds, outputs = len(known) == len(reads), [name for name in node.output if name]
         # What depends on constants alone is computed as in the whole model, whose shapes ONNX Runtime may not know.
