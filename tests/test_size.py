@@ -27,6 +27,7 @@ LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 PUBLIC = {
     "conv1d", "conv2d", "conv_transpose2d", "conv2d_backward_data", "conv2d_backward_weights", "max_pool2d",
     "avg_pool2d", "max_pool2d_backward", "avg_pool2d_backward", "Conv2d.__init__", "NetworkBuilder.conv2d",
+    "NetworkBuilder.conv_transpose2d",
     "quantize", "compile",
 }  # fmt: skip
 

@@ -26,10 +26,10 @@ from blockconv.dispatch.boundary import (
     check_out,
     checked_alias,
     dense_layout,
+    output_paddings,
     pads,
     pair,
     reordered,
-    two,
 )
 from blockconv.runtime import Program, address_of, get_num_threads
 
@@ -66,12 +66,8 @@ class _ConvTranspose2d(_Transposed):
     _weight_axes = "(C, O/groups, KH, KW)"
 
     def __init__(self, output_padding: Any, *given: Any, **options: Any) -> None:
-        self._output_padding = _output_padding(output_padding)
         super().__init__(*given, **options)
-        for more, stride, dilation in zip(self._output_padding, self.stride, self.dilation, strict=True):
-            if more >= max(stride, dilation):
-                rule = "has to be less than stride or dilation"
-                raise ArgumentError(self._op, "output_padding", output_padding, rule)
+        self._output_padding = output_paddings(self._op, output_padding, self.stride, self.dilation)
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
         self._check_channels(shape, int(self.weight.shape[0]))
@@ -381,14 +377,6 @@ def _made_like(kind: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> C
 
 
 _known: dict[Any, Conv2d] = {}
-
-
-def _output_padding(value: Any) -> tuple[int, int]:
-    numbers = [number for each in two(value) if (number := whole(each)) is not None and number >= 0]
-    if len(numbers) != 2 or len(two(value)) != 2:
-        rule = "has to be an int of at least 0 or a pair of them"
-        raise ArgumentError("conv_transpose2d", "output_padding", value, rule)
-    return numbers[0], numbers[1]
 
 
 def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ __all__ = [
     "given_out",
     "images_like",
     "native_layout",
+    "output_paddings",
     "pads",
     "pair",
     "reordered",
@@ -147,6 +148,16 @@ def two(value: Any) -> tuple[Any, ...]:
     """A value or a sequence of one, twice; a sequence as a tuple."""
     items = _items(value)
     return items * 2 if len(items) == 1 else items
+
+
+def output_paddings(op: str, value: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int]:
+    """Pixels that a transposed convolution adds at the bottom and at the right: an int or a pair of them."""
+    numbers = [number for each in two(value) if (number := whole(each)) is not None and number >= 0]
+    if len(numbers) != 2 or len(two(value)) != 2:
+        raise ArgumentError(op, "output_padding", value, "has to be an int of at least 0 or a pair of them")
+    if any(more >= max(steps) for more, *steps in zip(numbers, stride, dilation, strict=True)):
+        raise ArgumentError(op, "output_padding", value, "has to be less than stride or dilation")
+    return numbers[0], numbers[1]
 
 
 def pair(op: str, argument: str, value: Any) -> tuple[int, int]:

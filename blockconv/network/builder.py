@@ -14,7 +14,7 @@ from blockconv.core.checks import check_shape
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import element
-from blockconv.dispatch.boundary import pads, pair
+from blockconv.dispatch.boundary import output_paddings, pads, pair
 from blockconv.network import ops
 from blockconv.network.emitter import Emitter
 from blockconv.network.graph import Network, Tensor, read_shape
@@ -144,6 +144,37 @@ class NetworkBuilder:
         attributes = ops.Conv2d(strides, edges, dilations, groups, read_activation(activation))
         inputs = (x,) if residual is None else (x, residual)
         return self.add(attributes, *inputs, parameters=(w,) if bias is None else (w, bias), name=name)
+
+    def conv_transpose2d(
+        self,
+        x: str,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+        *,
+        activation: Any = None,
+        name: str | None = None,
+    ) -> str:
+        """activation(conv_transpose(x, weight) + bias), like the function `conv_transpose2d`.
+
+        x: the name of a value of shape (N, C, H, W).
+        weight: (C, O / groups, KH, KW), of the dtype of x.
+        bias: None, or (O,).
+        stride, padding, output_padding, groups, dilation, activation: as in the function.
+        name: the node's name.
+        """
+        op = "conv_transpose2d"
+        w = as_numpy(weight, op, "weight")
+        strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
+        more = output_paddings(op, output_padding, strides, dilations)
+        edges = pads(op, padding, w.shape[2:], strides, dilations)
+        cut: Any = tuple((begin, end - extra) for (begin, end), extra in zip(edges, more, strict=True))
+        attributes = ops.ConvTranspose2d(strides, cut, dilations, groups, read_activation(activation))
+        return self.add(attributes, x, parameters=(w,) if bias is None else (w, bias), name=name)
 
     def max_pool2d(
         self,

@@ -250,7 +250,7 @@ class Network:
         """A table of the nodes: op, inputs, output, shape, and multiply-adds in millions."""
         rows = []
         for node in self.nodes:
-            problem = self.problem(node) if node.op == "conv2d" else None
+            problem = self.problem(node) if node.op in ("conv2d", "conv_transpose2d") else None
             macs = f"{problem.macs / 1e6:.1f}" if problem is not None else ""
             shape = text.dims(self.shape(node.output))
             rows.append((node.name, node.op, ", ".join(node.inputs), node.output, shape, macs))

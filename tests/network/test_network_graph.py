@@ -134,7 +134,8 @@ def test_an_op_says_all_of_itself(record):
     assert record.op
     named = record.op in {row.op for row in TABLE}
     converts = issubclass(record, Conversion)
-    special = record in (ops.Reshape, ops.Foreign, ops.Quantized)  # a view, another library's, under the name of `of`
+    # A view, another library's, under the name of `of`, and of the gradient that it is.
+    special = record in (ops.Reshape, ops.Foreign, ops.Quantized, ops.ConvTranspose2d)
     assert named or converts or special
     if named:
         assert record.problem_at is not ops.Attributes.problem_at
@@ -142,7 +143,7 @@ def test_an_op_says_all_of_itself(record):
 
 def test_no_op_is_without_a_meaning():
     without = {record for record in RECORDS if record.compute is ops.Attributes.compute}
-    assert without == {ops.Attributes, ops.Solved, ops.Convolution, ops.IntegerConvolution}
+    assert without == {ops.Attributes, ops.Solved, ops.Weighted, ops.Convolution, ops.IntegerConvolution}
 
 
 def test_summary_names_every_node():

@@ -19,7 +19,7 @@ from blockconv.network.tiling import tiling
 
 def layer(b: bc.NetworkBuilder, x: str, channels: int, draw: Any, rng: np.random.Generator) -> tuple[str, int]:
     """One op that reads neighbours, or changes the number of pixels."""
-    kind = draw(st.sampled_from(["conv", "max", "avg", "up", "pad", "depthwise", "same"]))
+    kind = draw(st.sampled_from(["conv", "transposed", "max", "avg", "up", "pad", "depthwise", "same"]))
     k, stride, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     reach = (k - 1) * dilation
     pads = tuple((draw(st.integers(0, reach)), draw(st.integers(0, reach))) for _ in range(2))
@@ -28,6 +28,9 @@ def layer(b: bc.NetworkBuilder, x: str, channels: int, draw: Any, rng: np.random
         made = channels if groups > 1 else draw(st.sampled_from([2, 3, 5]))
         weight = whole_numbers(rng, made, channels // groups, k, k)
         return b.conv2d(x, weight, stride=stride, padding=pads, dilation=dilation, groups=groups), made
+    if kind == "transposed":
+        weight = whole_numbers(rng, channels, 2, k, k)
+        return b.conv_transpose2d(x, weight, stride=stride, padding=pads, dilation=dilation), 2
     if kind == "max":
         return b.add(ops.Pool2d("max", (k, k), (stride, stride), ((k // 2, k // 2),) * 2), x), channels
     if kind == "avg":  # sums: averages of whole numbers are not exact

@@ -707,6 +707,24 @@ def _conv(g: Graph) -> None:
         g.add(*g.pick((("Relu", y), ("Sigmoid", y), ("Add", y, y), ("Add", y, x))))
 
 
+@_op("ConvTranspose")
+def _conv_transpose(g: Graph) -> None:
+    x = g.take(ranks=(4, 4, 3))
+    kernel, given = _window(g, x.rank - 2)
+    groups = g.pick([k for k in (1, 1, 2, 3, x.shape[1]) if k and x.shape[1] % k == 0]) if x.shape[1] else 1
+    count = g.pick((1, 2, 3, 5))
+    weight = g.array((x.shape[1], count, *kernel), g.float, (1 + x.shape[1] // groups * np.prod(kernel)) ** -0.5)
+    strides = given.get("strides", [1] * len(kernel))
+    if g.chance(0.3):
+        given["output_padding"] = [g.whole(0, stride - 1) for stride in strides]
+    if g.chance(0.15) and "w" not in g.dynamic and "h" not in g.dynamic:
+        given["output_shape"] = [max(1, n * s - g.whole(0, 1)) for n, s in zip(x.shape[2:], strides, strict=True)]
+    more = [g.array((count * groups,), g.float)] if g.chance(0.6) else []
+    y = g.add("ConvTranspose", x, weight, *more, group=groups, **given)
+    if g.chance(0.3):
+        g.add("Relu", y)
+
+
 def _qdq_weight(g: Graph, value: Array, axis: int) -> Value:
     """A weight as quantizers write it: symmetric int8 most often, else any zero point, or uint8."""
     if g.opset < 10:

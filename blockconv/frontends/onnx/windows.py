@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +103,48 @@ def convolution(
     )
     y = call.convolve(made, _image(call, x), others, (wei, *more))
     return _row(call, y, window.rank)
+
+
+@_op("ConvTranspose", limits="1-D and 2-D; constant weight and bias")
+def _conv_transpose(call: Call) -> Tensor:
+    weight = call.array(1, "weight")
+    window = _Window(call, weight.shape[2:])
+    given = call.attribute("kernel_shape", weight.shape[2:])
+    if given != weight.shape[2:]:
+        raise call.error("kernel_shape", given, f"has to be {weight.shape[2:]}, the weight's")
+    wei = call.constant(weight[:, :, None], "weight") if window.rank == 1 else call.input(1)
+    if call.has(2):
+        call.array(2, "bias")
+    x = _image(call, call.input())
+    made = ops.ConvTranspose2d(window.stride, ((0, 0), (0, 0)), window.dilation, call.attribute("group", 1))
+    made = replace(made, pads=_cut(call, window, made.uncut(x.shape[2:], window.kernel)))
+    parameters = (wei, call.input(2)) if call.has(2) else (wei,)
+    return _row(call, call.emit(made, x, parameters=parameters), window.rank)
+
+
+def _cut(call: Call, window: _Window, uncut: Sequence[int]) -> Any:
+    """The pads of a transposed convolution: of the output's `uncut` pixels, those that are cut, less those added."""
+    rank, spatial = window.rank, (1, *call.input().shape[2:])[-2:]
+    more, sizes = (call.attribute(name, ()) for name in ("output_padding", "output_shape"))
+    for name, values in (("output_padding", more), ("output_shape", sizes)):
+        if values and len(values) != rank:
+            raise call.error(name, values, f"has to have a value for each of {rank} image dimensions")
+    more = (0, *(more or (0,) * rank))[-2:]
+    auto = call.attribute("auto_pad", "") or "NOTSET"
+    if sizes:
+        sizes = (1, *sizes)[-2:]
+    elif auto.startswith("SAME"):
+        # Like ONNX Runtime: no pixels are added where the taps reach fewer.
+        ends = zip(spatial, window.stride, uncut, more, strict=True)
+        sizes = tuple(min(size * stride, whole + extra) for size, stride, whole, extra in ends)
+    else:
+        return tuple((begin, end - extra) for (begin, end), extra in zip(window.pads, more, strict=True))
+    found = []
+    for whole, extra, size in zip(uncut, more, sizes, strict=True):
+        total = max(0, whole + extra - size)
+        begin = total // 2 if auto == "SAME_UPPER" else total - total // 2
+        found.append((begin, whole - begin - size))
+    return tuple(found)
 
 
 @_op("MaxPool", limits="1-D and 2-D; no window of only padding; no indices")

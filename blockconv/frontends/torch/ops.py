@@ -108,15 +108,18 @@ def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
 def _convolution(call: Call) -> Tensor:
     x, weight = call.input(), call.array("weight")
     rank = weight.ndim - 2
-    if call.get("transposed") or rank not in (1, 2):
-        raise Unsupported("transposed" if call.get("transposed") else f"{rank}-D windows")
+    if rank not in (1, 2):
+        raise Unsupported(f"{rank}-D windows")
     row = rank == 1
     wei = call.parameter("weight", (lambda w: w[:, :, None]) if row else (lambda w: w))
     bias = (call.parameter("bias"),) if call["bias"] is not None else ()
     stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
-    attributes = ops.Conv2d(
+    more = tuple(call["output_padding"]) if call.get("transposed") else (0,)
+    made = ops.ConvTranspose2d if call.get("transposed") else ops.Conv2d
+    ends = ((0, padding[0]), (0, more[0])) if row else (_pair(padding, 0), _pair(more, 0))
+    attributes = made(
         (1, stride[0]) if row else _pair(stride, 1),
-        ((0, 0), (padding[0],) * 2) if row else tuple((p, p) for p in _pair(padding, 0)),  # type: ignore[arg-type]
+        tuple((p, p - extra) for p, extra in zip(*ends, strict=True)),  # type: ignore[arg-type]
         (1, dilation[0]) if row else _pair(dilation, 1),
         call["groups"],
     )

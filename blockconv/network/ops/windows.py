@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +14,13 @@ import numpy as np
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
-from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, PoolKind
+from blockconv.core.problem import (
+    AdaptivePool2dProblem,
+    Conv2dBackwardDataProblem,
+    Conv2dProblem,
+    Pool2dProblem,
+    PoolKind,
+)
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import ElementType, Types, element
 from blockconv.network.ops.base import (
@@ -30,27 +37,33 @@ from blockconv.network.ops.base import (
     check_type,
     framed,
 )
-from blockconv.network.ops.reach import ALL_PIXELS, NOT_IMAGES, PIXELS, Windows, same_pixels, windows_of
-from blockconv.network.ops.rule import Layouts, Site
+from blockconv.network.ops.reach import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Windows, same_pixels, windows_of
+from blockconv.network.ops.rule import Asked, Layouts, Site
 
-__all__ = ["AdaptivePool2d", "Conv2d", "Convolution", "IntegerConvolution", "Pool2d"]
+__all__ = ["AdaptivePool2d", "Conv2d", "ConvTranspose2d", "Convolution", "IntegerConvolution", "Pool2d", "Weighted"]
 
 
 _conv2d_problem = functools.lru_cache(maxsize=4096)(Conv2dProblem)  # inferred several times for each node
 
 
 @dataclass(frozen=True)
-class Convolution(Attributes):
-    """What convolutions of floats and of integers share."""
+class Weighted(Attributes):
+    """The base of convolutions and transposed convolutions. parameters: the weight, and perhaps a bias."""
 
-    op: ClassVar[str] = "conv2d"
-    inputs: ClassVar[range] = range(1, 3)
     parameters: ClassVar[range] = range(1, 3)
     stride: Pair = (1, 1)
     pads: Pads = ((0, 0), (0, 0))
     dilation: Pair = (1, 1)
     groups: int = 1
     activation: Activation = IDENTITY
+
+
+@dataclass(frozen=True)
+class Convolution(Weighted):
+    """What convolutions of floats and of integers share."""
+
+    op: ClassVar[str] = "conv2d"
+    inputs: ClassVar[range] = range(1, 3)
 
     def problem(self, src: Shape, wei: Shape) -> Conv2dProblem:
         """The problem that kernels are chosen for."""
@@ -177,6 +190,98 @@ class Conv2d(Convolution):
     def types_at(self, site: Site) -> Types:
         src, dst = site.inputs[0].type, site.output.type
         return Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
+
+
+@dataclass(frozen=True)
+class ConvTranspose2d(Weighted):
+    """dst = activation(conv_transpose(src, wei) + bia). parameters: wei (I, O/groups, KH, KW) and perhaps bia (O,).
+
+    Output pixel o adds what input pixel i gives it by tap k, where o + begin = i * stride + k * dilation.
+    pads: pixels that are cut from the output. A negative end adds pixels, which is output_padding.
+    """
+
+    op: ClassVar[str] = "conv_transpose2d"
+
+    def problem(self, src: Shape, wei: Shape) -> Conv2dBackwardDataProblem:
+        """The problem that kernels are chosen for: the convolution whose input has the shape of this op's output."""
+        check_rank(self, src, 4)
+        if len(wei) != 4 or src[1] != wei[0] or src[1] % self.groups:
+            rule = (
+                f"has to be (I, O/groups, KH, KW), with I = {src[1]} input channels, a multiple of {self.groups} groups"
+            )
+            raise ArgumentError(self.op, "weight", wei, rule)
+        sizes = [size - begin - end for size, (begin, end) in zip(self.uncut(src[2:], wei[2:]), self.pads, strict=True)]
+        if min(src[2:]) < 1 or min(sizes) < 1:
+            raise ArgumentError(self.op, "input", src, f"gives an output of {sizes} pixels, with pads = {self.pads}")
+        (top, bottom), (left, right) = self.pads
+        (ic, per_group, kh, kw), (ih, iw), g = wei, sizes, self.groups
+        ends = top, left, bottom, right
+        return Conv2dBackwardDataProblem(
+            src[0], per_group * g, ih, iw, ic, kh, kw, *self.stride, *ends, *self.dilation, g
+        )
+
+    def uncut(self, sizes: Shape, kernel: Shape) -> list[int]:
+        """Height and width of the output without pads."""
+        given = zip(sizes, kernel, self.stride, self.dilation, strict=True)
+        return [(size - 1) * stride + (taps - 1) * dilation + 1 for size, taps, stride, dilation in given]
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        problem = self.problem(inputs[0], parameters[0])
+        if len(parameters) > 1 and parameters[1] != (problem.ic,):
+            raise ArgumentError(self.op, "bias", parameters[1], f"has to have shape ({problem.ic},)")
+        return problem.dst_shape
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        if not inputs[0].is_half:
+            return super().infer_type(inputs, parameters)
+        check_type(self, "weight", parameters[0], inputs[0].name)
+        for type in parameters[1:]:
+            check_type(self, "bias", type, inputs[0].name, "float32")
+        return inputs[0]
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        (src,), (wei, *bias), g = inputs, parameters, self.groups
+        n, ic, ih, iw = src.shape
+        kh, kw = wei.shape[2:]
+        image = src.reshape(n, g, ic // g, ih * iw)
+        dst = np.zeros((n, g * wei.shape[1], *self.uncut(src.shape[2:], (kh, kw))), np.result_type(src, wei))
+        for y, x in np.ndindex(kh, kw):
+            weights = wei[:, :, y, x].reshape(g, ic // g, -1).swapaxes(1, 2)
+            rows, columns = (
+                slice(tap * step, tap * step + (size - 1) * stride + 1, stride)
+                for tap, step, size, stride in zip((y, x), self.dilation, (ih, iw), self.stride, strict=True)
+            )
+            dst[:, :, rows, columns] += (weights @ image).reshape(n, -1, ih, iw)
+        dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
+        return self.activation.reference(sum((b[:, None, None] for b in bias), dst))
+
+    def problem_at(self, site: Site) -> Conv2dBackwardDataProblem:
+        named: Conv2dBackwardDataProblem = self.problem(site.inputs[0].shape, site.parameters[0].shape).named(site.name)
+        return named
+
+    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+        yield Asked("conv2d_backward_data", self.problem_at(site), srcs, dsts)
+
+    def types_at(self, site: Site) -> Types:
+        type = site.output.type.array_dtype
+        return Types.converted(type, type) if site.output.type.is_half else super().types_at(site)
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        if axes != PIXELS:
+            return NOT_IMAGES
+        p = self.problem_at(site)
+        along = ((p.sh, p.ph, p.kh, p.dh), (p.sw, p.pw, p.kw, p.dw))
+        return [
+            {
+                axis: (
+                    axis,
+                    Reach(
+                        Fraction(1, stride), Fraction(begin - (size - 1) * dilation, stride), Fraction(begin, stride)
+                    ),
+                )
+                for axis, (stride, begin, size, dilation) in zip(PIXELS, along, strict=True)
+            }
+        ]
 
 
 @dataclass(frozen=True)

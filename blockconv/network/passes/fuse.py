@@ -36,6 +36,7 @@ from blockconv.network.ops import (
     Shuffle,
     Slice,
     Transpose,
+    Weighted,
 )
 from blockconv.network.passes import dynamic, integers, nibbles, precision, simplify
 from blockconv.network.passes.residuals import adding_convolution
@@ -228,7 +229,7 @@ def _gives_floats(attributes: Attributes) -> bool:
 def _activation_into(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Activate) or node.attributes.activation.kind == ActivationKind.FUNCTION:
         return False
-    for kind in (Convolution, Affine, Binary, Activate):
+    for kind in (Weighted, Affine, Binary, Activate):
         before = edit.private(node.inputs[0], kind)
         if before and not _gives_floats(before[1]):
             continue
@@ -248,7 +249,7 @@ def _activation_before_concat(edit: Edit, node: Node) -> bool:
     if act.kind == ActivationKind.FUNCTION:
         return False
     at = [i for i, name in enumerate(parts) if not (act.name == "relu" and _is_nonnegative(edit, name))]
-    if not all(any(edit.private(parts[i], kind) for kind in (Convolution, Affine, Binary)) for i in at):
+    if not all(any(edit.private(parts[i], kind) for kind in (Weighted, Affine, Binary)) for i in at):
         return False
     made = []
     for i in at:
@@ -260,7 +261,7 @@ def _activation_before_concat(edit: Edit, node: Node) -> bool:
 
 def _is_nonnegative(edit: Edit, name: str) -> bool:
     """Whether a value is known to hold no negative numbers: it comes from a ReLU by way of pools and the like."""
-    for kind in (Convolution, Affine, Binary, Activate):
+    for kind in (Weighted, Affine, Binary, Activate):
         before = edit.producer(name, kind)
         if before:
             act = before[1].activation  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, element, numpy_dtype
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Cast, Conv2d, Convolution, Foreign, Reshape, Shape
+from blockconv.network.ops import Cast, Conv2d, Foreign, Reshape, Shape, Weighted
 from blockconv.network.passes.rewrite import Edit, refitted, rewritten
 
 __all__ = ["conversions", "stored_as"]
@@ -102,7 +102,7 @@ def _check_factor(network: Network, name: str, stored: Array) -> None:
     value = network.constants[name]
     beyond = np.isfinite(value) & ~np.isfinite(stored)
     for node in network.readers[name] if beyond.any() else ():
-        if isinstance(node.attributes, Convolution) or getattr(node.attributes, "kind", "") in ("mul", "div"):
+        if isinstance(node.attributes, Weighted) or getattr(node.attributes, "kind", "") in ("mul", "div"):
             rule = f"has no finite number for {value[beyond].flat[0]:.4g}, by which {node} multiplies or divides"
             remedy = "compile it with precision='bfloat16' or 'float32'"
             raise NetworkError(network.name, "precision", stored.dtype.name, rule, remedy)
@@ -110,7 +110,7 @@ def _check_factor(network: Network, name: str, stored: Array) -> None:
 
 def _kept(node: Node) -> int:
     """How many of a node's parameters are stored as values are: not what is added to sums, or scales a channel."""
-    return int(isinstance(node.attributes, Convolution))
+    return int(isinstance(node.attributes, Weighted))
 
 
 def _goes_up(edit: Edit, node: Node) -> bool:

@@ -12,7 +12,7 @@ from blockconv.dispatch.quantizing import epilogue_block, epilogue_of
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Conv2d, Convolution, DynamicConv2d, QuantizedConv2d
+from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d, Weighted
 from blockconv.network.planning.candidate import OUTPUT, Bound, Candidate, Workspace, element_types
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer
@@ -25,7 +25,7 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
 
     A convolution's are those of its kernels: source, weight, bias, destination, residual, epilogue.
     """
-    if isinstance(node.attributes, Convolution):
+    if isinstance(node.attributes, Weighted):
         return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, threads)
     src, dst = node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
     types, options = element_types(network, node), node.attributes.options()
@@ -43,7 +43,8 @@ def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters
     types = element_types(network, node)
     primitive = candidate.prepare(src, dst, types, threads, epilogue=Epilogue(act, residual))
     weight, bias = held.weights(node, problem, primitive.form, types)
-    return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block))
+    memory = map(Workspace, primitive.workspace)
+    return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
 
 
 def _quantized_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
@@ -74,4 +75,9 @@ def _dynamic_conv2d(network: Network, node: Node, candidate: Candidate, held: Pa
     return Bound((first, *primitive.ops()), (0, weight, *made, 1, sums, epilogue_block(after)))
 
 
-_CONVOLUTIONS = {Conv2d: _conv2d, QuantizedConv2d: _quantized_conv2d, DynamicConv2d: _dynamic_conv2d}
+_CONVOLUTIONS = {
+    Conv2d: _conv2d,
+    ConvTranspose2d: _conv2d,
+    QuantizedConv2d: _quantized_conv2d,
+    DynamicConv2d: _dynamic_conv2d,
+}

@@ -65,7 +65,7 @@ class Parameters:
         weight = self._constants[names[0]]
         dtype = types.acc.name
         bias = self._constants[names[1]] if len(names) > 1 else None
-        key = dtype, problem.g, form.sharing, form.bias, form.order
+        key = dtype, problem.g, form.sharing, form.bias, form.order, form.pieces
         packed = self._kept(names[1:], key, lambda: pack_bias(problem, bias, form, dtype))
         return self._kept(names[:1], (problem.g, form), lambda: pack_weights(problem, weight, form)), packed
 

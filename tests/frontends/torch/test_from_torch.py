@@ -25,6 +25,12 @@ OPS = {
     "conv same": (lambda: nn.Conv2d(6, 8, 4, padding="same"), IMAGE),
     "conv reflect": (lambda: nn.Conv2d(6, 8, 3, padding=1, padding_mode="zeros"), (6, 8, 10)),
     "conv1d": (lambda: nn.Conv1d(6, 8, 3, 2, 1), ROW),
+    "conv transposed": (lambda: nn.ConvTranspose2d(6, 8, 3, 2, 1, 1, 2), IMAGE),
+    "conv transposed asymmetric": (
+        lambda: nn.ConvTranspose2d(6, 8, (3, 2), (1, 3), (0, 1), (0, 2), bias=False, dilation=(2, 1)),
+        IMAGE,
+    ),
+    "conv transposed 1d": (lambda: nn.ConvTranspose1d(6, 8, 3, 2, 1, 1), ROW),
     "linear": (lambda: nn.Linear(6, 5), MATRIX),
     "linear 3d": (lambda: nn.Linear(11, 5, bias=False), ROW),
     "linear of image": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(480, 5)), IMAGE),
