@@ -201,3 +201,18 @@ def test_two_that_share_a_bias_keep_their_own() -> None:
 def test_what_does_not_fit_is_named(attributes: dict[str, Any], said: str) -> None:
     with pytest.raises(bc.ArgumentError, match=said):
         bc.load_onnx(model((2, 6, 4, 4), drawn((6, 4, 3, 2)), **attributes))
+
+
+@pytest.mark.parametrize("scale", [np.float32(0.5), np.float32([0.5, 1, 2, 4])], ids=["one", "of channels"])
+@pytest.mark.parametrize("kernel", [(3, 2), (3,)], ids=str)
+def test_a_quantized_weight_is_taken_as_floats(scale: Any, kernel: tuple[int, ...]) -> None:
+    x = drawn((1, 6, 5, 4)[: 2 + len(kernel)])
+    proto = model(x.shape, drawn((6, 4, *kernel)), drawn((4,)), strides=[2] * len(kernel))
+    held = {t.name: t for t in proto.graph.initializer}
+    integers = numpy_helper.to_array(held["w"]).astype(np.int8)
+    proto.graph.initializer.remove(held["w"])
+    for name, value in (("i", integers), ("s", np.asarray(scale)), ("z", np.zeros(np.shape(scale), np.int8))):
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    along = {"axis": 1} if np.ndim(scale) else {}
+    proto.graph.node.insert(0, helper.make_node("DequantizeLinear", ["i", "s", "z"], ["w"], **along))
+    check(proto, x)
