@@ -88,7 +88,7 @@ def cases(quick: bool) -> Iterator[Case]:
 def rows_in_reach() -> set[str]:
     """The names of the rows that cases can take: a network's nodes have one type for all, so none of quantised ones.
 
-    Nor of packed integers and of gradients, which networks have not.
+    Nor of packed integers, which networks have not; nor of gradients, which are forward kernels at other addresses.
     """
 
     def is_out(types: str) -> bool:

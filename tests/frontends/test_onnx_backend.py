@@ -64,7 +64,6 @@ UNSUPPORTED = {
     "mode 'reflect'": 2,
     "mode 'wrap'": 1,
     "is no tensor": 2,
-    "the tanh approximation": 2,
     "an alpha other than 1": 1,
     "is not constant": 0,
     "dimensions": 0,
