@@ -21,7 +21,7 @@ from onnx_broken import model, node  # noqa: E402
 import blockconv as bc  # noqa: E402
 from blockconv.frontends.onnx.ops import OPS  # noqa: E402
 
-SEEDS = 200
+SEEDS = 100
 
 
 @pytest.mark.slow
