@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,3 +51,11 @@ class Guarded:
 
     def intact(self) -> bool:
         return bool((self.bytes[self._around] == CANARY).all())
+
+
+def last_line(run_python: Any, arguments: list[str]) -> str:
+    """Run a script that touches guarded memory, and give the last line that it prints; its last case if it dies."""
+    done = run_python(arguments, status=None)
+    last: list[str] = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, f"status {done.returncode} at {last}\n{done.stderr[-4000:]}"
+    return last[0]
