@@ -11,9 +11,11 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["MOST_BYTES", "MOST_EXTENT", "check_bytes", "check_extents", "check_shape", "whole"]
+__all__ = ["MOST_BYTES", "MOST_EXTENT", "check_bytes", "check_extents", "check_shape", "read_sizes", "whole"]
 
 MOST_EXTENT = 1 << 31  # of an axis, a window, a stride, a dilation, a padding
 MOST_BYTES = 1 << 47  # of an array: what a process can address on x86-64
@@ -25,6 +27,15 @@ def whole(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+def read_sizes(shape: Any) -> tuple[int, ...] | None:
+    """A shape as a tuple of ints of at least 0; None for anything else."""
+    if not isinstance(shape, (tuple, list, np.ndarray)):
+        return None
+    sizes = [whole(size) for size in shape]
+    known = tuple(size for size in sizes if size is not None and size >= 0)
+    return known if len(known) == len(sizes) else None
 
 
 def check_extents(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import BinaryKind
-from blockconv.core.errors import NetworkError
+from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
 from blockconv.network.ops import Activate, Attributes, Binary, Concat, Convolution, GroupNorm, Reshape, Shape, Slice
 from blockconv.network.rest import Rest
 
-__all__ = ["Emitter", "Translation", "Unsupported", "element_type"]
+__all__ = ["Emitter", "Translation", "Unsupported", "check_supported", "counted_nodes", "element_type"]
 
 Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]
@@ -34,6 +34,20 @@ MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
 
 class Unsupported(Exception):  # noqa: N818
     """A front end's node that blockconv has no op for; the text says what is missing. Front ends collect these."""
+
+
+def counted_nodes(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each op or reason, with the number of its nodes and the first of them."""
+    return [
+        f"{what}: {len(nodes)} node{'s' if len(nodes) > 1 else ''}, the first {nodes[0]}"
+        for what, nodes in sorted(found.items())
+    ]
+
+
+def check_supported(op: str, lines: Sequence[str]) -> None:
+    """Raise one UnsupportedError that lists all that is missing, if anything is."""
+    if lines:
+        raise UnsupportedError("\n  ".join([f"{op}: not supported:", *lines]))
 
 
 def element_type(dtype: np.dtype[Any]) -> ElementType:

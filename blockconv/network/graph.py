@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import text
-from blockconv.core.checks import check_shape, whole
+from blockconv.core.checks import check_shape, read_sizes
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
@@ -357,10 +357,10 @@ def held(result: Array, type: ElementType) -> Array:
 
 def read_shape(name: str, argument: str, shape: Any) -> Shape:
     """A shape as a tuple of ints. Raises NetworkError, of the network of that name, for what is none."""
-    sizes = [whole(size) for size in shape] if isinstance(shape, (tuple, list, np.ndarray)) else [None]
-    if any(size is None or size < 0 for size in sizes):
+    sizes = read_sizes(shape)
+    if sizes is None:
         raise NetworkError(name, argument, shape, "has to be a shape: a sequence of ints of at least 0")
-    return tuple(size for size in sizes if size is not None)
+    return sizes
 
 
 def _inferred(net: Network) -> dict[str, Tensor]:

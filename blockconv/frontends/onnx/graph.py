@@ -12,7 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from blockconv.core.checks import whole
+from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd
@@ -20,7 +20,7 @@ from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, Scope, Unknown, UnknownValue, title
-from blockconv.network.emitter import Unsupported, element_type
+from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.foreign import check_foreign, reads_of
 from blockconv.network.graph import Network, Tensor, frozen
 from blockconv.network.order import topological
@@ -224,11 +224,11 @@ def _input(value: Any, given: Any) -> Tensor:
 
 def _sizes(name: str, given: Any) -> Shape:
     """A shape that the caller gives."""
-    sizes = [whole(size) for size in given] if isinstance(given, (tuple, list, np.ndarray)) else [None]
-    if any(size is None or size < 0 for size in sizes):
+    sizes = read_sizes(given)
+    if sizes is None:
         rule = f"the shape of input {name!r} has to be a tuple of ints of at least 0"
         raise ArgumentError(OP, "input_shapes", given, rule)
-    return tuple(size for size in sizes if size is not None)
+    return sizes
 
 
 def _check_names(graph: Any) -> None:
@@ -320,7 +320,7 @@ class _Refused:
         except UnknownValue:
             constant = constant or _kind(node) in ("Shape", "Size")
         except _NoOp as error:
-            self.unknown.setdefault(str(error), []).append(node.name or node.output[0])
+            self.unknown.setdefault(str(error), []).append(repr(node.name or node.output[0]))
         except Unsupported as error:
             self.reasons.append(f"{title(node)}: {error}")
         except NetworkError as error:
@@ -342,12 +342,7 @@ class _Refused:
 
     def report(self) -> None:
         """Raise UnsupportedError if anything was refused."""
-        lines = [
-            f"{kind}: {len(names)} node{'s' if len(names) > 1 else ''}, the first {names[0]!r}"
-            for kind, names in sorted(self.unknown.items())
-        ]
-        if lines or self.reasons:
-            raise UnsupportedError("\n  ".join([f"{OP}: not supported:", *lines, *self.reasons]))
+        check_supported(OP, [*counted_nodes(self.unknown), *self.reasons])
 
 
 def _tensor(name: str, type: Any) -> Tensor | None:

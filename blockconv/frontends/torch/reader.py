@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
-from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import ElementType, element
-from blockconv.network.emitter import Emitter, Translation, Unsupported
+from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import Tensor
 from blockconv.network.ops import Reshape, Shape
 
@@ -137,15 +137,11 @@ class Refused:
 
     def lines(self) -> list[str]:
         """A line for each op and reason, with the number of nodes and the first of them."""
-        return [
-            f"{what}: {len(found)} node{'s' if len(found) > 1 else ''}, the first {found[0]}"
-            for what, found in sorted(self.nodes.items())
-        ]
+        return counted_nodes(self.nodes)
 
     def report(self, op: str) -> None:
         """Raise UnsupportedError if anything was refused."""
-        if self.nodes:
-            raise UnsupportedError("\n  ".join([f"{op}: not supported:", *self.lines()]))
+        check_supported(op, self.lines())
 
 
 class Reader:
