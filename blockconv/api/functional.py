@@ -6,6 +6,7 @@ copy, a BlockedArray in the source's layout unless `out_layout` names another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from blockconv.dispatch.boundary import (
 from blockconv.machine.machine import host, named
 from blockconv.runtime import get_num_threads
 
-__all__ = ["Conv2d", "conv1d", "conv2d", "explain"]
+__all__ = ["Conv2d", "conv1d", "conv2d", "conv2d_like", "explain"]
 
 
 def conv2d(
@@ -161,21 +162,21 @@ def conv2d(
     if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
         result: Array = _on_array(input, w, b, options)
         return result
-    return _conv2d_like(w, b, options, quantized)(input, residual=residual, out=out)
+    return conv2d_like(Conv2dCall, w, b, options, quantized)(input, residual=residual, out=out)
 
 
 def _on_array(input: Any, w: Weight, b: npt.NDArray[Any] | None, options: tuple[Any, ...]) -> Any:
     """The convolution of an array into a new one, checked only if no such arrays were convolved before."""
     x = as_numpy(input, "conv2d", "input")
     if isinstance(w, BlockedArray) or not x.flags.aligned:
-        return _conv2d_like(w, b, options, NOTHING_QUANTIZED)(input)
+        return conv2d_like(Conv2dCall, w, b, options)(input)
     about_bias = None if b is None else (b.shape, b.dtype)
     lie = x.shape, x.strides, x.dtype, w.shape, w.strides, w.dtype
     key = (lie, about_bias, cache_key(options), get_num_threads())
     known = _repeated.get(key)
     if known is not None:
         return known(input, x, w, b)
-    conv = _conv2d_like(w, b, options, NOTHING_QUANTIZED)
+    conv = conv2d_like(Conv2dCall, w, b, options)
     result = conv(input)
     if (made := repeatable(conv, x, as_numpy(result, "conv2d", "out"))) is not None:
         if len(_repeated) >= KEPT:
@@ -184,18 +185,26 @@ def _on_array(input: Any, w: Weight, b: npt.NDArray[Any] | None, options: tuple[
     return result
 
 
-def _conv2d_like(
-    w: Weight, b: npt.NDArray[Any] | None, options: tuple[Any, ...], quantized: QuantizedOptions
+def conv2d_like(
+    kind: Callable[..., Conv2d],
+    w: Weight,
+    b: npt.NDArray[Any] | None,
+    options: tuple[Any, ...],
+    quantized: QuantizedOptions = NOTHING_QUANTIZED,
 ) -> Conv2d:
-    """A Conv2d, made anew only if none of these shapes and options was called before."""
-    stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
+    """A convolution of a kind, made anew only if none of these shapes and options was called before.
+
+    options: what the kind takes before the weight, and the arguments of `Conv2d` from stride to accuracy.
+    """
     about_bias = None if b is None else (b.shape, b.dtype)
     lies = w.layout if isinstance(w, BlockedArray) else w.strides
-    key = (w.shape, lies, w.dtype, about_bias, cache_key(options), quantized.kind)
+    key = (kind, w.shape, lies, w.dtype, about_bias, cache_key(options), quantized.kind)
     known = _called.get(key)
     if known is not None:
         return known._with(w, b, quantized)
-    conv = Conv2dCall(
+    *first, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
+    conv = kind(
+        *first,
         w,
         b,
         stride,

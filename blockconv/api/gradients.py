@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.bound import workspace
+from blockconv.api.functional import conv2d_like
 from blockconv.api.modules import KEPT, Conv2d
-from blockconv.core.checks import whole
+from blockconv.core.checks import read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, as_numpy, like_any, with_gradient
 from blockconv.core.layout import Layout
@@ -359,32 +360,15 @@ def _weights_program(
     return Program(primitive.ops(), alone), sum(primitive.workspace)
 
 
-def _made_like(kind: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> Conv2d:
-    """A convolution, checked only if none of these shapes and options was called before."""
-    w, b = as_numpy(weight, kind._op, "weight"), None if bias is None else as_numpy(bias, kind._op, "bias")
-    about_bias = None if b is None else (b.shape, b.dtype)
-    key = kind, w.shape, w.strides, w.dtype, about_bias, cache_key(options)
-    known: Conv2d | None = _known.get(key)
-    if known is None:
-        first, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
-        chosen = {"out_layout": out_layout, "activation": activation, "algorithm": algorithm, "accuracy": accuracy}
-        known = kind(first, w, b, stride, padding, dilation, groups, **chosen)
-        assert known is not None
-        if len(_known) >= KEPT:
-            _known.clear()
-        _known[key] = known._with(np.broadcast_to(np.zeros((), w.dtype), w.shape), None, known._options)
-    return known._with(w, b, known._options)
-
-
-_known: dict[Any, Conv2d] = {}
+def _made_like(kind: type[Conv2d], weight: Any, bias: Any, options: tuple[Any, ...]) -> Conv2d:
+    op = kind._op
+    w, b = as_numpy(weight, op, "weight"), None if bias is None else as_numpy(bias, op, "bias")
+    return conv2d_like(kind, w, b, options)
 
 
 def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:
     """Four sizes of at least 0."""
-    try:
-        sizes = [whole(size) for size in shape]
-    except TypeError:
-        sizes = []
-    if len(sizes) != 4 or any(size is None or size < 0 for size in sizes):
+    sizes = read_sizes(shape)
+    if sizes is None or len(sizes) != 4:
         raise ArgumentError(op, argument, shape, "has to be four sizes of at least 0")
-    return tuple(size for size in sizes if size is not None)
+    return sizes
