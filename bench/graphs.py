@@ -246,10 +246,9 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
     start = time.perf_counter()
     plan = bc.compile(bc.load_onnx(model), threads=threads)
     seconds = time.perf_counter() - start
-    found = plan(**feeds)
-    values = found if isinstance(found, dict) else {plan.network.outputs[0]: found}
+    values = plan.by_name(**feeds)
     ours = [np.asarray(values[one.name], np.float32) for one in session.get_outputs()]
-    kinds = Counter(kind for node in plan.network.nodes if node.op == "foreign" for kind in _kinds(node))
+    kinds = Counter(kind for action in plan.actions if action.part is not None for kind in action.part.kinds)
     return {
         "error": _error(ours, wanted),
         "theirs": _error(theirs, wanted),
@@ -258,12 +257,6 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
         "ours": _seconds(lambda: plan(**feeds)),
         "onnxruntime": _seconds(lambda: session.run(None, feeds)),
     }
-
-
-def _kinds(node: Any) -> list[str]:
-    """The ops of ONNX that a foreign node stands for."""
-    kinds = getattr(node.attributes, "kinds", None)
-    return list(kinds() if callable(kinds) else kinds or (node.op,))
 
 
 def _by_from_torch(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int) -> Result:
@@ -286,14 +279,11 @@ def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], 
     found = _flat(fast(*inputs))
     seconds = time.perf_counter() - start
     graphs = list(bc.torch.report(fast))
-    foreign: Counter[str] = Counter()
-    for graph in graphs:
-        foreign.update(getattr(graph, "why", {}) or {})
     return {
         "error": _error(found, wanted),
         "taken": sum(graph.taken for graph in graphs),
         "nodes": sum(graph.nodes for graph in graphs),
-        "foreign": dict(foreign),
+        "foreign": dict(Counter(line.partition(":")[0] for graph in graphs for line in graph.refused)),
         "compile": seconds,
         "ours": _seconds(lambda: fast(*inputs)),
     }

@@ -52,9 +52,7 @@ def map_plan(plan: Plan, array: da.Array, tile: Tile = None) -> Any:
     >>> y.shape, float(y[0, 0, 75, 0].compute())
     ((1, 2, 150, 200), 18.0)
     """
-    dask, da = _dask()
-    if not isinstance(array, da.Array) or array.ndim != 4:
-        raise ArgumentError("map_plan", "array", array, "has to be a Dask array (N, C, H, W)")
+    dask, da = _checked("map_plan", array)
     wanted = plan.network.inputs[0].type.dtype
     if array.dtype != wanted:
         raise ArgumentError("map_plan", "array", str(array.dtype), f"has to have dtype {wanted}")
@@ -131,27 +129,27 @@ NOMINAL = 512  # pixels of the images that the network of one op is planned for,
 
 def _builder(op: str, array: Any) -> tuple[NetworkBuilder, str]:
     """A network whose input is a tile of the array."""
-    _, da = _dask()
-    if not isinstance(array, da.Array) or array.ndim != 4:
-        raise ArgumentError(f"blockconv.dask.{op}", "array", array, "has to be a Dask array (N, C, H, W)")
+    _checked(f"blockconv.dask.{op}", array)
     n, c, h, w = array.shape
     b = NetworkBuilder(op)
     return b, b.input("input", (array.chunks[0][0] if n else 1, c, min(h, NOMINAL), min(w, NOMINAL)), array.dtype)
 
 
-def _dask() -> tuple[Any, Any]:
+def _checked(op: str, array: Any) -> tuple[Any, Any]:
+    """Dask and its arrays. Raises ArgumentError for what is no Dask array (N, C, H, W)."""
     try:
         import dask
         import dask.array as da
     except ModuleNotFoundError:
         raise UnsupportedError("blockconv.dask: needs Dask: pip install 'blockconv[dask]'") from None
+    if not isinstance(array, da.Array) or array.ndim != 4:
+        raise ArgumentError(op, "array", array, "has to be a Dask array (N, C, H, W)")
     return dask, da
 
 
 def _run(plan: Plan, source: Array, parts: list[tuple[slice, slice]]) -> tuple[Array, ...]:
     """A task: what a tile of some images gives of each output."""
-    found = plan(np.ascontiguousarray(source))
-    values = [found[name] for name in plan.network.outputs] if isinstance(found, dict) else [found]
+    values = plan.by_name(np.ascontiguousarray(source)).values()
     return tuple(
         np.ascontiguousarray(value[:, :, rows, columns]) for value, (rows, columns) in zip(values, parts, strict=True)
     )

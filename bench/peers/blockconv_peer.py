@@ -116,9 +116,8 @@ def _planned(choice: str, net: bc.Network, x: np.ndarray, precision: FloatType, 
     plan = _plan(choice, net, {"precision": precision, "threads": threads})
 
     def fetch() -> np.ndarray:
-        result = plan(x)
-        results = [result[name] for name in net.outputs] if isinstance(result, dict) else [result]
-        return np.concatenate([np.asarray(r).ravel() for r in results])
+        results = plan.by_name(x)
+        return np.concatenate([np.asarray(results[name]).ravel() for name in net.outputs])
 
     def about() -> dict[str, Any]:
         told: dict[str, Any] = {"reorders": len(plan.reorders), "predicted": sum(a.cost for a in plan.actions)}

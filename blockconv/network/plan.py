@@ -252,7 +252,7 @@ class Plan:
         path: the file.
         threads: the most threads that a call uses. Default: the saved number, or `get_num_threads` if that is smaller.
 
-        The plan keeps its choices if the same kernels exist here. Else, and for other input sizes, it plans again.
+        The plan keeps its choices if the same kernels exist here. Else it plans again.
         Raises ArgumentError for any other file, OSError for one that cannot be read.
         """
         count = None if threads is None else check_threads("Plan.load", "threads", threads)
@@ -274,7 +274,7 @@ class Plan:
 
     # -- running
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         """Run the network on arrays, torch CPU tensors or BlockedArrays, in the order of its inputs or by name.
 
         Returns the output, or {name: output} for several: row-major, of logical shape. They are torch tensors (without
@@ -283,12 +283,16 @@ class Plan:
         4-bit outputs. `torch.autocast` has no effect: a plan computes in the types of its compilation.
         Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
         """
+        shown = self.by_name(*inputs, **named)
+        return next(iter(shown.values())) if len(shown) == 1 else shown
+
+    def by_name(self, /, *inputs: Any, **named: Any) -> dict[str, Any]:
+        """Run the network as a call does. Returns {name: output}, also for one output."""
         given = (*inputs, *named.values())
-        shown = {
+        return {
             name: like_any(given, result) if isinstance(result, np.ndarray) else result
             for name, result in self._run(inputs, named).items()
         }
-        return next(iter(shown.values())) if len(shown) == 1 else shown
 
     def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs by name. They are arrays, but for sequences and optionals of ONNX."""
@@ -344,7 +348,9 @@ class Plan:
             raise ArgumentError("tiled", "batch", batch, "has to be an int of at least 1")
         if np.dtype(image.dtype) != tensor.type.dtype:
             raise ArgumentError("tiled", "image", str(image.dtype), f"has to have dtype {tensor.type.dtype}")
-        return run_tiled(self, how, image, checked_out(how, out), min(count, max(1, shape[0] * len(how.pieces))))
+        return run_tiled(
+            self.by_name, how, image, checked_out(how, out), min(count, max(1, shape[0] * len(how.pieces)))
+        )
 
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
         """The plan for the sizes of what a call is given, its inputs as the plan reads them, and new outputs."""

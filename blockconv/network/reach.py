@@ -7,6 +7,7 @@ reads its record says (`Attributes.reads`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -56,8 +57,8 @@ def receptive_fields(network: Any) -> dict[str, ReceptiveField]:
         along = [found[name][axis] for axis in sorted(found[name])] if name in found else []
         if len(along) != 2:
             raise UnsupportedError(f"receptive_field: output {name!r} has no pixels: it does not depend on the input")
-        first = [-int(-reach.low // 1) for reach in along]
-        size = [int(reach.high // 1) + 1 - begin for reach, begin in zip(along, first, strict=True)]
+        first = [math.ceil(reach.low) for reach in along]
+        size = [math.floor(reach.high) + 1 - begin for reach, begin in zip(along, first, strict=True)]
         fields[name] = ReceptiveField((size[0], size[1]), (along[0].step, along[1].step), (first[0], first[1]))
     return fields
 

@@ -98,6 +98,10 @@ def tiling(network: Network, shape: tuple[int, ...], tile: Any = None) -> Tiling
     if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:
         rule = f"has to be (N, {network.inputs[0].shape[1]}, H, W)"
         raise ArgumentError("tiled", "shape", tuple(shape), rule)
+    if network.rest is not None:
+        raise UnsupportedError(
+            f"{network.name}: shapes after {', '.join(network.rest.kinds)} depend on the image's values"
+        )
     known = reaches(network, network.inputs[0].name)
     missing = [output for output in network.outputs if sorted(known.get(output, ())) != list(PIXELS)]
     if missing:
@@ -219,13 +223,17 @@ def _cuts(
         starts.append(next)
 
 
-def run_tiled(run: Callable[[Array], Any], how: Tiling, image: Any, out: Any, batch: int) -> Any:
-    """Run a plan on the tiles of an image. run: on (batch, C, *tile). out: None, or arrays to write, by output."""
-    tensor, names = how.network.inputs[0], how.network.outputs
-    results = {name: np.empty(how.outputs[name], how.network.tensors[name].type.dtype) for name in names if not out}
-    results = results or out
+def run_tiled(
+    run: Callable[[Array], Mapping[str, Array]], how: Tiling, image: Any, out: Mapping[str, Any] | None, batch: int
+) -> Any:
+    """Run a plan on the tiles of an image. Returns `out`, or new arrays: by output, or the only one.
+
+    run: from (batch, C, *tile) to the outputs by name. out: None, or arrays to write, by output.
+    """
+    tensors, names = how.network.tensors, how.network.outputs
+    results = out or {name: np.empty(how.outputs[name], tensors[name].type.dtype) for name in names}
     every = [(n, piece) for n in range(how.shape[0]) for piece in how.pieces]
-    source = np.zeros((batch, how.shape[1], *how.tile), tensor.type.dtype)
+    source = np.zeros((batch, how.shape[1], *how.tile), how.network.inputs[0].type.dtype)
     with text.progress("tiles", counted=True) as shown:
         task = shown.add_task("", total=len(every))
         for at in range(0, len(every), batch):
@@ -233,8 +241,7 @@ def run_tiled(run: Callable[[Array], Any], how: Tiling, image: Any, out: Any, ba
             for slot, (n, piece) in enumerate(group):
                 rows, columns = how.source(piece)
                 source[slot] = image[n, :, rows, columns]
-            found = run(source)
-            values = found if isinstance(found, dict) else {names[0]: found}
+            values = run(source)
             for slot, (n, piece) in enumerate(group):
                 for name in names:
                     (top, bottom), (left, right) = piece.gives[name]

@@ -26,7 +26,15 @@ from blockconv.onnxruntime.errors import (
     NotImplemented,
 )
 from blockconv.onnxruntime.options import RunOptions, SessionOptions
-from blockconv.onnxruntime.values import ModelMetadata, NodeArg, OrtValue, array_at, check_device, type_name
+from blockconv.onnxruntime.values import (
+    ModelMetadata,
+    NodeArg,
+    OrtValue,
+    array_at,
+    check_device,
+    dtype_named,
+    type_name,
+)
 
 __all__ = ["PROVIDERS", "IOBinding", "InferenceSession"]
 
@@ -156,10 +164,9 @@ class InferenceSession:
         feeds = [_checked(one, input_feed[one.name]) for one in self._inputs]
         try:
             plan = self._plan or self._compiled({one.name: x.shape for one, x in zip(self._inputs, feeds, strict=True)})
-            found = plan(**{one.name: x for one, x in zip(self._inputs, feeds, strict=True)})
+            values = plan.by_name(**{one.name: x for one, x in zip(self._inputs, feeds, strict=True)})
         except BlockconvError as error:
             raise _as_theirs(error) from error
-        values = found if isinstance(found, dict) else {known[0]: found}
         return [values[name] for name in output_names or known]
 
     def run_with_ort_values(
@@ -345,7 +352,7 @@ def _checked(declared: NodeArg, value: Any) -> Array:
     if isinstance(value, OrtValue):
         value = value.numpy()
     if isinstance(value, (list, tuple)):
-        value = np.array(value, dtype=_dtype(declared))
+        value = np.array(value, dtype=dtype_named(declared.type))
     if not isinstance(value, np.ndarray):
         rule = f"Unexpected input data type. Actual: ({type(value).__name__}) , expected: ({declared.type})"
         raise InvalidArgument(rule)
@@ -367,11 +374,6 @@ def _checked(declared: NodeArg, value: Any) -> Array:
             f"Got invalid dimensions for input: {declared.name} for the following indices\n{told}\n {FIX}"
         )
     return value
-
-
-def _dtype(declared: NodeArg) -> Any:
-    name = declared.type.removeprefix("tensor(").removesuffix(")")
-    return {"float": np.float32, "double": np.float64, "string": object}.get(name, name)
 
 
 def _as_theirs(error: BlockconvError) -> Fail:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from blockconv.onnxruntime.errors import InvalidArgument
 
-__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "array_at", "check_device", "type_name"]
+__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "array_at", "check_device", "dtype_named", "type_name"]
 
 Array = npt.NDArray[Any]
 _NAMES = {"float32": "float", "float64": "double"}  # of ONNX Runtime, where NumPy has others
@@ -45,6 +45,13 @@ def type_name(dtype: Any) -> str:
     """The element type as ONNX Runtime writes it: tensor(float) for float32."""
     name = np.dtype(dtype).name
     return f"tensor({'string' if np.dtype(dtype).kind in 'OSU' else _NAMES.get(name, name)})"
+
+
+def dtype_named(type: str) -> np.dtype[Any]:
+    """The dtype of an element type as `type_name` writes it."""
+    name = type.removeprefix("tensor(").removesuffix(")")
+    ours = {theirs: ours for ours, theirs in _NAMES.items()} | {"string": "O"}
+    return np.dtype(ours.get(name, name))
 
 
 def _dtype_of(element_type: Any) -> np.dtype[Any]:

@@ -103,12 +103,7 @@ def with_outputs(network: Network, names: Iterable[str], threads: int | None) ->
 
 def values_of(plan: Plan, sample: Mapping[str, Any]) -> dict[str, Array]:
     """What a plan gives, by name."""
-    found = plan(**sample) if all(name.isidentifier() for name in sample) else plan(*_ordered(plan, sample))
-    return found if isinstance(found, dict) else {plan.network.outputs[0]: found}
-
-
-def _ordered(plan: Plan, sample: Mapping[str, Any]) -> list[Any]:
-    return [sample[tensor.name] for tensor in plan.network.inputs]
+    return plan.by_name(**sample)
 
 
 def measured(

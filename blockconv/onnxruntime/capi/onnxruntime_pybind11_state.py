@@ -1,23 +1,4 @@
 """The exceptions of `blockconv.onnxruntime`, where ONNX Runtime has its own."""
 
-from blockconv.onnxruntime.errors import (
-    EPFail,
-    Fail,
-    InvalidArgument,
-    InvalidGraph,
-    InvalidProtobuf,
-    NoSuchFile,
-    NotImplemented,
-    RuntimeException,
-)
-
-__all__ = [
-    "EPFail",
-    "Fail",
-    "InvalidArgument",
-    "InvalidGraph",
-    "InvalidProtobuf",
-    "NoSuchFile",
-    "NotImplemented",
-    "RuntimeException",
-]
+from blockconv.onnxruntime.errors import *  # noqa: F403
+from blockconv.onnxruntime.errors import __all__ as __all__
