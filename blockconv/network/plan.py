@@ -166,7 +166,7 @@ class Plan:
 
     ``plan(x)`` returns the output as an array, or several outputs as {name: array}; torch tensors if an input is one.
     Other input sizes take the layouts and kernels of the plan's own sizes, cut anew: the first call with a size takes
-    some milliseconds more, or longer if a kernel is not on disk yet. What runs for a size depends on the size and the
+    some milliseconds more, or longer if a kernel is not on disk yet. The kernels for a size depend on the size and the
     machine, never on earlier calls. The plan keeps the last 32 sizes; all of them share the memory for values.
     `prepare` plans further sizes like the plan's own.
 
@@ -341,13 +341,18 @@ class Plan:
         kernels, since a tile may run on other kernels; they do not depend on the order of tiles or on threads.
         Raises the errors of `tiling`, and ArgumentError for a bad argument, before it writes anything.
         """
+        try:
+            dtype = np.dtype(image.dtype)
+        except (AttributeError, TypeError):
+            rule = "has to be an array with a NumPy dtype, or like one"
+            raise ArgumentError("tiled", "image", type(image).__name__, rule, "give x.numpy() for a tensor") from None
         shape = tuple(int(size) for size in np.shape(image))
         how = self.tiling(shape, tile)
         tensor, count = how.network.inputs[0], whole(batch)
         if count is None or count < 1:
             raise ArgumentError("tiled", "batch", batch, "has to be an int of at least 1")
-        if np.dtype(image.dtype) != tensor.type.dtype:
-            raise ArgumentError("tiled", "image", str(image.dtype), f"has to have dtype {tensor.type.dtype}")
+        if dtype != tensor.type.dtype:
+            raise ArgumentError("tiled", "image", str(dtype), f"has to have dtype {tensor.type.dtype}")
         return run_tiled(
             self.by_name, how, image, checked_out(how, out), min(count, max(1, shape[0] * len(how.pieces)))
         )

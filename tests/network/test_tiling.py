@@ -164,7 +164,7 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
     ):
         with pytest.raises(bc.ArgumentError):
             plan.tiled(x, **{"out": out, "tile": 64} | bad)
-    for image in (x.astype(np.float64), x[0], x[:, :2]):
+    for image in (x.astype(np.float64), x[0], x[:, :2], x.tolist()):
         with pytest.raises(bc.ArgumentError):
             plan.tiled(image, 64, out=out)
     assert all((array == 7).all() for array in out.values())
@@ -175,3 +175,12 @@ def test_the_cuts_can_be_pickled() -> None:
     copied = pickle.loads(pickle.dumps(how))
     assert copied.pieces == how.pieces
     assert copied.computed == how.computed > 1
+
+
+def test_shapes_that_depend_on_data_are_refused() -> None:
+    parser = pytest.importorskip("onnx.parser")
+    pytest.importorskip("onnxruntime")
+    body = "g (float[1, 3, 64, 64] x) => (float[1, 3, 64, 64] y, int64[4, n] z) { y = Relu(x)  z = NonZero(y) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {body}')
+    with pytest.raises(bc.UnsupportedError, match="NonZero"):
+        tiling(bc.load_onnx(model), (1, 3, 200, 200), 64)
