@@ -1,4 +1,4 @@
-"""`python -m bench graphs FOLDER`: real networks of a collection, of which nothing is known before.
+"""`python -m bench graphs FOLDER`: the networks of a collection, tried one by one.
 
 FOLDER has samples as GraphNet has them (github.com/PaddlePaddle/GraphNet, `samples/`): a folder each with `model.py`, a
 `GraphModule` of PyTorch, `weight_meta.py`, and `input_tensor_constraints.py`. Weights are random, with the statistics
@@ -49,7 +49,7 @@ def samples(folder: Path, families: Sequence[str], every: int) -> list[Path]:
 def run_all(
     paths: Sequence[Path], way: str, out: Path | None, *, threads: int, timeout: float, memory: int
 ) -> Iterator[Result]:
-    """The result of each sample; those that `out` has already are read from there. memory: bytes that one may use."""
+    """The result of each sample. Results in `out` are not measured again. memory: bytes that one may use."""
     known: dict[str, Result] = {}
     if out is not None and out.exists():
         known = {one["name"]: one for one in map(json.loads, out.read_text(encoding="utf-8").splitlines())}

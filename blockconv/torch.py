@@ -50,7 +50,7 @@ class Report(tuple[Compiled, ...]):
 
 
 def report(model: Any = None) -> Report:
-    """What torch.compile(backend="blockconv") made of a model: for each graph what runs in plans, and what does not.
+    """A report on torch.compile(backend="blockconv"): for each graph, the ops that run in plans and those that do not.
 
     model: a module, compiled or not: the graphs that ran with its parameters. None: all graphs that are in use.
 

@@ -14,7 +14,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     command.add_argument("old", type=Path)
     command.add_argument("new", type=Path)
     command.add_argument("--threshold", type=float, default=0.05, help="what counts as a change (0.05)")

@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     command.add_argument("--lists", nargs="+", default=list(costs.LISTS), choices=costs.LISTS)
     command.add_argument("--layouts", nargs="+", default=["all"], help="ours, or all (8)")
     command.add_argument("--rounds", type=int, default=9)

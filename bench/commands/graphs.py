@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     command.add_argument("folder", type=Path, help="of samples, a folder for each family")
     command.add_argument("--families", nargs="+", default=[], help="folders in it; all by default")
     command.add_argument("--every", type=int, default=1, help="take each n-th sample of a family")

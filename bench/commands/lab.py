@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     common.add_common(command)
     common.add_networks(command, lab.NETWORKS, lab.CHOICES)
     command.add_argument("--layouts", nargs="*", default=["all"], help="of the break-even; none: leave it out")

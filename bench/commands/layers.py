@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     common.add_common(command)
     common.add_problems(command, "(default: bench/shapes/peers.txt)")
     common.add_dtypes(command, layers.TOLERANCE)

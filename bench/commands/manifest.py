@@ -14,7 +14,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     command.add_argument("--out", type=Path, help="write the manifest there, as sorted JSON lines")
     command.add_argument("--quick", action="store_true", help="few cases: every row, layout and instruction set")
     text = f"instruction sets (quick: {', '.join(manifest.QUICK)})"

@@ -24,7 +24,7 @@ NETWORKS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     common.add_common(command)
     common.add_networks(command, NETWORKS, ("auto",))
     common.add_dtypes(command, nets.TOLERANCE)

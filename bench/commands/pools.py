@@ -17,7 +17,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     common.add_common(command)
     common.add_problems(command, "for the common few")
     command.add_argument("--kind", choices=POOL_KINDS, default="max", help="of files and descriptors")

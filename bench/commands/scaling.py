@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the command's arguments."""
     common.add_threads(command, (1, 2, 8, 16, 64))
     command.add_argument("--lists", nargs="*", default=["peers"], choices=costs.LISTS[:3], help="of layers")
     command.add_argument("--layout", type=Layout, default=Layout("NHWC"), help="of the layers (NHWC)")

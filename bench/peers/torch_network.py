@@ -149,7 +149,7 @@ def _reshape(a: dict[str, Any], fixed: list[torch.Tensor]) -> Callable[[torch.Te
 def _operands(
     function: Callable[..., torch.Tensor],
 ) -> Callable[[dict[str, Any], list[torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Of two operands, of which one may be a constant."""
+    """A function of two operands; one may be a constant."""
     return lambda a, fixed: lambda *flows: function(*flows, *fixed)
 
 

@@ -51,7 +51,7 @@ def max_pool2d_backward(
     input: (N, C, H, W), the pool's input; with indices its shape will do.
     grad: (N, C, OH, OW), the gradient of the pool's output: float32, float64, bfloat16 or float16.
     kernel_size, stride, padding, dilation, ceil_mode: those of the pool, as in `max_pool2d`.
-    indices: None, or those that `max_pool2d` returned, of the shape of `grad`. In another layout than the gradient's,
+    indices: None, or the indices from `max_pool2d`, of the shape of `grad`. In another layout than the gradient's,
         they are reordered. Default: they are computed from the input.
     out: None, or the array to write and return, of the input's shape, and of the kind and dtype of `grad`. It must not
         overlap grad.
@@ -171,7 +171,7 @@ def _as_indices(op: str, indices: Any, like: BlockedArray) -> BlockedArray:
 
 
 def _target(op: str, grad: Any, y: BlockedArray, shape: tuple[int, ...], wanted: tuple[Any, Any]) -> BlockedArray:
-    """What is written: `out`, or a new array."""
+    """The array to write: `out`, or a new one."""
     out, layout = wanted
     found = y.layout if layout is None else native_layout(layout, op, "out_layout")
     if isinstance(grad, BlockedArray):

@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 
 
 class ActivationKind:
-    """What a kernel is compiled for: no activation, a clip in registers, any other, or any of `FUNCTIONS`.
+    """A kernel is compiled for no activation, a clip in registers, any other activation, or any of `FUNCTIONS`.
 
     The last two are chosen by their number at run time. Element-wise kernels alone have FUNCTION.
     """

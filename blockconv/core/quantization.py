@@ -128,7 +128,7 @@ def _checked_zero_point(op: str, zero_point: Any) -> int:
 
 
 def real(x: Array, given: Quantization, axis: int = 0) -> npt.NDArray[np.float32]:
-    """What integers stand for."""
+    """The real numbers that integers stand for."""
     scale = given.scale
     if scale.ndim:
         scale = scale.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
@@ -156,7 +156,7 @@ PLAIN = Quantization(1.0)
 
 
 class Quantizations(NamedTuple):
-    """What the integers of a convolution's arrays stand for.
+    """The quantizations of a convolution's arrays.
 
     sum: what sums are rounded to by themselves, in the destination's type, before a residual is added; None: nothing.
     """
@@ -169,7 +169,7 @@ class Quantizations(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What the steps after sums multiply by.
+    """The factors of the steps after the sums.
 
     sums: integers, one or one an output channel. rounded: these, once they are rounded by themselves. residual: its
     integers. inverse: what an activation gives. folded: whether all make multiples of the destination's scale, so that
@@ -185,7 +185,7 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Requantization:
-    """What becomes of the sums of integers of a convolution, in the steps that `kernels.common.requantize` states.
+    """The steps after a convolution's integer sums, as `kernels.common.requantize` states them.
 
     residual: its type, where there is one. away: whether a half is rounded away from zero, and not to even.
     """
@@ -213,7 +213,7 @@ class Requantization:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of multiples of the destination's scale, of 8 or 4 bits: the type's, or an activation's that bounds more."""
+        """Bounds of an 8-bit or 4-bit result, in multiples of its scale: the type's, or an activation's."""
         act, dst, is_byte = self.activation, self.given.dst, self.types.dst.itemsize == 1
         low, high = (bound - dst.zero_point for bound in (self.types.dst if is_byte else element("int8")).bounds)
         if is_byte and act.kind == ActivationKind.CLIP:  # see `Epilogue.kind`
@@ -224,7 +224,7 @@ class Requantization:
 
     @property
     def sum_bounds(self) -> tuple[float, float]:
-        """Of sums that are rounded by themselves, the destination type's bounds less their zero point."""
+        """Bounds of sums that are rounded before the residual: the result type's, less the sums' zero point."""
         bounds, given = self.types.dst.bounds, self.given.sum
         return (0, 0) if given is None else (bounds[0] - given.zero_point, bounds[1] - given.zero_point)
 

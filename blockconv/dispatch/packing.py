@@ -61,7 +61,7 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
 
 
 def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
-    """Of the weights of a gradient: each piece has some of the taps, in reverse order, and exchanged channels."""
+    """Pack a gradient's weights: a piece has some taps, in reverse order, with input and output channels exchanged."""
     shape = problem.grouped_wei_shape
     ops, at, between = [], 0, 0
     given, size = 0, itemsize * source.size(shape)
@@ -86,7 +86,7 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
 
 
 def _packing_of_piece(piece: Piece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
-    """Of the weights of a piece, of a gradient whose weights of this shape lie in `source`.
+    """Pack the weights of one piece of a gradient. `source` is the layout of all its weights, of this shape.
 
     A reorder reads taps in their order, and writes them in reverse order.
     """

@@ -198,7 +198,7 @@ def _avg_pool2d_backward(shape: Ints, grad: Any, kernel: Ints, stride: Ints, pad
 
 
 def _fake_pool(op: Any) -> Callable[..., Any]:
-    """What PyTorch's own op gives, in the format of the input."""
+    """The result of PyTorch's own op, in the input's memory format."""
 
     def call(x: Any, *options: Any) -> Any:
         found = op(x, *options)

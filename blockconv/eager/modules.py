@@ -17,7 +17,7 @@ __all__ = ["Conv1d", "Conv2d", "ConvTranspose2d", "convert", "forget_packed", "r
 
 
 class _Packing:
-    """What is packed belongs to a process and its memory: copies and pickles go without it."""
+    """Packed weights belong to one process. Copies and pickles do not hold them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_packed"}

@@ -33,7 +33,7 @@ _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) -> None:
     """Write a network, and what JSON can hold beside it.
 
-    Of a network's rest the file holds no way to plan it: another library runs all of it.
+    A file cannot plan a network's rest again: another library runs all of it.
     """
     rest = network.rest
     described = {

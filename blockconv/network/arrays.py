@@ -1,4 +1,4 @@
-"""What a plan is given and what it gives, as arrays."""
+"""The inputs and outputs of plans, as arrays."""
 
 from __future__ import annotations
 

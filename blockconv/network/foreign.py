@@ -240,7 +240,7 @@ class Session:
 
     @property
     def library(self) -> str:
-        """What runs it, as tables of calls have it."""
+        """The library that runs it, as tables of calls name it."""
         return "numpy" if self._session is None else "onnxruntime"
 
     def run(self, addresses: Sequence[int]) -> None:
@@ -288,7 +288,7 @@ def named(proto: Any) -> tuple[NamedNode, ...]:
 
 
 def failed(nodes: Sequence[NamedNode], error: Exception) -> NetworkError:
-    """What is raised where a node of a model fails."""
+    """The error for a node of a model that fails."""
     said = str(error)
     found = re.search(r"Name:'([^']+)'", said)
     likely = [node for node in nodes if found is None or node.name == found[1]] or nodes

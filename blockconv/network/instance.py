@@ -22,7 +22,7 @@ Segment = Program | ForeignCall
 
 
 class Instance(NamedTuple):
-    """What one call needs: an arena, and what runs bound to it. segments: programs, and foreign parts between them."""
+    """One call's arena, and the segments bound to it. segments: programs, and foreign parts between them."""
 
     arena: npt.NDArray[Any]
     segments: tuple[Segment, ...]

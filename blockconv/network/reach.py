@@ -1,8 +1,8 @@
-"""What pixels of a network's inputs each pixel of its values reads.
+"""The pixels of a network's inputs that each pixel of its values reads.
 
 A value's pixel `o` along an axis reads pixels `step * o + low` to `step * o + high` of an input. `step` is a fraction
-where a network enlarges images. Ops that read all pixels (a global average, attention) have no such bounds. What one op
-reads its record says (`Attributes.reads`).
+where a network enlarges images. Ops that read all pixels (a global average, attention) have no such bounds. An op's
+record says what it reads (`Attributes.reads`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Reaches = dict[int, Reach]  # by the axis of a value along which pixels lie
 
 
 def reaches(network: Any, name: str) -> dict[str, Reaches]:
-    """What each value reads of the input `name`, for all values that depend on it.
+    """The reach of each value in the input `name`, for all values that depend on it.
 
     Raises UnsupportedError, which names the node, where a value has no bounds.
     """
@@ -64,7 +64,7 @@ def receptive_fields(network: Any) -> dict[str, ReceptiveField]:
 
 
 def windows(network: Any, node: Any, known: Mapping[str, Any]) -> dict[str, Windows]:
-    """What a node reads of each of its inputs that are in `known`, which maps values to the axes of their pixels.
+    """The windows by which a node reads its inputs that are in `known`, a mapping of values to their pixels' axes.
 
     Raises UnsupportedError, which names the node, if it reads pixels without bounds.
     """

@@ -1,4 +1,4 @@
-"""What follows a network, where shapes depend on data: it is planned when they are known.
+"""The model after a network whose output shapes depend on data. It is planned when they are known.
 
 A node such as NonMaxSuppression or NonZero ends a network. It and all that depends on it are the network's *rest*: an
 ONNX model that reads outputs of the network.

@@ -348,7 +348,7 @@ def _metadata(model: onnx.ModelProto) -> ModelMetadata:
 
 
 def _checked(declared: NodeArg, value: Any) -> Array:
-    """What is fed as an input, if it has the declared type and shape. Lists become arrays of that type."""
+    """The array of an input, checked against the declared type and shape. Lists become arrays of that type."""
     if isinstance(value, OrtValue):
         value = value.numpy()
     if isinstance(value, (list, tuple)):

@@ -30,7 +30,7 @@ class NodeArg:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a model says of itself."""
+    """A model's description of itself."""
 
     producer_name: str = ""
     graph_name: str = ""

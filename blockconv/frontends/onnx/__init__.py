@@ -1,7 +1,7 @@
 """ONNX models as networks.
 
 ONNX's own reference evaluator computes everything that depends only on constants (weights made by ConstantOfShape,
-arithmetic on shapes) during loading. The rest becomes ops of `blockconv.network.ops`. What blockconv has no op for is
+arithmetic on shapes) during loading. The rest becomes ops of `blockconv.network.ops`. An op that blockconv lacks is
 foreign (see `foreign`), or one error that lists it.
 """
 

@@ -38,7 +38,10 @@ _PLAIN = {f"tensor({t})": onnx.TensorProto.DataType.Value(t.upper()) for t in f"
 
 
 class _Value(NamedTuple):
-    """What is known of a value. dtype: None for one that is no array of numbers. shape: None if it depends on data."""
+    """The known type and shape of a value.
+
+    dtype: None for a value that is no array of numbers. shape: None if it depends on data.
+    """
 
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...] | None
@@ -197,7 +200,7 @@ class Fallback:
             raise error  # it ends the process for some pools of no pixels
         known = self._constants(reads)
         folds, outputs = len(known) == len(reads), [name for name in node.output if name]
-        # What depends on constants alone is computed as in the whole model, whose shapes ONNX Runtime may not know.
+        # A node of constants is computed as in the whole model, whose shapes ONNX Runtime may not know.
         types = [helper.make_tensor_value_info(name, onnx_type(self.scope.values[name]), None) for name in reads]
         model = self._whole(nodes, types, map(_untyped, outputs))
         if not folds:
@@ -356,7 +359,7 @@ class Fallback:
     def _infer(
         self, node: Any, nodes: Sequence[Any], reads: Sequence[str], wanted: Sequence[str]
     ) -> Mapping[str, _Value]:
-        """What is known of the outputs of the last of some nodes, by ONNX's own inference or ONNX Runtime's."""
+        """Types and shapes of the last node's outputs, by ONNX's own inference or ONNX Runtime's."""
         types: dict[str, Any] = {}
         if len(nodes) == 1 and not captured(node):
             try:
@@ -381,9 +384,9 @@ _CONVERSIONS = (
     ops.Cast, ops.Quantize, ops.Dequantize, ops.Requantize, ops.Quantized, ops.QuantizedConv2d, ops.DynamicConv2d,
     ops.DynamicQuantize, ops.FindQuantization,
 )  # fmt: skip
-# What is worth a plan, once its shapes are known.
+# Ops that are worth a plan once their shapes are known.
 _HOT = {"Conv", "QLinearConv", "ConvInteger", "MatMul", "QLinearMatMul", "MatMulInteger", "Gemm"}
-# What ONNX Runtime computes as fast, so that no part has to end before it.
+# Ops that ONNX Runtime computes as fast, so no part has to end before them.
 _MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 _EACH = {
     "Add",
@@ -435,7 +438,7 @@ def _is_known(value: _Value | None) -> bool:
 
 
 def _value(type: Any) -> _Value:
-    """What a TypeProto says."""
+    """The type and shape of a TypeProto."""
     if not type.HasField("tensor_type") or type.tensor_type.elem_type not in _PLAIN.values():
         return _Value(None, None)
     tensor = type.tensor_type

@@ -93,7 +93,7 @@ def _read_again(
 
 
 def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]) -> Network:
-    """What follows nodes whose shapes depend on data."""
+    """The model after nodes whose shapes depend on data."""
     return read_graph(model, arrays, shapes, strict=False)
 
 

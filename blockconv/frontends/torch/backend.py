@@ -76,7 +76,7 @@ class Settings(NamedTuple):
         return made
 
     def options(self) -> Options:
-        """What each plan is asked for."""
+        """The options of each plan."""
         return Options(self.layouts, "optimal", False, self.threads or get_num_threads(), self.accuracy)
 
 
@@ -375,7 +375,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 
 
 def _version(tensor: Any) -> tuple[int, ...]:
-    """What changes when a parameter changes, in place too."""
+    """A key of a parameter that changes with it, also in place."""
     return (*version(tensor), _checksum(tensor)) if CHECKED else version(tensor)
 
 
@@ -392,7 +392,7 @@ def _key(value: Any) -> Any:
 
 
 def _result(value: Any, node: Any) -> Any:
-    """What a part keeps of an output: the order of axes of a tensor that its plan makes, or else the value itself."""
+    """How a part gives an output: the order of axes of a tensor that its plan makes, or else the value itself."""
     if isinstance(value, Tensor):
         return _order(node.meta["val"])
     return value.tensor if isinstance(value, Constant) else value

@@ -87,7 +87,7 @@ def _op(*names: str) -> Callable[[Translator], Translator]:
 
 
 def _pair(values: Sequence[int], default: int) -> tuple[int, int]:
-    """A value for H and one for W, of a list of two, one for both, or none. Of one dimension that is W."""
+    """A value for H and one for W, from a list of two, one, or none. In one dimension the value is W's."""
     values = tuple(values) or (default,)
     return (values[0], values[-1])
 
@@ -248,7 +248,7 @@ def _activation(*names: str, spec: Callable[[Call], Any]) -> None:
 
 
 def _bounds(call: Call) -> tuple[str, float, float]:
-    """Of clamp and hardtanh. Where the bounds are the wrong way round, PyTorch gives the upper one."""
+    """clamp and hardtanh. If the lower bound is above the upper one, PyTorch gives the upper one."""
     given = [call.get(name, call.get(f"{name}_val")) for name in ("min", "max")]
     if any(isinstance(bound, (Tensor, Constant)) for bound in given):
         raise Unsupported("bounds that are tensors")

@@ -66,7 +66,7 @@ class Constant:
 
 
 def version(tensor: Any) -> tuple[int, ...]:
-    """What changes when a parameter is replaced or changed in place. Inference tensors have no version."""
+    """A key of a tensor that changes if it is replaced or written in place. Inference tensors have no version."""
     return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
@@ -87,7 +87,7 @@ def _element(dtype: Any) -> ElementType:
 
 
 def stand_in(node: Any, constant: bool = False) -> Value:
-    """What a node gives, by the shapes and types that tracing found."""
+    """A node's value, by the shapes and types that tracing found."""
 
     def one(value: Any) -> Value:
         if isinstance(value, (tuple, list)):
@@ -126,7 +126,7 @@ def title(node: Any) -> str:
 
 
 class Refused:
-    """What is not supported, so that one error lists all of it: {op and reason: nodes}."""
+    """The nodes that are not supported, by op and reason, so that one error lists them all."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, list[str]] = {}
@@ -165,7 +165,7 @@ class Reader:
     # -- what is read
 
     def read(self, nodes: Iterable[Any]) -> None:
-        """Read nodes whose operands are known. What is not supported is kept in `refused`, with a stand-in as value."""
+        """Read nodes whose operands are known. Unsupported ones are kept in `refused`, and get a stand-in as value."""
         for node in nodes:
             try:
                 self.values[node] = self._value(node)
@@ -196,7 +196,7 @@ class Reader:
             raise Unsupported(f"{error.argument}={error.value!r:.80} {error.rule}") from error
 
     def _computed(self, node: Any, args: Any, kwargs: Any, of_constants: bool) -> Value:
-        """What a node gives whose operands are constants or numbers, computed by PyTorch."""
+        """The value of a node of constants and numbers, computed by PyTorch."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Unsupported("random numbers")
         if self.fake and (of_constants or isinstance(node.meta.get("val"), torch.Tensor)):

@@ -1,4 +1,4 @@
-"""What became of each graph that torch.compile gave to the back end."""
+"""A report of each graph that torch.compile gave to the back end."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 def place_ops(gm: Any, record: Compiled) -> None:
-    """Put blockconv's ops in place of a graph's convolutions. What stays is in the record."""
+    """Put blockconv's ops in place of a graph's convolutions. The record lists the others."""
     refused = Refused()
     for node in list(gm.graph.nodes):
         if node.op != "call_function":

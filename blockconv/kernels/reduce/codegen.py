@@ -19,7 +19,7 @@ ACCUMULATORS = 4  # so that an addition need not wait for the one before
 
 
 class Combine:
-    """What makes one of two elements. FIRST: what a result begins with, of each."""
+    """How two elements become one. FIRST: the value that each result begins with."""
 
     ADD, MAX, MIN, MUL = range(4)
     FIRST = (0.0, -math.inf, math.inf, 1.0)

@@ -1,4 +1,4 @@
-"""What pixels of its inputs an op reads for each pixel of its output."""
+"""The pixels of its inputs that an op reads for each pixel of its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reach:
     high: Fraction = Fraction(0)
 
     def through(self, window: Reach) -> Reach:
-        """What is read of this value's own source by an op that reads this value by `window`."""
+        """The reach, in this value's own source, of an op that reads this value by `window`."""
         return Reach(self.step * window.step, self.step * window.low + self.low, self.step * window.high + self.high)
 
     def shifted(self, by: int) -> Reach:
@@ -30,7 +30,7 @@ class Reach:
         return Reach(self.step, self.low + by, self.high + by)
 
     def joined(self, other: Reach) -> Reach:
-        """What two paths to one value read together, if their steps agree."""
+        """The reach of two paths to one value together, if their steps agree."""
         return Reach(self.step, min(self.low, other.low), max(self.high, other.high))
 
 

@@ -1,4 +1,4 @@
-"""What an op tells the planner: the problem that kernels solve, the layouts of its operands, types and options.
+"""An op's planning rule: the problem that kernels solve, the layouts of its operands, types and options.
 
 No kernel and no machine is known here. The planner asks the kernel table, and gets the rows that take the problem. An
 op offers a *view*, which needs no kernel, if its output is bytes that exist already: a reshape, a contiguous slice, a

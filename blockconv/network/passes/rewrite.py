@@ -221,7 +221,7 @@ def refitted(before: Network, after: Network, other: Network) -> Network | None:
 
 
 def _compared(network: Network, node: Node) -> list[object]:
-    """What rules may find out about the sizes of a node's values: see `refitted`."""
+    """The facts that rules may learn about the sizes of a node's values: see `refitted`."""
     first, *others = shapes = [network.shape(name) for name in (*node.inputs, node.output)]
     if isinstance(node.attributes, Reshape):  # they multiply its sizes
         return [

@@ -33,8 +33,8 @@ class Parameters:
     They lie in the order of the nodes, biases first: a convolution prefetches on past the end of its weights, which is
     where the next one begins.
 
-    like: those of another plan of the same network, maybe for other sizes. What both ask for is packed once, and lives
-        as long as one of them does.
+    like: those of another plan of the same network, maybe for other sizes. Weights that both need are packed once.
+        They live as long as one of the two does.
     """
 
     def __init__(self, network: Network, like: Parameters | None = None) -> None:
@@ -123,7 +123,7 @@ class Parameters:
         self._constants = {}
 
     def _kept(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
-        """What is made of these constants, and how. Of constants of other sizes it lives as long as it is used."""
+        """The key of what is made of these constants. For constants of other sizes it lives as long as it is used."""
         key = self._key(names), *how
         found = self._packed.get(key)
         if found is None:

@@ -32,7 +32,7 @@ def summary(plan: PlanData) -> str:
 
 
 def foreign(plan: PlanData) -> list[str]:
-    """What other libraries run, with its share of the time."""
+    """The foreign parts, with their share of the time."""
     calls, said = [call for call in plan["calls"] if call["ops"]], []
     if calls:
         times = {"predicted": [call["predicted"] for call in plan["calls"]]}

@@ -72,7 +72,7 @@ def run(
     row: Row, problem: Conv2dBackwardWeightsProblem, src: str, dst: str, given: tuple[Any, Any], types: Types,
     threads: int = 2, memory: Memory | None = None, weights: str = "abcd",
 ) -> tuple[Any, Any]:  # fmt: skip
-    """What a row writes: the gradients of weights and bias. The tails of the arrays hold NaN."""
+    """The gradients of weights and bias that a row writes. The tails of the arrays hold NaN."""
     memory = Canaried() if memory is None else memory
     primitive = row.prepare(problem, Layout(src), Layout(dst), types, threads, weights=Layout(weights), bias=True)
     x, grad = (
