@@ -218,6 +218,8 @@ def _chains() -> dict[str, list[Any]]:
             node("Mul", "a", "d", name="m"),
         ],
         "identity": [node("Dropout", "a", outputs=("d",), name="d"), node("Relu", "d", name="m")],
+        "more images": [*pooled, node("Add", "p", "many", name="m")],
+        "folded": [*pooled, node("Neg", "many", outputs=("o",), name="o"), node("Add", "o", "p", name="m")],
         "padded": [node("Pad", "a", "ends", outputs=("d",), name="d"), node("Conv", "d", "w", name="m")],
     }
 
@@ -226,10 +228,12 @@ CHAINS = [
     *("pads", "same", "ceiling", "same convolution", "residual", "gate", "norm", "classes", "larger", "half", "heads"),
     "beginning",
     *("functions", "rows", "flat", "as it was", "width", "identity", "padded"),
+    *("more images", "folded"),
 ]
 CONSTANTS = {
     "w": values((8, 8, 3, 3), 1),
     "v": values((8, 5), 2),
+    "many": values((3, 1, 8, 1, 1), 5),
     "c": np.abs(values((8,), 3)) + 0.5,
     "scales": np.array([1, 1, 2, 2], np.float32),
     "halves": np.array([1, 1, 0.5, 1.5], np.float32),

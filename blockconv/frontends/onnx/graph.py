@@ -128,18 +128,32 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
         if node.op_type in ("Identity", "Dropout") and node.domain in ("", "ai.onnx"):
             passed[node.output[0]] = flowing[0]
             continue
-        of_any_size = _looks_at_no_sizes(node, known, before[flowing[0]].shape, after[flowing[0]].shape)
-        if not of_any_size and any(before[name] != after[name] for name in flowing):
+        if all(before[name] == after[name] for name in flowing):
+            continue
+        if not _looks_at_no_sizes(node, known, before[flowing[0]].shape, after[flowing[0]].shape):
             return None
+        if node.op_type in _ARITHMETIC:
+            folded = network.constants | known
+            constants = [folded[name].shape if name in folded else None for name in read if name in fixed]
+            if not all(_has_the_result(constants + [of[name].shape for name in flowing]) for of in (before, after)):
+                return None
     return made
 
 
+_ARITHMETIC = "Add", "Sub", "Mul", "Div"
 _OF_ANY_RANK = (
     *("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "HardSigmoid", "HardSwish", "Clip"),
     *("Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Softplus", "Selu", "Softsign", "Sin", "Cos", "Gelu"),
-    *("Add", "Sub", "Mul", "Div", "Concat", "Transpose"),
+    *("Concat", "Transpose", *_ARITHMETIC),
 )
 _OF_IMAGES = "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool"
+
+
+def _has_the_result(shapes: list[Shape | None]) -> bool:
+    """Whether one of these operands has the shape of the result. If not, one is repeated, which looks at sizes."""
+    known = [shape for shape in shapes if shape is not None]
+    result = np.broadcast_shapes(*known)
+    return len(known) == len(shapes) and any((1,) * (len(result) - len(s)) + s == result for s in known)
 
 
 def _looks_at_no_sizes(node: Any, known: Mapping[str, Array], before: Shape, after: Shape) -> bool:
