@@ -37,7 +37,7 @@ from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
-from blockconv.kernels.conv.blocking import Blocking, has_parts, is_converted
+from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
 from blockconv.kernels.conv.matrix_blocking import extent
 from blockconv.kernels.conv.matrix_tile import configure, is_instruction, release
 from blockconv.kernels.conv.space import is_pointwise, space
@@ -52,7 +52,7 @@ WORD = 8  # bytes of one in a table
 
 
 def bind_tiles(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: Blocking, epilogue: Epilogue
+    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: ConvBlocking, epilogue: Epilogue
 ) -> list[Op]:
     """The op. The residual lies in memory as the destination does."""
     bound = _Binding(problem, src, dst, types, blocking)
@@ -94,7 +94,7 @@ def _in_units(src: Geometry, unit: int) -> Geometry:
 class _Binding:
     """The words of a convolution's arguments. Where groups share a vector, as many of them as do are one."""
 
-    def __init__(self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: Blocking) -> None:
+    def __init__(self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: ConvBlocking) -> None:
         self.p, self.at, self.blocking = problem, space(problem, src, dst, blocking.line > 0), blocking
         self.types, self.dot = types, blocking.dot
         # Of a channel in a window and of a weight; in a source and where windows are packed; and in a destination.

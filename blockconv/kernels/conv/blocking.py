@@ -23,7 +23,7 @@ from blockconv.machine.machine import Machine
 
 __all__ = [
     "NO_BLOCK",
-    "Blocking",
+    "ConvBlocking",
     "Geometry",
     "Space",
     "TileShape",
@@ -60,7 +60,7 @@ class TileShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blocking:
+class ConvBlocking:
     """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
 
     cb: channels packed together. step: channels of a step of the reduction: cb, or those of one element (`Dot`) where a
@@ -130,7 +130,7 @@ class Blocking:
         return -(-self.task_rows // self.rows) * -(-self.task_cols // self.pixels)
 
 
-def weight_layout(blocking: Blocking) -> Layout:
+def weight_layout(blocking: ConvBlocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
     # Where matrices have output channels as lines, a step's channels of one lie together.
     each = blocking.step if blocking.dot.is_matrix and blocking.pixel_lanes else blocking.dot.channels
@@ -140,7 +140,7 @@ def weight_layout(blocking: Blocking) -> Layout:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(request: Request, tile: TileShape | None = None) -> Blocking:
+def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile and block sizes do not depend on the threads.
 
     tile: of a shape that is asked for, instead of the one of least predicted time.
@@ -176,7 +176,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> Blocking:
 
 
 class Inner(NamedTuple):
-    """What a blocking says before pixels are divided: the tile's shape, and fields of `Blocking`."""
+    """What a blocking says before pixels are divided: the tile's shape, and fields of `ConvBlocking`."""
 
     shape: TileShape
     lanes: int
@@ -190,7 +190,7 @@ class Inner(NamedTuple):
     packs_planes: bool = False
 
 
-def divided(request: Request, inner: Inner) -> Blocking:
+def divided(request: Request, inner: Inner) -> ConvBlocking:
     """The blocking whose tasks are as large as caches allow, and as many as threads need."""
     p, dst, types, threads, m = request.problem, request.dst, request.types, request.threads, request.machine
     at, (rows, pixels, vectors, gap) = space(p, request.src, dst), inner.shape
@@ -220,7 +220,7 @@ def divided(request: Request, inner: Inner) -> Blocking:
     k_blocks = _k_blocks(cache, weights * width, tiles, inner)
     kept = 3 + (tiles if k_blocks > 1 else 0)
     scratch = -(-windows // 128) * 128 + 256 + kept * inner.shape.lines * width * itemsize
-    return Blocking(
+    return ConvBlocking(
         rows=rows,
         pixels=pixels,
         vectors=vectors,
@@ -363,7 +363,7 @@ def straddles_blocks(problem: Conv2dProblem, dst: Geometry, stored: int, lanes: 
     return dst.length % width > 0 or (problem.g > 1 and problem.oc // problem.g % width > 0)
 
 
-def why_not_window(blocking: Blocking) -> str | None:
+def why_not_window(blocking: ConvBlocking) -> str | None:
     """Why tiles cannot pack their windows: taps that are dilated far apart have more between them than fits."""
     fits = blocking.scratch <= MOST_WINDOW
     return None if fits else f"needs {blocking.scratch:.1e} bytes for a tile's window, with the pixels between its taps"

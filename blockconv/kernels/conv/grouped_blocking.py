@@ -15,7 +15,7 @@ from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.interleaved import Shared
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.conv.blocking import Blocking, TileShape, lies_in_units, store_width, tile_sizes
+from blockconv.kernels.conv.blocking import ConvBlocking, TileShape, lies_in_units, store_width, tile_sizes
 from blockconv.kernels.conv.dividing import pixels_of_task
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
@@ -46,7 +46,7 @@ def _dot(request: Request) -> Dot:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(request: Request) -> Blocking:
+def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
     p, types, threads, m = request.problem, request.types, request.threads, request.machine
     itemsize, at, d = types.acc.itemsize, space(p, request.src, request.dst), request.destination
@@ -74,7 +74,7 @@ def blocking(request: Request) -> Blocking:
     width = store_width(d, at, types.dst.itemsize, lanes, groups_of=count * oc if groups > 1 else 0)
     length = request.source.length
     cb = _source_block(channels, length if length == NO_BLOCK else length // unit, lanes)
-    return Blocking(
+    return ConvBlocking(
         rows=rows,
         pixels=pixels,
         vectors=1,

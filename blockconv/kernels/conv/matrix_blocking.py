@@ -17,7 +17,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.conv.blocking import (
-    Blocking,
+    ConvBlocking,
     Inner,
     TileShape,
     divided,
@@ -75,7 +75,7 @@ def why_not(request: Request) -> Reason | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(request: Request, tile: TileShape | None = None) -> Blocking:
+def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     """The blocking of a problem. Tile and block sizes do not depend on the threads.
 
     tile: of a shape that is asked for, instead of the one of least predicted time.
@@ -156,7 +156,7 @@ def _pixels(ow: int, blocks: int) -> list[int]:
     return sorted(pixels for pixels in found if pixels <= ow)
 
 
-def tile_seconds(request: Request, blocking: Blocking) -> float:
+def tile_seconds(request: Request, blocking: ConvBlocking) -> float:
     """Predicted, of a tile whose channels are stored whole."""
     return shape_seconds(request, blocking.shape, blocking.cb, blocking.shared.taps, blocking.dot)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, packed_as_one
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.conv import matrix_blocking
-from blockconv.kernels.conv.blocking import Blocking, Inner, TileShape, divided
+from blockconv.kernels.conv.blocking import ConvBlocking, Inner, TileShape, divided
 from blockconv.kernels.conv.matrix_blocking import SHAPES, UNITS
 from blockconv.kernels.conv.matrix_tile import COLUMNS, LINES
 from blockconv.kernels.conv.space import Space, space
@@ -32,7 +32,7 @@ def why_not(request: Request) -> Reason | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(request: Request) -> Blocking:
+def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem. A tile has all columns of its task; what is reduced together is of one size."""
     p, types = request.problem, request.types
     at, dot = space(p, request.src, request.dst), matrix_dot_for(types, request.machine.isa)
@@ -77,7 +77,7 @@ def _registers(request: Request, at: Space, step: int, dot: Dot) -> tuple[int, i
     return min(found)[-1]
 
 
-def tile_seconds(request: Request, found: Blocking) -> float:
+def tile_seconds(request: Request, found: ConvBlocking) -> float:
     """Predicted, of a tile."""
     return _seconds(request, found.pixels, found.width // LINES, found.blocks, found.step, found.dot)
 

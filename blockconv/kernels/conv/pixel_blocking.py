@@ -3,7 +3,7 @@
 The source is always packed: a channel of a tile is then next to the one before it, where the source has them a plane
 apart, each in a page of its own. That pays from 16 output channels on. Of one tap, panels are a tile's pixels. Of more,
 windows of tiles overlap, and a task has one panel; of a row's columns those that a tap reads are neighbours in it, with
-strides too (`Blocking.phases`). So the same vectors serve every tap, each from where that begins.
+strides too (`ConvBlocking.phases`). So the same vectors serve every tap, each from where that begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.conv.blocking import Blocking
+from blockconv.kernels.conv.blocking import ConvBlocking
 from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES
 from blockconv.kernels.conv.register_tiles import tiles_of_registers
@@ -65,7 +65,7 @@ def _lanes(machine: Machine, itemsize: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(request: Request) -> Blocking:
+def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
     p, m, threads, itemsize = request.problem, request.machine, request.threads, request.types.src.itemsize
     at = space(p, request.src, request.dst, strided=True)
@@ -87,7 +87,7 @@ def blocking(request: Request) -> Blocking:
     phases, cols = _phases(at, panel)
     window_rows = at.window(task_rows, panel)[0]
     windows = -(-task_cols // panel) * phases * cols * window_rows * pixel_bytes
-    return Blocking(
+    return ConvBlocking(
         rows=tile.rows,
         pixels=tile.pixels,
         vectors=tile.channels,
@@ -140,7 +140,7 @@ PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 
 
-def cycles(machine: Machine, problem: Conv2dProblem, at: Space, found: Blocking, itemsize: int) -> float:
+def cycles(machine: Machine, problem: Conv2dProblem, at: Space, found: ConvBlocking, itemsize: int) -> float:
     """Predicted, on one thread."""
     tile = _Tile(found.rows, found.pixels // found.pixel_lanes, found.pixel_lanes, found.width)
     return _cycles(machine, problem, at, tile, found.task_rows, found.task_cols, itemsize)

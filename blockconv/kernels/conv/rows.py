@@ -30,7 +30,7 @@ from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import (
-    Blocking,
+    ConvBlocking,
     TileShape,
     blocking,
     lies_in_units,
@@ -53,9 +53,9 @@ _FLOAT32 = element("float32")
 
 
 def _tiled(
-    cut: Callable[..., Blocking],
-    seconds: Callable[[Request, Blocking], float],
-    weights: Callable[[Blocking], WeightForm],
+    cut: Callable[..., ConvBlocking],
+    seconds: Callable[[Request, ConvBlocking], float],
+    weights: Callable[[ConvBlocking], WeightForm],
     why_not: Callable[[Request], Reason | None],
 ) -> Callable[..., Primitive | Reason]:
     """`Row.make` of tiles.
@@ -81,14 +81,14 @@ def _tiled(
     return make
 
 
-def _weights_dense(found: Blocking) -> WeightForm:
+def _weights_dense(found: ConvBlocking) -> WeightForm:
     return WeightForm(weight_layout(found), found.ocbs * found.width, dot=found.dot)
 
 
 # ---------------------------------------------------------------- direct
 
 
-def _cost_direct(request: Request, found: Blocking) -> float:
+def _cost_direct(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
     p, m, itemsize, dot = request.problem, request.machine, request.types.acc.itemsize, found.dot
     at, known, rates = space(p, request.src, request.dst), m.profile, m.profile.by(name_of(dot))
@@ -110,20 +110,20 @@ def _cost_direct(request: Request, found: Blocking) -> float:
     return _with_memory(computed, request, found.dot)
 
 
-def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: Blocking) -> bool:
+def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: ConvBlocking) -> bool:
     """Whether a group's last vector is not stored whole; a destination's padding is stored, of the last group."""
     oc = problem.oc if problem.g > 1 else dst.padded_shape(problem.dst_shape)[1]
     return found.store_width > 1 and oc // problem.g % found.lanes > 0
 
 
-def _storing(request: Request, found: Blocking, channels: float) -> float:
+def _storing(request: Request, found: ConvBlocking, channels: float) -> float:
     """Seconds of a vector beyond one stored whole. channels: those that exist, which alone are scattered."""
     if found.store_width == SCATTERED:
         return request.machine.scatter_seconds(request.dst, channels, found.lanes)
     return request.machine.store_seconds(request.dst, found.store_width, found.lanes)
 
 
-def _packing(request: Request, found: Blocking) -> float:
+def _packing(request: Request, found: ConvBlocking) -> float:
     """Seconds to pack all windows: what the kernel takes, or the lines of the source and what is written of them."""
     p, src, known, itemsize = request.problem, request.src, request.machine.profile, request.types.src.itemsize
     at, lies, shared = space(p, src, request.dst), request.source, found.shared.groups
@@ -189,7 +189,7 @@ def _why_not_matrix(request: Request) -> Reason | None:
     return matrix_blocking.why_not(request)
 
 
-def _cost_matrix(request: Request, found: Blocking) -> float:
+def _cost_matrix(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
     p, types = request.problem, request.types
     at = space(p, request.src, request.dst)
@@ -223,7 +223,7 @@ def _why_not_matrix_pixels(request: Request) -> Reason | None:
     return matrix_pixel_blocking.why_not(request) if request.machine.isa.amx else _NO_MATRICES
 
 
-def _cost_matrix_pixels(request: Request, found: Blocking) -> float:
+def _cost_matrix_pixels(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: tiles, whose vectors are stored whole, and packing of windows; or bytes moved."""
     p, at = request.problem, space(request.problem, request.src, request.dst)
     count = at.images * p.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
@@ -242,7 +242,7 @@ MATRIX_PIXELS = Row(
 # ---------------------------------------------------------------- vectors along pixels
 
 
-def _cost_pixels(request: Request, found: Blocking) -> float:
+def _cost_pixels(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
     p, m = request.problem, request.machine
     at = space(p, request.src, request.dst, found.line > 0)
@@ -280,7 +280,7 @@ def _why_not_grouped(request: Request) -> Reason | None:
     return None
 
 
-def _weights_grouped(found: Blocking) -> WeightForm:
+def _weights_grouped(found: ConvBlocking) -> WeightForm:
     """[vector][channel][row][tap][groups of the vector][channels of a group]."""
     count, oc = found.shared.groups, found.shared.oc
     outer = ("A" if count > 1 else "a") + ("B" if oc > 1 else "b")
@@ -289,7 +289,7 @@ def _weights_grouped(found: Blocking) -> WeightForm:
     return WeightForm(Layout(f"{outer}{'C' if each > 1 else 'c'}de{inner}"), found.lanes, count, dot=found.dot)
 
 
-def _cost_grouped(request: Request, found: Blocking) -> float:
+def _cost_grouped(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: arithmetic in whole tiles at the rate of vectors, or the bytes moved, the larger."""
     p, m, itemsize = request.problem, request.machine, request.types.acc.itemsize
     at = space(p, request.src, request.dst)

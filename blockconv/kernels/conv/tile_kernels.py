@@ -10,7 +10,7 @@ from blockconv.core.types import ElementType, Types, element
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
-from blockconv.kernels.conv.blocking import Blocking
+from blockconv.kernels.conv.blocking import ConvBlocking
 from blockconv.kernels.conv.matrix_pixel_tile import MatrixPixelSpec
 from blockconv.kernels.table import Epilogue
 
@@ -26,7 +26,7 @@ class Tiles(NamedTuple):
     """
 
     types: Types
-    blocking: Blocking
+    blocking: ConvBlocking
     src_pixel: int
     src_unit: int
     pitch: int

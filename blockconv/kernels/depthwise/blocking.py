@@ -21,7 +21,7 @@ from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that
 from blockconv.kernels.depthwise.tiling import Axis, Tiling, halved, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.machine import Machine
 
-__all__ = ["Blocking", "ChannelRun", "blocking"]
+__all__ = ["ChannelRun", "DepthwiseBlocking", "blocking"]
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
 MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, where half vectors would do
@@ -53,7 +53,7 @@ class ChannelRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blocking:
+class DepthwiseBlocking:
     """What vectors run over, and the tile; `TileSpec` says what most numbers are.
 
     batched: a vector runs over a pixel's elements of all images, which lie together (CHWN4, CHWN, HWCN).
@@ -170,7 +170,7 @@ class Blocking:
 
 
 @functools.lru_cache(maxsize=4096)
-def blocking(request: Request) -> Blocking | Reason:
+def blocking(request: Request) -> DepthwiseBlocking | Reason:
     """The blocking of a problem on a machine. It does not depend on the threads."""
     problem, src, types, m = request.problem, request.src, request.types, request.machine
     at = _in_place(request)
@@ -189,7 +189,7 @@ def blocking(request: Request) -> Blocking | Reason:
     return _in_two_rows(request, at) if is_wide(m, src, problem.src_shape, types.src) else at
 
 
-def _in_two_rows(request: Request, at: Blocking) -> Blocking:
+def _in_two_rows(request: Request, at: DepthwiseBlocking) -> DepthwiseBlocking:
     """With tiles of two rows, which fetch each line fewer times, where a pixel's lines are many and none stays near.
 
     (144 channels of 56x56 in NHWC: 1.15 times as fast.)
@@ -198,15 +198,15 @@ def _in_two_rows(request: Request, at: Blocking) -> Blocking:
     return replace(at, **tiling._asdict(), loops=min(request.problem.oh, 2)) if tiling else at
 
 
-def _in_place(request: Request) -> Blocking | Reason:
+def _in_place(request: Request) -> DepthwiseBlocking | Reason:
     """The blocking of a source that is read in place, but where rows of pixels are packed."""
     problem, types, m = request.problem, request.types, request.machine
     whole = m.lanes((types.acc if types.acc.is_float else types.src).itemsize)
     if types.acc.is_float:
         at = _with_lanes(request, whole)
-        return replace(at, dot=WIDENED) if types.src.is_half and isinstance(at, Blocking) else at
+        return replace(at, dot=WIDENED) if types.src.is_half and isinstance(at, DepthwiseBlocking) else at
     found = [_with_lanes(request, lanes) for lanes in (64, 32, 16) if lanes <= whole]
-    taken = [at for at in found if isinstance(at, Blocking) and _is_sound(m.isa, problem, at)]
+    taken = [at for at in found if isinstance(at, DepthwiseBlocking) and _is_sound(m.isa, problem, at)]
     if not taken:
         return next(at for at in found if isinstance(at, str))
     dot = dot_for(types, m.isa)
@@ -214,7 +214,7 @@ def _in_place(request: Request) -> Blocking | Reason:
     return min(joined, key=lambda at: at.seconds(m, problem))
 
 
-def _joined(problem: Conv2dProblem, at: Blocking, dot: Dot) -> Blocking:
+def _joined(problem: Conv2dProblem, at: DepthwiseBlocking, dot: Dot) -> DepthwiseBlocking:
     """With several taps of the loop axis to a lane."""
     p = problem
     step = p.dw * at.pixel
@@ -222,7 +222,7 @@ def _joined(problem: Conv2dProblem, at: Blocking, dot: Dot) -> Blocking:
     return replace(at, dot=dot, joined=p.kw if at.columns else p.kh, shuffled=step if within else 0)
 
 
-def _is_sound(isa: Isa, problem: Conv2dProblem, at: Blocking) -> bool:
+def _is_sound(isa: Isa, problem: Conv2dProblem, at: DepthwiseBlocking) -> bool:
     """Whether vectors of so many bytes can be stored in planes, and permuted."""
     most = 16 if at.store_width == 1 else at.lanes
     if problem.oc > problem.ic and not permutes_bytes(isa):
@@ -230,7 +230,7 @@ def _is_sound(isa: Isa, problem: Conv2dProblem, at: Blocking) -> bool:
     return at.lanes <= most
 
 
-def _with_lanes(request: Request, lanes: int) -> Blocking | Reason:
+def _with_lanes(request: Request, lanes: int) -> DepthwiseBlocking | Reason:
     """With vectors of so many elements of the source."""
     p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
     s, d = request.source, request.destination
@@ -257,7 +257,7 @@ def _with_lanes(request: Request, lanes: int) -> Blocking | Reason:
         tiling, loops = _tiles_of_pixels(request)
         masked = int(pixel < lanes)
         span = len(runs) if s.block < s.col else 1  # what lies together is read together
-        return Blocking(
+        return DepthwiseBlocking(
             lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=span
         )
     return _over_pixels(request, lanes, s.length, batched, runs)
@@ -290,7 +290,7 @@ def _is_row(at: Geometry, width: int, pixel: int, itemsize: int) -> bool:
 
 def _over_pixels(
     request: Request, lanes: int, block: int, batched: bool, runs: tuple[ChannelRun, ...]
-) -> Blocking | str:
+) -> DepthwiseBlocking | str:
     """Vectors along a row, of pixels that repeat a block's channels."""
     p, types, machine = request.problem, request.types, request.machine
     isa, (most, least), pixel = machine.isa, outputs(machine, types), block * (p.n if batched else 1)
@@ -302,7 +302,7 @@ def _over_pixels(
         found = whole_integer_rows(isa, p, lanes, block, pixel)
     if found is not None:
         lanes, loops, tiling = found
-        return Blocking(
+        return DepthwiseBlocking(
             lanes, block, p.sw, pixel, loops, *tiling, 1, lanes, 0, batched, pixel, runs, block, span=1, whole=True
         )
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
@@ -317,7 +317,9 @@ def _over_pixels(
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
     masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
-    return Blocking(lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1)
+    return DepthwiseBlocking(
+        lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1
+    )
 
 
 def _width(request: Request) -> Axis:
@@ -336,7 +338,7 @@ def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[Tiling
 # ---------------------------------------------------------------- vectors of channels
 
 
-def _over_channels(request: Request, padded: int, lanes: int) -> Blocking:
+def _over_channels(request: Request, padded: int, lanes: int) -> DepthwiseBlocking:
     """Vectors of a pixel's channels, which end where a block of the source does.
 
     Where the parts of a vector that a block of the destination holds would not be evenly far apart, a vector ends with
@@ -367,7 +369,7 @@ def _over_channels(request: Request, padded: int, lanes: int) -> Blocking:
     tiling, loops = _tiles_of_pixels(request, one_by_one=scattered)
     span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
-    return Blocking(
+    return DepthwiseBlocking(
         lanes, lanes, 0, 1, loops, *tiling, 1, store_width, masked, False, pixel, runs, wei_block, span=span
     )
 

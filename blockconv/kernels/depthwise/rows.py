@@ -25,7 +25,7 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
-from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.entries import Entry, find_steps
@@ -51,7 +51,7 @@ __all__ = ["ROWS"]
 # ---------------------------------------------------------------- what is packed, and the table
 
 
-def _weights(machine: Machine, problem: Conv2dProblem, at: Blocking) -> WeightForm:
+def _weights(machine: Machine, problem: Conv2dProblem, at: DepthwiseBlocking) -> WeightForm:
     """[block of source channels][tap][source channel][multiplier]; the bias as it is."""
     if at.joined:
         return packed_taps(machine, problem.oc, problem.kh, problem.kw, at)
@@ -64,7 +64,7 @@ def _weights(machine: Machine, problem: Conv2dProblem, at: Blocking) -> WeightFo
     return WeightForm(Layout(layout), m, dot=at.dot)
 
 
-def _table(request: Request, at: Blocking) -> Block:
+def _table(request: Request, at: DepthwiseBlocking) -> Block:
     """The table's entries, and the index vectors of the multiplier."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
     m, width, itemsize = p.oc // p.ic, at.period, types.src.itemsize
@@ -97,7 +97,7 @@ def _table(request: Request, at: Blocking) -> Block:
     return np.concatenate([table.view(np.int64), indices.astype(f"i{itemsize}").ravel().view(np.int64)])
 
 
-def _tap(problem: Conv2dProblem, at: Blocking, types: Types) -> int:
+def _tap(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types) -> int:
     """Bytes from the weights of a tap to those of the next, or of a group of taps."""
     if at.joined:
         return entry_lanes(at) * types.acc.itemsize
@@ -107,7 +107,7 @@ def _tap(problem: Conv2dProblem, at: Blocking, types: Types) -> int:
 # ---------------------------------------------------------------- the op
 
 
-def _op(request: Request, at: Blocking, epilogue: Epilogue) -> Op:
+def _op(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Op:
     p, types, threads, m = request.problem, request.types, request.threads, request.machine
     s, d, itemsize = request.source, request.destination, types.dst.itemsize
     entries, tap = len(at.runs), _tap(p, at, types)
@@ -160,7 +160,7 @@ def _op(request: Request, at: Blocking, epilogue: Epilogue) -> Op:
     return Op(over_channels, args, images * groups * chunks, 1, scratch, table)
 
 
-def _loop_nest(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[int, int, int]:
+def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) -> tuple[int, int, int]:
     """`along`, `gathered` and `pixel_bytes` of `depthwise_channels`."""
     if at.batched or at.gathered:  # what is gathered is of pixels that are many lines apart
         return 0, int(at.gathered > 0), 0
@@ -170,7 +170,7 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: Blocking) -> tuple[in
     return along, 0, s.col if s.col == d.col and s.length != NO_BLOCK else 0
 
 
-def _prefetched(request: Request, at: Blocking) -> dict[str, int]:
+def _prefetched(request: Request, at: DepthwiseBlocking) -> dict[str, int]:
     """What tiles prefetch of the source, in all rows or those that no tile above has read."""
     p, src, types, m, s = request.problem, request.src, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
@@ -188,7 +188,7 @@ def _prefetched(request: Request, at: Blocking) -> dict[str, int]:
     return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}
 
 
-def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
+def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
     """(bytes of scratch, words of the arguments that say what lies where in it), of tasks of so many rows."""
     tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
     stored = ZEROS + tile
@@ -208,7 +208,7 @@ def _scratch(problem: Conv2dProblem, at: Blocking, types: Types, rows: int) -> t
 REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
 
 
-def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue) -> tuple[int, ...]:
+def _spec(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, epilogue: Epilogue) -> tuple[int, ...]:
     """The `TileSpec` of the blocking; where all types are one, without what is for others, for it is the same tile."""
     taken = {name: int(getattr(at, name)) for name in TileSpec._fields[:REQUIRED] if hasattr(at, name)}
     permute = int(problem.oc > problem.ic and at.period > 1)
@@ -236,7 +236,7 @@ def _spec(problem: Conv2dProblem, at: Blocking, types: Types, epilogue: Epilogue
 _WIDENED = 1.15  # times as long for floats of 16 bits, which are widened and rounded
 
 
-def _cost(request: Request, at: Blocking) -> float:
+def _cost(request: Request, at: DepthwiseBlocking) -> float:
     """Multiply-adds in whole tiles and outputs at the machine's rates, or the bytes moved, and what stores take.
 
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.unpacked import unpacked_order
-from blockconv.kernels.depthwise.blocking import Blocking
+from blockconv.kernels.depthwise.blocking import DepthwiseBlocking
 from blockconv.kernels.depthwise.codegen_integers import repeats
 from blockconv.kernels.depthwise.kernels_gather import TASK, GatherArguments, gather
 from blockconv.kernels.table import Transform, WeightForm
@@ -26,13 +26,13 @@ from blockconv.runtime import OWN_TABLE, Buffer, Op
 __all__ = ["entry_lanes", "packed_taps"]
 
 
-def entry_lanes(at: Blocking) -> int:
+def entry_lanes(at: DepthwiseBlocking) -> int:
     """Lanes of which an entry of the table has weights: a vector's, or the channels that it repeats."""
     return at.period if repeats(at.period, at.lanes) else at.lanes
 
 
 @functools.lru_cache(maxsize=1024)
-def packed_taps(machine: Machine, oc: int, kh: int, kw: int, at: Blocking) -> WeightForm:
+def packed_taps(machine: Machine, oc: int, kh: int, kw: int, at: DepthwiseBlocking) -> WeightForm:
     """The weights' form. [entry][row of taps][tap][lane][tap of a group], of which one axis is of groups."""
     channels = _channels(oc, at)
     return WeightForm(
@@ -49,7 +49,7 @@ def packed_taps(machine: Machine, oc: int, kh: int, kw: int, at: Blocking) -> We
     )
 
 
-def _channels(oc: int, at: Blocking) -> npt.NDArray[np.int64]:
+def _channels(oc: int, at: DepthwiseBlocking) -> npt.NDArray[np.int64]:
     """The output channel of each lane of each entry; -1 for none."""
     lanes = entry_lanes(at)
     natural = np.arange(lanes) if lanes < at.lanes else np.array(unpacked_order(at.lanes))
@@ -59,12 +59,12 @@ def _channels(oc: int, at: Blocking) -> npt.NDArray[np.int64]:
     return np.where((inside < count) & (channel < oc), channel, -1)
 
 
-def _elements(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking) -> int:
+def _elements(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking) -> int:
     """Elements of 32 bits that are packed."""
     return channels.size * at.groups * (kh if at.columns else kw)
 
 
-def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking) -> npt.NDArray[np.int64]:
+def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking) -> npt.NDArray[np.int64]:
     """Of each packed weight, its index among all; -1 for zero."""
     taps = np.arange(at.groups * at.dot.channels).reshape(-1, at.dot.channels)
     if at.columns:  # [row][group of columns]
@@ -78,7 +78,7 @@ def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking) ->
     return np.where(exists, (channel * kh + row) * kw + col, -1).reshape(-1)
 
 
-def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: Blocking, problem: Conv2dProblem) -> Op:
+def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking, problem: Conv2dProblem) -> Op:
     indices = _indices(channels, kh, kw, at)
     args = GatherArguments(src=Buffer(0), dst=Buffer(1), table=OWN_TABLE, count=indices.size)
     table: Any = indices

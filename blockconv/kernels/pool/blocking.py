@@ -38,7 +38,7 @@ __all__ = [
     "SRC",
     "TASK_BYTES",
     "Axis",
-    "Blocking",
+    "PoolBlocking",
     "Problem",
     "View",
     "Windows",
@@ -175,7 +175,7 @@ def all_taps(problem: Problem, x: str) -> int:
 
 
 @dataclass(frozen=True)
-class Blocking:
+class PoolBlocking:
     """A pool of elements of one type, from a layout to a layout, and how it is cut for so many threads.
 
     Of packed integers problem and layouts are over pairs of channels. is_odd: the last pair has one channel.
@@ -191,7 +191,7 @@ class Blocking:
     machine: Machine = field(default_factory=host)
 
     @property
-    def in_pairs(self) -> Blocking:
+    def in_pairs(self) -> PoolBlocking:
         """Of packed integers, the blocking over pairs of channels."""
         halves = (re.sub(r"\d+", lambda size: str(int(size[0]) // 2), layout.tag) for layout in (self.src, self.dst))
         channels = self.problem.ic

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
-from blockconv.kernels.pool.blocking import Blocking, all_taps
+from blockconv.kernels.pool.blocking import PoolBlocking, all_taps
 from blockconv.kernels.pool.tiles import crowded_seconds
 from blockconv.machine.machine import QUANTIZED_CYCLES
 
@@ -35,54 +35,54 @@ class Counts(NamedTuple):
 
 
 MOST_VECTORS = 8  # of a pixel, that `pool_windows` reduces together
-Counted = Callable[[Blocking], Counts]
+Counted = Callable[[PoolBlocking], Counts]
 
 
-def unrolled(b: Blocking) -> int:
+def unrolled(b: PoolBlocking) -> int:
     """Vectors of a pixel that `pool_windows` reduces together: many that divide them all, or for the fewest passes."""
     needed = -(-b.view.inner // b.lanes)
     passes = -(-needed // MOST_VECTORS)
     return next((k for k in range(MOST_VECTORS, MOST_VECTORS // 2 - 1, -1) if needed % k == 0), -(-needed // passes))
 
 
-def _vectors(b: Blocking, columns: int) -> int:
+def _vectors(b: PoolBlocking, columns: int) -> int:
     """Of a row of so many pixels: of each pixel where it has a vector or more, else of the whole row."""
     inner = b.view.inner
     return columns * -(-inner // b.lanes) if inner >= b.lanes else -(-columns * inner // b.lanes)
 
 
-def _counts(b: Blocking, outputs: float, loads: float) -> Counts:
+def _counts(b: PoolBlocking, outputs: float, loads: float) -> Counts:
     return Counts(b.view.planes, b.view.planes * b.problem.oh, b.view.planes * outputs, b.view.planes * loads)
 
 
-def window_counts(b: Blocking) -> Counts:
+def window_counts(b: PoolBlocking) -> Counts:
     """Where every window reads all that it covers."""
     p = b.problem
     row = _vectors(b, p.ow)
     return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
 
 
-def unrolled_counts(b: Blocking) -> Counts:
+def unrolled_counts(b: PoolBlocking) -> Counts:
     """The same of kernels that reduce the vectors of a pixel together, which take no longer than one of them."""
     p = b.problem
     row = p.ow * -(-b.view.inner // (unrolled(b) * b.lanes))
     return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
 
 
-def bin_counts(b: Blocking) -> Counts:
+def bin_counts(b: PoolBlocking) -> Counts:
     """The same of kernels that compute one output pixel at a time, of less than a vector."""
     p = b.problem
     return _counts(b, p.oh * p.ow, all_taps(p, "h") * all_taps(p, "w"))
 
 
-def line_counts(b: Blocking) -> Counts:
+def line_counts(b: PoolBlocking) -> Counts:
     """Where windows' rows are reduced into a line first, and then the line's columns."""
     p = b.problem
     image, row = _vectors(b, p.iw), _vectors(b, p.ow)
     return _counts(b, p.oh * row, all_taps(p, "h") * image + p.oh * all_taps(p, "w") / p.ow * row)
 
 
-def plane_counts(b: Blocking) -> Counts:
+def plane_counts(b: PoolBlocking) -> Counts:
     """Where a plane is one window, and one contiguous extent."""
     p = b.problem
     return _counts(b, 1, _vectors(b, p.ih * p.iw) if b.view.inner < b.lanes else p.ih * p.iw)
@@ -100,7 +100,7 @@ counts: dict[str, Counted] = {
 }
 
 
-def cost(b: Blocking, name: str) -> float:
+def cost(b: PoolBlocking, name: str) -> float:
     """Seconds of the row of this name: to move source and destination, or to compute, whichever is more.
 
     And the part of the other one that is not hidden behind it.
@@ -119,7 +119,7 @@ def cost(b: Blocking, name: str) -> float:
     return m.launch_seconds() + (max(moved, computed) + exposed) / b.threads
 
 
-def _exposed(b: Blocking, name: str) -> float:
+def _exposed(b: PoolBlocking, name: str) -> float:
     """Of moving and computing, the part of the shorter one that the longer one does not hide.
 
     A plane that is one window is read in order, and so ahead. A line is made of one vector of each pixel, and then of
@@ -130,13 +130,13 @@ def _exposed(b: Blocking, name: str) -> float:
     return 1.0 if name == "pool_wide_lines" and b.view.inner > b.lanes else 0.2
 
 
-def reference_cost(b: Blocking, each: float) -> float:
+def reference_cost(b: PoolBlocking, each: float) -> float:
     """Seconds of a kernel that takes an element at a time, at so many multiply-adds."""
     p, m = b.problem, b.machine
     elements = p.n * p.ic * all_taps(p, "h") * all_taps(p, "w")
     return m.launch_seconds() + max(_moved(b), elements * each * m.fma_seconds(b.lanes, b.held.itemsize)) / b.threads
 
 
-def _moved(b: Blocking) -> float:
+def _moved(b: PoolBlocking) -> float:
     p = b.problem
     return b.machine.move_seconds(b.itemsize * b.src.size(p.src_shape), b.itemsize * b.dst.size(p.dst_shape))

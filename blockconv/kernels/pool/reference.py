@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.pool.blocking import DST, IDX, SRC, Blocking, axis_of
+from blockconv.kernels.pool.blocking import DST, IDX, SRC, PoolBlocking, axis_of
 from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_reference
 from blockconv.kernels.pool.tables import table_of
 from blockconv.runtime import OWN_TABLE, Op
@@ -11,7 +11,7 @@ from blockconv.runtime import OWN_TABLE, Op
 __all__ = ["reference_op"]
 
 
-def reference_op(b: Blocking, indices: int) -> Op:
+def reference_op(b: PoolBlocking, indices: int) -> Op:
     """The op of a pool from any layout to any other."""
     p, h, w = b.problem, axis_of(b.problem, "h"), axis_of(b.problem, "w")
     s, padded = geometry(b.src, p.src_shape, b.itemsize), b.dst.padded_shape(p.dst_shape)[1]

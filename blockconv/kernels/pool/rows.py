@@ -40,7 +40,7 @@ from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
     IDX,
     TASK_BYTES,
-    Blocking,
+    PoolBlocking,
     windows,
 )
 from blockconv.kernels.pool.costs import MOST_VECTORS, cost, reference_cost, unrolled
@@ -66,12 +66,12 @@ LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own
 # ---------------------------------------------------------------- what several rows ask
 
 
-def _why_not_wide(b: Blocking) -> Reason | None:
+def _why_not_wide(b: PoolBlocking) -> Reason | None:
     inner, lanes = b.view.inner, b.lanes
     return None if inner >= lanes else f"a pixel of {b.src} has {inner} elements here, fewer than a vector's {lanes}"
 
 
-def _why_not_narrow(b: Blocking, most: int | None = None) -> Reason | None:
+def _why_not_narrow(b: PoolBlocking, most: int | None = None) -> Reason | None:
     """most: elements of a pixel; by default fewer than a vector's."""
     inner, most = b.view.inner, most or b.lanes - 1
     if inner > most:
@@ -79,22 +79,28 @@ def _why_not_narrow(b: Blocking, most: int | None = None) -> Reason | None:
     return None if b.has_contiguous_pixels else f"the pixels of a row are not contiguous in {b.src}"
 
 
-def _why_not_padding(b: Blocking) -> Reason | None:
+def _why_not_padding(b: PoolBlocking) -> Reason | None:
     """Of kernels that read whole windows, their padding too."""
     columns, most = b.line_columns, MOST_MARGIN * (b.problem.iw + 16)
     return f"the windows span {columns} columns, and the image has only {b.problem.iw}" if columns > most else None
 
 
-def _why_not_equal(b: Blocking) -> Reason | None:
+def _why_not_equal(b: PoolBlocking) -> Reason | None:
     return "needs windows of equal size" if b.is_adaptive else None
 
 
-def _why_not_rows(b: Blocking) -> Reason | None:
+def _why_not_rows(b: PoolBlocking) -> Reason | None:
     return None if b.has_contiguous_rows else f"the rows of a plane are not contiguous in {b.src}"
 
 
 def _op(
-    b: Blocking, kernel: Kernel, args: PoolArgs, tasks: tuple[int, int], scratch: int, table: Block, elements: int = 0
+    b: PoolBlocking,
+    kernel: Kernel,
+    args: PoolArgs,
+    tasks: tuple[int, int],
+    scratch: int,
+    table: Block,
+    elements: int = 0,
 ) -> Op:
     """tasks: how many, and how many at a time. elements: after which the masks begin anew, if not the view's period."""
     if b.reduction.masked:
@@ -107,7 +113,7 @@ def _op(
 # ---------------------------------------------------------------- pool_tiles, pool_windows, pool_shuffles
 
 
-def _why_not_tiles(b: Blocking) -> Reason | None:
+def _why_not_tiles(b: PoolBlocking) -> Reason | None:
     if (reason := _why_not_wide(b) or _why_not_equal(b)) is not None:
         return reason
     if b.is_global:
@@ -117,7 +123,7 @@ def _why_not_tiles(b: Blocking) -> Reason | None:
     return f"the vector registers do not hold {b.problem.kw} columns of a window"
 
 
-def _tiles(b: Blocking) -> Op:
+def _tiles(b: PoolBlocking) -> Op:
     p = b.problem
     tile = pk.Tile(
         int(b.part > 0), tile_pixels(b.machine.isa, b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw
@@ -128,7 +134,7 @@ def _tiles(b: Blocking) -> Op:
     return _op(b, pk.pool_tiles(*b.reduction, *tile), args, b.tasks, scratch, table_of(b))
 
 
-def _why_not_windows(b: Blocking) -> Reason | None:
+def _why_not_windows(b: PoolBlocking) -> Reason | None:
     if (reason := _why_not_wide(b)) is not None:
         return reason
     p = b.problem
@@ -138,7 +144,7 @@ def _why_not_windows(b: Blocking) -> Reason | None:
     return "the windows overlap, and other kernels reduce each column only once" if overlaps else None
 
 
-def _windows(b: Blocking) -> Op:
+def _windows(b: PoolBlocking) -> Op:
     p, v, lanes, vectors = b.problem, b.view, b.lanes, unrolled(b)
     split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
     # Vectors that are moved back would lie in two tasks.
@@ -159,7 +165,7 @@ def _windows(b: Blocking) -> Op:
     return _op(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
 
 
-def _shuffles(b: Blocking) -> Op:
+def _shuffles(b: PoolBlocking) -> Op:
     table = table_of(b, scales=Scales(repeat=b.view.inner))
     return _op(b, pool_shuffles(*b.reduction, *shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
 
@@ -167,17 +173,17 @@ def _shuffles(b: Blocking) -> Op:
 # ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
 
 
-def _why_not_wide_lines(b: Blocking) -> Reason | None:
+def _why_not_wide_lines(b: PoolBlocking) -> Reason | None:
     return _why_not_equal(b) or _why_not_padding(b) or _why_not_wide(b)
 
 
-def _wide_lines(b: Blocking) -> Op:
+def _wide_lines(b: PoolBlocking) -> Op:
     elements = b.line_columns * b.lanes
     args = pl.LineArgs(**b.args._asdict(), line_elements=elements, line_bytes=elements * b.held.itemsize)
     return _op(b, pl.pool_wide_lines(*b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
 
 
-def _why_not_lines(b: Blocking) -> Reason | None:
+def _why_not_lines(b: PoolBlocking) -> Reason | None:
     if (reason := _why_not_equal(b)) is not None:
         return reason
     sw = b.problem.sw
@@ -186,11 +192,11 @@ def _why_not_lines(b: Blocking) -> Reason | None:
     return _why_not_padding(b) or _why_not_narrow(b)
 
 
-def _line_bytes(b: Blocking) -> int:
+def _line_bytes(b: PoolBlocking) -> int:
     return -(-(b.line_columns * b.view.inner * b.held.itemsize + pl.SLACK) // 64) * 64
 
 
-def _lines(b: Blocking) -> Op:
+def _lines(b: PoolBlocking) -> Op:
     p, inner, line_bytes = b.problem, b.view.inner, _line_bytes(b)
     args = pl.LineArgs(**b.args._asdict(), line_elements=b.line_columns * inner, line_bytes=line_bytes)
     kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
@@ -198,12 +204,12 @@ def _lines(b: Blocking) -> Op:
     return _op(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=Scales(repeat=inner)))
 
 
-def _bins(b: Blocking) -> Op:
+def _bins(b: PoolBlocking) -> Op:
     scratch = pk.LINE + b.row_bytes // b.itemsize * b.held.itemsize + pl.SLACK
     return _op(b, pl.pool_bins(*b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
 
 
-def _why_not_runs(b: Blocking) -> Reason | None:
+def _why_not_runs(b: PoolBlocking) -> Reason | None:
     if (reason := _why_not_equal(b)) is not None:
         return reason
     if b.is_widened:
@@ -222,7 +228,7 @@ def _why_not_runs(b: Blocking) -> Reason | None:
     return _why_not_narrow(b) or _why_not_rows(b)
 
 
-def _runs(b: Blocking) -> Op:
+def _runs(b: PoolBlocking) -> Op:
     p, inner, more = b.problem, b.view.inner, pl.GROUP * b.lanes
     columns = np.arange(p.iw) + p.dw * np.arange(p.kw)[:, None] - p.pw
     inside = np.repeat((columns >= 0) & (columns < p.iw), inner, axis=1)
@@ -239,13 +245,13 @@ def _runs(b: Blocking) -> Op:
 # ---------------------------------------------------------------- pool_planes
 
 
-def _why_not_planes(b: Blocking) -> Reason | None:
+def _why_not_planes(b: PoolBlocking) -> Reason | None:
     if not b.is_global:
         return "needs one window that covers the whole image"
     return _why_not_narrow(b, b.lanes) or _why_not_rows(b)
 
 
-def _planes(b: Blocking) -> Op:
+def _planes(b: PoolBlocking) -> Op:
     p, v, lanes = b.problem, b.view, b.lanes
     group = 4 * (lanes // v.inner * v.inner)
     total = p.ih * p.iw * v.inner
@@ -263,17 +269,17 @@ def _planes(b: Blocking) -> Op:
 # ---------------------------------------------------------------- maxima and their indices
 
 
-def _why_not_indices(b: Blocking) -> Reason | None:
+def _why_not_indices(b: PoolBlocking) -> Reason | None:
     return "needs a maximum, because averages have no index" if b.is_average else None
 
 
-def _why_not_indices_by_vectors(b: Blocking) -> Reason | None:
+def _why_not_indices_by_vectors(b: PoolBlocking) -> Reason | None:
     if b.problem.ih * b.problem.iw >= 1 << 31:
         return "needs indices below 2^31"
     return _why_not_indices(b)
 
 
-def _index_args(b: Blocking, line_elements: int, line_bytes: int) -> pl.IndexArgs:
+def _index_args(b: PoolBlocking, line_elements: int, line_bytes: int) -> pl.IndexArgs:
     p = b.problem
     return pl.IndexArgs(
         **b.args._asdict(),
@@ -285,20 +291,20 @@ def _index_args(b: Blocking, line_elements: int, line_bytes: int) -> pl.IndexArg
     )
 
 
-def _why_not_wide_indices(b: Blocking) -> Reason | None:
+def _why_not_wide_indices(b: PoolBlocking) -> Reason | None:
     return _why_not_indices_by_vectors(b) or _why_not_wide(b)
 
 
-def _wide_indices(b: Blocking) -> Op:
+def _wide_indices(b: PoolBlocking) -> Op:
     kernel = pl.pool_wide_indices(*b.reduction)
     return _op(b, kernel, _index_args(b, 0, 0), b.tasks, pk.LINE, table_of(b, columns=True))
 
 
-def _why_not_line_indices(b: Blocking) -> Reason | None:
+def _why_not_line_indices(b: PoolBlocking) -> Reason | None:
     return _why_not_indices_by_vectors(b) or _why_not_lines(b)
 
 
-def _line_indices(b: Blocking) -> Op:
+def _line_indices(b: PoolBlocking) -> Op:
     p, line_bytes = b.problem, _line_bytes(b)
     nbytes = p.kh * line_bytes
     args = _index_args(b, nbytes // b.held.itemsize, line_bytes)
@@ -311,9 +317,9 @@ def _line_indices(b: Blocking) -> Op:
 
 def _row(
     name: str,
-    why_not: Callable[[Blocking], Reason | None],
-    op_of: Callable[[Blocking], Op],
-    seconds: Callable[[Blocking], float] | None = None,
+    why_not: Callable[[PoolBlocking], Reason | None],
+    op_of: Callable[[PoolBlocking], Op],
+    seconds: Callable[[PoolBlocking], float] | None = None,
     op: str = "pool2d",
     dtypes: tuple[str, ...] = ANY_TYPE,
     reference: bool = False,
@@ -324,7 +330,7 @@ def _row(
     """
     priced = seconds or partial(cost, name=name)
 
-    def unsolved(b: Blocking, types: Types) -> Reason | None:
+    def unsolved(b: PoolBlocking, types: Types) -> Reason | None:
         sums_integers = b.is_average and not types.src.is_float
         if sums_integers and types.src.itemsize > 1:
             return "averages need floats or 8-bit integers"
@@ -338,7 +344,7 @@ def _row(
             return "does not change the layout"
         if types.src.is_packed and (reason := why_not_packed(src, problem.ic, 1)):
             return reason
-        b = Blocking(problem, src, dst, types.src, request.threads, quantizations, machine=request.machine)
+        b = PoolBlocking(problem, src, dst, types.src, request.threads, quantizations, machine=request.machine)
         b = b.in_pairs if types.src.is_packed else b
         return unsolved(b, types) or Primitive(lambda: priced(b), lambda: [op_of(b)], blocking=b)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from blockconv.kernels.common.request import Reason
-from blockconv.kernels.pool.blocking import MASK_VECTORS, Blocking
+from blockconv.kernels.pool.blocking import MASK_VECTORS, PoolBlocking
 from blockconv.kernels.pool.shuffles import ShuffledTile, ShufflesArgs
 
 __all__ = ["shuffled_tile", "shuffles_args", "why_not_shuffled"]
@@ -17,7 +17,7 @@ MOST_BYTES = 20 * 1024  # of rows of the image that are read again for the next 
 SPARE = 8  # vector registers for anything but the columns of a tile
 
 
-def why_not_shuffled(b: Blocking) -> Reason | None:
+def why_not_shuffled(b: PoolBlocking) -> Reason | None:
     """None for a pool that is cut into such tiles, else why it is not, in a sentence."""
     p, isa, inner = b.problem, b.machine.isa, b.view.inner
     if b.is_adaptive:
@@ -35,7 +35,7 @@ def why_not_shuffled(b: Blocking) -> Reason | None:
     return None if _tiles(b) else f"the vector registers do not hold {p.kw} columns of a window"
 
 
-def shuffled_tile(b: Blocking) -> ShuffledTile:
+def shuffled_tile(b: PoolBlocking) -> ShuffledTile:
     """The tile of a pool that needs the fewest instructions."""
     p, row = b.problem, -(-b.problem.ow * b.view.inner // b.lanes)
 
@@ -45,7 +45,7 @@ def shuffled_tile(b: Blocking) -> ShuffledTile:
     return min(_tiles(b), key=instructions)
 
 
-def _tiles(b: Blocking) -> list[ShuffledTile]:
+def _tiles(b: PoolBlocking) -> list[ShuffledTile]:
     """Tiles of whole pixels, or of a whole row of outputs, whose columns fit the registers."""
     lanes, outputs = b.lanes, b.problem.ow * b.view.inner
     period, most = math.lcm(b.view.inner, lanes) // lanes, min(b.machine.isa.registers - SPARE, MOST_COLUMNS)
@@ -54,7 +54,7 @@ def _tiles(b: Blocking) -> list[ShuffledTile]:
     return [tile for tile in tiles if tile.columns(lanes) <= most]
 
 
-def _tile(b: Blocking, vectors: int) -> ShuffledTile:
+def _tile(b: PoolBlocking, vectors: int) -> ShuffledTile:
     p, lanes, inner = b.problem, b.lanes, b.view.inner
     kh, width = p.kh if p.kh <= MOST_UNROLLED else 0, vectors * lanes
     shift = -p.pw * inner % lanes
@@ -65,7 +65,7 @@ def _tile(b: Blocking, vectors: int) -> ShuffledTile:
     return tile._replace(left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
 
 
-def shuffles_args(b: Blocking) -> ShufflesArgs:
+def shuffles_args(b: PoolBlocking) -> ShufflesArgs:
     """What the windows of a part of a row cover has to stay in the first-level cache from a row to the next."""
     p, width = b.problem, shuffled_tile(b).vectors * b.lanes
     outputs, wanted = p.ow * b.view.inner, -(-p.kh * b.row_bytes // MOST_BYTES)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockconv.kernels.pool.blocking import MASK_VECTORS, Blocking, Windows, windows
+from blockconv.kernels.pool.blocking import MASK_VECTORS, PoolBlocking, Windows, windows
 from blockconv.kernels.pool.kernels import WindowRow
 from blockconv.runtime import Block
 
@@ -24,7 +24,7 @@ ONE_EACH = Scales()
 
 
 def table_of(
-    b: Blocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: Scales = ONE_EACH
+    b: PoolBlocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: Scales = ONE_EACH
 ) -> Block:
     """The table of a pool's windows, or `of` other rows and columns of windows.
 
@@ -43,7 +43,7 @@ def table_of(
     return np.concatenate([np.stack([h.first, h.taps, lines], axis=1).ravel(), of_columns, held])
 
 
-def masks_of(b: Blocking, elements: int) -> Block:
+def masks_of(b: PoolBlocking, elements: int) -> Block:
     """Two masks over elements of pixels, of ones, and with zero bits for the last block's channels that do not exist.
 
     Each holds so many elements and what vectors read after that.
@@ -57,7 +57,7 @@ def masks_of(b: Blocking, elements: int) -> Block:
     return words.ravel().view(np.int64)
 
 
-def _scales(b: Blocking, heights: Block, widths: Block, more: int) -> Block:
+def _scales(b: PoolBlocking, heights: Block, widths: Block, more: int) -> Block:
     """A line of whole words for each height: 1 / (height * width), or 0 for empty windows.
 
     Of integers (height * width) times what a step of outputs is of one of the image, by which sums are divided.

@@ -26,7 +26,7 @@ class Bordered(Loop):
         return one and replace(one, begin=inner.size * self.begin, count=inner.size * self.count)
 
 
-class Blocking(NamedTuple):
+class CopyBlocking(NamedTuple):
     """Columns, and extents, in a task; the tasks that those of a row make; all tasks, and those taken at a time."""
 
     cols: int
@@ -37,7 +37,7 @@ class Blocking(NamedTuple):
     chunk: int
 
 
-def blocking_of(loops: list[Bordered], sizes: list[int], contiguous: int, threads: int) -> Blocking:
+def blocking_of(loops: list[Bordered], sizes: list[int], contiguous: int, threads: int) -> CopyBlocking:
     """sizes: bytes of each extent. contiguous: of those whose pixels are contiguous."""
     cols, total, largest = loops[2], sum(sizes), max(sizes)
     least, nbytes = (-(-EXTENT // largest), LARGE_TASK) if contiguous == largest else (PIXELS, TASK_BYTES)
@@ -51,4 +51,4 @@ def blocking_of(loops: list[Bordered], sizes: list[int], contiguous: int, thread
     extent_tasks = -(-len(sizes) // extents)
     tasks = row_parts * extent_tasks
     chunk = chunk_of(tasks, width * total // extent_tasks, threads, nbytes)
-    return Blocking(width, extents, col_tasks, extent_tasks, tasks, chunk)
+    return CopyBlocking(width, extents, col_tasks, extent_tasks, tasks, chunk)

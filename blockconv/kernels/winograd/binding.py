@@ -21,7 +21,7 @@ from blockconv.kernels.common.waiting import is_beyond
 from blockconv.kernels.table import Epilogue, Request
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, reads_windows, window_columns
+from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, reads_windows, window_columns
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM
 from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.source import winograd_source
@@ -32,7 +32,7 @@ from blockconv.runtime import OWN_TABLE, Buffer, Op
 __all__ = ["winograd_op"]
 
 
-def winograd_op(request: Request, at: Blocking, epilogue: Epilogue) -> Op:
+def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Op:
     """The op. The residual lies in memory as the destination does."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
     padded = request.dst.padded_shape(p.dst_shape)[1]
@@ -58,7 +58,7 @@ def winograd_op(request: Request, at: Blocking, epilogue: Epilogue) -> Op:
     return Op(kernels.winograd(int(at.form.exact)), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
 
 
-def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **others: Any) -> WinogradArgs:
+def _arguments(problem: Conv2dProblem, at: WinogradBlocking, epilogue: Epilogue, **others: Any) -> WinogradArgs:
     p, form, scratch = problem, at.form, at.scratch
     return WinogradArgs(
         **others,
@@ -106,7 +106,7 @@ def _arguments(problem: Conv2dProblem, at: Blocking, epilogue: Epilogue, **other
     )
 
 
-def _channels(problem: Conv2dProblem, at: Blocking, oc_padded: int) -> dict[str, int]:
+def _channels(problem: Conv2dProblem, at: WinogradBlocking, oc_padded: int) -> dict[str, int]:
     """The words on channels, their groups and their blocks."""
     p, ic, oc = problem, problem.ic // problem.g, problem.oc // problem.g
     steps = -(-ic // at.ic_block)
@@ -135,7 +135,7 @@ def _channels(problem: Conv2dProblem, at: Blocking, oc_padded: int) -> dict[str,
 
 
 def _kernels(
-    problem: Conv2dProblem, at: Blocking, types: Types, lies: tuple[Geometry, Geometry], epilogue: Epilogue
+    problem: Conv2dProblem, at: WinogradBlocking, types: Types, lies: tuple[Geometry, Geometry], epilogue: Epilogue
 ) -> dict[str, int]:
     """The addresses of the kernels that are called. lies: source and destination."""
     (m, stride, exact), dst = at.form, types.dst
@@ -171,7 +171,7 @@ def _kernels(
     }
 
 
-def _offsets(problem: Conv2dProblem, at: Blocking) -> list[int]:
+def _offsets(problem: Conv2dProblem, at: WinogradBlocking) -> list[int]:
     """Bytes from a tile's transformed source to what each reduction step reads, for each group of a set."""
     ic = problem.ic // problem.g
     channels = [group * ic + c for group in range(at.set_groups) for c in range(0, ic, at.ic_block)]
@@ -179,20 +179,20 @@ def _offsets(problem: Conv2dProblem, at: Blocking) -> list[int]:
     return [c // together * at.block_tiles * vector + c % together * at.itemsize for c in channels]
 
 
-def _parts(of: Geometry, at: Blocking, channels: int, lanes: int) -> list[int]:
+def _parts(of: Geometry, at: WinogradBlocking, channels: int, lanes: int) -> list[int]:
     """Bytes from the first channel of each vector to its parts; nothing where these are evenly far apart."""
     width, has_parts = at.contiguous(of, lanes)
     vectors = range(0, channels if has_parts else 0, lanes)
     return [of.offset(c + k) - of.offset(c) for c in vectors for k in range(0, lanes, width)]
 
 
-def _patch_parts(source: Geometry, at: Blocking, itemsize: int) -> list[int]:
+def _patch_parts(source: Geometry, at: WinogradBlocking, itemsize: int) -> list[int]:
     """The same in a patch, where a tile's pixels lie part by part."""
     width, has_parts = at.contiguous(source, at.src_lanes)
     return [k * at.form.positions * itemsize for k in range(0, at.src_lanes if has_parts else 0, width)]
 
 
-def _multiply_kernel(problem: Conv2dProblem, at: Blocking) -> jit.Kernel:
+def _multiply_kernel(problem: Conv2dProblem, at: WinogradBlocking) -> jit.Kernel:
     """The kernel of the products."""
     if not at.shared:
         return kernels.winograd_multiply()
@@ -202,7 +202,7 @@ def _multiply_kernel(problem: Conv2dProblem, at: Blocking) -> jit.Kernel:
     return kernels.winograd_multiply_shared(lanes, part, int(isa.fma), channels)
 
 
-def _tile_kernel(at: Blocking) -> jit.Kernel:
+def _tile_kernel(at: WinogradBlocking) -> jit.Kernel:
     """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart.
 
     Its reductions are short: the lines that the next one begins with are prefetched by every turn. Blocks of channels
@@ -220,7 +220,7 @@ def _tile_kernel(at: Blocking) -> jit.Kernel:
     return conv_tile(*TileSpec(element.code, fma, *tile, dot=dot, burst=1, ahead=1))
 
 
-def _prefetch_lines(problem: Conv2dProblem, at: Blocking) -> int:
+def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:
     """Cache lines of weights that a reduction step prefetches; 0 where so few tiles use a block that there is no time.
 
     (In a network weights come from memory: a tenth of the time of 128 channels of 28x28.)

@@ -23,8 +23,8 @@ __all__ = [
     "ITEMSIZE",
     "LEAST_IMAGES",
     "SCRATCH",
-    "Blocking",
     "ScratchLayout",
+    "WinogradBlocking",
     "blocking",
     "reads_windows",
     "vector_images",
@@ -78,7 +78,7 @@ class ScratchLayout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blocking:
+class WinogradBlocking:
     """A task is a block of tiles of a set of groups and a share (one of `splits`) of their output channels.
 
     images: of a vector, which is of one channel of these then, and a tile is that of as many images; 0: vectors are of
@@ -199,10 +199,10 @@ def blocking(
     exact: bool = False,
     images: int = 0,
     shared: bool = False,
-) -> Blocking:
+) -> WinogradBlocking:
     """How a problem is cut on a machine. The order of sums does not depend on the threads.
 
-    exact: of integers. images: as in `Blocking`. shared: by kernels for any size (`Request.anchor`).
+    exact: of integers. images: as in `WinogradBlocking`. shared: by kernels for any size (`Request.anchor`).
     """
     p, form, isa = problem, Form(m, problem.sh, exact), machine.isa
     dot, wei_lanes = dot_of_words(isa) if exact else MULTIPLY_ADD, machine.lanes(ITEMSIZE)
@@ -224,7 +224,7 @@ def blocking(
     # A group's last block may be wider than what is left of the group; the last set has the destination's padding too.
     window = _window(form, tile_rows, tile_cols, p.pw, wei_lanes * ITEMSIZE)
     row = (set_groups - 1) * oc + min(chunk, ocbs) * width + max(0, oc_padded - sets * set_groups * oc)
-    return Blocking(
+    return WinogradBlocking(
         form=form,
         dot=dot,
         images=images,
@@ -252,7 +252,7 @@ def blocking(
     )
 
 
-def reads_windows(source: Geometry, at: Blocking) -> bool:
+def reads_windows(source: Geometry, at: WinogradBlocking) -> bool:
     """Whether windows of the source are gathered before they are transformed."""
     width, has_parts = at.contiguous(source, at.src_lanes)
     if at.images or has_parts:
@@ -260,7 +260,7 @@ def reads_windows(source: Geometry, at: Blocking) -> bool:
     return width < at.src_lanes or at.edge > FEW_EDGES
 
 
-def window_columns(problem: Conv2dProblem, at: Blocking, itemsize: int) -> int:
+def window_columns(problem: Conv2dProblem, at: WinogradBlocking, itemsize: int) -> int:
     """Neighbouring pixels of planes that are transposed together: of floats no more than a narrow image has."""
     if itemsize < ITEMSIZE:
         return min(COLUMNS, at.src_lanes)

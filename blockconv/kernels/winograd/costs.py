@@ -8,7 +8,7 @@ from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.waiting import waiting_seconds
-from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, blocking
+from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, blocking
 from blockconv.kernels.winograd.transforms import Form
 from blockconv.machine.machine import Machine
 
@@ -22,7 +22,7 @@ _EDGE = 0.35  # more for a source over the image's edge
 _SEEN = 0.25
 
 
-def cost(request: Request, at: Blocking) -> float:
+def cost(request: Request, at: WinogradBlocking) -> float:
     """Seconds: of the products or their weights' way to the core, and of transforms or pixels in and out."""
     p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
     wei_bytes = at.wei_bytes(p)
@@ -62,7 +62,7 @@ def weight_seconds(form: Form, machine: Machine, problem: Conv2dProblem) -> floa
     return at.elements(p.ic) * at.ocbs * at.width / at.lanes * each
 
 
-def multiply_adds(machine: Machine, problem: Conv2dProblem, at: Blocking) -> float:
+def multiply_adds(machine: Machine, problem: Conv2dProblem, at: WinogradBlocking) -> float:
     """What the products take, in multiply-adds of vectors."""
     p, positions = problem, at.form.positions
     tiles = at.tile_blocks * at.block_tiles
@@ -77,7 +77,7 @@ def multiply_adds(machine: Machine, problem: Conv2dProblem, at: Blocking) -> flo
     return products + calls * (_CALL + 2 * at.tile_pixels * vectors / parts)
 
 
-def transforms(problem: Conv2dProblem, dst: Layout, at: Blocking) -> tuple[float, float]:
+def transforms(problem: Conv2dProblem, dst: Layout, at: WinogradBlocking) -> tuple[float, float]:
     """Vectors of a tile's channels that are transformed, of source and destination."""
     p, lanes = problem, 1 if at.images else at.lanes
     source = -(-p.ic // at.src_channels) * (1 + _EDGE * at.edge)
@@ -86,7 +86,7 @@ def transforms(problem: Conv2dProblem, dst: Layout, at: Blocking) -> tuple[float
     return tiles * source, tiles * destination
 
 
-def _lies(lies: Geometry, lanes: int, at: Blocking) -> tuple[int, bool]:
+def _lies(lies: Geometry, lanes: int, at: WinogradBlocking) -> tuple[int, bool]:
     """(elements of a vector that lie together, 0 for all; whether others lie between a pixel's and the next one's).
 
     lanes: of the vector; channels that lie together are counted as those of a vector of floats, which are fewer.

@@ -9,7 +9,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.table import Request, Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, Blocking, blocking
+from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, blocking
 from blockconv.kernels.winograd.costs import weight_seconds
 from blockconv.kernels.winograd.transforms import TAPS, Form
 from blockconv.machine.machine import Machine
@@ -44,7 +44,7 @@ def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> 
     return _blocking(form, machine, problem).wei_bytes(problem)
 
 
-def _blocking(form: Form, machine: Machine, problem: Conv2dProblem) -> Blocking:
+def _blocking(form: Form, machine: Machine, problem: Conv2dProblem) -> WinogradBlocking:
     """A blocking of the problem: transformed weights are the same for every layout and number of threads."""
     return blocking(machine, problem, Layout("NHWC"), form.m, 1, form.exact)
 
@@ -60,7 +60,7 @@ def transform(form: Form, machine: Machine) -> Transform:
     )
 
 
-def weight_form(request: Request, at: Blocking) -> WeightForm:
+def weight_form(request: Request, at: WinogradBlocking) -> WeightForm:
     """What to pack for a problem that is cut so."""
     problem, whole = request.problem, max(at.width, at.lanes)
     bias = -(-request.dst.padded_shape(problem.dst_shape)[1] // whole) * whole

@@ -35,7 +35,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     direct.blocking.cache_clear()
 
 
-def blocking(descriptor: str, dst: str, dtype: str = "float32") -> direct.Blocking:
+def blocking(descriptor: str, dst: str, dtype: str = "float32") -> direct.ConvBlocking:
     p = Conv2dProblem.from_descriptor(descriptor)
     return direct.blocking(Request(p, Layout("NCHW"), Layout(dst), Types.all(dtype)))
 

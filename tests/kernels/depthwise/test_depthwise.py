@@ -23,7 +23,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.table import Request
 from blockconv.machine.profile import profile
@@ -141,7 +141,9 @@ def test_every_way_of_cutting_is_among_the_problems(on_machine):
         c
         for name in PROBLEMS
         for src in NAMES
-        if isinstance(c := blocking(Request(read(name), Layout(src), Layout(src), Types.all("float32"))), Blocking)
+        if isinstance(
+            c := blocking(Request(read(name), Layout(src), Layout(src), Types.all("float32"))), DepthwiseBlocking
+        )
     ]
     assert {c.edges for c in cuts} == {1, 3}
     assert {0, 2, 3, 5, 7} <= {c.taps for c in cuts}
@@ -162,7 +164,7 @@ def test_a_task_takes_channels_whose_window_stays_in_the_first_level_cache(on_ma
         at = blocking(
             Request(Conv2dProblem.from_descriptor(descriptor), Layout("NHWC"), Layout("NHWC"), Types.all("float32"))
         )
-        assert isinstance(at, Blocking)
+        assert isinstance(at, DepthwiseBlocking)
         return at
 
     at, cache = cut(PROBLEMS[MANY]), profile().caches["L1"]
@@ -194,7 +196,7 @@ def test_tiles_are_as_high_as_what_they_read_asks_for(layout, descriptor, tile, 
     at = blocking(
         Request(Conv2dProblem.from_descriptor(descriptor), Layout(layout), Layout(layout), Types.all("float32"))
     )
-    assert isinstance(at, Blocking)
+    assert isinstance(at, DepthwiseBlocking)
     assert (at.unrolled, at.loops) == tile
 
 
@@ -209,7 +211,7 @@ def test_blocks_of_half_a_vector_are_computed_by_themselves_where_that_takes_les
         ("g24mb1ic24ih9iw45oc24kh3kw3ph1pw1", False),
     ):
         at = blocking(Request(Conv2dProblem.from_descriptor(descriptor), nchw8, nchw8, Types.all("float32")))
-        assert isinstance(at, Blocking)
+        assert isinstance(at, DepthwiseBlocking)
         assert at.lanes == (8 if less or target.isa().halves else 16)
 
 

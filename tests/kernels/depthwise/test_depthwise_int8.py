@@ -161,7 +161,7 @@ def test_whole_rows_of_every_kind_are_among_the_problems(on_machine):
     cuts, types = [], Types.quantized("uint8", "uint8")
     for descriptor, _, _ in PROBLEMS.values():
         made = cut.blocking(Request(Conv2dProblem.from_descriptor(descriptor), Layout("NCHW"), Layout("NCHW"), types))
-        if isinstance(made, cut.Blocking) and made.whole:
+        if isinstance(made, cut.DepthwiseBlocking) and made.whole:
             cuts.append((made, Conv2dProblem.from_descriptor(descriptor)))
     assert {at.edges for at, _ in cuts} == {1, 3}
     assert {p.ow < at.lanes // 4 for at, p in cuts} == {False, True}

@@ -13,7 +13,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.kernels.depthwise.blocking import Blocking, blocking
+from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
 from blockconv.kernels.depthwise.gathering import gathered_words
 from blockconv.kernels.table import Request
 from blockconv.machine.machine import host
@@ -37,9 +37,9 @@ def read(name: str) -> tuple[Conv2dProblem, str, str]:
     return Conv2dProblem.from_descriptor(descriptor), *pair
 
 
-def cut(problem: Conv2dProblem, src: str, dst: str, types: Types = FLOATS) -> Blocking:
+def cut(problem: Conv2dProblem, src: str, dst: str, types: Types = FLOATS) -> DepthwiseBlocking:
     at = blocking(Request(problem, Layout(src), Layout(dst), types))
-    assert isinstance(at, Blocking)
+    assert isinstance(at, DepthwiseBlocking)
     return at
 
 
