@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["avg_pool2d", "conv2d", "map_plan", "max_pool2d"]
 
 Array = npt.NDArray[Any]
-Tile = int | tuple[int, int] | None
+TileSize = int | tuple[int, int] | None
 
 
-def map_plan(plan: Plan, array: da.Array, tile: Tile = None) -> Any:
+def map_plan(plan: Plan, array: da.Array, tile: TileSize = None) -> Any:
     """`plan.tiled` on a Dask array: a lazy array of the whole images' results, or {output: array} for several outputs.
 
     plan: a plan of a network with one input (N, C, H, W).
@@ -85,7 +85,7 @@ def conv2d(
     groups: int = 1,
     *,
     activation: ActivationLike = None,
-    tile: Tile = None,
+    tile: TileSize = None,
 ) -> da.Array:
     """`blockconv.conv2d` on a Dask array: the arguments are the same, and `tile` as in `map_plan`."""
     b, x = _builder("conv2d", array)
@@ -100,7 +100,7 @@ def max_pool2d(
     padding: Padding = 0,
     ceil_mode: bool = False,
     *,
-    tile: Tile = None,
+    tile: TileSize = None,
 ) -> da.Array:
     """`blockconv.max_pool2d` on a Dask array; `tile` as in `map_plan`."""
     b, x = _builder("max_pool2d", array)
@@ -116,7 +116,7 @@ def avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     *,
-    tile: Tile = None,
+    tile: TileSize = None,
 ) -> da.Array:
     """`blockconv.avg_pool2d` on a Dask array; `tile` as in `map_plan`."""
     b, x = _builder("avg_pool2d", array)

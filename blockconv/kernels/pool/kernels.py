@@ -225,7 +225,7 @@ class TilesArgs(PoolArgs):
     parts = word("such parts of a pixel", "parts")
 
 
-class Tile(NamedTuple):
+class PoolTile(NamedTuple):
     """The shape of `pool_tiles`' tiles."""
 
     gathered: int  # 1: a task gathers what it reads
@@ -256,9 +256,9 @@ def _gathered_image(a, image, at, oh_first, oh_last, window, size):
 def pool_tiles(operation, element, lanes, masked, *tile):
     """A task is rows of outputs, by tiles of some outputs by a vector of channels.
 
-    A row's last tile, or vector, is moved back to be whole. `Tile` says what the last integers are.
+    A row's last tile, or vector, is moved back to be whole. `PoolTile` says what the last integers are.
     """
-    gathered, pixels, kh, kw, stride, dilation = Tile(*tile)
+    gathered, pixels, kh, kw, stride, dilation = PoolTile(*tile)
     reduction = Reduction(operation, element, lanes, masked)
     itemsize, held_bytes, sums = reduction.itemsize, reduction.held.itemsize, int(sums_integers(operation, element))
     span = (pixels - 1) * stride + (kw - 1) * dilation + 1

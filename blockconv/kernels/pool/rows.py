@@ -125,7 +125,7 @@ def _why_not_tiles(b: PoolBlocking) -> Reason | None:
 
 def _tiles(b: PoolBlocking) -> Op:
     p = b.problem
-    tile = pk.Tile(
+    tile = pk.PoolTile(
         int(b.part > 0), tile_pixels(b.machine.isa, b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw
     )
     part = b.part or b.view.inner

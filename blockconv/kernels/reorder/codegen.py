@@ -22,7 +22,7 @@ __all__ = [
     "LINE",
     "STREAM",
     "TABLED",
-    "Tile",
+    "TileAddresses",
     "TileShape",
     "tile_code",
 ]
@@ -62,7 +62,7 @@ class TileShape(NamedTuple):
         return self.moved.src_bytes * self.a * self.b
 
 
-class Tile(NamedTuple):
+class TileAddresses(NamedTuple):
     """Where a tile is read and written.
 
     Row r of the source is at src + (r // va) * src_outer + (r % va) * src_inner, and is fill values where
@@ -86,13 +86,13 @@ class Tile(NamedTuple):
 
 
 def tile_code(shape: TileShape) -> Any:
-    """Code that transposes a `Tile`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
+    """Code that transposes a `TileAddresses`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
     moved, (a, b, va, ub, flags) = shape.moved, shape[2:]
     lanes, stream = max(a, b), bool(flags & STREAM)
     dense = range(0, a * b, lanes)  # elements before each of the vectors of a dense tile
 
     @emitted
-    def transpose_tile(builder: Any, t: Tile) -> None:
+    def transpose_tile(builder: Any, t: TileAddresses) -> None:
         load, store = _accesses(builder, moved, t.conversion, stream)
         if flags & DENSE_SRC:
             vectors = [load(builder.add(t.src, const(k * moved.src_bytes)), lanes) for k in dense]

@@ -11,7 +11,7 @@ from blockconv.kernels.reorder.codegen import (
     BOUNCE,
     LINE,
     TABLED,
-    Tile,
+    TileAddresses,
     TileShape,
     tile_code,
 )
@@ -268,7 +268,7 @@ def reorder_transpose(src_type, dst_type, a, b, va, ub, flags):
                             copy_first(held + r * b * itemsize, row, b, ub, count, itemsize)
                         v_src, outer, inner = held, va * b * itemsize, b * itemsize
                     v_dst, words = u_dst + v * dst_bytes, w.conversion.address
-                    tile = Tile(v_src, outer, inner, valid, v_dst, rows, d0, copied, written, scratch, words)
+                    tile = TileAddresses(v_src, outer, inner, valid, v_dst, rows, d0, copied, written, scratch, words)
                     transpose_tile(tile)
 
     return kernel

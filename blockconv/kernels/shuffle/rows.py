@@ -27,7 +27,7 @@ from blockconv.runtime import OWN_TABLE, Buffer, Op
 __all__ = ["ROWS"]
 
 
-class Tile(NamedTuple):
+class ShuffleTile(NamedTuple):
     """A tile's pixels and channels, and the cycles that all tiles take."""
 
     pixels: int
@@ -35,7 +35,7 @@ class Tile(NamedTuple):
     cycles: float
 
 
-def _tile(request: Request) -> Tile:
+def _tile(request: Request) -> ShuffleTile:
     """The tile that takes the fewest cycles.
 
     A pixel of a tile is loaded or stored, and joined with others to vectors; these are shuffled as often as their
@@ -53,7 +53,7 @@ def _tile(request: Request) -> Tile:
         return 2 * tiles * -(-block // width) * (2 * pixels - width + width * (width.bit_length() - 1))
 
     best = min(widths, key=cycles)
-    return Tile(pixels, best, cycles(best))
+    return ShuffleTile(pixels, best, cycles(best))
 
 
 def _ops(request: Request) -> list[Op]:
