@@ -18,7 +18,7 @@ from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.common.waiting import is_wide
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
-from blockconv.kernels.depthwise.tiling import Axis, Tiling, halved, outputs, tile_axis, tile_packed_axis
+from blockconv.kernels.depthwise.tiling import Tiling, WindowAxis, halved, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.machine import Machine
 
 __all__ = ["ChannelRun", "DepthwiseBlocking", "blocking"]
@@ -307,7 +307,7 @@ def _over_pixels(
         )
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
-    axis = Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph, request.anchor is not None)
+    axis = WindowAxis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph, request.anchor is not None)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
     tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
     # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast), if
@@ -322,9 +322,9 @@ def _over_pixels(
     )
 
 
-def _width(request: Request) -> Axis:
+def _width(request: Request) -> WindowAxis:
     p = request.problem
-    return Axis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw, request.anchor is not None)
+    return WindowAxis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw, request.anchor is not None)
 
 
 def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[Tiling, int]:

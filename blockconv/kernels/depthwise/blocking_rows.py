@@ -8,7 +8,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.tiling import MOST_TAPS, Axis, Tiling, outputs, tile_axis
+from blockconv.kernels.depthwise.tiling import MOST_TAPS, Tiling, WindowAxis, outputs, tile_axis
 from blockconv.machine.machine import Machine
 
 __all__ = ["ISSUED", "integer_tile_seconds", "picked_unit", "row_columns", "whole_integer_rows", "whole_rows"]
@@ -61,7 +61,7 @@ def whole_rows(
     widest = max(most, MOST_SPILLED) if p.sw > 1 and isa.name not in ("avx512", "avx2") else most // rows
     if p.kw > MOST_TAPS or loops > widest:
         return None
-    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), max(1, most // loops))
+    tiling = tile_axis(WindowAxis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), max(1, most // loops))
     if not tiling.taps or p.kh * p.kw * tiling.unrolled * loops > MOST_PRODUCTS:
         return None
     return lanes, loops, tiling
@@ -81,7 +81,7 @@ def whole_integer_rows(
     most = MOST_OF_INTEGERS * each // row_columns(p, pixel).row_lanes(each)
     if reach > (lanes - 1 if permutes_bytes(isa) else UNIT) or not most:
         return None
-    tiling = tile_axis(Axis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
+    tiling = tile_axis(WindowAxis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
     rows = (tiling.unrolled - 1) * p.sh + (tiling.taps - 1) * p.dh + 1 - tiling.begin - tiling.end
     if not tiling.taps or rows * p.iw * pixel < UNIT:
         return None

@@ -28,7 +28,7 @@ from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
-__all__ = ["Axis", "FloatTile", "Loader", "TileRun", "TileSpec", "chosen", "step_of", "times"]
+__all__ = ["FloatTile", "Loader", "TileAxis", "TileRun", "TileSpec", "chosen", "step_of", "times"]
 
 
 class TileSpec(NamedTuple):
@@ -156,7 +156,7 @@ class TileRun(NamedTuple):
     scales: int
 
 
-class Axis(NamedTuple):
+class TileAxis(NamedTuple):
     """One axis of a tile's window; along the pixels of a row, a position of the loop axis is an element.
 
     taps: of the window. first: the position of the first output's first tap; size: positions that exist. stride,
@@ -191,7 +191,7 @@ def times(builder: Any, value: Any, count: int) -> Any:
 class FloatTile:
     """The code of one tile of floats. `accs` are the accumulators.
 
-    run, loop, unrolled, out: a `TileRun`, two `Axis` and an `Output` of LLVM's values.
+    run, loop, unrolled, out: a `TileRun`, two `TileAxis` and an `Output` of LLVM's values.
     """
 
     def __init__(self, builder: Any, spec: TileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:

@@ -11,7 +11,7 @@ from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
-from blockconv.kernels.depthwise.codegen import Axis, TileSpec
+from blockconv.kernels.depthwise.codegen import TileAxis, TileSpec
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, following, read_entry
 
@@ -190,8 +190,8 @@ def _tile_at(shape, pixel_bytes):
         iw = ow * common.sw - common.pw
         variant = edge_of(ow_at, unrolled, common.ow)
         src = row.src + iw * common.src_col + e.src + i * itemsize
-        rows = Axis(e.kh, row.ih, common.ih, common.sh, common.dh, common.src_row, common.tap_row)
-        cols = Axis(common.kw, iw, common.src_width, common.sw, common.dw, common.src_col, common.tap)
+        rows = TileAxis(e.kh, row.ih, common.ih, common.sh, common.dh, common.src_row, common.tap_row)
+        cols = TileAxis(common.kw, iw, common.src_width, common.sw, common.dw, common.src_col, common.tap)
         run = entry_run(e, variant, src, scratch)
         out = Output(
             dst=row.dst + ow * common.dst_col + e.dst + i * dst_itemsize,
@@ -314,8 +314,8 @@ def depthwise_pixels(*spec):
                         variant = 2 * edge + int(first_element < 0 or first_element + reach > src_width)
                     _prefetch_rows(a, src + first_element * itemsize, width * itemsize // LINE, LINE)
                     run = entry_run(e, variant, src + first_element * itemsize, scratch)
-                    cols = Axis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
-                    rows = Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
+                    cols = TileAxis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
+                    rows = TileAxis(kh, ih, ih_count, sh, dh, src_row, tap_row)
                     out = Output(
                         dst=dst + at * dst_itemsize,
                         dst_row=dst_row,

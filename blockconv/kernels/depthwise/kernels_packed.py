@@ -18,7 +18,7 @@ from blockconv.kernels.common.copies import copy_bytes, fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import Output
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import Axis, TileSpec, chosen
+from blockconv.kernels.depthwise.codegen import TileAxis, TileSpec, chosen
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, read_entry
 from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, fill_zeros
@@ -111,8 +111,8 @@ def depthwise_packed(*spec):
                     dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
                     for at in range(0, dst_width, width):
                         run = entry_run(e, 0, window + (oh - top) * sh * row_stride + at, scratch)
-                        cols = Axis(kw, 0, phase, lanes, dw, pixel, tap)
-                        rows = Axis(kh, 0, ALL, sh, dh, row_stride, tap_row)
+                        cols = TileAxis(kw, 0, phase, lanes, dw, pixel, tap)
+                        rows = TileAxis(kh, 0, ALL, sh, dh, row_stride, tap_row)
                         here, written = dst + at * itemsize, dst_width - at
                         scratched = written < width
                         if scratched and residual != 0:

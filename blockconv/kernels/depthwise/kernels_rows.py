@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.kernels.common.tile import Output
-from blockconv.kernels.depthwise.codegen import Axis, TileSpec
+from blockconv.kernels.depthwise.codegen import TileAxis, TileSpec
 from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile
 from blockconv.kernels.depthwise.columns import Columns
@@ -46,7 +46,7 @@ def depthwise_rows(*spec):
                     ih = oh * sh - ph
                     variant = edge_of(oh_at, unrolled, oh_count) if edges == 3 else 0
                     run = entry_run(e, variant, src_image + ih * src_row + e.src, 0)
-                    cols, rows = Axis(0, 0, 0, 0, 0, 0, tap), Axis(kh, ih, ih_count, sh, dh, src_row, tap_row)
+                    cols, rows = TileAxis(0, 0, 0, 0, 0, 0, tap), TileAxis(kh, ih, ih_count, sh, dh, src_row, tap_row)
                     out = Output(
                         dst=dst_image + oh * dst_row + e.dst,
                         dst_row=dst_row,

@@ -11,8 +11,8 @@ from blockconv.machine.machine import Machine
 
 __all__ = [
     "MOST_TAPS",
-    "Axis",
     "Tiling",
+    "WindowAxis",
     "halved",
     "lines_bind",
     "outputs",
@@ -26,7 +26,7 @@ LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs be
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 
 
-class Axis(NamedTuple):
+class WindowAxis(NamedTuple):
     """One axis of a problem. shared: its tiles are those that axes of any size share (`Request.anchor`)."""
 
     size: int
@@ -66,7 +66,7 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
     return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
 
 
-def tile_axis(axis: Axis, most: int) -> Tiling:
+def tile_axis(axis: WindowAxis, most: int) -> Tiling:
     """The unrolled axis: as many outputs as registers hold, in the fewest tiles, edges known where they can be."""
     best: tuple[float, Tiling] | None = None
     sizes = sorted(shared_sizes(most)) if axis.shared else range(1, most + 1)
@@ -84,7 +84,7 @@ def tile_axis(axis: Axis, most: int) -> Tiling:
     return Tiling(outputs, 0, 0, 0, 0, 0, 1)
 
 
-def halved(machine: Machine, axis: Axis, outputs_of_tile: int, types: Types) -> Tiling | None:
+def halved(machine: Machine, axis: WindowAxis, outputs_of_tile: int, types: Types) -> Tiling | None:
     """The axis in tiles of half as many outputs, for tiles of twice as many along the other one, where lines bind.
 
     None where tiles are not as long as registers hold, or are not halved evenly. With fewer registers tiles would be
@@ -97,7 +97,7 @@ def halved(machine: Machine, axis: Axis, outputs_of_tile: int, types: Types) -> 
     return found if 2 * found.unrolled == most else None
 
 
-def tile_packed_axis(axis: Axis, most: int) -> Tiling:
+def tile_packed_axis(axis: WindowAxis, most: int) -> Tiling:
     """The unrolled axis where rows outside are packed as those inside: there are no edges."""
     sizes = shared_sizes(most) if axis.shared else range(1, most + 1)
     fitting = [size for size in sizes if size <= axis.out]
@@ -106,7 +106,7 @@ def tile_packed_axis(axis: Axis, most: int) -> Tiling:
     return Tiling(outputs, *known, 0, 0, 1)
 
 
-def _edges(axis: Axis, outputs: int) -> tuple[int, int, int] | None:
+def _edges(axis: WindowAxis, outputs: int) -> tuple[int, int, int] | None:
     """(begin, end, edges) of tiles of so many outputs; None if others than the first and last reach over an edge."""
     span = (outputs - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
     last = (axis.out - outputs) * axis.stride - axis.pad

@@ -37,7 +37,7 @@ __all__ = [
     "MASK_VECTORS",
     "SRC",
     "TASK_BYTES",
-    "Axis",
+    "PoolAxis",
     "PoolBlocking",
     "Problem",
     "View",
@@ -119,7 +119,7 @@ class Windows(NamedTuple):
     counted: Block
 
 
-class Axis(NamedTuple):
+class PoolAxis(NamedTuple):
     """One axis of a problem; windows of `kernel` taps, `dilation` apart."""
 
     size: int
@@ -131,12 +131,12 @@ class Axis(NamedTuple):
     dilation: int
 
 
-def axis_of(problem: Problem, x: str) -> Axis:
+def axis_of(problem: Problem, x: str) -> PoolAxis:
     """The axis "h" or "w"; windows of an adaptive pool have no one size."""
     if isinstance(problem, AdaptivePool2dProblem):
-        return Axis(getattr(problem, "i" + x), getattr(problem, "o" + x), 0, 0, 0, 0, 1)
+        return PoolAxis(getattr(problem, "i" + x), getattr(problem, "o" + x), 0, 0, 0, 0, 1)
     names = (f"i{x}", f"o{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}")
-    return Axis(*(int(getattr(problem, name)) for name in names))
+    return PoolAxis(*(int(getattr(problem, name)) for name in names))
 
 
 def windows(problem: Problem, x: str, outputs: Block | None = None) -> Windows:
