@@ -22,7 +22,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
-from blockconv.dispatch.selection import Candidate
+from blockconv.dispatch.selection import Decision
 from blockconv.kernels.table import Request
 
 from . import grid
@@ -80,7 +80,7 @@ def case(of: str, problem: Conv2dProblem | Pool2dProblem, layouts: Sequence[str]
     op = "conv2d" if isinstance(problem, Conv2dProblem) else "pool2d"
     found = {(c.row.name, str(c.request.src)): c for name in layouts for c in _ways(op, problem, Layout(name))}
     taken = {(selection.choose(op, problem, lay, lay, TYPES).name, str(lay)) for lay in map(Layout, layouts)}
-    runs = {" ".join(key): _run(problem, candidate) for key, candidate in found.items()}
+    runs = {" ".join(key): _run(problem, decision) for key, decision in found.items()}
     measured = compare(runs | {"": tuning.nothing()}, rounds=rounds, min_time=200e-6, warmup=2)
     seconds = {name: min(measured[name].samples) * 1e-9 for name in (*runs, "")}
     ways = [
@@ -119,17 +119,17 @@ def anew(case: Case) -> Case:
     return {**case, "entries": entries}
 
 
-def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Candidate]:
+def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Decision]:
     """Every row but the references."""
-    for candidate in selection.candidates(op, Request(problem, layout, layout, TYPES)):
-        if candidate.primitive is not None and not candidate.row.reference:
-            yield candidate
+    for decision in selection.decisions(op, Request(problem, layout, layout, TYPES)):
+        if decision.primitive is not None and not decision.row.reference:
+            yield decision
 
 
-def _run(problem: Any, candidate: Candidate) -> Any:
-    """What runs a candidate once, on buffers of its own."""
-    assert candidate.primitive is not None
-    return tuning.runner(candidate.primitive, problem, candidate.request.src, candidate.request.dst, TYPES.src.itemsize)
+def _run(problem: Any, decision: Decision) -> Any:
+    """What runs a decision's kernel once, on buffers of its own."""
+    assert decision.primitive is not None
+    return tuning.runner(decision.primitive, problem, decision.request.src, decision.request.dst, TYPES.src.itemsize)
 
 
 # ---------------------------------------------------------------- what it comes to

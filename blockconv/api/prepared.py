@@ -72,7 +72,7 @@ ALGORITHMS: dict[str, Callable[[Row], bool]] = {
 
 def by_algorithm(function: str, op: str, algorithm: str, request: Request, accuracy: float) -> Row:
     """The cheapest kernel of an algorithm that the user of a function names. op: of the table's rows."""
-    found = selection.candidates(op, request, accuracy)
+    found = selection.decisions(op, request, accuracy)
     found = [c for c in found if ALGORITHMS[algorithm](c.row)]
     best = selection.cheapest(found)
     if best is None:

@@ -50,7 +50,7 @@ def reorder_seconds(machine: Machine, shape: tuple[int, ...], src: Layout, dst: 
     """The predicted seconds of `reorder_program` on one thread: those of the kernel that is chosen on this machine."""
     problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
     request = Request(problem, src, dst, Types.bits(problem.itemsize), 1, machine)
-    best = selection.cheapest(selection.candidates("reorder", request))
+    best = selection.cheapest(selection.decisions("reorder", request))
     assert best is not None, "the reference takes every reorder"
     assert best.primitive is not None
     seconds = best.primitive.seconds

@@ -1,4 +1,4 @@
-"""Which kernel solves a problem: every candidate with its cost, or the reason why it is none."""
+"""Which kernel solves a problem: the decision of every row, a cost or the reason why not."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from blockconv.machine.machine import Machine
 __all__ = [
     "ACCURACY",
     "STRICT",
-    "Candidate",
-    "candidates",
+    "Decision",
     "choose",
     "decide",
+    "decisions",
     "explain",
     "named",
     "packing_seconds",
@@ -34,7 +34,7 @@ STRICT = 0.0  # none: only kernels that compute by the definition
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Decision:
     """A row of the kernel table and a request: the primitive, or the reason why the row does not take it."""
 
     row: Row
@@ -50,10 +50,10 @@ class Candidate:
         return None if isinstance(self.found, Reason) else self.found
 
 
-def candidates(op: str, request: Request, accuracy: float = ACCURACY) -> list[Candidate]:
+def decisions(op: str, request: Request, accuracy: float = ACCURACY) -> list[Decision]:
     """Every row of the table for `op`, in the table's order, taken or rejected."""
     rows = [row for row in TABLE if row.op == op]
-    return [Candidate(row, request, decide(row, request, accuracy)) for row in rows]
+    return [Decision(row, request, decide(row, request, accuracy)) for row in rows]
 
 
 def decide(row: Row, request: Request, accuracy: float = ACCURACY) -> Primitive | Reason:
@@ -72,7 +72,7 @@ def choose(
     The choice depends on the problem alone, never on the threads, so that results keep their bits. A fall to the
     reference warns of what was missing. once: weights are packed for one call, which counts too.
     """
-    found = candidates(op, Request(problem, src, dst, types), accuracy)
+    found = decisions(op, Request(problem, src, dst, types), accuracy)
     rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
     best = cheapest(found, once)
     if best is None:
@@ -83,13 +83,13 @@ def choose(
     return best.row
 
 
-def cheapest(found: Sequence[Candidate], once: bool = False) -> Candidate | None:
-    """The candidate that is taken: see `choose`. None if none takes the problem."""
+def cheapest(found: Sequence[Decision], once: bool = False) -> Decision | None:
+    """The decision that is taken: see `choose`. None if none takes the problem."""
 
-    def seconds(candidate: Candidate) -> float:
-        primitive = candidate.primitive
+    def seconds(decision: Decision) -> float:
+        primitive = decision.primitive
         assert primitive is not None
-        return primitive.seconds + (packing_seconds(primitive, candidate.request) if once else 0.0)
+        return primitive.seconds + (packing_seconds(primitive, decision.request) if once else 0.0)
 
     taken = [c for c in found if c.primitive is not None]
     return min([c for c in taken if not c.row.reference] or taken, key=seconds, default=None)
@@ -118,7 +118,7 @@ def explain(
     for src, dst in pairs:
         starts.append(len(rows))
         request = Request(problem, src, dst, types, threads, machine)
-        best, found = cheapest(candidates(op, request.on_threads(1))), candidates(op, request)
+        best, found = cheapest(decisions(op, request.on_threads(1))), decisions(op, request)
         for c in found:
             told = "" if c.primitive is None else text.duration(c.primitive.seconds)
             why = f"no: {c.why_not}" if c.why_not else "taken" if best is not None and c.row is best.row else ""

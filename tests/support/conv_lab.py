@@ -160,7 +160,7 @@ def rows(problem: Conv2dProblem, src: str, dst: str, dtype: str | Types = "float
     """Every row of the table that takes a problem, not only the one that would be chosen. dtype: or all four types."""
     types = dtype if isinstance(dtype, Types) else Types.all(dtype)
     op = "conv2d_backward_data" if isinstance(problem, Conv2dBackwardDataProblem) else "conv2d"
-    found = selection.candidates(op, Request(problem, Layout(src), Layout(dst), types), math.inf)
+    found = selection.decisions(op, Request(problem, Layout(src), Layout(dst), types), math.inf)
     return [c.row for c in found if c.why_not is None]
 
 

@@ -136,7 +136,7 @@ def apart(storage: Array, dtype: str) -> Array:
 
 def rows(made: Case, src: str, dst: str) -> list[Row]:
     """Every row of the table that takes a case, but Winograd's, which compiles much and has tests of its own."""
-    found = selection.candidates("conv2d", Request(made.problem, Layout(src), Layout(dst), made.types))
+    found = selection.decisions("conv2d", Request(made.problem, Layout(src), Layout(dst), made.types))
     return [c.row for c in found if c.why_not is None and "winograd" not in c.row.name]
 
 

@@ -54,7 +54,7 @@ def read(descriptor: str) -> Conv2dBackwardWeightsProblem:
 
 
 def rows(problem: Conv2dBackwardWeightsProblem, src: str, dst: str, types: Types) -> list[Row]:
-    found = selection.candidates("conv2d_backward_weights", Request(problem, Layout(src), Layout(dst), types))
+    found = selection.decisions("conv2d_backward_weights", Request(problem, Layout(src), Layout(dst), types))
     return [c.row for c in found if c.why_not is None]
 
 

@@ -125,7 +125,7 @@ def test_the_row_is_chosen_and_its_reasons_are_sentences(name):
     p = read(name)
     for src in NAMES:
         for dst in NAMES:
-            found = selection.candidates("conv2d", Request(p, Layout(src), Layout(dst), Types.all("float32")))
+            found = selection.decisions("conv2d", Request(p, Layout(src), Layout(dst), Types.all("float32")))
             mine = next(c for c in found if c.row.name == "conv_depthwise" and "float32" in c.row.dtypes)
             assert (mine.primitive is None) == bool(mine.why_not)
             # Where a destination is mostly padding, which this row computes too, or lanes are permuted, as several
@@ -222,7 +222,7 @@ def test_the_cost_ranks():
         costs = {
             (c.row.name, p.ih): c.primitive.seconds
             for p in (small, large)
-            for c in selection.candidates("conv2d", Request(p, layout, layout, Types.all("float32")))
+            for c in selection.decisions("conv2d", Request(p, layout, layout, Types.all("float32")))
             if c.primitive
         }
         assert costs["conv_depthwise", 14] < costs["conv_depthwise", 56] < costs["conv_direct", 56]

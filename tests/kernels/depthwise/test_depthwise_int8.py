@@ -181,7 +181,7 @@ def test_the_row_is_chosen(types):
 def test_what_is_not_taken_is_said():
     types = Types.quantized("uint8", "uint8")
     dense = Conv2dProblem.from_descriptor("ic16ih5oc16kh3ph1")
-    found = selection.candidates("conv2d", Request(dense, Layout("NHWC"), Layout("NHWC"), types))
+    found = selection.decisions("conv2d", Request(dense, Layout("NHWC"), Layout("NHWC"), types))
     assert next(c for c in found if c.row.name == ROW).why_not == "needs one channel in each group, not 16"
 
 

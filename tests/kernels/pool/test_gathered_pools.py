@@ -69,7 +69,7 @@ def test_to_gather_is_priced():
     seconds = {
         ic: min(
             c.primitive.seconds
-            for c in selection.candidates(
+            for c in selection.decisions(
                 "pool2d",
                 Request(
                     Pool2dProblem("max", n=1, ic=ic, ih=14, iw=14, **FEW),

@@ -192,6 +192,6 @@ def test_predictions_choose():
         p = Conv2dProblem(1, ic, size, size, ic, 3, 3, ph=1, pw=1)
         types = Types.quantized("uint8", "uint8")
         types = types._replace(wei=dataclasses.replace(types.wei, light=True))
-        found = selection.candidates("conv2d", Request(p, Layout("NHWC"), Layout("NHWC"), types))
+        found = selection.decisions("conv2d", Request(p, Layout("NHWC"), Layout("NHWC"), types))
         direct, ours = (next(c.primitive for c in found if c.row.name == name) for name in ("conv_direct", ROW.name))
         assert (ours.seconds < direct.seconds) == wanted
