@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.api.bound import Bound
+from blockconv.api.bound import BoundConv
 from blockconv.core.activation import Activation
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
@@ -244,7 +244,7 @@ class Arithmetic:
         return epilogue_of(self._after(types, types.dst if residual else None))
 
     def beside_weights(
-        self, bound: Bound, weight: Array, bias: Array | None, residual: np.dtype[Any] | str | None
+        self, bound: BoundConv, weight: Array, bias: Array | None, residual: np.dtype[Any] | str | None
     ) -> tuple[Array, Array]:
         """What kernels read beside weights: biases and what follows them; parameters of what comes after the sums.
 

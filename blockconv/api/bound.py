@@ -12,7 +12,7 @@ from blockconv.dispatch.boundary import Array, checked_alias
 from blockconv.runtime import address_of, get_num_threads
 from blockconv.runtime.memory import Scratch
 
-__all__ = ["Bound", "Packed", "workspace"]
+__all__ = ["BoundConv", "Packed", "workspace"]
 
 workspace = Scratch()  # of the thread that calls
 
@@ -27,7 +27,7 @@ class Packed(jit.Addressed):
         self.addresses = tuple(map(address_of, arrays))
 
 
-class Bound:
+class BoundConv:
     """A problem with its types, its destination's shape and layout and its plan, ready for the addresses of a call."""
 
     __slots__ = ("dst", "dtype", "key", "plan", "problem", "shape", "threads", "types")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, Padding, Sizes
 from blockconv.api.arithmetic import Arithmetic, QuantizedOptions, Weight, as_weight
-from blockconv.api.bound import Bound, Packed
+from blockconv.api.bound import BoundConv, Packed
 from blockconv.api.prepared import ALGORITHMS, by_algorithm, prepared
 from blockconv.core.activation import Activation, activation
 from blockconv.core.checks import whole
@@ -158,7 +158,7 @@ class Conv2d:
         self.arithmetic.given = self._given
         self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)
         self._packed: dict[str, Packed] = {}
-        self._bound: dict[Any, Bound] = {}
+        self._bound: dict[Any, BoundConv] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds what the convolution was made of. It packs and binds for itself, in any process."""
@@ -248,7 +248,7 @@ class Conv2d:
 
     def bound_to(
         self, x: npt.NDArray[Any], out: npt.NDArray[Any] | None, residual: bool
-    ) -> tuple[npt.NDArray[Any], Bound]:
+    ) -> tuple[npt.NDArray[Any], BoundConv]:
         """An array of (N, C, H, W) as a kernel reads it, and its problem bound. out: what is written, if given.
 
         :meta private:
@@ -272,7 +272,7 @@ class Conv2d:
             return self.out_layout
         return NHWC if src_last or self._weight_is_channels_last else NCHW
 
-    def _residual(self, residual: Any, bound: Bound) -> BlockedArray | None:
+    def _residual(self, residual: Any, bound: BoundConv) -> BlockedArray | None:
         """A residual as a bound problem takes it."""
         if residual is None:
             return None
@@ -291,7 +291,7 @@ class Conv2d:
 
     # -- binding
 
-    def _bind(self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool) -> Bound:
+    def _bind(self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool) -> BoundConv:
         threads = get_num_threads()
         key = (shape, src, dst, dtype, residual, threads)
         bound = self._bound.get(key)
@@ -303,13 +303,13 @@ class Conv2d:
 
     def _make(
         self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool, threads: int
-    ) -> Bound:
+    ) -> BoundConv:
         types, problem = self.arithmetic.types(dtype), self._problem(shape)
         self.arithmetic.check_layouts(types, problem, src, dst)
         if shape[1] == 0:
-            return Bound(problem, types, (problem.n, 0, problem.oh, problem.ow), dst, None)
+            return BoundConv(problem, types, (problem.n, 0, problem.oh, problem.ow), dst, None)
         if problem.n == 0:
-            return Bound(problem, types, problem.dst_shape, dst, None)
+            return BoundConv(problem, types, problem.dst_shape, dst, None)
         weights, each_call = None, self._packs_at_each_call
         if each_call and not isinstance(self.weight, BlockedArray):  # what is bound serves all weights that come
             weights = weights_as_read(problem, self.weight)[1]
@@ -321,9 +321,9 @@ class Conv2d:
             row = by_algorithm(self._op, self._row_op, self.algorithm, Request(problem, src, dst, types), self.accuracy)
         epilogue = self.arithmetic.epilogue(types, residual)
         plan = prepared(row, problem, src, dst, types, threads, epilogue, weights)
-        return Bound(problem, types, problem.dst_shape, dst, plan)
+        return BoundConv(problem, types, problem.dst_shape, dst, plan)
 
-    def _pack(self, bound: Bound, residual: BlockedArray | None) -> Packed | None:
+    def _pack(self, bound: BoundConv, residual: BlockedArray | None) -> Packed | None:
         """The parameters in the form that a bound problem needs, or as its program packs them; None if it is empty."""
         if bound.plan is None:
             return None
@@ -344,14 +344,14 @@ class Conv2d:
             held = self._packed[key] = Packed(weight, *self._parameters(bound, residual, summed))
         return held
 
-    def _weight_of(self, bound: Bound) -> npt.NDArray[Any]:
+    def _weight_of(self, bound: BoundConv) -> npt.NDArray[Any]:
         """The weights in the type that they are multiplied in: float32 ones are rounded for an input of 16 bits."""
         assert not isinstance(self.weight, BlockedArray)
         dtype = bound.types.wei.dtype
         return self.weight if self.weight.dtype == dtype else self.weight.astype(dtype)
 
     def _parameters(
-        self, bound: Bound, residual: BlockedArray | None, weight: npt.NDArray[Any]
+        self, bound: BoundConv, residual: BlockedArray | None, weight: npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
         return self.arithmetic.beside_weights(bound, weight, self.bias, None if residual is None else residual.dtype)

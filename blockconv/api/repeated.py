@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.api.bound import Bound
+from blockconv.api.bound import BoundConv
 from blockconv.api.modules import Conv2d
 from blockconv.core.interop import like
 from blockconv.dispatch.array import BlockedArray
@@ -26,7 +26,7 @@ class Repeated:
 
     __slots__ = ("_arithmetic", "_bound", "_dtype", "_nbytes", "_packing", "_shape", "_strides")
 
-    def __init__(self, conv: Conv2d, bound: Bound, packing: Packing, result: Array) -> None:
+    def __init__(self, conv: Conv2d, bound: BoundConv, packing: Packing, result: Array) -> None:
         """result: of the first call; the others lie as it does."""
         self._arithmetic, self._bound, self._packing = conv.arithmetic, bound, packing
         self._shape, self._strides, self._dtype = result.shape, result.strides, result.dtype

@@ -23,7 +23,7 @@ from blockconv.network import foreign, ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
-from blockconv.network.planning.candidates import OUTPUT, Bound, Candidate, Parameters, Workspace, bind_all
+from blockconv.network.planning.candidates import OUTPUT, BoundNode, Candidate, Parameters, Workspace, bind_all
 from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
 __all__ = ["Action", "Schedule", "schedule"]
@@ -184,7 +184,7 @@ class _Scheduler:
 
     # -- nodes
 
-    def run(self, node: Node, candidate: Candidate, bound: Bound | None) -> None:
+    def run(self, node: Node, candidate: Candidate, bound: BoundNode | None) -> None:
         """A node by its candidate, whose ops are `bound`."""
         reads = tuple(zip(node.inputs, candidate.srcs, strict=True))
         locations = [self.need(value) for value in reads]

@@ -13,14 +13,14 @@ from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d, Weighted
-from blockconv.network.planning.candidate import OUTPUT, Bound, Candidate, Workspace, element_types
+from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace, element_types
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer
 
 __all__ = ["bind"]
 
 
-def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
     """The ops of a candidate that has a kernel. The buffers are inputs, parameters, output, memory.
 
     A convolution's are those of its kernels: source, weight, bias, destination, residual, epilogue.
@@ -33,10 +33,10 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
     computed = network.tensors[node.output].type.computed
     constants = (held.constant(name, row_major(1), computed) for name in node.parameters)
     memory = map(Workspace, primitive.workspace)
-    return Bound(primitive.ops(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
+    return BoundNode(primitive.ops(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
 
 
-def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
@@ -44,10 +44,10 @@ def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters
     primitive = candidate.prepare(src, dst, types, threads, epilogue=Epilogue(act, residual))
     weight, bias = held.weights(node, problem, primitive.form, types)
     memory = map(Workspace, primitive.workspace)
-    return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
+    return BoundNode(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
 
 
-def _quantized_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+def _quantized_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
     types, residual = element_types(network, node), len(node.inputs) > 1
@@ -56,10 +56,10 @@ def _quantized_conv2d(network: Network, node: Node, candidate: Candidate, held: 
     after = Requantization(a.activation, types, given, added)
     primitive = candidate.prepare(src, dst, types, threads, epilogue=epilogue_of(after))
     weight, bias = held.quantized_weights(node, problem, primitive.form, after)
-    return Bound(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
+    return BoundNode(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
 
 
-def _dynamic_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> Bound:
+def _dynamic_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
     """The kernels of a quantized convolution, after an op that writes what depends on the found quantization."""
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
@@ -72,7 +72,7 @@ def _dynamic_conv2d(network: Network, node: Node, candidate: Candidate, held: Pa
     count = sums.size // (1 + scaled + shifted)
     first = dynamic_epilogue_op(count, scaled, shifted, Buffer(6), Buffer(7), Buffer(8))
     made = Workspace(sums.nbytes), OUTPUT, 2 if residual else OUTPUT, Workspace(EPILOGUE_BYTES)
-    return Bound((first, *primitive.ops()), (0, weight, *made, 1, sums, epilogue_block(after)))
+    return BoundNode((first, *primitive.ops()), (0, weight, *made, 1, sums, epilogue_block(after)))
 
 
 _CONVOLUTIONS = {

@@ -24,7 +24,7 @@ from blockconv.runtime import Op
 
 __all__ = [
     "OUTPUT",
-    "Bound",
+    "BoundNode",
     "Candidate",
     "Pricing",
     "Taken",
@@ -60,7 +60,7 @@ class Workspace(NamedTuple):
     nbytes: int
 
 
-class Bound(NamedTuple):
+class BoundNode(NamedTuple):
     """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, an array of constants, or memory."""
 
     ops: tuple[Op, ...]

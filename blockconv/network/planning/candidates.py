@@ -19,12 +19,12 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Site, View
 from blockconv.network.planning.binding import bind
-from blockconv.network.planning.candidate import OUTPUT, Bound, Candidate, Pricing, Taken, Workspace, element_types
+from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Pricing, Taken, Workspace, element_types
 from blockconv.network.planning.parameters import Parameters
 
 __all__ = [
     "OUTPUT",
-    "Bound",
+    "BoundNode",
     "Candidate",
     "Parameters",
     "Pricing",
@@ -163,13 +163,13 @@ def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, 
     return candidate.cost * after / before if before else candidate.cost
 
 
-def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[Bound | None]:
+def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[BoundNode | None]:
     """The ops of a candidate for each node; None for a view.
 
     Kernels that the disk cache does not have are compiled together, on all processors.
     """
 
-    def bound() -> list[Bound | None]:
+    def bound() -> list[BoundNode | None]:
         pairs = zip(network.nodes, chosen, strict=True)
         return [bind(network, node, one, held, threads) if one.row is not None else None for node, one in pairs]
 
