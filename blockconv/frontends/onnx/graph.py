@@ -133,7 +133,7 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
         if not _looks_at_no_sizes(node, known, before[flowing[0]].shape, after[flowing[0]].shape):
             return None
         if node.op_type in _ARITHMETIC:
-            folded = network.constants | known
+            folded = {**network.constants, **known}
             constants = [folded[name].shape if name in folded else None for name in read if name in fixed]
             if not all(_has_the_result(constants + [of[name].shape for name in flowing]) for of in (before, after)):
                 return None
