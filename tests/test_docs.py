@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import doctest
 import importlib.util
@@ -271,3 +272,35 @@ def test_signatures_are_those_of_the_sources(docstrings: ModuleType) -> None:
     assert result == "Array"
     assert docstrings.signature(bc.NetworkBuilder.input)[0].endswith("dtype: Any = numpy.float32)")
     assert docstrings.signature(bc.NetworkBuilder.output) == ("(*values: str)", None)
+
+
+# ---------------------------------------------------------------- records and names inside the package
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """Every class of the package, and where it is."""
+    for path in sorted(Path(bc.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield f"{path}:{node.lineno}", node
+
+
+def fields_of(node: ast.ClassDef) -> set[str]:
+    return {own.target.id for own in node.body if isinstance(own, ast.AnnAssign) and isinstance(own.target, ast.Name)}
+
+
+def inside_lines(text: str, fields: set[str]) -> list[str]:
+    """The descriptions of fields that follow another one, or a sentence, on its line."""
+    said = re.finditer(r"(?<=[.;:] )(\w+)((, \w+)*)(\([^)]*\))?: ", text)
+    return [match[0] for match in said if match[1] in fields]
+
+
+def test_the_fields_of_a_record_are_described_one_a_line() -> None:
+    text = "A pixel. at: its address.\nsize, step: bytes, and from one to the next. fill: 0."
+    assert inside_lines(text, {"at", "size", "step", "fill"}) == ["at: ", "fill: "]
+    found = {
+        place: said
+        for place, node in classes()
+        if (said := inside_lines(ast.get_docstring(node) or "", fields_of(node)))
+    }
+    assert not found

@@ -46,7 +46,10 @@ PoolCall: TypeAlias = tuple[str, tuple[Any, ...], bool, tuple[Quantization | Non
 
 
 class BoundPool(NamedTuple):
-    """A pool of one shape, layout and dtype, ready for the addresses of a call. zero_point: of outputs."""
+    """A pool of one shape, layout and dtype, ready for the addresses of a call.
+
+    zero_point: of outputs.
+    """
 
     shape: Shape
     program: Program

@@ -25,8 +25,8 @@ __all__ = ["ALGORITHMS", "Prepared", "by_algorithm", "prepared"]
 class Prepared(NamedTuple):
     """What a problem needs, whatever its weights are: shared by all that convolve it.
 
-    packing: of the weights, which the program begins with; None if they come packed. workspace: bytes of memory that
-    the program needs, whose buffer is the last one; 0: none.
+    packing: of the weights, which the program begins with; None if they come packed.
+    workspace: bytes of memory that the program needs, whose buffer is the last one; 0: none.
     """
 
     form: WeightForm

@@ -225,9 +225,11 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 class Definition:
     """All that is known of an activation; kernels, the evaluation of constants, ONNX and the documentation read it.
 
-    formula: what it computes. reference(x, *parameters): the same in NumPy. parameters: at most two, by name, with
-    their defaults. code(vectors, x, *parameters): the same over a vector, of parameters that are scalars of LLVM; None
-    for a clip, whose parameters are its bounds; `bounds` are those of a clip that takes no parameters.
+    formula: what it computes.
+    reference(x, *parameters): the same in NumPy.
+    parameters: at most two, by name, with their defaults.
+    code(vectors, x, *parameters): the same over a vector, of parameters that are scalars of LLVM; None for a clip,
+        whose parameters are its bounds; `bounds` are those of a clip that takes no parameters.
     onnx: the op of ONNX that it is, and that op's attributes, in the order of the parameters, with their defaults.
     """
 

@@ -171,9 +171,11 @@ class Quantizations(NamedTuple):
 class Scales(NamedTuple):
     """The factors of the steps after the sums.
 
-    sums: integers, one or one an output channel. rounded: these, once they are rounded by themselves. residual: its
-    integers. inverse: what an activation gives. folded: whether all make multiples of the destination's scale, so that
-    the last is 1.
+    sums: integers, one or one an output channel.
+    rounded: these, once they are rounded by themselves.
+    residual: its integers.
+    inverse: what an activation gives.
+    folded: whether all make multiples of the destination's scale, so that the last is 1.
     """
 
     sums: Array
@@ -187,7 +189,8 @@ class Scales(NamedTuple):
 class Requantization:
     """The steps after a convolution's integer sums, as `kernels.common.requantize` states them.
 
-    residual: its type, where there is one. away: whether a half is rounded away from zero, and not to even.
+    residual: its type, where there is one.
+    away: whether a half is rounded away from zero, and not to even.
     """
 
     activation: Activation

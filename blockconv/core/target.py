@@ -43,14 +43,17 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 class Isa:
     """What the generated code may use: vector width and the number of vector registers.
 
-    Taken from the features that Numba targets (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``),
-    which need not be the machine's. halves: a vector runs as two halves (AMD's Zen 4), so vectors of half the
-    width do as much in the same time. vnni: an instruction adds four products of a u8 and an s8 to each lane of an
-    int32 vector (AVX-512 VNNI, or AVX-VNNI). bf16: one adds two products of bfloat16 to each lane of a float32 vector
-    (AVX512-BF16). f16: instructions convert vectors of float16 (F16C, or part of the instruction set). ssse3: one adds
-    two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are). amx: a unit multiplies
-    matrices of 8-bit integers, or of bfloat16, that lie in registers of their own (Intel's AMX). vbmi: one permutes the
-    bytes of a vector across its whole width (AVX512-VBMI).
+    Taken from the features that Numba targets (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``), which need not be the
+    machine's.
+
+    halves: a vector runs as two halves (AMD's Zen 4), so vectors of half the width do as much in the same time.
+    vnni: an instruction adds four products of a u8 and an s8 to each lane of an int32 vector (AVX-512 VNNI, or
+        AVX-VNNI).
+    bf16: one adds two products of bfloat16 to each lane of a float32 vector (AVX512-BF16).
+    f16: instructions convert vectors of float16 (F16C, or part of the instruction set).
+    ssse3: one adds two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are).
+    amx: a unit multiplies matrices of 8-bit integers, or of bfloat16, that lie in registers of their own (Intel's AMX).
+    vbmi: one permutes the bytes of a vector across its whole width (AVX512-VBMI).
     """
 
     name: str

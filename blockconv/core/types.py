@@ -47,13 +47,16 @@ _PACKED = 15  # in a code, in place of an itemsize: two elements share a byte
 class ElementType:
     """The type of an array's elements.
 
-    name: NumPy's. kind: "float", "bfloat" (the upper half of a float32, which NumPy has by `ml_dtypes`), "signed",
-    "unsigned", or "bits" of what is moved and never computed with. itemsize: bytes. narrow: of int8 weights, whether
-    the products of two neighbours with any uint8 are sure to add up to an int16 (`dispatch.quantizing.is_narrow`).
+    name: NumPy's.
+    kind: "float", "bfloat" (the upper half of a float32, which NumPy has by `ml_dtypes`), "signed", "unsigned", or
+        "bits" of what is moved and never computed with.
+    itemsize: bytes.
+    narrow: of int8 weights, whether the products of two neighbours with any uint8 are sure to add up to an int16
+        (`dispatch.quantizing.is_narrow`).
     light: of int8 weights, whether those of one sign of each output channel are sure to add up to less than `LIGHT`,
-    and products with any source of bytes to less than 256 times that (`dispatch.quantizing.is_light`).
+        and products with any source of bytes to less than 256 times that (`dispatch.quantizing.is_light`).
     is_packed: two integers of 4 bits share a byte in arrays, the one of lower index in its lower bits; itemsize is that
-    of one by itself.
+        of one by itself.
     """
 
     name: str

@@ -50,9 +50,13 @@ _BRAIN = Types.converted("bfloat16", "bfloat16")
 
 
 class Reduced(NamedTuple):
-    """Two reductions that are compared. depths: steps of each. channels: that a step takes. row: of the table.
+    """Two reductions that are compared.
 
-    blocks: of output channels, of which the fewer are taken from the more. tiles: of each block.
+    depths: steps of each.
+    channels: that a step takes.
+    row: of the table.
+    blocks: of output channels, of which the fewer are taken from the more.
+    tiles: of each block.
     """
 
     depths: tuple[int, int] = DEPTHS

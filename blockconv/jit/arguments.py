@@ -184,7 +184,8 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
     Of keywords, in Python: the words of a block in order, as a tuple whose words have names too. Of an address, in a
     kernel: a view of the block there; ``view.address`` is the address again.
 
-    nbytes: a block's size, in kernels too (and without a table of any length). fields: the fields by name.
+    nbytes: a block's size, in kernels too (and without a table of any length).
+    fields: the fields by name.
 
     Raises TypeError for a name that is missing or unknown, and for what is no integer.
     """

@@ -46,8 +46,8 @@ class CachedFingerprint(NamedTuple):
 class KernelCache:
     """The entries of one fingerprint.
 
-    base: an absolute path. shared: it lies where anyone could have made it first, so that it has to be this user's
-    own too.
+    base: an absolute path.
+    shared: it lies where anyone could have made it first, so that it has to be this user's own too.
     """
 
     base: Path

@@ -39,9 +39,13 @@ __all__ = ["backward_data_row"]
 class _Reached(NamedTuple):
     """Pixels of an axis of the input with the same remainder, and the convolution along this axis that computes them.
 
-    first: the first such pixel. size: how many there are. tap, step, taps: the first of the taps in reverse order, from
-    there to the next, and how many; no taps reach pixels whose convolution would read padding alone. dilation: in
-    pixels of the output. cut: pixels of the output before the first that is read. begin: padding before it.
+    first: the first such pixel.
+    size: how many there are.
+    tap, step, taps: the first of the taps in reverse order, from there to the next, and how many; no taps reach pixels
+        whose convolution would read padding alone.
+    dilation: in pixels of the output.
+    cut: pixels of the output before the first that is read.
+    begin: padding before it.
     """
 
     first: int

@@ -26,8 +26,9 @@ FILLED = 4096  # bytes that a worker fills at a time
 class Parts(NamedTuple):
     """A problem over blocks of images, in parts of equal size: one kernel, and one form of weights, is for all.
 
-    whole, layouts: the problem, and those of its source and destination. problem, src, dst: a part's. first: the images
-    that the parts begin with.
+    whole, layouts: the problem, and those of its source and destination.
+    problem, src, dst: a part's.
+    first: the images that the parts begin with.
     """
 
     whole: Any

@@ -37,8 +37,10 @@ WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and 
 class Transform(NamedTuple):
     """op(problem): from packed weights (buffer 0) to what a kernel reads (buffer 1).
 
-    nbytes(problem): of that. seconds(problem): predicted for the op, beside moving the bytes. turned(problem): the op
-    that reads row-major weights with input and output channels exchanged and taps in reverse order, if there is one.
+    nbytes(problem): of that.
+    seconds(problem): predicted for the op, beside moving the bytes.
+    turned(problem): the op that reads row-major weights with input and output channels exchanged and taps in reverse
+        order, if there is one.
     """
 
     op: Callable[[Any], Op]
@@ -50,10 +52,11 @@ class Transform(NamedTuple):
 class WeightForm(NamedTuple):
     """How a kernel wants weights and bias.
 
-    layout: of the weights, over (G, O/G, I/G, H, W). bias: elements a group, the end zero-padded; `sharing` groups,
-    where they share a vector, count as one.
-    transform: how what the kernel reads is computed from weights in this layout; None where it reads these. dot: the
-    multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the bias.
+    layout: of the weights, over (G, O/G, I/G, H, W).
+    bias: elements a group, the end zero-padded; `sharing` groups, where they share a vector, count as one.
+    transform: how what the kernel reads is computed from weights in this layout; None where it reads these.
+    dot: the multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the
+        bias.
     order: order(problem) is the output channel of each element of the bias, -1 for none, where they lie otherwise.
     pieces: of what is computed by several convolutions, theirs; all but `dot` is said by these.
     """
@@ -88,9 +91,10 @@ class WeightForm(NamedTuple):
 class Piece(NamedTuple):
     """One of several convolutions that compute the gradient of an input: those pixels that some of the taps reach.
 
-    problem: a `Conv2dProblem` of stride 1, whose input channels are the output channels of the whole's. form: of its
-    weights. rows, cols: of the whole's taps, the one that its first tap is, and from there to the next; None: it has
-    none of these, and its weights are zero.
+    problem: a `Conv2dProblem` of stride 1, whose input channels are the output channels of the whole's.
+    form: of its weights.
+    taps: for rows and for columns of the whole's taps, the index of its first tap, and the step from there to the next;
+        None: it has none of these, and its weights are zero.
     """
 
     problem: Any
@@ -124,9 +128,11 @@ class Epilogue(NamedTuple):
 class Primitive:
     """A kernel that is prepared for one problem, as oneDNN's primitive descriptors are: nothing is worked out again.
 
-    cost(): predicted seconds. weights: what to pack, for an op that has weights. make(): the ops, whose kernels are
-    compiled then, or read from the cache. blocking: how the kernel cuts the problem, where it does. workspace: bytes of
-    memory that the ops need, one buffer each, after those of the operands.
+    cost(): predicted seconds.
+    weights: what to pack, for an op that has weights.
+    make(): the ops, whose kernels are compiled then, or read from the cache.
+    blocking: how the kernel cuts the problem, where it does.
+    workspace: bytes of memory that the ops need, one buffer each, after those of the operands.
     """
 
     cost: Callable[[], float]

@@ -52,9 +52,10 @@ LAST = 16 << 20  # bytes of a machine's last cache that a core has for itself, a
 class TileTimes(NamedTuple):
     """The direct microkernel on a tile of one row.
 
-    step: seconds of a step of the reduction, of weights that the next tile finds in the first-level cache. tile:
-    seconds of a tile beside its steps; its channels are stored whole. far: seconds of a step whose weights and source
-    are streamed from the second-level cache; 0 where this was not measured.
+    step: seconds of a step of the reduction, of weights that the next tile finds in the first-level cache.
+    tile: seconds of a tile beside its steps; its channels are stored whole.
+    far: seconds of a step whose weights and source are streamed from the second-level cache; 0 where this was not
+        measured.
     """
 
     pixels: int
@@ -113,8 +114,10 @@ class Profile:
 
     All times are seconds, of floats, in the first-level or second-level cache.
 
-    cpu: LLVM's name. halves: whether a vector is run as two halves.
-    caches: bytes by level ("L1", "L2", "L3"), as one core sees them. ways, line: of the first, and the bytes of a line.
+    cpu: LLVM's name.
+    halves: whether a vector is run as two halves.
+    caches: bytes by level ("L1", "L2", "L3"), as one core sees them.
+    ways, line: of the first, and the bytes of a line.
     stores: a vector stored in parts, beyond one stored whole, by the channels of a part: "1" are planes, transposed in
         registers, "0" is to blocks of `SCATTERED_BLOCK`, piece by piece; "rows": whole, but each pixel's channels far
         from the next pixel's, as in NHWC; "partial": of which not all channels exist.
@@ -128,7 +131,8 @@ class Profile:
         channels that lie together are less than a vector, their number ("pool_lines max 4").
     copies: bytes read and written a second by one core, by the level that they stay in ("L2", "L3", "memory").
     reads: the same of bytes that are only read.
-    launch: an op with nothing to do. record: the machine's, when it was measured.
+    launch: an op with nothing to do.
+    record: the machine's, when it was measured.
     dots: `tiles` by other multiply-accumulates than those of floats (see `by`), stored as uint8 or as bfloat16. Those
         of matrices have steps of 64 bytes; "one step" are tiles of no more, which nothing hides.
     """

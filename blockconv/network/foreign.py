@@ -102,7 +102,10 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 class Part(NamedTuple):
-    """ONNX's nodes that run together. inputs, outputs: values of the network, in the order of the model's."""
+    """ONNX's nodes that run together.
+
+    inputs, outputs: values of the network, in the order of the model's.
+    """
 
     model: bytes
     inputs: tuple[str, ...]

@@ -22,7 +22,10 @@ Segment = Program | ForeignCall
 
 
 class Instance(NamedTuple):
-    """One call's arena, and the segments bound to it. segments: programs, and foreign parts between them."""
+    """One call's arena, and the segments bound to it.
+
+    segments: programs, and foreign parts between them.
+    """
 
     arena: npt.NDArray[Any]
     segments: tuple[Segment, ...]
@@ -59,8 +62,12 @@ class Arenas:
 
 
 class BoundPlan(NamedTuple):
-    """A plan for one size of inputs. arenas: of the plan. segments: what runs, by the address of the arena that it is
-    bound to. rest: what runs after it."""
+    """A plan for one size of inputs.
+
+    arenas: of the plan.
+    segments: what runs, by the address of the arena that it is bound to.
+    rest: what runs after it.
+    """
 
     planned: Planned
     schedule: Schedule

@@ -21,8 +21,10 @@ __all__ = ["ReceptiveField", "reaches", "receptive_fields", "windows"]
 class ReceptiveField(NamedTuple):
     """The pixels of an input that one pixel of an output reads, as (height, width).
 
-    size: how many. stride: from the pixels that an output pixel reads to those that the next one reads; less than 1
-    where the network enlarges images. first: the first pixel that output pixel 0 reads; negative ones are padding.
+    size: how many.
+    stride: from the pixels that an output pixel reads to those that the next one reads; less than 1 where the network
+        enlarges images.
+    first: the first pixel that output pixel 0 reads; negative ones are padding.
     """
 
     size: tuple[int, int]

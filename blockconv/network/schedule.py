@@ -33,7 +33,11 @@ Value = tuple[str, Layout]
 
 
 class ForeignCall(NamedTuple):
-    """A part that another library runs. kinds: the ops of ONNX in it. args: addresses of its inputs and outputs."""
+    """A part that another library runs.
+
+    kinds: the ops of ONNX in it.
+    args: addresses of its inputs and outputs.
+    """
 
     session: foreign.Session
     kinds: tuple[str, ...]
@@ -44,7 +48,9 @@ class ForeignCall(NamedTuple):
 class Action:
     """What a plan does: run a node's kernel or a foreign part, or reorder or copy a value.
 
-    kind: the node's op, "reorder" or "copy". cost: predicted seconds. ops: over the buffers of the schedule.
+    kind: the node's op, "reorder" or "copy".
+    cost: predicted seconds.
+    ops: over the buffers of the schedule.
     part: of foreign nodes that run together; `node` is the first of them, `writes` its output.
     """
 
@@ -72,8 +78,10 @@ class Action:
 class Schedule:
     """Actions in order. Buffers of their ops: the network's inputs, its outputs, the arena.
 
-    arena: bytes. live: bytes of the largest set of blocks in the arena that live at once. views: values that are
-    made of others' bytes, without a kernel. held: constants that the ops point to.
+    arena: bytes.
+    live: bytes of the largest set of blocks in the arena that live at once.
+    views: values that are made of others' bytes, without a kernel.
+    held: constants that the ops point to.
     """
 
     actions: tuple[Action, ...]
@@ -119,7 +127,10 @@ class _Location:
 
 
 class _Draft(NamedTuple):
-    """An action whose ops have no addresses yet. operands: a location or constants for each buffer of its ops."""
+    """An action whose ops have no addresses yet.
+
+    operands: a location or constants for each buffer of its ops.
+    """
 
     action: Action
     operands: tuple[_Location | Array, ...]

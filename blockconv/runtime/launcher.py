@@ -53,9 +53,11 @@ _NO_TABLE: Block = np.empty(0, np.int64)
 class Op:
     """One kernel over `tasks` independent tasks.
 
-    args: the kernel's argument block, int64s or `Buffer`s. chunk: tasks taken at a time.
-    scratch: bytes a worker needs. table: read-only int64s that `OWN_TABLE` points to, which all runs share; as long as
-    an image may be, so neither copied nor made of Python's numbers.
+    args: the kernel's argument block, int64s or `Buffer`s.
+    chunk: tasks taken at a time.
+    scratch: bytes a worker needs.
+    table: read-only int64s that `OWN_TABLE` points to, which all runs share; as long as an image may be, so neither
+        copied nor made of Python's numbers.
     """
 
     kernel: jit.Kernel

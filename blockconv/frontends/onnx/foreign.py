@@ -40,7 +40,8 @@ _PLAIN = {f"tensor({t})": onnx.TensorProto.DataType.Value(t.upper()) for t in f"
 class _Value(NamedTuple):
     """The known type and shape of a value.
 
-    dtype: None for a value that is no array of numbers. shape: None if it depends on data.
+    dtype: None for a value that is no array of numbers.
+    shape: None if it depends on data.
     """
 
     dtype: np.dtype[Any] | None

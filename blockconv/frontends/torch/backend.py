@@ -275,7 +275,10 @@ def _collect_leaves(node: Any, constant: set[Any], leaves: dict[Any, None]) -> N
 
 
 class _Made(NamedTuple):
-    """A plan for arguments of one kind; None: they run in PyTorch. results: see `_result`."""
+    """A plan for arguments of one kind; None: they run in PyTorch.
+
+    results: see `_result`.
+    """
 
     plan: Plan | None
     results: tuple[Any, ...]

@@ -48,7 +48,9 @@ FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor that does not change from call to call. name: the parameter's in its module, or the node's.
+    """A tensor that does not change from call to call.
+
+    name: the parameter's in its module, or the node's.
 
     Fake tensors stand for constants of unknown values: they give arrays of zeros that take no memory.
     """

@@ -42,10 +42,11 @@ __all__ = [
 class Dot(NamedTuple):
     """A multiply-accumulate.
 
-    number: how kernel families are told. channels: of an element that is broadcast. itemsize: bytes of a channel in a
-    packed window and in packed weights; 0 where these hold what the arrays do. is_unsigned: a source of int8 is packed
-    with 128 more in each channel, as uint8. instructions: that multiply and add, of which one alone takes no register
-    for what is between them.
+    number: how kernel families are told.
+    channels: of an element that is broadcast.
+    itemsize: bytes of a channel in a packed window and in packed weights; 0 where these hold what the arrays do.
+    is_unsigned: a source of int8 is packed with 128 more in each channel, as uint8.
+    instructions: that multiply and add, of which one alone takes no register for what is between them.
     """
 
     number: int

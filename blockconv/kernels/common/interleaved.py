@@ -24,10 +24,11 @@ __all__ = ["DENSE", "Shared", "reduce_shared"]
 class Shared(NamedTuple):
     """How groups share a vector.
 
-    groups: how many share one; ic, oc: input and output channels of each; ic is 0 where a group has vectors of its
-    own. pitch: from a pixel of the packed window to the next, in elements: the groups' channels and padding. taps: of
-    a row of the kernel that a source pixel is loaded for at once: all of the row, or one. tap_step: from one of these
-    to the next, in source pixels.
+    groups: how many share one.
+    ic, oc: input and output channels of each; ic is 0 where a group has vectors of its own.
+    pitch: from a pixel of the packed window to the next, in elements: the groups' channels and padding.
+    taps: of a row of the kernel that a source pixel is loaded for at once: all of the row, or one.
+    tap_step: from one of these to the next, in source pixels.
     """
 
     groups: int

@@ -49,16 +49,23 @@ UNROLLED = 2
 class TileSpec(NamedTuple):
     """What a microkernel is compiled for: a tile, how its source lies, how it is stored, and how groups share it.
 
-    From `element` to `lanes`: those of `Tile`. src_pixel: bytes from the source of a pixel to that of the next in its
-    row. step: channels of a block of the source, which each full step takes. store_width: contiguous destination
-    channels, which one store writes; 1 is NCHW. act: an `ActivationKind`. From `groups` on: those of `Shared`, where
-    more than one group shares a vector; a step may then be several taps, and the channels are unrolled. has_parts:
-    whether what stores write lies at uneven distances. dot: the number of the multiply-accumulate (`Dot`); what `step`
-    counts are elements that it takes at once, of one channel or several. dst: the code of the destination's type where
-    it is none of the accumulators'; of 8 bits it is uint8 for int8 too. rounding: as in `Tile`. shifted: as in
-    `Epilogue`. gap: as in `conv.blocking.TileShape`, of kernels that have it. k_blocked: whether a call reduces a block
-    of the steps, and keeps the accumulators for the next. burst: whether a turn of channels prefetches as many lines as
-    it reads, as few tiles have to, and not a single one. ahead: whether each step prefetches the source of the next.
+    From `element` to `lanes`, the fields of `Tile`. From `groups` on, those of `Shared`, where more than one group
+    shares a vector; a step may then be several taps, and the channels are unrolled.
+
+    src_pixel: bytes from the source of a pixel to that of the next in its row.
+    step: channels of a block of the source, which each full step takes.
+    store_width: contiguous destination channels, which one store writes; 1 is NCHW.
+    act: an `ActivationKind`.
+    has_parts: whether what stores write lies at uneven distances.
+    dot: the number of the multiply-accumulate (`Dot`); what `step` counts are elements that it takes at once, of one
+        channel or several.
+    dst: the code of the destination's type where it is none of the accumulators'; of 8 bits it is uint8 for int8 too.
+    rounding: as in `Tile`.
+    shifted: as in `Epilogue`.
+    gap: as in `conv.blocking.TileShape`, of kernels that have it.
+    k_blocked: whether a call reduces a block of the steps, and keeps the accumulators for the next.
+    burst: whether a turn of channels prefetches as many lines as it reads, as few tiles have to, and not a single one.
+    ahead: whether each step prefetches the source of the next.
     src_channel: bytes from the source of a channel of a step to that of the next, where that is no element's.
     """
 
@@ -254,10 +261,13 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
 class Reduction(NamedTuple):
     """The loop over the steps of a reduction.
 
-    run: a `TileRecord` of LLVM's values. step: channels of a full step. apart: bytes from the source of one to that of
-    the next. channel_bytes: of a channel's weights for all of the tile. channel(x, w): emits the arithmetic of one
-    channel at one tap, of the source and the weights at these addresses. unrolled: channels of a full step that are one
-    turn of its loop. streamed, burst: as in `TileSpec`.
+    run: a `TileRecord` of LLVM's values.
+    step: channels of a full step.
+    apart: bytes from the source of one to that of the next.
+    channel_bytes: of a channel's weights for all of the tile.
+    channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these addresses.
+    unrolled: channels of a full step that are one turn of its loop.
+    streamed, burst: as in `TileSpec`.
     """
 
     b: Any

@@ -25,10 +25,12 @@ __all__ = ["PixelTileSpec", "pixel_tile"]
 
 
 class PixelTileSpec(NamedTuple):
-    """What a microkernel is compiled for: element, fma, lanes: as `Tile`'s. act: an `ActivationKind`.
+    """What a microkernel is compiled for.
 
-    step: channels that a step of the reduction takes, `src_channel` bytes apart. wei_width: output channels of a block
-    of packed weights, of which the tile takes `channels`; 0: it takes all.
+    element, fma, lanes: as `Tile`'s.
+    act: an `ActivationKind`.
+    step: channels that a step of the reduction takes, `src_channel` bytes apart.
+    wei_width: output channels of a block of packed weights, of which the tile takes `channels`; 0: it takes all.
     """
 
     element: int

@@ -79,8 +79,12 @@ class EpilogueArguments(ActivationArguments):
 
 
 class Rounding(enum.IntFlag):
-    """How integers are made. AWAY: a half is rounded away from zero, and not to the even neighbour. SUMS: what the
-    scales make of a sum is rounded by itself, half to even, before a residual is added, as if it had been stored."""
+    """How integers are made.
+
+    AWAY: a half is rounded away from zero, and not to the even neighbour.
+    SUMS: what the scales make of a sum is rounded by itself, half to even, before a residual is added, as if it had
+        been stored.
+    """
 
     AWAY = 1
     SUMS = 2

@@ -16,9 +16,12 @@ LINE = 64  # bytes of a cache line
 class Tile(NamedTuple):
     """A tile of `rows` x `pixels` pixels by `vectors` vectors of `lanes` output channels.
 
-    element: the code of its elements' type. fma: whether multiply-adds round once. period: lanes after which a
-    vector's channels repeat; 0 where they don't. dst: the code of a type that floats are stored as, integers of 8 or 4
-    bits or floats of 16; 0: they are stored as they are. rounding: a `Rounding`, to integers.
+    element: the code of its elements' type.
+    fma: whether multiply-adds round once.
+    period: lanes after which a vector's channels repeat; 0 where they don't.
+    dst: the code of a type that floats are stored as, integers of 8 or 4 bits or floats of 16; 0: they are stored as
+        they are.
+    rounding: a `Rounding`, to integers.
     unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
     row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
     dense: whether rows follow one another, so that a row's last vector may write over the next, which is stored later.
@@ -66,12 +69,15 @@ class Tile(NamedTuple):
 class Output(NamedTuple):
     """Where a tile goes: values of LLVM, i64s; the strides in bytes.
 
-    dst: the address of the first pixel and channel. dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
-    dst_block: from the channels that are stored together to the next such; or, where a tile has parts, the address of
-    a table: from its first channel to each such part. residual: from the destination to the
-    residual, which lies as it does; 0 where there is none. valid: output channels that exist. written: those that are
-    written, as zero where they do not exist. activation: the address of its `ActivationArguments`. scratch: memory for
-    the accumulators of a tile.
+    dst: the address of the first pixel and channel.
+    dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
+    dst_block: from the channels that are stored together to the next such; or, where a tile has parts, the address of a
+        table: from its first channel to each such part.
+    residual: from the destination to the residual, which lies as it does; 0 where there is none.
+    valid: output channels that exist.
+    written: those that are written, as zero where they do not exist.
+    activation: the address of its `ActivationArguments`.
+    scratch: memory for the accumulators of a tile.
     """
 
     dst: Any

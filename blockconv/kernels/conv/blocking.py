@@ -63,20 +63,28 @@ class TileShape(NamedTuple):
 class ConvBlocking:
     """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
 
-    cb: channels packed together. step: channels of a step of the reduction: cb, or those of one element (`Dot`) where a
-    loop over so few costs more than it saves. store_width: contiguous destination channels that one store writes; 0
-    where tiles are scattered. task_rows, task_cols: pixels of a task. splits: tasks that share a group's output
-    channels, in `ocbs` blocks.
-    in_place: tiles read the source where it is (`is_read_in_place`). panel: output columns of a window, a tile's where
-    windows of tiles do not overlap, so that what a tile reads is contiguous; else the task's. scratch: bytes a worker
-    needs. shared: how groups share a vector; a "group" above is then as many of them as do. pixel_lanes: pixels of a
-    vector where vectors run along these, and each of `vectors` is one channel; 0 where they run along channels. dot:
-    the multiply-accumulate. interleaved: channels that do not lie in fours in the source are brought together as they
-    are packed. phases: of a row of a window whose columns are taken by their remainder to the stride, how many
-    remainders; `window_cols` is of each. line: columns of a row of the destination where its rows are one and those
-    of the source are not (`space`, strided); else 0. gap: as in `TileShape`. k_blocks: blocks of the reduction's steps,
-    between which a task's accumulators are kept in the scratch. blocks: of `pixel_lanes` pixels, so many of which are
-    reduced together by matrices whose columns are pixels; else 0.
+    cb: channels packed together.
+    step: channels of a step of the reduction: cb, or those of one element (`Dot`) where a loop over so few costs more
+        than it saves.
+    store_width: contiguous destination channels that one store writes; 0 where tiles are scattered.
+    task_rows, task_cols: pixels of a task.
+    splits: tasks that share a group's output channels, in `ocbs` blocks.
+    in_place: tiles read the source where it is (`is_read_in_place`).
+    panel: output columns of a window, a tile's where windows of tiles do not overlap, so that what a tile reads is
+        contiguous; else the task's.
+    scratch: bytes a worker needs.
+    shared: how groups share a vector; a "group" above is then as many of them as do.
+    pixel_lanes: pixels of a vector where vectors run along these, and each of `vectors` is one channel; 0 where they
+        run along channels.
+    dot: the multiply-accumulate.
+    interleaved: channels that do not lie in fours in the source are brought together as they are packed.
+    phases: of a row of a window whose columns are taken by their remainder to the stride, how many remainders;
+        `window_cols` is of each.
+    line: columns of a row of the destination where its rows are one and those of the source are not (`space`, strided);
+        else 0.
+    gap: as in `TileShape`.
+    k_blocks: blocks of the reduction's steps, between which a task's accumulators are kept in the scratch.
+    blocks: of `pixel_lanes` pixels, so many of which are reduced together by matrices whose columns are pixels; else 0.
     """
 
     rows: int

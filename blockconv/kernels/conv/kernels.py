@@ -68,8 +68,14 @@ def scatter_tile(itemsize, shift=0):
 
 
 class _Scattered(NamedTuple):
-    """How tiles are scattered. all: whether all of them are. kernel: what does it. tile: where a tile is stored first,
-    with no gaps. gathered: where its residual is gathered. residual: bytes from the destination to the residual."""
+    """How tiles are scattered.
+
+    all: whether all of them are.
+    kernel: what does it.
+    tile: where a tile is stored first, with no gaps.
+    gathered: where its residual is gathered.
+    residual: bytes from the destination to the residual.
+    """
 
     all: int
     kernel: int

@@ -48,9 +48,12 @@ _EXCHANGED = {"llvm.x86.tdpbusd": "llvm.x86.tdpbsud"}  # the instruction whose l
 class MatrixPixelSpec(NamedTuple):
     """What a microkernel is compiled for.
 
-    element: the code of the accumulators' type. channels: output channels, whole blocks of 16. pixels: of a row.
-    blocks: of pixels that are reduced together. src_unit: bytes from a window's unit of channels to the next. step,
-    act, dot, dst, rounding, shifted: as in `TileSpec`.
+    element: the code of the accumulators' type.
+    channels: output channels, whole blocks of 16.
+    pixels: of a row.
+    blocks: of pixels that are reduced together.
+    src_unit: bytes from a window's unit of channels to the next.
+    step, act, dot, dst, rounding, shifted: as in `TileSpec`.
     """
 
     element: int

@@ -20,9 +20,11 @@ __all__ = ["Tiles"]
 class Tiles(NamedTuple):
     """The tiles of a convolution.
 
-    src_pixel: bytes from the source of a pixel to that of the next in its row. src_unit: from a unit of channels in a
-    window to the next. pitch: as in `Shared`. has_parts: whether what stores write lies at uneven distances. is_apart:
-    whether tiles read a source where it is, in blocks of channels, each far from the one before.
+    src_pixel: bytes from the source of a pixel to that of the next in its row.
+    src_unit: from a unit of channels in a window to the next.
+    pitch: as in `Shared`.
+    has_parts: whether what stores write lies at uneven distances.
+    is_apart: whether tiles read a source where it is, in blocks of channels, each far from the one before.
     """
 
     types: Types

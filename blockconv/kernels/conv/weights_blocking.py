@@ -25,11 +25,14 @@ MOST_WINDOW = 1 << 26  # bytes
 class WeightsBlocking:
     """A tile: `lines` sums by `vectors` vectors of `lanes` output channels; and how a problem is made of them.
 
-    together: groups that share a vector of output channels, where lines are vectors; else 1. tap_rows: rows of taps of
-    a tile. cb: input channels of a task. row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a
-    row are apart. images, rows, cols: of the output, in a chunk. task_ocbs, oc_tasks: blocks of output channels of a
-    task, at the most, and how many tasks share them. splits: shares of the chunks. row_reach, col_reach, row_unit,
-    col_unit, row_step, col_step: as in `WeightsArguments`.
+    together: groups that share a vector of output channels, where lines are vectors; else 1.
+    tap_rows: rows of taps of a tile.
+    cb: input channels of a task.
+    row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a row are apart.
+    images, rows, cols: of the output, in a chunk.
+    task_ocbs, oc_tasks: blocks of output channels of a task, at the most, and how many tasks share them.
+    splits: shares of the chunks.
+    row_reach, col_reach, row_unit, col_unit, row_step, col_step: as in `WeightsArguments`.
     """
 
     lines: int

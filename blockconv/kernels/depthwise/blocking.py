@@ -57,11 +57,16 @@ class DepthwiseBlocking:
     """What vectors run over, and the tile; `TileSpec` says what most numbers are.
 
     batched: a vector runs over a pixel's elements of all images, which lie together (CHWN4, CHWN, HWCN).
-    pixel: elements of a pixel that lie together. runs: the output channels of each entry of the table.
-    wei_block: source channels of a block of weights; 0 where there is one block. span: entries of the table that a task
-    takes at the least. dot: the multiply-accumulate. joined: taps of the loop axis, which it takes several of at once.
-    shuffled: as in `TileSpec`. whole: vectors run over pixels, and a tile has whole rows of them. gathered: entries for
-    which a task gathers what it reads, 0 where it is read in place; entry_bytes: of a pixel, that one of them reads.
+    pixel: elements of a pixel that lie together.
+    runs: the output channels of each entry of the table.
+    wei_block: source channels of a block of weights; 0 where there is one block.
+    span: entries of the table that a task takes at the least.
+    dot: the multiply-accumulate.
+    joined: taps of the loop axis, which it takes several of at once.
+    shuffled: as in `TileSpec`.
+    whole: vectors run over pixels, and a tile has whole rows of them.
+    gathered: entries for which a task gathers what it reads, 0 where it is read in place.
+    entry_bytes: of a pixel, that one of them reads.
     """
 
     lanes: int

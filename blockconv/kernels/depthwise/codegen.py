@@ -34,18 +34,22 @@ __all__ = ["FloatTile", "Loader", "TileAxis", "TileRun", "TileSpec", "chosen", "
 class TileSpec(NamedTuple):
     """What a tile is compiled for.
 
-    element: the code of the elements' type. fma: whether multiply-adds round once. period: channels that a vector
-    holds, over and over. columns: 0 where vectors run over channels; else they run over pixels, and this is the stride
-    between these. inner: elements of a pixel, where vectors run over pixels.
-    loops: outputs along the loop axis, each by itself. unrolled: outputs along the unrolled axis, which has `taps` taps
-    of this stride and dilation; taps is 0 where these and the edges are known at run time only. begin, end: how far
-    the first tile and the last reach over the edge, in positions. edges: 1, there is one tile along the axis; 3, there
-    are inner ones, the first, the last.
+    element: the code of the elements' type.
+    fma: whether multiply-adds round once.
+    period: channels that a vector holds, over and over.
+    columns: 0 where vectors run over channels; else they run over pixels, and this is the stride between these.
+    inner: elements of a pixel, where vectors run over pixels.
+    loops: outputs along the loop axis, each by itself.
+    unrolled: outputs along the unrolled axis, which has `taps` taps of this stride and dilation; taps is 0 where these
+        and the edges are known at run time only.
+    begin, end: how far the first tile and the last reach over the edge, in positions.
+    edges: 1, there is one tile along the axis; 3, there are inner ones, the first, the last.
     masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant; 0, none is,
-    as rows are packed with their padding.
-    store_width: contiguous destination channels, which one store writes. act: an `ActivationKind`. permute: lanes of
-    the source are permuted, as several channels of the destination read one. masked: 1, vectors may end past a pixel's
-    elements; 2, or past a block's channels, and then with its weights.
+        as rows are packed with their padding.
+    store_width: contiguous destination channels, which one store writes.
+    act: an `ActivationKind`.
+    permute: lanes of the source are permuted, as several channels of the destination read one.
+    masked: 1, vectors may end past a pixel's elements; 2, or past a block's channels, and then with its weights.
 
     Of a source of floats of 16 bits, src is the code of its type, and dst as in `Tile`; weights are float32. Of one of
     bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
@@ -140,10 +144,15 @@ class TileSpec(NamedTuple):
 class TileRun(NamedTuple):
     """One tile; addresses, and counts of elements.
 
-    variant: which of `TileSpec.variants`. src: where the first output's first tap lies, in memory or not. wei: the
-    weights of the first tap. bia: a bias for each valid channel. permutation: the lanes' indices, for `permute`.
-    src_valid: lanes that `masked` loads read. zeros: as many as a load reads, which take the place of padding where
-    the taps are known at run time only; of a source of bytes, its zero point. scales: one for each bias.
+    variant: which of `TileSpec.variants`.
+    src: where the first output's first tap lies, in memory or not.
+    wei: the weights of the first tap.
+    bia: a bias for each valid channel.
+    permutation: the lanes' indices, for `permute`.
+    src_valid: lanes that `masked` loads read.
+    zeros: as many as a load reads, which take the place of padding where the taps are known at run time only; of a
+        source of bytes, its zero point.
+    scales: one for each bias.
     """
 
     variant: int
@@ -159,10 +168,14 @@ class TileRun(NamedTuple):
 class TileAxis(NamedTuple):
     """One axis of a tile's window; along the pixels of a row, a position of the loop axis is an element.
 
-    taps: of the window. first: the position of the first output's first tap; size: positions that exist. stride,
-    dilation: positions from an output to the next, and from a tap to the next. src_step: from a position of the source
-    to the next; wei_step: from the weights of a tap to those of the next, in bytes. Of the unrolled axis the first five
-    are read only where the taps are known at run time only.
+    taps: of the window.
+    first: the position of the first output's first tap.
+    size: positions that exist.
+    stride, dilation: positions from an output to the next, and from a tap to the next.
+    src_step: from a position of the source to the next.
+    wei_step: from the weights of a tap to those of the next, in bytes.
+
+    The first five fields of the unrolled axis are read only where its taps are known at run time only.
     """
 
     taps: int

@@ -12,11 +12,14 @@ MOST_WEIGHTS = 10  # that are held, of 32 registers, so that a row is read once 
 
 
 class Columns(NamedTuple):
-    """The columns of a row. src, dst: elements of a row; pixel: elements of a pixel.
+    """The columns of a row.
 
-    taps, stride, dilation, pad: in pixels. src_row, dst_row, tap: bytes from a row to the next, and from the weights of
-    a tap to those of the next. unit: elements of 16 bytes, where one instruction loads a pixel of as many, or
-    picks every second pixel of two vectors if these stay within such units; 0 where whole vectors are permuted.
+    src, dst: elements of a row.
+    pixel: elements of a pixel.
+    taps, stride, dilation, pad: in pixels.
+    src_row, dst_row, tap: bytes from a row to the next, and from the weights of a tap to those of the next.
+    unit: elements of 16 bytes, where one instruction loads a pixel of as many, or picks every second pixel of two
+        vectors if these stay within such units; 0 where whole vectors are permuted.
     """
 
     src: int

@@ -46,7 +46,8 @@ class _Steps(NamedTuple):
 class _Lanes(NamedTuple):
     """An entry that was read once, or one that follows it and is like it.
 
-    kh: its rows of taps; 0 of padding, which is only written. wei, bia, permutation, scales: addresses.
+    kh: its rows of taps; 0 of padding, which is only written.
+    wei, bia, permutation, scales: addresses.
     """
 
     src: int

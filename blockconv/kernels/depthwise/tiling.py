@@ -27,7 +27,10 @@ MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of v
 
 
 class WindowAxis(NamedTuple):
-    """One axis of a problem. shared: its tiles are those that axes of any size share (`Request.anchor`)."""
+    """One axis of a problem.
+
+    shared: its tiles are those that axes of any size share (`Request.anchor`).
+    """
 
     size: int
     out: int

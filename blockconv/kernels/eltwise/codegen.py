@@ -70,10 +70,14 @@ class EltwiseQuantization(Arguments):
 class Extents(NamedTuple):
     """Extents of contiguous elements.
 
-    src, dst: the addresses of the first one. other, second: those of as many elements of the operands, or of those that
-    are repeated. mask: of as many elements with zero bits where no channel exists. size: elements of an extent.
-    activation: the address of its `ActivationArguments`. extents: how many; step, stride: bytes from an extent to the
-    next, and of the operands. integers: the address of their `EltwiseQuantization`.
+    src, dst: the addresses of the first one.
+    other, second: those of as many elements of the operands, or of those that are repeated.
+    mask: of as many elements with zero bits where no channel exists.
+    size: elements of an extent.
+    activation: the address of its `ActivationArguments`.
+    extents: how many.
+    step, stride: bytes from an extent to the next, and of the operands.
+    integers: the address of their `EltwiseQuantization`.
     """
 
     src: int

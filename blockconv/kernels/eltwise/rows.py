@@ -67,9 +67,12 @@ ALL = 1 << 40  # channels, where none is missing
 class Extents:
     """The contiguous extents of a storage, or of some images of it.
 
-    size: elements in one. operand: how the operand goes along with one; it repeats after `inner` elements, or after
-    `period`, if it is `written` out in the scratch. ragged: the last block of channels has a tail. loops: over the
-    extents, outermost first, strides in elements of the storage and of the operand. begin: the first element of either.
+    size: elements in one.
+    operand: how the operand goes along with one; it repeats after `inner` elements, or after `period`, if it is
+        `written` out in the scratch.
+    ragged: the last block of channels has a tail.
+    loops: over the extents, outermost first, strides in elements of the storage and of the operand.
+    begin: the first element of either.
     """
 
     size: int
@@ -83,7 +86,10 @@ class Extents:
 
 
 class Operated(NamedTuple):
-    """A storage, and what is broadcast over it: layouts and shapes. other: None: nothing."""
+    """A storage, and what is broadcast over it: layouts and shapes.
+
+    other: None: nothing.
+    """
 
     layout: Layout
     shape: tuple[int, ...]

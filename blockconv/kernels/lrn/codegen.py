@@ -19,10 +19,16 @@ THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square r
 class Window(NamedTuple):
     """Contiguous results, each from the squares of the channels around its own.
 
-    src: the address of the results' own elements. near: of the first element that the first result needs the square of,
-    or of its square. dst: of the results. size: results. taps: elements, or squares, that each needs, stride: bytes
-    from one to the next. factors: the address of scale, bias and beta. Squares and factors are of the type that is
-    computed with. integers: where the `ConversionArguments` of elements are.
+    src: the address of the results' own elements.
+    near: of the first element that the first result needs the square of, or of its square.
+    dst: of the results.
+    size: results.
+    taps: elements, or squares, that each needs.
+    stride: bytes from one of these to the next.
+    factors: the address of scale, bias and beta.
+    integers: where the `ConversionArguments` of elements are.
+
+    Squares and factors have the type of the arithmetic.
     """
 
     src: int

@@ -25,8 +25,12 @@ UNROLL = 4  # vectors with accumulators of their own, so that an addition need n
 class Span(NamedTuple):
     """Pixels with some channels.
 
-    src, dst: addresses of the first pixel. pixels: how many. stride: bytes from a pixel to the next. channels: those
-    that exist; width: with those that the destination has room for. sums, means, factors, biases: arrays by channel.
+    src, dst: addresses of the first pixel.
+    pixels: how many.
+    stride: bytes from a pixel to the next.
+    channels: those that exist.
+    width: with those that the destination has room for.
+    sums, means, factors, biases: arrays by channel.
     """
 
     src: int
@@ -44,8 +48,10 @@ class Span(NamedTuple):
 class Groups(NamedTuple):
     """`groups` groups of `size` channels.
 
-    sums, means, factors, biases: arrays by channel. scale, shift: the op's parameters, from the first channel on.
-    inverse: 1 / elements of a group; epsilon: float64 both.
+    sums, means, factors, biases: arrays by channel.
+    scale, shift: the op's parameters, from the first channel on.
+    inverse: 1 / elements of a group.
+    epsilon: float64 both.
     """
 
     groups: int

@@ -178,7 +178,9 @@ def all_taps(problem: Problem, x: str) -> int:
 class PoolBlocking:
     """A pool of elements of one type, from a layout to a layout, and how it is cut for so many threads.
 
-    Of packed integers problem and layouts are over pairs of channels. is_odd: the last pair has one channel.
+    Of packed integers problem and layouts are over pairs of channels.
+
+    is_odd: the last pair has one channel.
     """
 
     problem: Any  # a Problem

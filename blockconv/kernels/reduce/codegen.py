@@ -19,7 +19,10 @@ ACCUMULATORS = 4  # so that an addition need not wait for the one before
 
 
 class Combine:
-    """How two elements become one. FIRST: the value that each result begins with."""
+    """How two elements become one.
+
+    FIRST: the value that each result begins with.
+    """
 
     ADD, MAX, MIN, MUL = range(4)
     FIRST = (0.0, -math.inf, math.inf, 1.0)

@@ -37,8 +37,10 @@ HOW = {"mean": Combine.ADD, "sum": Combine.ADD, "max": Combine.MAX, "min": Combi
 class Axes(NamedTuple):
     """A storage's neighbouring axes of one sort as one: whether they are summed and how many elements they have.
 
-    inner: contiguous elements that are kept, inside all of these. period: these, where several make a vector, else 0.
-    vectors: of a row that are summed at once. summands: what a mean is made of.
+    inner: contiguous elements that are kept, inside all of these.
+    period: these, where several make a vector, else 0.
+    vectors: of a row that are summed at once.
+    summands: what a mean is made of.
     divisor: of the sums.
     """
 

@@ -85,9 +85,12 @@ def copy_blocking(nest: Nest, itemsize: int) -> Copy | str:
 class Transpose(NamedTuple):
     """Tiles of u, contiguous in the source, by v, contiguous in the destination, and loops around them.
 
-    us, vs: elements along u and v; u_strip, v_strip: of these in a task. u_strides, v_strides: of what does not lie in
-    the inner loop, and of an element, on the other side. dims: the dimensions of the four limited indices. ahead:
-    elements of a source row to prefetch. offsets: with `TABLED`, the destination offset of each element along u.
+    us, vs: elements along u and v.
+    u_strip, v_strip: of these in a task.
+    u_strides, v_strides: of what does not lie in the inner loop, and of an element, on the other side.
+    dims: the dimensions of the four limited indices.
+    ahead: elements of a source row to prefetch.
+    offsets: with `TABLED`, the destination offset of each element along u.
     """
 
     shape: TileShape

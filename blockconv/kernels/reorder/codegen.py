@@ -65,11 +65,13 @@ class TileShape(NamedTuple):
 class TileAddresses(NamedTuple):
     """Where a tile is read and written.
 
-    Row r of the source is at src + (r // va) * src_outer + (r % va) * src_inner, and is fill values where
-    r % va >= valid. Row q of the destination is at dst + (q // ub) * dst_outer + (q % ub) * dst_inner, is fill values
-    where q % ub >= copied, and not written at all where q % ub >= written. lines: the address of a line of fill values
-    of the source, then of one of the destination, and of one that takes what is not to be written. With `TABLED`, row q
-    is at dst + the q-th int64 at dst_outer. conversion: the address of the `ConversionArguments`.
+    Row r of the source is at src + (r // va) * src_outer + (r % va) * src_inner, and is fill values where r % va >=
+    valid. Row q of the destination is at dst + (q // ub) * dst_outer + (q % ub) * dst_inner, is fill values where q %
+    ub >= copied, and not written at all where q % ub >= written.
+
+    lines: the address of a line of fill values of the source, then of one of the destination, and of one that takes
+        what is not to be written. With `TABLED`, row q is at dst + the q-th int64 at dst_outer.
+    conversion: the address of the `ConversionArguments`.
     """
 
     src: int

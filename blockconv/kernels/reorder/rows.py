@@ -79,7 +79,8 @@ PACKED = frozenset(
 class Elements(NamedTuple):
     """What is moved, and the words of kernels that say so.
 
-    fill: what the destination's padding holds, as the bits of an element. src_fill: what it is made of.
+    fill: what the destination's padding holds, as the bits of an element.
+    src_fill: what it is made of.
     """
 
     moved: Moved

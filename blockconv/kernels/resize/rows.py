@@ -61,9 +61,11 @@ Words = npt.NDArray[np.int64]
 class Storage(NamedTuple):
     """A storage as rows of pixels, of which each has all that lies inside w.
 
-    planes: outside h, each of `between` planes whose rows are interleaved. inner: contiguous elements of a pixel.
-    block, blocks, valid: channels in a block, blocks, and channels that exist in the last one. blocks_are_planes: all
-    elements of a plane are of one block of channels, and plane k, interleaved ones counted, of block k modulo `blocks`.
+    planes: outside h, each of `between` planes whose rows are interleaved.
+    inner: contiguous elements of a pixel.
+    block, blocks, valid: channels in a block, blocks, and channels that exist in the last one.
+    blocks_are_planes: all elements of a plane are of one block of channels, and plane k, interleaved ones counted, of
+        block k modulo `blocks`.
     """
 
     planes: int

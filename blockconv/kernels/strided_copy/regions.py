@@ -29,10 +29,12 @@ class Span(NamedTuple):
 class Region:
     """What is copied where: of N, H and W, and of the channels.
 
-    channels: what goes to the channels from `first` on. tail: the destination's block of channels that the last of them
-    is in is zeroed to its end. sizes: elements of N, H and W that are written;
-    starts: the first. begins, counts: those of them that are copied, where there is a border that is filled. sources,
-    steps: the first element that is read, and from one to the next.
+    channels: what goes to the channels from `first` on.
+    tail: the destination's block of channels that the last of them is in is zeroed to its end.
+    sizes: elements of N, H and W that are written.
+    starts: the first.
+    begins, counts: those of them that are copied, where there is a border that is filled.
+    sources, steps: the first element that is read, and from one to the next.
     """
 
     channels: Sequence[Span]

@@ -62,8 +62,8 @@ __all__ = ["ROWS"]
 class How:
     """How a region is copied, whatever its shape is.
 
-    quantizations: what integers of the source(s) and of the destination stand for. fill: the bits of an element of the
-    border.
+    quantizations: what integers of the source(s) and of the destination stand for.
+    fill: the bits of an element of the border.
     """
 
     kind: ElementType

@@ -49,8 +49,9 @@ STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside
 class Window(NamedTuple):
     """What is gathered together of a source (see `source_windows.py`): that of neighbouring tiles of an image.
 
-    rows, cols: of tiles, at most; more than one row where all columns fit. leading: pixels from a row to the
-    next. height: rows of pixels.
+    rows, cols: of tiles, at most; more than one row where all columns fit.
+    leading: pixels from a row to the next.
+    height: rows of pixels.
     """
 
     rows: int
@@ -62,9 +63,12 @@ class Window(NamedTuple):
 class ScratchLayout(NamedTuple):
     """Where things lie in a worker's scratch, in bytes from its begin; behind the header and two tiles of pixels.
 
-    patch: pixels of a tile that are gathered. v: the transformed source. products: those that are held. *_position:
-    from one of a tile's positions to the next. products_tile, products_channel: from a tile, or an output channel, to
-    the next. nbytes: of all.
+    patch: pixels of a tile that are gathered.
+    v: the transformed source.
+    products: those that are held.
+    v_position, products_position: from one of a tile's positions to the next.
+    products_tile, products_channel: from a tile, or an output channel, to the next.
+    nbytes: of all.
     """
 
     patch: int
@@ -82,14 +86,21 @@ class WinogradBlocking:
     """A task is a block of tiles of a set of groups and a share (one of `splits`) of their output channels.
 
     images: of a vector, which is of one channel of these then, and a tile is that of as many images; 0: vectors are of
-    channels. lanes: of a vector of products; src_lanes: of the transformed source, of which `transform_lanes` are
-    transformed together. dot: what multiplies; of integers, which are 16 bits wide then, pairs of channels. set_groups:
-    groups of a set, so many that their channels are whole vectors; there are `sets`. ic_block: channels of a group that
-    one reduction step takes, as many as surely lie in one vector. shared: a set is one vector of small groups, as many
-    channels out as in, whose weights stay in registers. tile_pixels: tiles that are in registers together, with
-    `tile_channels` of a block's output channels, which are `vectors` vectors of `out_lanes`. ocbs: blocks of a group's
-    output channels. chunk: blocks whose products are held before they are transformed. tile_rows, tile_cols: tiles of
-    an image. tiles: of all images; block_tiles: of a block. window: where these are gathered.
+        channels.
+    lanes: of a vector of products.
+    src_lanes: of the transformed source, of which `transform_lanes` are transformed together.
+    dot: what multiplies; of integers, which are 16 bits wide then, pairs of channels.
+    set_groups: groups of a set, so many that their channels are whole vectors; there are `sets`.
+    ic_block: channels of a group that one reduction step takes, as many as surely lie in one vector.
+    shared: a set is one vector of small groups, as many channels out as in, whose weights stay in registers.
+    tile_pixels: tiles that are in registers together, with `tile_channels` of a block's output channels, which are
+        `vectors` vectors of `out_lanes`.
+    ocbs: blocks of a group's output channels.
+    chunk: blocks whose products are held before they are transformed.
+    tile_rows, tile_cols: tiles of an image.
+    tiles: of all images.
+    block_tiles: of a block.
+    window: where these are gathered.
     """
 
     form: Form

@@ -30,9 +30,12 @@ ROW_PIXELS = 64  # of a row of a patch, which is stored to planes
 class Finish(NamedTuple):
     """How pixels are finished: vectors of `lanes` channels of a form's outputs, and how they are stored.
 
-    store_width: contiguous channels of the destination that a store takes; 1 is planes. act, has_parts: as `finish` has
-    them. dst: the code of a destination's type that products become, of 8 bits uint8 for int8 too; 0: they are stored
-    as they are. rounding: as in `Tile`. shifted: as in `Epilogue`.
+    store_width: contiguous channels of the destination that a store takes; 1 is planes.
+    act, has_parts: as `finish` has them.
+    dst: the code of a destination's type that products become, of 8 bits uint8 for int8 too; 0: they are stored as they
+        are.
+    rounding: as in `Tile`.
+    shifted: as in `Epilogue`.
     period: 1 where a vector is of images of one channel, else 0.
     """
 

@@ -49,7 +49,8 @@ POINTS: dict[int, tuple[float, ...]] = {  # by their number
 class Integers(NamedTuple):
     """How F(m x m, 3x3) of stride 1 is computed with integers, in each direction.
 
-    points: as in `POINTS`. unit: what the weights' transform is multiplied by, to be whole, and so the outputs'.
+    points: as in `POINTS`.
+    unit: what the weights' transform is multiplied by, to be whole, and so the outputs'.
     infinity: the part of it that is left to the products at infinity, so that transformed weights fit 16 bits.
     """
 

@@ -47,8 +47,8 @@ Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 class Attributes(Rule):
     """An op of a network: its attributes are the fields, and all that is known of it its methods.
 
-    op: its name, under which the kernel table has its kernels. inputs, parameters: how many there may be; parameters
-    are constants that a kernel may repack.
+    op: its name, under which the kernel table has its kernels.
+    inputs, parameters: how many there may be; parameters are constants that a kernel may repack.
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
     folds: whether it is computed at once where all its operands are constants.
     """

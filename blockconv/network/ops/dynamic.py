@@ -53,7 +53,10 @@ class FindQuantization(Solved):
 
 @dataclass(frozen=True)
 class DynamicQuantize(Solved):
-    """`Quantize` to uint8. inputs: src, float32, and what was found."""
+    """`Quantize` to uint8.
+
+    inputs: src, float32, and what was found.
+    """
 
     op: ClassVar[str] = "dynamic_quantize"
     is_exact: ClassVar[bool] = True
@@ -83,10 +86,10 @@ class DynamicQuantize(Solved):
 class DynamicConv2d(IntegerConvolution):
     """`QuantizedConv2d` of a src whose quantization is found, its products less the zero point summed as int32.
 
-    inputs: src, uint8; what was found; and perhaps a residual, float32, of dst's shape. parameters: wei, int8
-    (O, I/groups, KH, KW), and perhaps bia, float32 (O,).
+    inputs: src, uint8; what was found; and perhaps a residual, float32, of dst's shape.
+    parameters: wei, int8 (O, I/groups, KH, KW), and perhaps bia, float32 (O,).
     dtype: of dst: int32 are the sums as they are; float32 is activation(sums * (scale of src * scale of wei) + bia +
-    residual), each step rounded by itself.
+        residual), each step rounded by itself.
     """
 
     inputs: ClassVar[range] = range(2, 4)

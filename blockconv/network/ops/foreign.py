@@ -24,7 +24,8 @@ class Foreign(Attributes):
         too, if these make values that are no arrays of numbers, such as strings and sequences.
     output: the index of the model's output.
     kinds: the ops of the model's nodes.
-    shapes: the inputs' shapes, for which the model holds. shape, dtype: those of the output.
+    shapes: the inputs' shapes, for which the model holds.
+    shape, dtype: those of the output.
     """
 
     op: ClassVar[str] = "foreign"

@@ -22,8 +22,9 @@ class GroupNorm(Solved):
     """(src - mean) / sqrt(variance + epsilon) * scale[c] + bias[c], over each image's `groups` groups of channels.
 
     Statistics are of all elements of a group: its channels (axis 1) and all axes after them. C groups are instance
-    normalisation; one group of an array (N, C) is layer normalisation. per_pixel: of a group's channels alone, at each
-    pixel; one such group is layer normalisation with channels first.
+    normalisation; one group of an array (N, C) is layer normalisation.
+
+    per_pixel: of a group's channels alone, at each pixel; one such group is layer normalisation with channels first.
     parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, as which they are computed with.
     """
 

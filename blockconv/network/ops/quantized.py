@@ -123,10 +123,11 @@ class Requantize(_GivesIntegers):
 class QuantizedConv2d(IntegerConvolution):
     """`Conv2d` of integers of 8 or 4 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
 
-    inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is; parameters: wei, int8
-    (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
-    src, dst, residual: what they stand for. sum: what the result is rounded to by itself, in dst's type, before the
-    residual is added; None: nothing. dtype: of dst: of int32 the sums are given as they are.
+    inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is.
+    parameters: wei, int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
+    src, dst, residual: what they stand for.
+    sum: what the result is rounded to by itself, in dst's type, before the residual is added; None: nothing.
+    dtype: of dst: of int32 the sums are given as they are.
     """
 
     src: Quantization = PLAIN
@@ -190,7 +191,8 @@ class Quantized(Attributes):
     """An op of floats done on integers of 8 or 4 bits: dst = quantize(of(dequantize(src), ...)).
 
     of: the op, which `computes` on integers (see `on_integers`): an average, a resize that blends, softmax, ...
-    srcs: what each input stands for. dst, dtype: of the output.
+    srcs: what each input stands for.
+    dst, dtype: of the output.
     """
 
     op: ClassVar[str] = "quantized"

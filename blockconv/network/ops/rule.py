@@ -47,7 +47,8 @@ class Site(NamedTuple):
 
     name: the node's.
     inputs, parameters, output: its values.
-    constant: for each input, whether it is a constant. made: for each input, whether a node makes it.
+    constant: for each input, whether it is a constant.
+    made: for each input, whether a node makes it.
     """
 
     name: str

@@ -48,7 +48,10 @@ _conv2d_problem = functools.lru_cache(maxsize=4096)(Conv2dProblem)  # inferred s
 
 @dataclass(frozen=True)
 class Weighted(Attributes):
-    """The base of convolutions and transposed convolutions. parameters: the weight, and perhaps a bias."""
+    """The base of convolutions and transposed convolutions.
+
+    parameters: the weight, and perhaps a bias.
+    """
 
     parameters: ClassVar[range] = range(1, 3)
     stride: Pair = (1, 1)
@@ -113,8 +116,9 @@ class Convolution(Weighted):
 class IntegerConvolution(Convolution):
     """What convolutions with int8 weights share, whose products are summed as int32.
 
-    wei: what the weights stand for, of the zero point 0; they may have a scale for each output channel. narrow, light:
-    whether they are known to be so (`dispatch.quantizing.is_narrow`, `is_light`), which changes no result.
+    wei: what the weights stand for, of the zero point 0; they may have a scale for each output channel.
+    narrow, light: whether they are known to be so (`dispatch.quantizing.is_narrow`, `is_light`), which changes no
+        result.
     """
 
     is_exact: ClassVar[bool] = True
@@ -156,9 +160,10 @@ class IntegerConvolution(Convolution):
 
 @dataclass(frozen=True)
 class Conv2d(Convolution):
-    """dst = activation(conv(src, wei) + bia + res). inputs: src and perhaps res, of dst's shape; parameters: wei
-    (O, I/groups, KH, KW) and perhaps bia (O,).
+    """dst = activation(conv(src, wei) + bia + res).
 
+    inputs: src and perhaps res, of dst's shape.
+    parameters: wei (O, I/groups, KH, KW) and perhaps bia (O,).
     dtype: of dst, if it is not src's: float32, of a src of 16 bits, whose bia may be of float32 too.
     """
 
@@ -194,10 +199,12 @@ class Conv2d(Convolution):
 
 @dataclass(frozen=True)
 class ConvTranspose2d(Weighted):
-    """dst = activation(conv_transpose(src, wei) + bia). parameters: wei (I, O/groups, KH, KW) and perhaps bia (O,).
+    """dst = activation(conv_transpose(src, wei) + bia).
 
-    Output pixel o adds what input pixel i gives it by tap k, where o + begin = i * stride + k * dilation.
-    pads: pixels that are cut from the output. A negative end adds pixels, which is output_padding.
+    parameters: wei (I, O/groups, KH, KW) and perhaps bia (O,).
+
+    Output pixel o adds what input pixel i gives it by tap k, where o + begin = i * stride + k * dilation. pads: pixels
+    that are cut from the output. A negative end adds pixels, which is output_padding.
     """
 
     op: ClassVar[str] = "conv_transpose2d"

@@ -38,7 +38,10 @@ OUTPUT = -1  # among a bound node's operands: what it writes
 
 
 class Candidate(NamedTuple):
-    """A kernel for a node, or None for a view, and its layouts; seconds. anchor: as in `Request`."""
+    """A kernel for a node, or None for a view, and its layouts; seconds.
+
+    anchor: as in `Request`.
+    """
 
     row: Row | None
     problem: Any
@@ -70,7 +73,8 @@ class BoundNode(NamedTuple):
 class Taken(NamedTuple):
     """A kernel that takes a problem from and to these layouts.
 
-    seconds: what its row predicts for one thread. wei_bytes: of its packed weights.
+    seconds: what its row predicts for one thread.
+    wei_bytes: of its packed weights.
     """
 
     row: Row
@@ -82,12 +86,14 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Pricing:
-    """What a candidate costs. layouts: those that are considered.
+    """What a candidate costs.
 
-    price(taken, problem, node): the seconds of a kernel that takes the problem. reorder(tensor, src, dst): those of a
-    reorder, or of a copy. accuracy: the largest error that a kernel may have; see `selection.ACCURACY`.
-    every: keep each kernel, not the cheapest for its layouts alone. references: take reference kernels too where there
-    are others.
+    layouts: those that are considered.
+    price(taken, problem, node): the seconds of a kernel that takes the problem.
+    reorder(tensor, src, dst): those of a reorder, or of a copy.
+    accuracy: the largest error that a kernel may have; see `selection.ACCURACY`.
+    every: keep each kernel, not the cheapest for its layouts alone.
+    references: take reference kernels too where there are others.
     machine: that costs are for.
     """
 

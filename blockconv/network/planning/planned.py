@@ -70,8 +70,10 @@ BETWEEN_OPS = 0.5e-6  # seconds that threads need to meet between two ops, so th
 class Options:
     """What `compile` was asked for.
 
-    layouts: the answer of a user's own planner is {node: layout or choice}. planner: such a function's name is "f()".
-    costs: a user's own, as `Plan.cost_table` gives them. ends: layouts of inputs and outputs that are not row-major.
+    layouts: the answer of a user's own planner is {node: layout or choice}.
+    planner: such a function's name is "f()".
+    costs: a user's own, as `Plan.cost_table` gives them.
+    ends: layouts of inputs and outputs that are not row-major.
     """
 
     layouts: Layouts | Mapping[str, Layout | Choice]

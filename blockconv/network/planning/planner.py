@@ -56,9 +56,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The problem. steps: in an order in which they can run. given: the layout that each input of the network has.
+    """The problem.
 
-    wanted: the layout that each output has to be in. reorder(tensor, src, dst): seconds, infinite if impossible.
+    steps: in an order in which they can run.
+    given: the layout that each input of the network has.
+    wanted: the layout that each output has to be in.
+    reorder(tensor, src, dst): seconds, infinite if impossible.
     """
 
     steps: tuple[Step, ...]
@@ -69,8 +72,10 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Solution:
-    """A choice for every step, by index. cost: seconds. bound: no solution costs less; `exact` if this one does not.
+    """A choice for every step, by index.
 
+    cost: seconds.
+    bound: no solution costs less; `exact` if this one does not.
     reorders: (tensor, src, dst) of each copy, in the order of their tensors.
     """
 

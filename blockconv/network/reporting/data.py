@@ -53,7 +53,10 @@ class MachineData(TypedDict):
 
 
 class ValueData(TypedDict):
-    """A value of the network. kind: "input", "constant" or "computed"."""
+    """A value of the network.
+
+    kind: "input", "constant" or "computed".
+    """
 
     name: str
     shape: list[int]
@@ -62,7 +65,11 @@ class ValueData(TypedDict):
 
 
 class CandidateData(TypedDict):
-    """A way to run a node. kernel: None for a view, which moves nothing. srcs: the layout of each input."""
+    """A way to run a node.
+
+    kernel: None for a view, which moves nothing.
+    srcs: the layout of each input.
+    """
 
     kernel: str | None
     srcs: list[str]
@@ -78,7 +85,11 @@ class RejectedData(TypedDict):
 
 
 class NodeData(TypedDict):
-    """An op after fusion. parameters: names of constants. chosen: the index of the candidate that runs."""
+    """An op after fusion.
+
+    parameters: names of constants.
+    chosen: the index of the candidate that runs.
+    """
 
     name: str
     op: str

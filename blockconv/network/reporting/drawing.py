@@ -47,7 +47,10 @@ class Row(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Tensors in one piece of memory, by the rows that write and read them. lane: 0 is next to the boxes."""
+    """Tensors in one piece of memory, by the rows that write and read them.
+
+    lane: 0 is next to the boxes.
+    """
 
     writers: frozenset[int]
     readers: frozenset[int]

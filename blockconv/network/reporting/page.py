@@ -120,7 +120,10 @@ def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
 
 
 class _Compared(NamedTuple):
-    """A plan beside the others. colour: of its bar."""
+    """A plan beside the others.
+
+    colour: of its bar.
+    """
 
     name: str
     solution: Solution
