@@ -12,10 +12,10 @@ import numpy as np
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import numpy_dtype
 
-from . import roof
+from . import gradients, roof
 from .measure import measure, noise
 from .peers import ZERO, QuantizedLayer
-from .report import Column, bandwidth, speedup_text
+from .report import Column, bandwidth, speedup_text, time_text
 from .results import Case, Entry, seconds
 from .run import Plan, conditions
 from .workers import Crew
@@ -36,8 +36,14 @@ def gflops(case: Case, entry: Entry) -> float:
     return float(case["flops"]) / seconds(entry) / 1e9
 
 
+def floor(case: Case) -> float:
+    """The least seconds that the machine's peak and its copies allow, by direct convolution."""
+    return max(float(case["flops"]) / case["peak"], float(case["bytes"]) / case["bandwidth"])
+
+
 COLUMNS = (
     Column("GFLOP/s", lambda case, entry: f"{gflops(case, entry):.1f}"),
+    Column("floor", lambda case, entry: time_text(floor(case) * 1e9)),
     Column("of peak", lambda case, entry: f"{gflops(case, entry) * 1e9 / case['peak']:.0%}"),
     Column("GB/s", lambda case, entry: f"{bandwidth(case, entry):.1f}"),
     Column("of copy", lambda case, entry: f"{bandwidth(case, entry) * 1e9 / case['bandwidth']:.0%}"),
@@ -46,10 +52,19 @@ COLUMNS = (
 
 
 class Way(NamedTuple):
-    """How ours compute a layer: in which type, of `TOLERANCE`, and by which algorithm, as `bc.conv2d` is told."""
+    """How a layer is computed: in which type, of `TOLERANCE`, by which algorithm of ours, as `bc.conv2d` is told, and
+    in which direction, of `gradients.DIRECTIONS`."""
 
     dtype: str = "float32"
     algorithm: str = "auto"
+    direction: str = gradients.FORWARD
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a way: gradients are of floats, and those of weights have one algorithm."""
+        if self.direction == gradients.FORWARD:
+            return True
+        return self.dtype not in LARGEST and (self.direction != "backward_weights" or self.algorithm == "auto")
 
 
 def plans(
@@ -61,44 +76,58 @@ def plans(
     ways: Sequence[Way] = (Way(),),
 ) -> list[Plan]:
     """A case for each way, number of threads and problem."""
-    cases = itertools.product(ways, threads, problems)
+    cases = itertools.product((way for way in ways if way.exists), threads, problems)
     return [_plan(problem, way, count, layouts, crew, timing) for way, count, problem in cases]
 
 
 def _plan(
     problem: Conv2dProblem, way: Way, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
 ) -> Plan:
-    dtype, ours = way.dtype, [layouts, way.algorithm]
-
     def measure_it() -> Case:
-        if dtype in LARGEST:
-            layer, expected = quantized(problem, LARGEST[dtype])
-            src, wei = layer.src, layer.wei
-            variants = crew.contenders("quantized_conv2d", problem, layer, ours=ours, threads=threads)
-        else:
-            src, wei, bias = arrays(problem, dtype)
-            expected = reference(problem, src, wei, bias)
-            variants = crew.contenders("conv2d", problem, src, wei, bias, ours=ours, threads=threads)
-        measured = measure(variants, expected, TOLERANCE[dtype], **timing)
-        nbytes = src.itemsize * (src.size + wei.size + math.prod(problem.dst_shape))
-        return {"flops": problem.flops, "bytes": nbytes, **roof.roof(nbytes, threads, src.itemsize), **measured}
+        op, given, expected = _work(problem, way)
+        ours = [layouts] if way.direction == "backward_weights" else [layouts, way.algorithm]
+        variants = crew.contenders(op, problem, *given, ours=ours, threads=threads)
+        measured = measure(variants, expected, TOLERANCE[way.dtype], **timing)
+        itemsize = 1 if way.dtype in LARGEST else numpy_dtype(way.dtype).itemsize
+        nbytes = itemsize * sum(map(math.prod, (problem.src_shape, problem.wei_shape, problem.dst_shape)))
+        return {"flops": problem.flops, "bytes": nbytes, **roof.roof(nbytes, threads, itemsize), **measured}
 
-    params, how = conditions(threads, timing, dtype)
+    params, how = conditions(threads, timing, way.dtype)
     if way.algorithm != "auto":
         params["algorithm"], how = way.algorithm, f"{how}, {way.algorithm}"
+    if way.direction != gradients.FORWARD:
+        params["direction"], how = way.direction, f"{way.direction}, {how}"
     descriptor = problem.descriptor()
     title = f"{problem.name or descriptor}, {how}"
     return Plan("layers", title, {"problem": descriptor, **params}, measure_it, crew.wanted(layouts))
 
 
+def _work(problem: Conv2dProblem, way: Way) -> tuple[str, tuple[Any, ...], np.ndarray]:
+    """(the op of the peers' modules, what it is given, what it is to give)"""
+    if way.dtype in LARGEST:
+        layer, expected = quantized(problem, LARGEST[way.dtype])
+        return "quantized_conv2d", (layer,), expected
+    op, (src, wei, bias) = gradients.DIRECTIONS[way.direction], arrays(problem, way.dtype)
+    if way.direction == gradients.FORWARD:
+        return op, (src, wei, bias), reference(problem, src, wei, bias)
+    grad = values(problem.dst_shape, way.dtype, 3)
+    if way.direction == "backward_weights":
+        return op, (src, grad), gradients.weight_gradient(problem, src, grad)
+    return op, (wei, grad), gradients.input_gradient(problem, wei, grad)
+
+
 def arrays(problem: Conv2dProblem, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(src, wei, bias), the same each time; of bfloat16 the bias is float32, of numbers that bfloat16 has."""
     shapes = problem.src_shape, problem.wei_shape, (problem.oc,)
-    if dtype != "bfloat16":
-        src, wei, bias = (noise(shape, dtype, seed) for seed, shape in enumerate(shapes))
-        return src, wei, bias
-    src, wei, bias = (noise(shape, "float32", seed).astype(numpy_dtype(dtype)) for seed, shape in enumerate(shapes))
-    return src, wei, bias.astype(np.float32)
+    src, wei, bias = (values(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    return src, wei, bias.astype(np.float32) if dtype == "bfloat16" else bias
+
+
+def values(shape: Sequence[int], dtype: str, seed: int) -> np.ndarray:
+    """`noise` of any float type."""
+    if dtype == "bfloat16":
+        return noise(shape, "float32", seed).astype(numpy_dtype(dtype))
+    return noise(shape, dtype, seed)
 
 
 def quantized(problem: Conv2dProblem, largest: int = 127) -> tuple[QuantizedLayer, np.ndarray]:

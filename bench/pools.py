@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blockconv.core.problem import Pool2dProblem
 
+from .gradients import pool_gradient
 from .measure import measure, noise
 from .results import Case
 from .run import Plan, conditions
 from .workers import Crew
 
-__all__ = ["PROBLEMS", "plans", "reference"]
+__all__ = ["DIRECTIONS", "PROBLEMS", "Way", "plans", "reference"]
+
+DIRECTIONS = ("forward", "backward")
 
 _DESCRIPTORS = (
     ('mb1ic64ih112oh56kh3sh2ph1n"3x3 s2"', ("max", "avg_include_padding")),
@@ -31,6 +34,20 @@ PROBLEMS = tuple(
     for kind in kinds
 )
 
+INDEX = 8  # bytes of an index of a maximum
+
+
+class Way(NamedTuple):
+    """How a pool is computed: in which type, and in which direction, of `DIRECTIONS`."""
+
+    dtype: str = "float32"
+    direction: str = "forward"
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is the gradient of the pool's input."""
+        return self.direction == "backward"
+
 
 def plans(
     problems: Sequence[Pool2dProblem],
@@ -38,33 +55,40 @@ def plans(
     layouts: Sequence[str],
     crew: Crew,
     timing: dict[str, Any],
-    dtypes: Sequence[str] = ("float32",),
+    ways: Sequence[Way] = (Way(),),
 ) -> list[Plan]:
-    """A case for each dtype, number of threads and problem; integers have no averages."""
-    cases = itertools.product(dtypes, threads, problems)
+    """A case for each way, number of threads and problem; integers have neither averages nor gradients."""
+    cases = itertools.product(ways, threads, problems)
     return [
-        _plan(problem, dtype, count, layouts, crew, timing)
-        for dtype, count, problem in cases
-        if problem.kind == "max" or np.dtype(dtype).kind == "f"
+        _plan(problem, way, count, layouts, crew, timing)
+        for way, count, problem in cases
+        if np.dtype(way.dtype).kind == "f" or (problem.kind == "max" and not way.is_backward)
     ]
 
 
 def _plan(
-    problem: Pool2dProblem, dtype: str, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
+    problem: Pool2dProblem, way: Way, threads: int, layouts: Sequence[str], crew: Crew, timing: dict[str, Any]
 ) -> Plan:
     def measure_it() -> Case:
-        src = noise(problem.src_shape, dtype)
-        expected = reference(problem, src)
-        nbytes = src.itemsize * (src.size + expected.size)
-        variants = crew.contenders("pool2d", problem, src, ours=[layouts], threads=threads)
+        src, grad = noise(problem.src_shape, way.dtype), noise(problem.dst_shape, way.dtype, 1)
+        nbytes = src.itemsize * (src.size + grad.size)
+        if way.is_backward:
+            expected = pool_gradient(problem, src, grad)
+            nbytes += INDEX * grad.size if problem.kind == "max" else 0
+            variants = crew.contenders("pool2d_backward", problem, src, grad, ours=[layouts], threads=threads)
+        else:
+            expected = reference(problem, src)
+            variants = crew.contenders("pool2d", problem, src, ours=[layouts], threads=threads)
         variants += crew.copies(nbytes, expected, threads)
-        # Maxima are exact; averages are sums of as many terms in another order.
-        tolerance = 0.0 if problem.kind == "max" else 1e-6
+        # Maxima are exact; averages and gradients are sums of as many terms in another order.
+        tolerance = 0.0 if problem.kind == "max" and not way.is_backward else 1e-6
         return {"bytes": nbytes, **measure(variants, expected, tolerance, **timing)}
 
     descriptor = problem.descriptor()
-    params, how = conditions(threads, timing, dtype)
+    params, how = conditions(threads, timing, way.dtype)
     params = {"problem": descriptor, "kind": problem.kind, **params}
+    if way.is_backward:
+        params["direction"], how = way.direction, f"{way.direction}, {how}"
     title = f"{problem.kind} {problem.name or descriptor}, {how}"
     return Plan("pools", title, params, measure_it, crew.wanted(layouts))
 

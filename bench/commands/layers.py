@@ -9,7 +9,7 @@ from rich.console import Console
 
 from blockconv.core.problem import Conv2dProblem, read_shape_file
 
-from .. import layers
+from .. import gradients, layers
 from . import common
 
 __all__ = ["add_arguments", "run"]
@@ -22,6 +22,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     common.add_dtypes(command, layers.TOLERANCE)
     text = "how ours are computed, as bc.conv2d is told; its page shows a file with other ways than auto"
     command.add_argument("--algorithms", nargs="+", default=["auto"], choices=("auto", "direct", "winograd"), help=text)
+    text = "what is computed: the layer, the gradient of its input or of its weights, or its transposed convolution"
+    directions = list(gradients.DIRECTIONS)
+    command.add_argument("--direction", nargs="+", default=directions[:1], choices=directions, help=text)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -32,6 +35,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     problems = common.with_batch(problems, options)
     layouts, timing = common.given_layouts(options), common.timing(options)
     with common.crew(options, console, ours=bool(options.layouts)) as crew:
-        ways = [layers.Way(*way) for way in itertools.product(options.dtypes, options.algorithms)]
+        ways = [layers.Way(*way) for way in itertools.product(options.dtypes, options.algorithms, options.direction)]
         plans = layers.plans(problems, options.threads, layouts, crew, timing, ways)
         return common.measured(plans, layers.COLUMNS, options, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 
 from rich.console import Console
 
@@ -22,6 +23,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     common.add_problems(command, "for the common few")
     command.add_argument("--kind", choices=POOL_KINDS, default="max", help="of files and descriptors")
     common.add_dtypes(command, peers.NUMBERS)
+    text = "what is computed: the pool, or the gradient of its input; of maxima by their indices"
+    command.add_argument("--direction", nargs="+", default=["forward"], choices=pools.DIRECTIONS, help=text)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -33,5 +36,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     problems = common.with_batch(problems or pools.PROBLEMS, options)
     layouts, timing = common.given_layouts(options), common.timing(options)
     with common.crew(options, console, ours=bool(options.layouts)) as crew:
-        plans = pools.plans(problems, options.threads, layouts, crew, timing, options.dtypes)
+        ways = [pools.Way(*way) for way in itertools.product(options.dtypes, options.direction)]
+        plans = pools.plans(problems, options.threads, layouts, crew, timing, ways)
         return common.measured(plans, MOVED_COLUMNS, options, console)

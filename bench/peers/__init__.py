@@ -5,7 +5,10 @@ One module a library, named `<name>_peer`. It imports its library, which may be 
     version() -> str
     conv2d(problem, src, wei, bias, threads) -> Iterable[Variant]
     quantized_conv2d(problem, layer, threads) -> Iterable[Variant]   where it has convolutions of integers
+    conv2d_backward_data(problem, wei, grad, threads), conv2d_backward_weights(problem, src, grad, threads),
+    conv_transpose2d(problem, wei, src, threads) -> Iterable[Variant]   where it has gradients; src as grad
     pool2d(problem, src, threads) -> Iterable[Variant]               where it has pools
+    pool2d_backward(problem, src, grad, threads) -> Iterable[Variant]   where it has their gradients
     reorder(problem, src, threads) -> Iterable[Variant]              where it has reorders
     plain_copy(src, threads) -> Iterable[Variant]                    where its copies are a roof
     network(path, x, threads) -> Iterable[Variant]                   where it reads ONNX
@@ -45,6 +48,7 @@ __all__ = [
     "end_padding",
     "is_symmetric",
     "load",
+    "output_padding",
     "pool_padding",
     "spoil",
 ]
@@ -154,6 +158,19 @@ def is_symmetric(problem: Conv2dProblem | Pool2dProblem) -> bool:
         (size + 2 * begin - (kernel - 1) * dilation - 1) // stride + 1 == out
         for size, begin, kernel, dilation, stride, out in _axes(problem)
     )
+
+
+def output_padding(problem: Conv2dProblem) -> tuple[int, int]:
+    """Rows and columns of the source that a transposed convolution by this problem's windows would leave out."""
+    window = (problem.kh - 1) * problem.dh + 1, (problem.kw - 1) * problem.dw + 1
+    bottom, right = (
+        size + begin + max(end, 0) - (out - 1) * stride - taps
+        for size, begin, end, out, stride, taps in (
+            (problem.ih, problem.ph, problem.ph_r, problem.oh, problem.sh, window[0]),
+            (problem.iw, problem.pw, problem.pw_r, problem.ow, problem.sw, window[1]),
+        )
+    )
+    return bottom, right
 
 
 def end_padding(problem: Conv2dProblem | Pool2dProblem) -> tuple[int, int] | None:

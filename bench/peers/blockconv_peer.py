@@ -15,9 +15,13 @@ import blockconv as bc
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.core.types import FloatType
 
-from . import NUMBERS, ZERO, QuantizedLayer, Variant, is_symmetric, spoil
+from . import NUMBERS, ZERO, QuantizedLayer, Variant, is_symmetric, output_padding, spoil
 
-DTYPES = {"conv2d": ("float32", "float64", "bfloat16"), "pool2d": NUMBERS, "reorder": NUMBERS}
+FLOATS = ("float32", "float64", "bfloat16")
+DTYPES = {
+    **dict.fromkeys(("conv2d", "conv2d_backward_data", "conv2d_backward_weights", "conv_transpose2d"), FLOATS),
+    **dict.fromkeys(("pool2d", "pool2d_backward", "reorder"), NUMBERS),
+}
 
 
 def version() -> str:
@@ -54,6 +58,48 @@ def quantized_conv2d(
         yield _conv(conv, layout, layer.src, *_arrays(layer.src, problem.dst_shape, layout, ZERO))
 
 
+def conv2d_backward_data(
+    problem: Conv2dProblem, wei: np.ndarray, grad: np.ndarray, layouts: Sequence[str], algorithm: str, threads: int
+) -> Iterator[Variant]:
+    """Weights are packed at each call, as in training."""
+    bc.set_num_threads(threads)
+    for layout in layouts:
+        y, out = _arrays(grad, problem.src_shape, layout)
+        given = problem.src_shape, wei, y, *_windows(problem)
+        call = functools.partial(bc.conv2d_backward_data, *given, out=out, algorithm=algorithm)
+        yield _variant(layout, grad, y, out, call)
+
+
+def conv_transpose2d(
+    problem: Conv2dProblem, wei: np.ndarray, src: np.ndarray, layouts: Sequence[str], algorithm: str, threads: int
+) -> Iterator[Variant]:
+    bc.set_num_threads(threads)
+    stride, padding, dilation, groups = _windows(problem)
+    for layout in layouts:
+        x, out = _arrays(src, problem.src_shape, layout)
+        given = x, wei, None, stride, padding, output_padding(problem), groups, dilation
+        call = functools.partial(bc.conv_transpose2d, *given, out=out, algorithm=algorithm)
+        yield _variant(layout, src, x, out, call)
+
+
+def conv2d_backward_weights(
+    problem: Conv2dProblem, src: np.ndarray, grad: np.ndarray, layouts: Sequence[str], threads: int
+) -> Iterator[Variant]:
+    """The result is dense, of the order of PyTorch's weights."""
+    bc.set_num_threads(threads)
+    for layout in layouts:
+        x, y = (bc.BlockedArray.from_numpy(a, layout) for a in (src, grad))
+        out = np.empty(problem.wei_shape, src.dtype)
+        call = functools.partial(bc.conv2d_backward_weights, x, problem.wei_shape, y, *_windows(problem), out=out)
+        yield Variant(f"blockconv {layout}", call, functools.partial(_written, out, call), role="ours")
+
+
+def _written(out: np.ndarray, call: Callable[[], object]) -> np.ndarray:
+    spoil(out)
+    call()
+    return out.astype(np.float32 if out.dtype.itemsize < 4 else out.dtype)
+
+
 def _windows(p: Conv2dProblem) -> tuple[Any, ...]:
     """stride, padding, dilation, groups"""
     padding: Any = (p.ph, p.pw) if is_symmetric(p) else ((p.ph, p.ph_r), (p.pw, p.pw_r))
@@ -80,6 +126,28 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, layouts: Sequence[str], thre
 
     bc.set_num_threads(threads)
     yield from map(variant, layouts)
+
+
+def pool2d_backward(
+    problem: Pool2dProblem, src: np.ndarray, grad: np.ndarray, layouts: Sequence[str], threads: int
+) -> Iterator[Variant]:
+    """Of maxima by their indices, as in training."""
+    p = problem
+    windows = (p.kh, p.kw), (p.sh, p.sw), ((p.ph, max(p.ph_r, 0)), (p.pw, max(p.pw_r, 0)))
+    include = p.kind == "avg_include_padding"
+    bc.set_num_threads(threads)
+    for layout in layouts:
+        y, out = _arrays(grad, p.src_shape, layout)
+        if p.kind == "max":
+            more = (p.dh, p.dw), p.ceil_mode
+            x = bc.BlockedArray.from_numpy(src, layout)
+            indices = bc.max_pool2d(x, *windows, *more, return_indices=True)[1]
+            given: Any = p.src_shape, y, *windows, *more
+            call = functools.partial(bc.max_pool2d_backward, *given, indices=indices, out=out)
+        else:
+            given = p.src_shape, y, *windows, p.ceil_mode, include, p.divisor
+            call = functools.partial(bc.avg_pool2d_backward, *given, out=out)
+        yield _variant(layout, grad, y, out, call)
 
 
 def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Variant]:

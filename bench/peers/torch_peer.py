@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
-from . import NUMBERS, ZERO, QuantizedLayer, Variant, end_padding, is_symmetric, spoil
+from . import NUMBERS, ZERO, QuantizedLayer, Variant, end_padding, is_symmetric, output_padding, spoil
 
 # Where oneDNN is held to a lesser instruction set, only what runs in oneDNN counts: of plain tensors PyTorch multiplies
 # 1x1 on one thread in MKL, which obeys no limit.
@@ -31,7 +31,11 @@ HELD = "ONEDNN_MAX_CPU_ISA" in os.environ
 PLAIN_CHANNELS = 16  # oneDNN reads a dense source of fewer channels as plain NCHW, not blocked
 
 
-DTYPES = {"conv2d": ("float32", "float64", "bfloat16"), "pool2d": NUMBERS, "reorder": NUMBERS}
+FLOATS = ("float32", "float64", "bfloat16")
+DTYPES = {
+    **dict.fromkeys(("conv2d", "conv2d_backward_data", "conv2d_backward_weights", "conv_transpose2d"), FLOATS),
+    **dict.fromkeys(("pool2d", "pool2d_backward", "reorder"), NUMBERS),
+}
 
 
 def version() -> str:
@@ -119,6 +123,48 @@ def quantized_conv2d(problem: Conv2dProblem, layer: QuantizedLayer, threads: int
     yield _variant("quantized", eager, plain)
 
 
+def conv2d_backward_data(problem: Conv2dProblem, wei: np.ndarray, grad: np.ndarray, threads: int) -> Iterator[Variant]:
+    yield from _gradients(problem, (_tensor(grad), torch.empty(problem.src_shape), _tensor(wei)), 0, threads)
+
+
+def conv2d_backward_weights(
+    problem: Conv2dProblem, src: np.ndarray, grad: np.ndarray, threads: int
+) -> Iterator[Variant]:
+    yield from _gradients(problem, (_tensor(grad), _tensor(src), torch.empty(problem.wei_shape)), 1, threads)
+
+
+def _gradients(problem: Conv2dProblem, given: tuple[torch.Tensor, ...], wanted: int, threads: int) -> Iterator[Variant]:
+    """given: the gradient, the source and the weights. wanted: 0 for the gradient of the source, 1 for the weights'."""
+    p, mask = problem, [k == wanted for k in range(3)]
+    if not is_symmetric(p):
+        return
+    _start(threads)
+    windows = [p.sh, p.sw], [p.ph, p.pw], [p.dh, p.dw], False, [0, 0], p.g, mask
+    for name, form in FORMATS.items():
+        grad, src, wei = (t.to(given[0].dtype).contiguous(memory_format=form) for t in given)
+
+        def run(grad: torch.Tensor = grad, src: torch.Tensor = src, wei: torch.Tensor = wei) -> torch.Tensor:
+            found: torch.Tensor = torch.ops.aten.convolution_backward(grad, src, wei, None, *windows)[wanted]
+            return found
+
+        yield Variant(f"torch {name}", run, _fetch(run))
+
+
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def conv_transpose2d(problem: Conv2dProblem, wei: np.ndarray, src: np.ndarray, threads: int) -> Iterator[Variant]:
+    p = problem
+    if not is_symmetric(p):
+        return
+    _start(threads)
+    windows = (p.sh, p.sw), (p.ph, p.pw), output_padding(p), p.g, (p.dh, p.dw)
+    for name, form in FORMATS.items():
+        x, w = (_tensor(a).contiguous(memory_format=form) for a in (src, wei))
+        run = functools.partial(F.conv_transpose2d, x, w, None, *windows)
+        yield Variant(f"torch {name}", run, _fetch(run))
+
+
 def _tensor(array: np.ndarray) -> torch.Tensor:
     """A tensor of an array's memory."""
     if array.dtype.name == "bfloat16":  # which torch does not take of NumPy
@@ -166,12 +212,17 @@ def _fetch(function: Callable[[], torch.Tensor]) -> Callable[[], np.ndarray]:
     return fetch
 
 
-def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
+def _has_pool(problem: Pool2dProblem) -> bool:
     p = problem
     same_ends = (p.ph, p.pw) == (p.ph_r, p.pw_r) if p.ceil_mode else is_symmetric(problem)
     at_most_half = 2 * p.ph <= p.kh and 2 * p.pw <= p.kw
     dense = p.dh == p.dw == 1
-    if not same_ends or not at_most_half or (p.kind != "max" and not dense):
+    return same_ends and at_most_half and (p.kind == "max" or dense)
+
+
+def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Variant]:
+    p = problem
+    if not _has_pool(p):
         return
     _start(threads)
     kernel, stride, padding = (p.kh, p.kw), (p.sh, p.sw), (p.ph, p.pw)
@@ -185,6 +236,24 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, threads: int) -> Iterator[Va
     x = torch.from_numpy(src)
     yield _variant("contiguous", pool(x))
     yield _variant("channels_last", pool(x.contiguous(memory_format=torch.channels_last)), x)
+
+
+def pool2d_backward(problem: Pool2dProblem, src: np.ndarray, grad: np.ndarray, threads: int) -> Iterator[Variant]:
+    p, ops = problem, torch.ops.aten
+    if not _has_pool(p):
+        return
+    _start(threads)
+    windows = [p.kh, p.kw], [p.sh, p.sw], [p.ph, p.pw]
+    for name, form in FORMATS.items():
+        x, y = (torch.from_numpy(a).contiguous(memory_format=form) for a in (src, grad))
+        if p.kind == "max":
+            more = [p.dh, p.dw], p.ceil_mode
+            indices = ops.max_pool2d_with_indices(x, *windows, *more)[1]
+            run = functools.partial(ops.max_pool2d_with_indices_backward, y, x, *windows, *more, indices)
+        else:
+            include = p.kind == "avg_include_padding"
+            run = functools.partial(ops.avg_pool2d_backward, y, x, *windows, p.ceil_mode, include, p.divisor)
+        yield Variant(f"torch {name}", run, _fetch(run))
 
 
 def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:

@@ -427,6 +427,10 @@ SUITES = (
     ("pools --kind avg_exclude_padding", ["mb1ic16ih9oh9kh3ph1"]),
     ("layers --dtypes float64", ["mb1ic16ih9oc20kh3ph1"]),
     ("pools --dtypes uint8", ["mb1ic16ih9oh5kh3sh2ph1"]),
+    ("layers --direction backward_data", ["mb2ic16ih9oc20kh3ph1sh2"]),
+    ("layers --direction backward_weights", ["mb2ic16ih9oc20kh3ph1sh2"]),
+    ("layers --direction conv_transpose", ["mb2ic16ih9oc20kh3ph1sh2"]),
+    ("pools --direction backward", ["mb2ic16ih9oh5kh3sh2ph1"]),
 )
 
 
