@@ -1,7 +1,7 @@
 """`python -m bench modules`: PyTorch modules as they are, and with `torch.nn.functional.conv2d` replaced by ours.
 
 Nothing else is changed: batch norms, activations and pools are PyTorch's, and weights are packed at each call, as a
-user who only imports another `conv2d` has them. ResNet-50 and MobileNetV2 as torchvision builds them, random weights.
+user who only imports another `conv2d` has them. Modules are as torchvision builds them, with random weights.
 """
 
 from __future__ import annotations
@@ -42,18 +42,28 @@ class _Residual(nn.Module):
         return found
 
 
-def resnet50() -> nn.Module:
-    """He et al., "Deep Residual Learning for Image Recognition", 2015; strides in the 3x3, as torchvision has them."""
+def _resnet(depths: Sequence[int], bottleneck: bool) -> nn.Module:
     layers: list[nn.Module] = [_conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     ic = 64
-    for k, (width, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+    for k, (width, count) in enumerate(zip((64, 128, 256, 512), depths, strict=True)):
         for block in range(count):
-            stride, oc = (2 if k and not block else 1), 4 * width
-            inner = nn.Sequential(_conv(ic, width, 1), _conv(width, width, 3, stride), _conv(width, oc, 1, act=None))
-            shortcut = nn.Identity() if ic == oc else _conv(ic, oc, 1, stride, act=None)
+            stride, oc = (2 if k and not block else 1), (4 * width if bottleneck else width)
+            parts = [_conv(ic, width, 1), _conv(width, width, 3, stride)] if bottleneck else [_conv(ic, oc, 3, stride)]
+            inner = nn.Sequential(*parts, _conv(width, oc, 1 if bottleneck else 3, act=None))
+            shortcut = nn.Identity() if ic == oc and stride == 1 else _conv(ic, oc, 1, stride, act=None)
             layers.append(_Residual(inner, shortcut, nn.ReLU(inplace=True)))
             ic = oc
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(ic, 1000))
+
+
+def resnet18() -> nn.Module:
+    """He et al., "Deep Residual Learning for Image Recognition", 2015."""
+    return _resnet((2, 2, 2, 2), bottleneck=False)
+
+
+def resnet50() -> nn.Module:
+    """Of the same paper; strides in the 3x3, as torchvision has them."""
+    return _resnet((3, 4, 6, 3), bottleneck=True)
 
 
 def mobilenetv2() -> nn.Module:
@@ -73,7 +83,68 @@ def mobilenetv2() -> nn.Module:
     return nn.Sequential(*layers, last, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
 
 
-MODULES: dict[str, Callable[[], nn.Module]] = {"resnet50": resnet50, "mobilenetv2": mobilenetv2}
+class UNet(nn.Module):
+    """Ronneberger et al., "U-Net", 2015, with batch norms and 32 channels first, for one class."""
+
+    def __init__(self, first: int = 32, depth: int = 4) -> None:
+        super().__init__()
+        widths = [first << k for k in range(depth + 1)]
+        self.down = nn.ModuleList(map(self._pair, (3, *widths), widths))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, 2) for c in widths[-2::-1])
+        self.merge = nn.ModuleList(self._pair(2 * c, c) for c in widths[-2::-1])
+        self.pool, self.head = nn.MaxPool2d(2), nn.Conv2d(first, 1, 1)
+
+    @staticmethod
+    def _pair(ic: int, oc: int) -> nn.Module:
+        return nn.Sequential(_conv(ic, oc, 3), _conv(oc, oc, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips: list[torch.Tensor] = []
+        for down in self.down:
+            x = down(self.pool(x) if skips else x)
+            skips.append(x)
+        for up, merge, skip in zip(self.up, self.merge, skips[-2::-1], strict=True):
+            x = merge(torch.cat([up(x), skip], 1))
+        found: torch.Tensor = self.head(x)
+        return found
+
+
+class _Norm(nn.LayerNorm):
+    """Over the channels of (N, C, H, W)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class _Next(nn.Module):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.depthwise, self.norm = nn.Conv2d(c, c, 7, padding=3, groups=c), nn.LayerNorm(c, eps=1e-6)
+        self.wide, self.narrow = nn.Linear(c, 4 * c), nn.Linear(4 * c, c)
+        self.scale = nn.Parameter(torch.full((c, 1, 1), 1e-6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = self.narrow(functional.gelu(self.wide(y))).permute(0, 3, 1, 2)
+        return x + self.scale * y
+
+
+def convnext_t() -> nn.Module:
+    """Liu et al., "A ConvNet for the 2020s", 2022; without stochastic depth."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 96, 4, 4), _Norm(96, eps=1e-6)]
+    for c, count in ((96, 3), (192, 3), (384, 9), (768, 3)):
+        layers += [] if c == 96 else [_Norm(c // 2, eps=1e-6), nn.Conv2d(c // 2, c, 2, 2)]
+        layers += [_Next(c) for _ in range(count)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), _Norm(768, eps=1e-6), nn.Flatten(), nn.Linear(768, 1000))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "resnet50": resnet50,
+    "resnet18": resnet18,
+    "mobilenetv2": mobilenetv2,
+    "unet": UNet,
+    "convnext_t": convnext_t,
+}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    command.add_argument("--modules", nargs="+", default=["resnet50", "mobilenetv2"])
+    command.add_argument("--modules", nargs="+", choices=list(modules.MODULES), default=["resnet50", "mobilenetv2"])
     common.add_threads(command)
     command.add_argument("--rounds", type=int, default=21)
 

@@ -11,10 +11,17 @@ from bench import modules  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "convolutions"), [("resnet50", 25_557_032, 53), ("mobilenetv2", 3_504_872, 52)]
+    ("name", "parameters", "convolutions"),
+    [
+        ("resnet50", 25_557_032, 53),
+        ("resnet18", 11_689_512, 20),
+        ("mobilenetv2", 3_504_872, 52),
+        ("convnext_t", 28_589_128, 22),
+        ("unet", 7_763_041, 19),
+    ],
 )
-def test_modules_have_the_parameters_of_torchvision(name: str, parameters: int, convolutions: int) -> None:
-    """As its documentation has them."""
+def test_modules_have_the_parameters_that_are_published(name: str, parameters: int, convolutions: int) -> None:
+    """By torchvision's documentation, and for U-Net by mateuszbuda's in PyTorch's hub."""
     module = modules.MODULES[name]()
     assert sum(tensor.numel() for tensor in module.parameters()) == parameters
     assert sum(isinstance(part, torch.nn.Conv2d) for part in module.modules()) == convolutions
