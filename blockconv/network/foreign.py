@@ -1,6 +1,8 @@
 """Running ONNX's nodes in another library: ONNX Runtime, or ONNX's own evaluator in NumPy where it is not installed.
 
-Nodes of the op `Foreign` that run one after the other are one *part*: one model, and one session of ONNX Runtime. A
+PyTorch runs the nodes of modules (`blockconv.network.aten`).
+
+Nodes of the op `Foreign` that run one after the other are one *part*: one model, and one session of the library. A
 session reads and writes memory that the plan has, in row-major order, so nothing is copied at a part's borders.
 """
 
@@ -20,9 +22,11 @@ import numpy.typing as npt
 
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.core.types import numpy_dtype
+from blockconv.network.aten import TorchSession, joined_calls
 from blockconv.network.order import topological
 
 __all__ = [
+    "LIBRARIES",
     "NUMPY_OPS",
     "REMEDY",
     "NamedNode",
@@ -32,6 +36,7 @@ __all__ = [
     "check_foreign",
     "computed",
     "counted",
+    "default_library",
     "failed",
     "has_onnx_runtime",
     "joined",
@@ -57,6 +62,7 @@ _NUMPY = """
 NUMPY_OPS = frozenset(_NUMPY.split())
 CHECKED = 4096  # elements of a constant that counts where a network is checked
 SHOWN = 8  # nodes that an error names
+LIBRARIES = {"onnxruntime": "ONNX Runtime", "numpy": "NumPy", "pytorch": "PyTorch"}
 REMEDY = "install ONNX Runtime, which runs it: pip install onnxruntime"
 
 
@@ -64,6 +70,11 @@ REMEDY = "install ONNX Runtime, which runs it: pip install onnxruntime"
 def has_onnx_runtime() -> bool:
     """Whether ONNX Runtime is installed."""
     return importlib.util.find_spec("onnxruntime") is not None
+
+
+def default_library() -> str:
+    """The library that runs ONNX's nodes here, a key of LIBRARIES."""
+    return "onnxruntime" if has_onnx_runtime() else "numpy"
 
 
 def counted(kinds: Iterable[str]) -> str:
@@ -102,7 +113,7 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 class Part(NamedTuple):
-    """ONNX's nodes that run together.
+    """Nodes that run together.
 
     inputs, outputs: values of the network, in the order of the model's.
     """
@@ -111,6 +122,11 @@ class Part(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     kinds: tuple[str, ...]
+    library: str = "onnx"
+
+    def session(self, threads: int) -> Session | TorchSession:
+        """The part, ready to run. Raises UnsupportedError, which names the ops, if nothing here runs it."""
+        return TorchSession(self.model) if self.library == "pytorch" else Session(self.model, threads)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -123,6 +139,8 @@ def parsed(model: bytes) -> Any:
 
 def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Part:
     """The part of some foreign nodes of a network. Constants of up to `most` elements are the model's own."""
+    if nodes[0].attributes.library == "pytorch":
+        return Part(*joined_calls(network, nodes), "pytorch")
     import onnx
     from onnx import numpy_helper
 

@@ -130,8 +130,8 @@ def _warn_of_foreign(plan: Plan) -> None:
     rest = () if plan.network.rest is None else plan.network.rest.kinds
     if parts or rest:
         count = len(parts) + bool(rest)
-        library = "NumPy runs" if not foreign.has_onnx_runtime() else "ONNX Runtime runs"
-        where = f"{library} them, in {count} part{'s' if count > 1 else ''} of the network"
+        used = "pytorch" if parts and parts[0].session.library == "pytorch" else foreign.default_library()
+        where = f"{foreign.LIBRARIES[used]} runs them, in {count} part{'s' if count > 1 else ''} of the network"
         said = f"blockconv: {plan.network.name}: foreign ops: {foreign.counted((*kinds, *rest))}; {where}"
         warnings.warn(said, SlowPathWarning, stacklevel=3)
 

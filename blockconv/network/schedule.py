@@ -20,6 +20,7 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import foreign, ops
+from blockconv.network.aten import TorchSession
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
@@ -35,11 +36,11 @@ Value = tuple[str, Layout]
 class ForeignCall(NamedTuple):
     """A part that another library runs.
 
-    kinds: the ops of ONNX in it.
+    kinds: the ops in it.
     args: addresses of its inputs and outputs.
     """
 
-    session: foreign.Session
+    session: foreign.Session | TorchSession
     kinds: tuple[str, ...]
     args: tuple[int | Buffer, ...] = ()
 
@@ -227,7 +228,7 @@ class _Scheduler:
             tuple((name, row_major(len(self.network.shape(name)))) for name in names)
             for names in (part.inputs, part.outputs)
         )
-        session = foreign.Session(part.model, self.threads)
+        session = part.session(self.threads)
         operands = [*map(self.need, reads), *map(self.allocate, writes)]
         self.made |= dict(writes)
         self.views |= dict.fromkeys(writes[1:], writes[:1])  # one call makes them all

@@ -10,17 +10,19 @@ from blockconv.network.graph import Network
 __all__ = ["from_torch"]
 
 
-def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None) -> Network:
+def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, strict: bool = False) -> Network:
     """Read a PyTorch module as a network, for `compile`. Needs torch 2.6 or later.
 
     module: a torch.nn.Module in eval mode, on the CPU; or what `torch.export.export` returned for one.
     example_inputs: a tuple of its arguments, or its only argument. They give shapes and types.
     dynamic_shapes: sizes that may change, as in `torch.export.export`. Without it, a batch norm, a convolution or a
         pool takes other sizes all the same, but a `view` keeps the sizes of the example.
+    strict: refuse ops that blockconv has no kernels for. By default PyTorch runs them, on the same memory, and
+        `compile` names them in one warning.
 
     The network shares the memory of the module's parameters, and names its constants like them. Changes of a parameter
     in place reach neither a plan's packed weights nor what was folded: call `from_torch` and `compile` again.
-    Raises UnsupportedError, which lists all unsupported ops with their modules, and also without torch. Raises
+    Raises UnsupportedError, which lists the ops with their modules that neither runs, and also without torch. Raises
     ArgumentError for what is no module, and the errors of `torch.export.export` for a module that it cannot trace.
 
     >>> import torch, blockconv as bc
@@ -35,4 +37,4 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None) -> 
         if (error.name or "").partition(".")[0] != "torch":
             raise
         raise UnsupportedError("from_torch: needs torch: pip install 'blockconv[torch]'") from None
-    return export.read_module(module, example_inputs, dynamic_shapes)
+    return export.read_module(module, example_inputs, dynamic_shapes, strict)

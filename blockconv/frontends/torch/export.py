@@ -21,7 +21,7 @@ __all__ = ["read_module"]
 OP = "from_torch"
 
 
-def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any) -> Network:
+def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: bool) -> Network:
     """See `from_torch`."""
     if isinstance(module, ExportedProgram):
         program = module
@@ -34,12 +34,12 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any) -> Networ
         raise ArgumentError(OP, "module", module, rule)
     program = program.run_decompositions(decompositions())
     name = "torch" if module is program else type(module).__name__
-    return read_program(program, name, {} if dynamic_shapes is None else None)
+    return read_program(program, name, {} if dynamic_shapes is None else None, strict)
 
 
-def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None) -> Network:
-    """sizes: shapes of some inputs, other than the example's; None: they may change."""
-    reader = Reader(name, OPS)
+def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None, strict: bool) -> Network:
+    """sizes: shapes of some inputs, other than the example's; None: they may change. strict: no op is foreign."""
+    reader = Reader(name, OPS, foreign=not strict)
     inputs = _read_inputs(program, reader, sizes or {})
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     wanted = [o.arg.name for o in program.graph_signature.output_specs if o.kind == OutputKind.USER_OUTPUT]
@@ -50,12 +50,12 @@ def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None) -> 
     values = [_tensor(reader, reader.values[node]) for node in outputs]
     remake = None
     if sizes is None or sizes:
-        remake = functools.partial(_read_again, program, name, {t.name: t.shape for t in inputs})
+        remake = functools.partial(_read_again, program, name, strict, {t.name: t.shape for t in inputs})
     return reader.emitter.network(reader.outputs(values), remake)
 
 
-def _read_again(program: Any, name: str, known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
-    return read_program(program, name, known | shapes)
+def _read_again(program: Any, name: str, strict: bool, known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
+    return read_program(program, name, known | shapes, strict)
 
 
 def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> list[Tensor]:

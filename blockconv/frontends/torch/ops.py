@@ -19,7 +19,7 @@ import torch
 from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import ReduceKind
 from blockconv.core.types import FloatType
-from blockconv.frontends.torch.reader import Call, Constant, Translator, Value, hint
+from blockconv.frontends.torch.reader import Call, Constant, InTraining, Translator, Value, hint
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
@@ -382,7 +382,7 @@ def _rsqrt(call: Call) -> Tensor:
 @_op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")
 def _batch_norm(call: Call) -> Value:
     if call.get("training"):
-        raise Unsupported("training mode, whose statistics are the batch's; call eval() of the module")
+        raise InTraining("training mode, whose statistics are the batch's; call eval() of the module")
     x = call.input()
     mean, variance = (call.array(f"running_{what}").astype(np.float64) for what in ("mean", "var"))
     with np.errstate(invalid="ignore", divide="ignore"):  # a negative variance gives NaN, as in PyTorch
@@ -412,7 +412,7 @@ def _instance_norm(call: Call) -> Value:
     """PyTorch writes `instance_norm` as the batch norm of one image, whose channels are those of all images."""
     x = call.input()
     if call.get("running_mean") is not None or not call["training"] or x.shape[0] != 1:
-        raise Unsupported("training mode, whose statistics are the batch's; call eval() of the module")
+        raise InTraining("training mode, whose statistics are the batch's; call eval() of the module")
     return [call.normalise(x, max(1, x.shape[1]), *_factors(call), call["eps"]), None, None]
 
 
@@ -659,5 +659,5 @@ def _sym_size(call: Call) -> int:
 def _identity(call: Call) -> Value:
     x = call.input()
     if call.get("train"):
-        raise Unsupported("training mode; call eval() of the module")
+        raise InTraining("training mode; call eval() of the module")
     return [x, None] if call.node.target._schema.name == "aten::native_dropout" else x

@@ -15,20 +15,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import ElementType, element
+from blockconv.network.aten import as_call
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import Tensor
-from blockconv.network.ops import Reshape, Shape
+from blockconv.network.ops import Foreign, Reshape, Shape
 
 __all__ = [
     "Call",
     "Constant",
+    "InTraining",
     "Reader",
     "Refused",
     "Translator",
@@ -72,13 +79,19 @@ def version(tensor: Any) -> tuple[int, ...]:
     return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
+class InTraining(Unsupported):
+    """A node that does something else in evaluation mode. It is refused, though PyTorch would run it."""
+
+
 Value = Any  # Tensor | Constant | a Python value, or a list of these
 Translator = Callable[["Call"], Value]
 
 
 def hint(size: Any) -> int:
-    """A size as an int: for a symbolic one what it was while tracing, without a guard."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    """A size as an int: for a symbolic one what it was while tracing, without a guard. 1 if it depends on data."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return 1 if size.node.hint is None else int(size.node.hint)
 
 
 def _element(dtype: Any) -> ElementType:
@@ -153,13 +166,19 @@ class Reader:
     table: translators by the names of ATen's ops.
     fake: constants are fake tensors, so nothing is computed.
     types: of values that are not constant.
+    foreign: nodes that blockconv has no op for are foreign: PyTorch runs them.
     """
 
     def __init__(
-        self, name: str, table: Mapping[str, Translator], fake: bool = False, types: Sequence[str] = FLOATS
+        self,
+        name: str,
+        table: Mapping[str, Translator],
+        fake: bool = False,
+        types: Sequence[str] = FLOATS,
+        foreign: bool = False,
     ) -> None:
         self.emitter = Emitter(name, folds=False)
-        self.table, self.fake, self.types = table, fake, types
+        self.table, self.fake, self.types, self.foreign = table, fake, types, foreign
         self.values: dict[Any, Value] = {}
         self.refused = Refused()
         self._held: dict[Any, Tensor] = {}
@@ -169,16 +188,28 @@ class Reader:
     def read(self, nodes: Iterable[Any]) -> None:
         """Read nodes whose operands are known. Unsupported ones are kept in `refused`, and get a stand-in as value."""
         for node in nodes:
+            first = len(self.emitter.nodes)
             try:
-                self.values[node] = self._value(node)
+                try:
+                    self.values[node] = self._value(node)
+                except Unsupported as error:
+                    if not self.foreign or isinstance(error, InTraining):
+                        raise
+                    del self.emitter.nodes[first:]
+                    self.values[node] = self._made_foreign(node)
             except Unsupported as error:
                 self.refused.add(node, str(error))
                 self.values[node] = stand_in(node)
 
-    def _value(self, node: Any) -> Value:
+    def _operands(self, node: Any) -> tuple[Any, Any, list[Any]]:
+        """The values of a node's arguments, and these as one list."""
         args, kwargs = (map_arg(given, self.values.__getitem__) for given in (node.args, node.kwargs))
         flat: list[Any] = []
         torch.utils._pytree.tree_map(flat.append, (args, kwargs))
+        return args, kwargs, flat
+
+    def _value(self, node: Any) -> Value:
+        args, kwargs, flat = self._operands(node)
         if node.target is operator.getitem:
             found = args[0][args[1]]
             if found is None:
@@ -196,6 +227,31 @@ class Reader:
             return self.table[kind](Call(self, node, args, kwargs))
         except ArgumentError as error:
             raise Unsupported(f"{error.argument}={error.value!r:.80} {error.rule}") from error
+
+    def _made_foreign(self, node: Any) -> Value:
+        """The values of a node that PyTorch runs: of several outputs those that are read."""
+        args, kwargs, flat = self._operands(node)
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+            raise Unsupported
+        if torch.Tag.nondeterministic_seeded in node.target.tags and Call(self, node, args, kwargs).get("dropout_p", 1):
+            raise Unsupported("random numbers")
+        operands = [x for x in dict.fromkeys(flat) if isinstance(x, (Tensor, Constant))]
+        inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
+        made = _results(node.target, args, kwargs, dict(zip(operands, inputs, strict=True)))
+        try:
+            model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)})
+        except (KeyError, TypeError) as error:
+            raise Unsupported(f"an operand, {error}") from None
+        several = isinstance(made, (tuple, list))
+        read = {user.args[1] for user in node.users if user.target is operator.getitem} if several else {0}
+        kinds, shapes = (kind_of(node),), tuple(x.shape for x in inputs)
+        values: list[Value] = [None] * (len(made) if several else 1)
+        for k in sorted(read):
+            result = made[k] if several else made
+            shape, dtype = tuple(map(int, result.shape)), _element(result.dtype).name
+            op = Foreign(model, k, kinds, shapes, shape, dtype, "pytorch")
+            values[k] = self.emitter.emit(op, *inputs, name=_path(node)[0] or node.name, title=title(node))
+        return values if several else values[0]
 
     def _computed(self, node: Any, args: Any, kwargs: Any, of_constants: bool) -> Value:
         """The value of a node of constants and numbers, computed by PyTorch."""
@@ -228,6 +284,21 @@ class Reader:
                 tensor = self.emitter.emit(Reshape(tensor.shape), tensor, name=f"{tensor.name}.copy")
             names.append(tensor.name)
         return tuple(names)
+
+
+def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) -> Any:
+    """What an op makes of inputs of these shapes and types, as fake tensors."""
+
+    def fake(x: Any) -> Any:
+        if not isinstance(x, (Tensor, Constant)):
+            return x
+        return torch.empty(inputs[x].shape, dtype=getattr(torch, inputs[x].type.name))
+
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            return target(*torch.utils._pytree.tree_map(fake, args), **torch.utils._pytree.tree_map(fake, kwargs))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        raise Unsupported("shapes that depend on data") from None
 
 
 def _with_tensors(args: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import ElementType, element
+from blockconv.network import aten
 from blockconv.network.foreign import computed
 from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes
 
@@ -15,17 +16,19 @@ __all__ = ["Foreign"]
 
 @dataclass(frozen=True)
 class Foreign(Attributes):
-    """One output of an ONNX node that ONNX Runtime computes, row-major, in the model's element types.
+    """One output of a node that ONNX Runtime or PyTorch computes, row-major, in the model's element types.
 
-    Passes and the planner know nothing about it. Several nodes of a network may be outputs of one ONNX node: they hold
+    Passes and the planner know nothing about it. Several nodes of a network may be outputs of one such node: they hold
     the same model, and run once. See `blockconv.network.foreign`.
 
     model: an ONNX model of the node, in bytes. Its inputs are the node's, in this order. It holds the nodes before it
-        too, if these make values that are no arrays of numbers, such as strings and sequences.
+        too, if these make values that are no arrays of numbers, such as strings and sequences. Or, for PyTorch, a
+        call of an op (`blockconv.network.aten`).
     output: the index of the model's output.
     kinds: the ops of the model's nodes.
     shapes: the inputs' shapes, for which the model holds.
     shape, dtype: those of the output.
+    library: "onnx" or "pytorch".
     """
 
     op: ClassVar[str] = "foreign"
@@ -38,10 +41,11 @@ class Foreign(Attributes):
     shapes: tuple[Shape, ...]
     shape: Shape
     dtype: str
+    library: Literal["onnx", "pytorch"] = "onnx"
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         if inputs != self.shapes:
-            rule = f"ONNX's op {self.kinds[-1]} was read for {self.shapes}"
+            rule = f"op {self.kinds[-1]} was read for {self.shapes}"
             raise ArgumentError(self.op, "inputs", inputs, rule, "load the model again with these input_shapes")
         return self.shape
 
@@ -49,4 +53,6 @@ class Foreign(Attributes):
         return element(self.dtype)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        if self.library == "pytorch":
+            return aten.computed(self.model, self.output, self.shape, self.dtype, inputs)
         return computed(self.model, self.output, inputs)

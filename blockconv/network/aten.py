@@ -1,0 +1,153 @@
+"""Running ATen's ops in PyTorch: those of a module that blockconv has no op for.
+
+A foreign node holds one call of an op as JSON, with a number in place of each tensor. Nodes that run one after the
+other are one part: JSON of the calls, of the values that each reads and makes, and of the part's inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.core.types import numpy_dtype
+
+__all__ = ["TorchSession", "as_call", "computed", "joined_calls"]
+
+Array = npt.NDArray[Any]
+_NAMED = ("dtype", "device", "memory_format", "layout")  # of torch, what JSON holds by name
+
+
+def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[Any, int]) -> bytes:
+    """A call of an overload of ATen's as JSON. slots: the numbers of the tensors among its arguments.
+
+    Raises TypeError for an argument that JSON cannot hold.
+    """
+    import torch
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [plain(each) for each in value]
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        for name in _NAMED:
+            if isinstance(value, getattr(torch, name)):
+                return {name: str(value).removeprefix("torch.")}
+        return {"slot": slots[value]}
+
+    named = {name: plain(value) for name, value in kwargs.items()}
+    return json.dumps([str(target), plain(args), named]).encode()
+
+
+def joined_calls(network: Any, nodes: Sequence[Any]) -> tuple[bytes, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The part of some foreign nodes of a network: the model, its inputs and outputs, and the ops."""
+    steps: dict[tuple[bytes, tuple[str, ...]], dict[int, str]] = {}  # outputs of each call, by their numbers
+    for node in nodes:
+        steps.setdefault((node.attributes.model, node.inputs), {})[node.attributes.output] = node.output
+    made = {node.output for node in nodes}
+    mine = {node.name for node in nodes}
+    inputs = [*dict.fromkeys(name for node in nodes for name in node.inputs if name not in made)]
+    outputs = [
+        name
+        for name in dict.fromkeys(node.output for node in nodes)
+        if name in network.outputs or any(reader.name not in mine for reader in network.readers[name])
+    ]
+    typed = {name: [network.shape(name), network.tensors[name].type.name] for name in (*inputs, *outputs)}
+    calls = [[json.loads(model), reads, [*writes.items()]] for (model, reads), writes in steps.items()]
+    described = {name: {one: typed[one] for one in ends} for name, ends in (("in", inputs), ("out", outputs))}
+    model = json.dumps({**described, "calls": calls}).encode()
+    return model, tuple(inputs), tuple(outputs), tuple(call[0].rpartition(".")[0] for call, _, _ in calls)
+
+
+class TorchSession:
+    """A part, ready to run on memory. Raises UnsupportedError without PyTorch."""
+
+    library = "pytorch"
+
+    def __init__(self, model: bytes) -> None:
+        known = json.loads(model)
+        self.inputs, self.outputs = known["in"], known["out"]
+        kinds = [call[0] for call, _, _ in known["calls"]]
+        try:
+            import torch
+        except ModuleNotFoundError:
+            missing = f"blockconv has no op for {', '.join(kinds)}"
+            raise UnsupportedError(
+                f"{missing}; install PyTorch, which runs it: pip install 'blockconv[torch]'"
+            ) from None
+        last = {name: k for k, (_, reads, _) in enumerate(known["calls"]) for name in reads}
+        self._calls = []
+        for k, (call, reads, writes) in enumerate(known["calls"]):
+            spent = [name for name in dict.fromkeys(reads) if last[name] == k and name not in self.outputs]
+            self._calls.append((call[0], _bound(torch, call), reads, writes, spent))
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Compute the outputs. addresses: of the inputs, then of the outputs, each row-major.
+
+        Raises NetworkError, which names the op, where that fails.
+        """
+        import torch
+
+        given, taken = addresses[: len(self.inputs)], addresses[len(self.inputs) :]
+        values = {one: _tensor(torch, at, *type) for (one, type), at in zip(self.inputs.items(), given, strict=True)}
+        with torch.no_grad():
+            for name, call, reads, writes, spent in self._calls:
+                operands = [values[one] for one in reads]
+                try:
+                    found = call(operands)
+                except Exception as error:
+                    shapes = [tuple(x.shape) for x in operands]
+                    raise NetworkError(name, "inputs", shapes, f"cannot be computed: {error}") from error
+                results = found if isinstance(found, (tuple, list)) else [found]
+                values |= {one: results[k] for k, one in writes}
+                for one in spent:
+                    del values[one]
+            for (one, type), at in zip(self.outputs.items(), taken, strict=True):
+                _tensor(torch, at, *type).copy_(values[one])
+
+
+def _bound(torch: Any, call: Any) -> Callable[[Sequence[Any]], Any]:
+    """The op of a call, with all arguments but the tensors. Raises UnsupportedError for one that writes its inputs."""
+    title, args, kwargs = call
+    space, name, overload = title.split(".")
+    op = getattr(getattr(getattr(torch.ops, space), name), overload)
+    if op._schema.is_mutable or not any("Tensor" in str(a.type) for a in op._schema.arguments):
+        raise UnsupportedError(f"{title} is no function of tensors")
+
+    def given(value: Any, tensors: Sequence[Any]) -> Any:
+        if isinstance(value, list):
+            return [given(each, tensors) for each in value]
+        if not isinstance(value, dict):
+            return value
+        ((kind, what),) = value.items()
+        if kind == "slot":
+            return tensors[what]
+        return torch.device(what) if kind == "device" else getattr(torch, what)
+
+    return lambda tensors: op(*given(args, tensors), **{name: given(x, tensors) for name, x in kwargs.items()})
+
+
+def _tensor(torch: Any, address: int, shape: Sequence[int], name: str) -> Any:
+    """The tensor that memory holds, row-major."""
+    dtype = getattr(torch, name)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype).reshape(shape)
+
+
+def computed(model: bytes, output: int, shape: Sequence[int], dtype: str, inputs: Sequence[Array]) -> Array:
+    """An output of a foreign node by itself."""
+    given, result = [np.ascontiguousarray(x) for x in inputs], np.empty(shape, numpy_dtype(dtype))
+    types = {str(k): [x.shape, x.dtype.name] for k, x in enumerate(inputs)}
+    calls = [[json.loads(model), [*types], [[output, "made"]]]]
+    session = TorchSession(json.dumps({"in": types, "out": {"made": [shape, dtype]}, "calls": calls}).encode())
+    session.run([x.ctypes.data for x in (*given, result)])
+    return result
