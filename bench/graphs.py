@@ -8,13 +8,19 @@ onnx: exported to ONNX, then `load_onnx` and `compile`. from_torch: `from_torch`
 compile: `torch.compile(backend="blockconv")`.
 
 A result says whether the sample loads and runs, how far outputs are from PyTorch's and how far ONNX Runtime's are, how
-many ops are foreign or in PyTorch, seconds to compile, medians of calls, and peak memory.
+many ops are foreign or in PyTorch, the share of the time in native ops, seconds to compile, medians of calls, and peak
+memory: of the process, and what compiling and one call add, beside ONNX Runtime's.
+
+`bench/graphs.txt` names 60 samples (`--list`): of the names of each family in order every k-th from the one numbered
+k // 2 on, where k is 25 for timm, 11 for torchvision, 10 for ultralytics, 14 for mmseg, 12 for mmpose, and 3 for
+torchaudio.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import json
 import re
 import resource
@@ -47,24 +53,27 @@ def samples(folder: Path, families: Sequence[str], every: int) -> list[Path]:
 
 
 def run_all(
-    paths: Sequence[Path], way: str, out: Path | None, *, threads: int, timeout: float, memory: int
+    paths: Sequence[Path], way: str, out: Path | None, *, threads: int, timeout: float, memory: int, timing: bool
 ) -> Iterator[Result]:
-    """The result of each sample. Results in `out` are not measured again. memory: bytes that one may use."""
+    """The result of each sample. Results in `out` are not measured again.
+
+    memory: bytes that one may use. timing: measure calls; else whether results are right is all.
+    """
     known: dict[str, Result] = {}
     if out is not None and out.exists():
         known = {one["name"]: one for one in map(json.loads, out.read_text(encoding="utf-8").splitlines())}
     for path in paths:
         name = f"{path.parent.name}/{path.name}"
         if name not in known:
-            known[name] = {"name": name, "way": way, **_in_process(path, way, threads, timeout, memory)}
+            known[name] = {"name": name, "way": way, **_in_process(path, way, threads, timeout, memory, timing)}
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(known[name]) + "\n")
         yield known[name]
 
 
-def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int) -> Result:
-    command = [sys.executable, "-m", "bench.graphs", str(path), way, str(threads), str(memory)]
+def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int, timing: bool) -> Result:
+    command = [sys.executable, "-m", "bench.graphs", str(path), way, str(threads), str(memory), str(int(timing))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
@@ -79,7 +88,11 @@ def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int)
 def summary(results: Sequence[Result]) -> str:
     """Counts by result, ops that did not run natively, and speed beside the peers."""
     counts = Counter(one["result"] for one in results)
+    shares = [one["share"] for one in results if "share" in one]
     lines = [f"{len(results)} samples: " + ", ".join(f"{counts[key]} {key}" for key in RESULTS if counts[key])]
+    if shares:
+        most = sum(share >= 0.95 for share in shares)
+        lines.append(f"{most} of {len(shares)} spend 0.95 of their time or more in native ops")
     foreign: Counter[str] = Counter()
     for one in results:
         foreign.update(one.get("foreign", {}).keys())
@@ -207,14 +220,54 @@ def _error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
     return max(errors)
 
 
-def _seconds(call: Callable[[], Any], budget: float = 2.0) -> float:
+def _seconds(call: Callable[[], Any], timing: bool, budget: float = 2.0) -> float | None:
     """The median of at least three calls."""
     times: list[float] = []
-    while len(times) < 3 or (sum(times) < budget and len(times) < 15):
+    while timing and (len(times) < 3 or (sum(times) < budget and len(times) < 15)):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return float(np.median(times))
+    return float(np.median(times)) if times else None
+
+
+def _memory() -> dict[str, int]:
+    """The bytes that the process has in memory, VmRSS, and the most that it had, VmHWM."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return {
+            line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))
+        }
+    return {}
+
+
+@contextlib.contextmanager
+def _added(found: Result, name: str) -> Iterator[None]:
+    """Peak memory beyond what is there before, as found[name]."""
+    gc.collect()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = _memory()
+    yield
+    if before:
+        found[name] = _memory()["VmHWM"] - before["VmRSS"]
+
+
+def _planned(network: Any, found: Result, threads: int) -> Any:
+    """A plan, and what is known of it before it runs."""
+    import blockconv as bc
+
+    start = time.perf_counter()
+    plan = bc.compile(network, threads=threads)
+    found["compile"] = time.perf_counter() - start
+    found["foreign"] = dict(Counter(kind for action in plan.actions if action.part for kind in action.part.kinds))
+    return plan
+
+
+def _share(plan: Any, *inputs: Any, **named: Any) -> float:
+    """The share of the time of a plan that is in native ops."""
+    profile = plan.profile(*inputs, runs=1, **named)
+    each = list(zip(profile.actions, profile.seconds, strict=True))
+    return sum(seconds for action, seconds in each if action.part is None) / sum(seconds for _, seconds in each)
 
 
 def _exported(module: Any, inputs: tuple[Any, ...]) -> bytes:
@@ -228,7 +281,7 @@ def _exported(module: Any, inputs: tuple[Any, ...]) -> bytes:
     return file.getvalue()
 
 
-def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int) -> Result:
+def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: bool) -> Result:
     import onnxruntime as ort
 
     import blockconv as bc
@@ -237,39 +290,49 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
         model = _exported(module, inputs)
     except Exception as error:
         return {"result": "unusable", "why": f"export: {type(error).__name__}: {str(error)[:200]}"}
+    found: Result = {}
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    feeds = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=False)}
-    theirs = [np.asarray(x, np.float32) for x in session.run(None, feeds)]
-    start = time.perf_counter()
-    plan = bc.compile(bc.load_onnx(model), threads=threads)
-    seconds = time.perf_counter() - start
-    values = plan.by_name(**feeds)
+    with _added(found, "their_memory"):
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        feeds = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=False)}
+        theirs = [np.asarray(x, np.float32) for x in session.run(None, feeds)]
+    with _added(found, "our_memory"):
+        plan = _planned(bc.load_onnx(model), found, threads)
+        values = plan.by_name(**feeds)
     ours = [np.asarray(values[one.name], np.float32) for one in session.get_outputs()]
-    kinds = Counter(kind for action in plan.actions if action.part is not None for kind in action.part.kinds)
     return {
+        **found,
+        "share": _share(plan, **feeds),
         "error": _error(ours, wanted),
         "theirs": _error(theirs, wanted),
-        "foreign": dict(kinds),
-        "compile": seconds,
-        "ours": _seconds(lambda: plan(**feeds)),
-        "onnxruntime": _seconds(lambda: session.run(None, feeds)),
+        "ours": _seconds(lambda: plan(**feeds), timing),
+        "onnxruntime": _seconds(lambda: session.run(None, feeds), timing),
     }
 
 
-def _by_from_torch(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int) -> Result:
+def _by_from_torch(
+    module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: bool
+) -> Result:
     import blockconv as bc
 
+    found: Result = {}
     start = time.perf_counter()
-    plan = bc.compile(bc.from_torch(module, inputs), threads=threads)
-    seconds = time.perf_counter() - start
-    arrays = [x.numpy() for x in inputs]
-    return {"error": _error(_flat(plan(*arrays)), wanted), "compile": seconds, "ours": _seconds(lambda: plan(*arrays))}
+    network = bc.from_torch(module, inputs)
+    found["read"] = time.perf_counter() - start
+    with _added(found, "our_memory"):
+        plan = _planned(network, found, threads)
+        ours = _flat(plan(*inputs))
+    return {
+        **found,
+        "share": _share(plan, *inputs),
+        "error": _error(ours, wanted),
+        "ours": _seconds(lambda: plan(*inputs), timing),
+    }
 
 
-def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int) -> Result:
+def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: bool) -> Result:
     import torch
 
     import blockconv as bc
@@ -284,12 +347,13 @@ def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], 
         "taken": sum(graph.taken for graph in graphs),
         "nodes": sum(graph.nodes for graph in graphs),
         "foreign": dict(Counter(line.partition(":")[0] for graph in graphs for line in graph.refused)),
+        "plans": sum(graph.plans for graph in graphs),
         "compile": seconds,
-        "ours": _seconds(lambda: fast(*inputs)),
+        "ours": _seconds(lambda: fast(*inputs), timing),
     }
 
 
-def _run(path: Path, way: str, threads: int, memory: int) -> Result:
+def _run(path: Path, way: str, threads: int, memory: int, timing: bool) -> Result:
     import torch
 
     from blockconv.core.errors import UnsupportedError
@@ -306,20 +370,20 @@ def _run(path: Path, way: str, threads: int, memory: int) -> Result:
     with torch.no_grad():
         try:
             found = {"onnx": _by_onnx, "from_torch": _by_from_torch, "compile": _by_compile}[way](
-                module, inputs, wanted, threads
+                module, inputs, wanted, threads, timing
             )
         except UnsupportedError as error:
-            return {"result": "refused", "why": str(error)[:600]}
+            return {"result": "refused", "why": str(error)[:900]}
         except Exception as error:
-            return {"result": "failed", "why": f"{type(error).__name__}: {str(error)[:600]}"}
+            return {"result": "failed", "why": f"{type(error).__name__}: {str(error)[:900]}"}
         if "result" not in found:
             near = max(NEAR, 3 * found.get("theirs", 0.0))
             found["result"] = "ok" if found["error"] <= near else "wrong"
-            found["pytorch"] = _seconds(lambda: module(*inputs))
+            found["pytorch"] = _seconds(lambda: module(*inputs), timing)
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps(_run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    print(json.dumps(_run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "1")))
