@@ -14,6 +14,7 @@ from typing import Any
 
 from blockconv.core.activation import IDENTITY, activation
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES
 from blockconv.kernels import TABLE
 from blockconv.network import ops
@@ -241,6 +242,7 @@ _OTHERS: tuple[tuple[str, ops.Attributes, tuple[Shape, ...], tuple[Shape, ...], 
     ("binary mul 2x20x9x11 by 2x20x1x1", ops.Binary("mul"), (_X, (2, 20, 1, 1)), (), "float32"),
     ("binary add 2x20x9x11", ops.Binary("add"), (_X, _X), (), "float64"),
     ("binary sub 6x50 by 50", ops.Binary("sub"), ((6, 50), (50,)), (), "float32"),
+    ("lookup 2x20x9x11", ops.Lookup(bytes(range(255, -1, -1)), Quantization(1.0)), (_X,), (), "uint8"),
     ("affine 2x20x9x11", ops.Affine(activation("relu")), (_X,), (_BIAS, _BIAS), "float32"),
     ("concat 20 and 12 channels", ops.Concat(1), (_X, (2, 12, 9, 11)), (), "float32"),
     ("slice 7 of 20 channels from 5", ops.Slice(1, 5, 7), (_X,), (), "float32"),

@@ -9,6 +9,7 @@ import pytest
 
 import blockconv as bc
 from blockconv.core.activation import activation
+from blockconv.core.types import element
 from blockconv.network import ops
 from blockconv.network.passes.fuse import fuse
 
@@ -90,9 +91,7 @@ def test_conversions_of_what_cannot_be_are_refused(attributes: ops.Attributes, d
         b.add(attributes, x)
 
 
-@pytest.mark.parametrize(
-    "of", [ops.Resize("linear", (6, 7)), ops.Softmax(1), ops.Lrn(3, 0.5), ops.Activate(activation("tanh"))]
-)
+@pytest.mark.parametrize("of", [ops.Resize("linear", (6, 7)), ops.Softmax(1), ops.Lrn(3, 0.5)])
 def test_an_op_between_integers_is_one_of_integers(of: Any) -> None:
     b = bc.NetworkBuilder()
     x = b.add(ops.Dequantize(Q(0.1, 100)), b.input("x", (2, 4, 3, 3), "uint8"))
@@ -103,3 +102,68 @@ def test_an_op_between_integers_is_one_of_integers(of: Any) -> None:
     given = np.random.default_rng(0).integers(0, 256, (2, 4, 3, 3), np.uint8)
     name = network.outputs[0]
     np.testing.assert_array_equal(fused.evaluate(given)[name], network.evaluate(given)[name])
+
+
+def requantized(b: bc.NetworkBuilder, x: str, rng: np.random.Generator) -> str:
+    """A value as 8 bits of some type and scale, and as a float again."""
+    dtype = str(rng.choice(["uint8", "int8"]))
+    low, high = element(dtype).bounds
+    said = Q(float(rng.uniform(0.002, 0.2)), int(rng.integers(low, high + 1)))
+    return b.add(ops.Dequantize(said), b.add(ops.Quantize(said, dtype), x))  # type: ignore[arg-type]
+
+
+def chain(b: bc.NetworkBuilder, x: str, rng: np.random.Generator) -> str:
+    """Element-wise ops on a float value: activations, itself or an earlier value, scalars on either side."""
+    acts = ["sigmoid", "hardswish", ("leaky_relu", 0.2), ("clip", -0.3, 0.7), "gelu", "relu", "tanh"]
+    values = [x]
+    for _ in range(rng.integers(1, 6)):
+        y = values[-1]
+        if rng.random() < 0.5:
+            y = b.add(ops.Activate(activation(acts[rng.integers(len(acts))])), y)  # type: ignore[arg-type]
+        else:
+            number = b.constant(np.full((1, 1, 1), rng.uniform(-2, 2), np.float32))
+            other = number if rng.random() < 0.5 else values[rng.integers(len(values))]
+            kind = ("add", "mul", "sub", "max")[rng.integers(4)]
+            y = b.add(ops.Binary(kind), *((y, other) if rng.random() < 0.7 else (other, y)))  # type: ignore[arg-type]
+        values.append(requantized(b, y, rng) if rng.random() < 0.5 else y)
+    return values[-1]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_chain_of_element_wise_ops_is_one_lookup(seed: int) -> None:
+    rng, dtype = np.random.default_rng(seed), ("uint8", "int8")[seed % 2]
+    b = bc.NetworkBuilder()
+    x = b.add(ops.Dequantize(Q(0.05, 20)), b.input("x", (2, 5, 3, 7), dtype))
+    b.output(b.add(ops.Quantize(Q(0.02, 3), "int8"), chain(b, x, rng)))
+    network = b.build()
+    given = rng.integers(0, 256, (2, 5, 3, 7)).astype(np.uint8).view(dtype)
+    (wanted,) = network.evaluate(given).values()
+    fused = fuse(network)
+    assert [node.op for node in fused.nodes] == ["lookup"]
+    np.testing.assert_array_equal(next(iter(fused.evaluate(given).values())), wanted)
+    if seed < 6:
+        np.testing.assert_array_equal(bc.compile(network, "NCHW16" if seed % 2 else "auto")(given), wanted)
+
+
+@pytest.mark.parametrize("case", ["output", "channels", "two", "pool"])
+def test_what_a_lookup_cannot_take_stays(case: str) -> None:
+    """A value that is also an output, a constant of each channel, two values, an op that is not element-wise."""
+    b, said = bc.NetworkBuilder(), Q(0.05, 20)
+    x, other = (b.add(ops.Dequantize(said), b.input(name, (2, 5, 4, 4), "uint8")) for name in "xy")
+    y = b.add(ops.Activate(activation("sigmoid")), x)
+    if case == "channels":
+        y = b.binary("mul", y, b.constant(np.arange(5, dtype=np.float32)[:, None, None]))
+    if case == "two":
+        y = b.binary("add", y, other)
+    if case == "pool":
+        y = b.avg_pool2d(y, 2)
+    if case == "output":
+        b.output(y)
+        y = b.binary("mul", y, x)
+    b.output(b.add(ops.Quantize(Q(0.004)), y))
+    network = b.build()
+    fused = fuse(network)
+    assert not any(isinstance(node.attributes, ops.Lookup) for node in fused.nodes)
+    given = dict(zip("xy", np.random.default_rng(0).integers(0, 256, (2, 2, 5, 4, 4), np.uint8), strict=True))
+    for name, value in network.evaluate(given).items():
+        np.testing.assert_array_equal(fused.evaluate(given)[name], value)

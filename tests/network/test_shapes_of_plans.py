@@ -29,6 +29,11 @@ def _quantized(b: bc.NetworkBuilder, x: str) -> str:
     return b.conv2d(y, ONES((4, 4, 1, 1)))
 
 
+def _looked_up(b: bc.NetworkBuilder, x: str) -> str:
+    y = b.add(ops.Dequantize(HALF), b.add(ops.Quantize(HALF, "uint8"), x))
+    return b.add(ops.Dequantize(HALF), b.add(ops.Quantize(HALF, "int8"), b.activation(y, "tanh")))
+
+
 OPS: dict[str, Build] = {
     "conv": lambda b, x: b.conv2d(x, ONES((8, 4, 3, 3)), ONES(8), padding=1, activation="relu"),
     "depthwise": lambda b, x: b.conv2d(x, ONES((4, 1, 3, 3)), padding=1, groups=4),
@@ -61,6 +66,7 @@ OPS: dict[str, Build] = {
     "shuffle": lambda b, x: b.add(ops.Shuffle(2), x),
     "cast": lambda b, x: b.add(ops.Cast("float32"), b.add(ops.Cast("bfloat16"), x)),
     "quantized": _quantized,
+    "lookup": _looked_up,
     "nothing": lambda b, x: x,
 }
 

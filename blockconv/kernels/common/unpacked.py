@@ -88,6 +88,14 @@ def split(builder: Any, value: Any) -> list[Any]:
     return [shuffle(builder, value, value, list(order[k : k + each])) for k in range(0, len(order), each)]
 
 
+_SHUFFLES = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}
+
+
+def shuffled_bytes(builder: Any, value: Any, indices: Any) -> Any:
+    """In each part of 16 bytes, those of `value` that the last four bits of indices name; 0 where one is negative."""
+    return call_llvm(builder, _SHUFFLES[value.type.count], value.type, [value, indices])
+
+
 _NARROW = {
     4: ("llvm.x86.sse2.packssdw.128", "llvm.x86.sse2.packuswb.128"),
     8: ("llvm.x86.avx2.packssdw", "llvm.x86.avx2.packuswb"),

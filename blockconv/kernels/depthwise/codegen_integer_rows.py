@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.jit.ir import I64, call_llvm, const, emitted, join, pointer, shuffle
-from blockconv.kernels.common.unpacked import UNIT, permutes_bytes
+from blockconv.kernels.common.unpacked import UNIT, permutes_bytes, shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import TileSpec
 from blockconv.kernels.depthwise.codegen_integers import IntegerTile
@@ -163,7 +163,7 @@ class Source:
         starts = self.starts([reach(unit) for unit in units])
         value = b.bitcast(join(b, [self.unit(start) for start in starts]), v.kind)
         indices = [at - start if at >= 0 else 128 for unit, start in zip(units, starts, strict=True) for at in unit]
-        value = call_llvm(b, _SHUFFLES[v.lanes], v.kind, [value, ir.Constant(v.kind, indices)])
+        value = shuffled_bytes(b, value, ir.Constant(v.kind, indices))
         flip = 0 if self.flip is None else 128
         if flip or BORDER in wanted:
             fixed = ir.Constant(v.kind, [flip if at >= 0 else 0 for at in wanted])
@@ -190,6 +190,3 @@ class Source:
             at = pointer(self.b, self.b.add(self.address, const(start)), kind)
             self.known[start] = self.b.load(at, align=1)
         return self.known[start]
-
-
-_SHUFFLES = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}

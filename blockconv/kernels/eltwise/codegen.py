@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
+from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group
-from blockconv.jit.ir import const, emitted, pointer
+from blockconv.jit.ir import I32, I64, call_llvm, const, emitted, pointer
 from blockconv.kernels.common.activation import ActivationArguments, activate
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
+from blockconv.kernels.common.unpacked import shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
@@ -38,7 +40,7 @@ UNROLL = 4  # vectors at a time
 class OpKind:
     """What is computed of x, the source, y, the operand, and z, the second operand; known when a kernel is built."""
 
-    NOTHING, ADD, SUB, MUL, DIV, MAX, MIN, OTHER_MINUS, OTHER_OVER, AFFINE = range(10)
+    NOTHING, ADD, SUB, MUL, DIV, MAX, MIN, OTHER_MINUS, OTHER_OVER, AFFINE, LOOKUP = range(11)
 
 
 class Operand:
@@ -51,7 +53,7 @@ class Operand:
 
 
 def operand_count(kind: int) -> int:
-    return {OpKind.NOTHING: 0, OpKind.AFFINE: 2}.get(kind, 1)
+    return {OpKind.NOTHING: 0, OpKind.LOOKUP: 0, OpKind.AFFINE: 2}.get(kind, 1)
 
 
 def operand_type(element: ElementType, kind: int) -> ElementType:
@@ -74,7 +76,7 @@ class Extents(NamedTuple):
     other, second: those of as many elements of the operands, or of those that are repeated.
     mask: of as many elements with zero bits where no channel exists.
     size: elements of an extent.
-    activation: the address of its `ActivationArguments`.
+    activation: the address of its `ActivationArguments`, or of the 256 bytes that are looked up.
     extents: how many.
     step, stride: bytes from an extent to the next, and of the operands.
     integers: the address of their `EltwiseQuantization`.
@@ -99,8 +101,9 @@ class _Sides:
     def __init__(self, builder: Any, element: ElementType, lanes: int, kind: int, integers: Any) -> None:
         self.memory = self.real = Vectors(builder, element, lanes)
         self.operands = Vectors(builder, operand_type(element, kind), lanes)
-        self.is_converted = element != element.computed
-        if self.is_converted:
+        self.is_converted = element != element.computed and kind != OpKind.LOOKUP
+        self.fill = None
+        if element != element.computed:
             at = [builder.add(integers, const(8 * field.first)) for field in EltwiseQuantization.fields.values()]
             self.src, self.other, self.dst = (Elements(builder, element, lanes, address) for address in at)
             self.real = self.dst.real
@@ -126,7 +129,7 @@ class _Sides:
     def masked(self, x: Any, mask: Any) -> Any:
         """A result where the bits at the address `mask` are not zero; elsewhere zero, or what stands for it."""
         b, v = self.memory.b, self.memory
-        if not self.is_converted:
+        if self.fill is None:
             return v.with_zero_bits(x, mask)
         keep = b.load(pointer(b, mask, v.kind), align=1)
         return b.select(b.icmp_signed("!=", keep, v.zero), x, self.fill)
@@ -145,7 +148,8 @@ def eltwise_extent(
     @emitted
     def compute(builder: Any, x: Extents) -> None:
         sides = _Sides(builder, element, lanes, kind, x.integers)
-        activate = _activation(sides.real, act, x.activation)
+        looked_up = kind == OpKind.LOOKUP
+        activate = _lookup(sides.memory, x.activation) if looked_up else _activation(sides.real, act, x.activation)
         with cgutils.for_range(builder, x.extents) as loop:
             at, offset = builder.mul(loop.index, x.step), builder.mul(loop.index, x.stride)
             src, dst = builder.add(x.src, at), builder.add(x.dst, at)
@@ -197,6 +201,7 @@ def _combined(v: Vectors, kind: int, x: Any, y: Any, z: Any) -> Any:
         return b.select(b.or_(more, b.fcmp_unordered("uno", x, x)), x, y)
     simple = {
         OpKind.NOTHING: lambda: x,
+        OpKind.LOOKUP: lambda: x,
         OpKind.ADD: lambda: b.fadd(x, y),
         OpKind.SUB: lambda: b.fsub(x, y),
         OpKind.MUL: lambda: b.fmul(x, y),
@@ -220,3 +225,46 @@ def _activation(v: Vectors, act: int, address: Any) -> Any:
         return lambda x: v.clip(x, low, high)
     table = FUNCTIONS if act == ActivationKind.FUNCTION else ACTIVATIONS
     return lambda x: activate(v, x, given.number, parameters, table)
+
+
+def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:
+    """lookup(x): for each byte of a vector, the one that it names of the 256 at an address.
+
+    With VBMI two permutations name 128 each. Shuffles name 16 each: those of a half are chained, as each adds to the
+    bytes that are not below its own first one by what these differ from the bytes of the shuffle before.
+    """
+    b, isa = v.b, target.isa()
+    if isa.vbmi:
+        parts = [v.load(b.add(table, const(k))) for k in range(0, 256, v.bytes)]
+        name = f"llvm.x86.avx512.vpermi2var.qi.{8 * v.bytes}"
+        halves = [(parts[k], parts[k + 1]) for k in (0, 2)]
+
+        def permuted(x: Any) -> Any:
+            low, high = (call_llvm(b, name, v.kind, [first, x, second]) for first, second in halves)
+            return b.select(b.icmp_signed("<", x, v.zero), high, low)
+
+        return permuted
+    if not isa.ssse3:
+        return lambda x: _looked_up_one_by_one(v, table, x)
+    rows = [v.gathered([b.add(table, const(k))] * (v.lanes // 16)) for k in range(0, 256, 16)]
+    steps = [row if k % 8 == 0 else b.xor(row, rows[k - 1]) for k, row in enumerate(rows)]
+
+    def shuffled(x: Any) -> Any:
+        found = v.zero
+        for half in (steps[:8], steps[8:]):
+            at = x if half[0] is steps[0] else b.xor(x, v.c(-128))
+            for step in half:
+                found = b.xor(found, shuffled_bytes(b, step, at))
+                at = call_llvm(b, f"llvm.ssub.sat.{v.suffix()}", v.kind, [at, v.c(16)])
+        return found
+
+    return shuffled
+
+
+def _looked_up_one_by_one(v: Vectors, table: Any, x: Any) -> Any:
+    found = ir.Constant(v.kind, ir.Undefined)
+    for lane in range(v.lanes):
+        at = ir.Constant(I32, lane)
+        named = v.b.add(table, v.b.zext(v.b.extract_element(x, at), I64))
+        found = v.b.insert_element(found, v.b.load(pointer(v.b, named, v.element)), at)
+    return found

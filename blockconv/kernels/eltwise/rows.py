@@ -14,6 +14,8 @@ for binary, other: the layout of the operand that is broadcast, if it is not the
 quantizations: what those of the sources and of the destination stand for, in the order of the buffers. These compute as
 if they were dequantized and the result quantized; a destination's padding then is its zero point. Floats of 16 bits
 compute as float32, which is rounded once. Scale and shift are float32 then.
+lookup: source, destination; the option table is the result for each byte, and the last of quantizations says what the
+padding is.
 """
 
 from __future__ import annotations
@@ -183,6 +185,7 @@ class How:
 
     lanes: of a vector that is computed with.
     quantizations: of the sources and the destination, of integers; None: they stand for themselves.
+    table: the result for each of 256 bytes, for a lookup.
     """
 
     element: ElementType
@@ -190,6 +193,7 @@ class How:
     lanes: int
     activation: Activation
     quantizations: tuple[Quantization, ...] | None = None
+    table: bytes = b""
 
     def integers(self, *buffers: int) -> EltwiseQuantization:
         """Of these sources and the destination."""
@@ -253,7 +257,7 @@ def _op(found: Extents, kind: int, buffers: tuple[int, int, int, int], storage: 
     )
     tasks = size_tasks * extent_tasks * math.prod(loop.size for loop in outer)
     chunk = chunk_of(tasks, min(found.size, size) * count * e.itemsize, threads, nbytes)
-    table = np.array(activation_arguments(activation), np.int64)
+    table = np.frombuffer(how.table, np.int64) if how.table else np.array(activation_arguments(activation), np.int64)
     repeated = found.inner if found.operand == Operand.REPEATED else 0
     kernel = eltwise(e.code, how.lanes, kind, found.operand, activation.kind, repeated)
     return Op(kernel, args, tasks, chunk, scratch=found.period * (2 * beside + e.itemsize) + 64, table=table)
@@ -267,6 +271,10 @@ def _loop(loop: Loop, itemsize: int, beside: int, ragged: bool) -> EltwiseLoop:
 
 def _activation_ops(problem: ActivationProblem, dst: Layout, how: How) -> list[Op]:
     return _ops(Operated(dst, problem.shape), OpKind.NOTHING, (0, 0, 0, 1), how)
+
+
+def _lookup_ops(problem: ActivationProblem, dst: Layout, how: How) -> list[Op]:
+    return _ops(Operated(dst, problem.shape), OpKind.LOOKUP, (0, 0, 0, 1), how)
 
 
 def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
@@ -331,18 +339,28 @@ def _cost(request: Request, how: How) -> float:
     return m.launch_seconds() + max(m.move_seconds(arrays * result, result), computed) / how.threads
 
 
+def _lookup_cost(request: Request, how: How) -> float:
+    """Two permutations and a choice, three instructions for each of 16 shuffles, or three for each byte."""
+    m, size = request.machine, request.dst.size(request.problem.shape)
+    each = 3 if m.isa.vbmi else 24 if m.isa.ssse3 else 2 * how.lanes
+    computed = size / how.lanes * each * m.cycle_seconds()
+    return m.launch_seconds() + max(m.move_seconds(size, size), computed) / how.threads
+
+
 def _row(op: str, why_not: Callable[..., Reason | None], ops: Callable[..., list[Op]], dtypes: tuple[str, ...]) -> Row:
     def make(
         request: Request,
         activation: Activation = IDENTITY,
         quantizations: tuple[Quantization, ...] | None = None,
+        table: bytes = b"",
         **options: Any,
     ) -> Primitive | Reason:
         reason, element = why_not(request, **options), request.types.src
-        lanes = request.machine.lanes(element.computed.itemsize)
-        how = How(element, request.threads, lanes, activation, quantizations)
+        lanes = request.machine.lanes((element if op == "lookup" else element.computed).itemsize)
+        how = How(element, request.threads, lanes, activation, quantizations, table)
         asked = request.problem, request.dst, how
-        return reason or Primitive(lambda: _cost(request, how), lambda: ops(*asked, **options))
+        cost = _lookup_cost if op == "lookup" else _cost
+        return reason or Primitive(lambda: cost(request, how), lambda: ops(*asked, **options))
 
     return Row(op, op, make, frozenset(dtypes))
 
@@ -351,4 +369,5 @@ ROWS = (
     _row("activation", _why_not, _activation_ops, (*FLOATS, *BYTES)),
     _row("binary", _why_not_binary, _binary_ops, (*FLOATS, *BYTES)),
     _row("affine", _why_not_affine, _affine_ops, FLOATS),
+    _row("lookup", _why_not, _lookup_ops, BYTES),
 )

@@ -5,12 +5,13 @@ Real numbers are float32 here, and so are the steps from integers to integers, i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from blockconv.core.activation import IDENTITY
+from blockconv.core.eltwise_problem import ActivationProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import (
@@ -22,7 +23,7 @@ from blockconv.core.quantization import (
     integers,
     real,
 )
-from blockconv.core.types import INTEGERS, ElementType, IntegerType, Types, element
+from blockconv.core.types import BYTES, INTEGERS, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import (
     Array,
     Arrays,
@@ -33,13 +34,14 @@ from blockconv.network.ops.base import (
     Shapes,
     check_axis,
     check_type,
+    each_pixel,
 )
 from blockconv.network.ops.elementwise import Activate, Binary
 from blockconv.network.ops.reach import Windows
 from blockconv.network.ops.rule import Layouts, Site
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
-__all__ = ["Dequantize", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
+__all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
 
 
 class _GivesIntegers(Conversion):
@@ -117,6 +119,43 @@ class Requantize(_GivesIntegers):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return integers(real(inputs[0], self.src) / self.dst.scale, self.dst, self.dtype)
+
+
+@dataclass(frozen=True)
+class Lookup(Attributes):
+    """dst = table[src], of 8 bits: whatever element-wise ops make of a value with one scale.
+
+    table: 256 bytes, the result for each byte of src. dst, dtype: of the output.
+    """
+
+    op: ClassVar[str] = "lookup"
+    is_exact: ClassVar[bool] = True
+    table: bytes = field(repr=False)
+    dst: Quantization
+    dtype: IntegerType = "uint8"
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        if len(self.table) != 256:
+            raise ArgumentError(self.op, "table", self.table, "has to have 256 bytes")
+        _check_integers(self, "dst", self.dst, element(self.dtype))
+        return inputs[0]
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        for argument, type in (("input", inputs[0]), ("dtype", element(self.dtype))):
+            check_type(self, argument, type, *BYTES)
+        return element(self.dtype)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.frombuffer(self.table, self.dtype)[inputs[0].view(np.uint8)]
+
+    def problem_at(self, site: Site) -> ActivationProblem:
+        return ActivationProblem(site.output.shape)
+
+    def options(self) -> dict[str, Any]:
+        return {"table": self.table, "quantizations": (self.dst, self.dst)}
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes)
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,7 @@ PASSES = (
     flatten_into_conv,
     fuse_epilogues,
     integers.stores,
+    integers.lookups,
     precision.conversions,
     unify,
     drop_dead_code,

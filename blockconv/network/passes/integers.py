@@ -8,7 +8,7 @@ integers itself. What is left runs as floats between the two (`dequantized`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,26 +17,38 @@ import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization, real
-from blockconv.core.types import INTEGERS, ElementType, Types, element
+from blockconv.core.types import BYTES, INTEGERS, ElementType, Types, element
 from blockconv.dispatch.quantizing import check_sums, is_light, is_narrow
 from blockconv.kernels import TABLE
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, Tensor
 from blockconv.network.ops import (
+    Activate,
+    Affine,
     Attributes,
     Binary,
     Conv2d,
     Dequantize,
     DynamicConv2d,
+    Lookup,
     Quantize,
     Quantized,
     QuantizedConv2d,
     Requantize,
     Reshape,
+    Shape,
 )
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, rewritten
 
-__all__ = ["computes_in_integers", "convolutions", "dequantized", "known_weights", "moves_integers", "stores"]
+__all__ = [
+    "computes_in_integers",
+    "convolutions",
+    "dequantized",
+    "known_weights",
+    "lookups",
+    "moves_integers",
+    "stores",
+]
 
 Array = npt.NDArray[Any]
 
@@ -53,6 +65,11 @@ def stores(network: Network) -> Network:
     if not any(isinstance(node.attributes, Quantize) for node in network.nodes):
         return network
     return rewritten(network, _quantize_of_dequantize, _goes_down, _goes_up, _conv_stores, _op_stores, _conv_adds)
+
+
+def lookups(network: Network) -> Network:
+    """Element-wise ops from 8 bits to 8 bits look their result up in a table, which `Network.evaluate` makes."""
+    return rewritten(network, _op_looks_up)
 
 
 def known_weights(network: Network) -> Network:
@@ -249,6 +266,63 @@ def _conv_adds(edit: Edit, node: Node) -> bool:
     return edit.replace((before, node), replace(before, attributes=attributes, inputs=inputs, output=node.output))
 
 
+def _op_looks_up(edit: Edit, node: Node) -> bool:
+    a = node.attributes
+    if not isinstance(a, (Quantize, Quantized, Requantize, Lookup)) or a.dtype not in BYTES:
+        return False
+    found = _element_wise(edit, node)
+    if found is None:
+        return False
+    source, nodes = found
+    # As so many images of one element; constants have one value each.
+    type, shape = edit.type(source), (256,) + (1,) * (len(edit.shape(source)) - 1)
+    constants = {name: edit.constants[name] for one in nodes for name in one.inputs if name in edit.constants}
+    constants |= {name: edit.constants[name][:1] for one in nodes for name in one.parameters}
+    network = Network((Tensor(source, shape, type),), (node.output,), tuple(nodes), constants)
+    every = np.arange(256, dtype=np.uint8).view(type.dtype).reshape(shape)
+    table = network.evaluate(every)[node.output].tobytes()
+    made = Node(node.name, Lookup(table, a.dst, a.dtype), (source,), node.output)
+    return edit.replace((*nodes[1:], node), made)
+
+
+def _element_wise(edit: Edit, node: Node) -> tuple[str, list[Node]] | None:
+    """The furthest value of 8 bits that a node's value depends on alone, element by element, and the nodes between,
+    this one first. None where there is none, or only a conversion."""
+    nodes, shape = [node], edit.shape(node.output)
+    found: tuple[str, list[Node]] | None = None
+
+    def is_inner(one: Node) -> bool:
+        times = sum(each.inputs.count(one.output) for each in nodes)
+        return edit.reads(one.output) == times and _is_element_wise(edit, one, shape)
+
+    if not shape or not _is_element_wise(edit, node, shape):
+        return None
+    while True:
+        made = {one.output for one in nodes}
+        read = {name for one in nodes for name in one.inputs if name not in edit.constants} - made
+        if len(read) == 1 and edit.type(*read).name in BYTES:
+            found = next(iter(read)), list(nodes)
+        before = [edit.producer(name, Attributes) for name in read]
+        inner = [one[0] for one in before if one is not None and is_inner(one[0])]
+        if not inner:
+            break
+        nodes.append(inner[0])
+    alone = isinstance(node.attributes, (Requantize, Lookup))
+    return None if found is None or (alone and len(found[1]) == 1) else found
+
+
+def _is_element_wise(edit: Edit, node: Node, shape: Shape) -> bool:
+    """Whether each element of a node's value, of this shape, depends on those at the same place alone."""
+    a = node.attributes
+    of = a.of if isinstance(a, Quantized) else a
+    if not isinstance(of, (Activate, Affine, Binary, Quantize, Dequantize, Requantize, Lookup)):
+        return False
+    flows = [name for name in node.inputs if name not in edit.constants]
+    ones = all(edit.constants[name].size == 1 for name in node.inputs if name in edit.constants)
+    same = all(np.unique(edit.constants[name]).size == 1 for name in node.parameters)
+    return bool(flows) and ones and same and all(edit.shape(name) == shape for name in (*flows, node.output))
+
+
 # ---------------------------------------------------------------- looking
 
 
@@ -269,7 +343,7 @@ def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:
     return edit.constants[before[0].inputs[0]], before[1].src, before[1].axis
 
 
-def _only_read_here(edit: Edit, names: Iterable[str]) -> list[Node]:
+def _only_read_here(edit: Edit, names: Sequence[str]) -> list[Node]:
     """The Dequantize nodes of these values that nothing else reads, which may vanish."""
-    found = [edit.private(name, Dequantize) for name in dict.fromkeys(names)]
+    found = [edit.producer(name, Dequantize) for name in dict.fromkeys(names) if edit.reads(name) == names.count(name)]
     return [one[0] for one in found if one is not None]

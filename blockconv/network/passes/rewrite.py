@@ -57,6 +57,10 @@ class Edit:
         """The same if the value is read once, and not given by the network: then it may vanish."""
         return self.producer(name, kind) if self._reads[name] == 1 else None
 
+    def reads(self, name: str) -> int:
+        """How often nodes read a value; that the network gives it counts too."""
+        return self._reads[name]
+
     def is_read(self, name: str) -> bool:
         """Whether a node reads a value, or the network gives it."""
         return self._reads[name] > 0

@@ -8,7 +8,7 @@ import conv_oracle
 import numpy as np
 import pytest
 import quantized_oracle
-from eltwise_lab import available, check
+from eltwise_lab import available, check, isa_layouts
 from storage_oracle import Array
 
 from blockconv import Quantization
@@ -96,6 +96,23 @@ def test_a_sigmoid_of_every_byte() -> None:
     wanted = quantized_oracle.integers(value, "uint8", 1 / 256, 0)
     check("activation", ActivationProblem(x.shape), "NHWC", [(x, "NHWC")], wanted, activation=activation("sigmoid"),
           quantizations=said)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+def test_a_table_of_every_byte(layout: str) -> None:
+    table = np.random.default_rng(0).permutation(256).astype(np.uint8)
+    said = Quantization(0.5, 7), Quantization(0.5, 7)
+    for k, shape in enumerate([*SHAPES, (5, 70, 1, 2), (2, 0, 3, 3)]):
+        x = numbers(shape, ("uint8", "int8")[k % 2])
+        wanted = table[x.view(np.uint8)].view(x.dtype)
+        options: dict[str, Any] = {"table": table.tobytes(), "quantizations": said, "fill": 7}
+        check("lookup", ActivationProblem(shape), layout, [(x, layout)], wanted, in_place=[None, 0][k % 2], **options)
+
+
+@pytest.mark.isa
+def test_a_table_of_many_bytes_on_threads() -> None:
+    table, x = np.arange(256, dtype=np.uint8)[::-1].copy(), numbers((1, 3, 301, 107), "uint8")
+    check("lookup", ActivationProblem(x.shape), "NCHW", [(x, "NCHW")], table[x], threads=2, table=table.tobytes())
 
 
 def test_scale_and_shift_are_of_floats() -> None:
