@@ -34,7 +34,16 @@ from blockconv.dispatch.boundary import (
 )
 from blockconv.runtime import Program, address_of, get_num_threads
 
-__all__ = ["as_blocked", "checked_shape", "conv2d_backward_data", "conv2d_backward_weights", "conv_transpose2d"]
+__all__ = [
+    "as_blocked",
+    "checked_shape",
+    "conv2d_backward_data",
+    "conv2d_backward_weights",
+    "conv_transpose2d",
+    "given_array",
+    "memory_order",
+    "start_of",
+]
 
 
 class _Transposed(Conv2d):
@@ -230,23 +239,39 @@ def conv2d_backward_weights(
            [16., 20., 16.]], dtype=float32)
     """
     options = (weight_shape, stride, padding, dilation, groups)
-    is_plain = out is None and not isinstance(input, BlockedArray) and not isinstance(grad, BlockedArray)
-    given: list[npt.NDArray[Any]] = (
-        [as_numpy(input, _WEIGHTS, "input"), as_numpy(grad, _WEIGHTS, "grad")] if is_plain else []
-    )
-    key = (
-        *((x.shape, x.strides, x.dtype, x.flags.aligned) for x in given),
-        cache_key(options),
-        bool(bias),
-        get_num_threads(),
-    )
-    known = _kept.get(key) if given else None
+    given = [given_array(_WEIGHTS, name, x) for name, x in (("input", input), ("grad", grad))]
+    result: Any = None if out is None else as_numpy(out, _WEIGHTS, "out", write=True)
+    arrays = given if out is None else [*given, result]
+    key = *map(memory_order, arrays), cache_key(options), bool(bias), get_num_threads()
+    known = _kept.get(key)
     if known is None:
-        return _first_weights(input, grad, options, bias, out, (key, *given) if given else None)
-    result = np.empty(known.shape, known.dtype)
-    of_bias = known.run(address_of(given[0]), address_of(given[1]), result)
-    found = like_any((input, grad), result)
+        return _first_weights(input, grad, options, bias, out, (key, arrays))
+    starts = list(map(start_of, given))
+    if out is None:
+        result = np.empty(known.shape, known.dtype)
+    else:
+        for name, x in zip(("input", "grad"), given, strict=True):
+            checked_alias(_WEIGHTS, x.storage if isinstance(x, BlockedArray) else x, result, name)
+    of_bias = known.run(*starts, result)
+    found = like_any((input, grad), result) if out is None else out
     return (found, like_any((input, grad), of_bias)) if bias else found
+
+
+def given_array(op: str, argument: str, x: Any) -> Any:
+    """A BlockedArray as it is, anything else as an array."""
+    return x if isinstance(x, BlockedArray) else as_numpy(x, op, argument)
+
+
+def memory_order(x: Any) -> tuple[Any, ...]:
+    """What a kernel is chosen by of an array, whatever its address: calls with equal ones are bound once."""
+    if isinstance(x, BlockedArray):
+        return x.layout, x.shape, x.dtype
+    return x.shape, x.strides, x.dtype, x.flags.aligned
+
+
+def start_of(x: Any) -> int:
+    """The address of an array's first byte."""
+    return address_of(x.storage if isinstance(x, BlockedArray) else x)
 
 
 _WEIGHTS = "conv2d_backward_weights"
@@ -274,7 +299,8 @@ _kept: dict[Any, _BoundWeights] = {}
 
 
 def _first_weights(input: Any, grad: Any, options: tuple[Any, ...], bias: bool, out: Any, kept: Any) -> Any:
-    """A gradient of weights, with all checks. kept: the key and the arrays by which the next call may do without."""
+    """A gradient of weights, with all checks. kept: the key and the arrays (input, gradient, and what is written, if
+    it was given) by which the next call may do without."""
     op = _WEIGHTS
     x, y = as_blocked(op, "input", input), as_blocked(op, "grad", grad)
     problem = _weights_problem(op, x.shape, *options)
@@ -301,7 +327,7 @@ def _first_weights(input: Any, grad: Any, options: tuple[Any, ...], bias: bool, 
     of_bias = bound.run(start, of_grad, result)
     if problem.n == 0:
         of_bias[...] = 0
-    elif kept and (start, of_grad) == (address_of(kept[1]), address_of(kept[2])):  # neither array was copied
+    elif [start, of_grad, address_of(result)][: len(kept[1])] == list(map(start_of, kept[1])):  # none was copied
         if len(_kept) >= KEPT:
             _kept.clear()
         _kept[kept[0]] = bound

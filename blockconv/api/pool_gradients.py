@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
-from blockconv.api.gradients import as_blocked, checked_shape
+from blockconv.api.gradients import as_blocked, checked_shape, given_array, memory_order, start_of
+from blockconv.api.modules import KEPT
 from blockconv.api.pool_problems import PROBLEMS
 from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
@@ -19,6 +20,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
 from blockconv.dispatch.boundary import (
+    cache_key,
     check_array_layout,
     check_out,
     checked_alias,
@@ -26,7 +28,7 @@ from blockconv.dispatch.boundary import (
     images_like,
     native_layout,
 )
-from blockconv.runtime import Program, address_of, get_num_threads
+from blockconv.runtime import Program, get_num_threads
 
 __all__ = ["adaptive_avg_pool2d_backward", "avg_pool2d_backward", "max_pool2d_backward"]
 
@@ -135,10 +137,52 @@ def adaptive_avg_pool2d_backward(
     return result
 
 
+class _Bound(NamedTuple):
+    """A gradient of a pool for arrays of certain shapes and memory orders: its result, and what computes it."""
+
+    shape: tuple[int, ...]
+    layout: Layout
+    dtype: Any
+    program: Program
+
+
+_kept: dict[Any, _Bound] = {}
+
+
 def _gradient(
     op: str, pool: str, shape: Any, grad: Any, parameters: tuple[Any, ...], indices: Any, wanted: tuple[Any, Any]
 ) -> Any:
     """The gradient of a pool's input. wanted: the arguments `out` and `out_layout`."""
+    out, layout = wanted
+    arrays = [given_array(op, name, x) for name, x in (("grad", grad), ("indices", indices)) if x is not None]
+    sources = len(arrays)
+    if out is not None:
+        arrays.append(out if isinstance(out, BlockedArray) else as_numpy(out, op, "out", write=True))
+    options = cache_key((shape, parameters, None if layout is None else str(layout)))
+    key = op, options, *map(memory_order, arrays), get_num_threads()
+    known = _kept.get(key)
+    if known is None:
+        return _first(key, arrays, op, pool, shape, grad, parameters, indices, wanted)
+    if out is None:
+        target = allocate(known.shape, known.layout, known.dtype)
+    else:
+        target = arrays[-1]
+        for name, x in zip(("grad", "indices"), arrays[:sources], strict=False):
+            checked_alias(op, _memory(x), _memory(target), name)
+    first, *others = map(start_of, arrays[:sources])
+    known.program.run((first, start_of(target), *(others or (0,))))
+    if out is not None:
+        return out
+    return target if isinstance(grad, BlockedArray) else images_like(grad, target.storage, target.layout, False)
+
+
+def _memory(x: Any) -> Any:
+    return x.storage if isinstance(x, BlockedArray) else x
+
+
+def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: Any, *rest: Any) -> Any:
+    """The same with all checks. The next call whose arrays have the same key does without, if none was copied."""
+    parameters, indices, wanted = rest
     sizes, y = checked_shape(op, "input_shape", shape), as_blocked(op, "grad", grad)
     with raised_by(op):
         problem = Pool2dBackwardProblem(PROBLEMS[pool](sizes, *parameters))
@@ -146,10 +190,15 @@ def _gradient(
         raise ArgumentError(op, "grad", y.shape, f"has to have the shape of the output, {problem.src_shape}")
     where = None if indices is None else _as_indices(op, indices, y)
     target = _target(op, grad, y, problem.dst_shape, wanted)
-    start, to = checked_alias(op, y.storage, target.storage, "grad")
+    starts = [checked_alias(op, x.storage, target.storage, name)[0]
+              for name, x in (("grad", y), ("indices", where)) if x is not None]  # fmt: skip
     if 0 not in problem.src_shape:
         program = _program(problem, y.layout, target.layout, Types.all(y.dtype), get_num_threads())
-        program.run((start, to, 0 if where is None else address_of(where.storage)))
+        program.run((starts[0], start_of(target), *(starts[1:] or (0,))))
+        if list(map(start_of, arrays)) == [*starts, start_of(target)][: len(arrays)]:
+            if len(_kept) >= KEPT:
+                _kept.clear()
+            _kept[key] = _Bound(target.shape, target.layout, target.dtype, program)
     else:
         target.storage[...] = 0
     if wanted[0] is not None:

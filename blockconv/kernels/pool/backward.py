@@ -1,12 +1,13 @@
 """The kernels of the gradients of pools, native from every layout to every other.
 
-A pixel of the input gets something from each window that covers it: of a maximum the window's gradient, if the index
-says that the maximum was there; of an average its share. Windows that cover a pixel are neighbours, so two tables say
-which these are. The vectors are contiguous channels of both arrays. Sums are float32, or float64, and are rounded once.
+Each element of the output is added to elements of the input, which are zero before: that of an average, times its
+share, to all that its window covers; that of a maximum to the one that its index names. Windows are taken in their
+order, so each element's sum has one order for any number of threads.
 
-Without such vectors, as in NCHW, each element of the output is added to the elements of the input instead, which are
-zero before: an output has fewer elements. Each element's sum has the same order. 16-bit floats would be rounded several
-times, so they are computed by vectors, of one channel if need be.
+Where both arrays have contiguous channels, a vector of channels is added at each tap of a window, of a maximum in the
+lanes whose index is there. Rows of the input that stay in the cache are a band. Sums of 16-bit floats are float32, in
+the scratch, until a band is complete. Otherwise, and where windows of maxima have many taps, elements are added one by
+one.
 
 Buffers: gradient of the output, gradient of the input, indices of maxima (which lie as the former).
 """
@@ -15,27 +16,36 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import I64, emitted, fill_memory, load_f, load_i64, pointer, store_f
+from blockconv.jit.ir import I32, emitted, fill_memory, load_f, load_i64, splat, store_f
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["PoolBackwardArgs", "pool_backward", "pool_scatter"]
+__all__ = ["INDEX", "PoolBackwardArgs", "pool_backward", "pool_scatter", "pool_spread"]
 
 INDEX = 8  # bytes
 
 
+class Windows(Arguments):
+    """A row, or a column, of windows: elements of the input along the axis."""
+
+    first = word("the first that they cover")
+    taps = word("how many they cover")
+    counted = word("how many an average counts")
+
+
 class Covering(Arguments):
-    """The windows that cover a row, or a column, of the input; or the rows, or columns, that a window covers."""
+    """The rows of windows that may cover a row of the input."""
 
     first = word("the first of them")
-    count = word("how many")
+    end = word("past the last")
 
 
 class Channels(Arguments):
@@ -48,23 +58,26 @@ class Channels(Arguments):
 
 
 class PoolBackwardArgs(Arguments):
-    """The gradient of a pool. A task is a row of the input, or all rows, of some channels of an image."""
+    """The gradient of a pool. A task is some rows of the input (a band), or all, of some channels of an image."""
 
     src = word("the gradient of the output", "address")
     dst = word("the gradient of the input", "address")
     idx = word("the indices of maxima", "address")
-    rows = word("a table: a `Covering` for each row of the input, or of windows; the others follow it", "address")
-    cols_at = word("from there to a `Covering` for each column", "bytes")
-    heights_at = word("to what an average counts of each row of windows", "bytes")
-    widths_at = word("to what it counts of each column of windows", "bytes")
+    rows = word("a table: `Windows` for each of their rows; the others follow it", "address")
+    cols_at = word("from there to those for each column", "bytes")
+    covering_at = word("to a `Covering` for each row of the input", "bytes")
     channels_at = word("to a `Channels` for each vector", "bytes")
     vectors = word("how many of these")
-    inner = word("how many of them a task computes, pixel by pixel; of a scatter, one")
+    inner = word("how many of them a task computes, pixel by pixel")
+    pixel = word("of all channels of a pixel, where a task computes these; else 0", "bytes")
+    band = word("rows of a task", "rows")
     n = word("images")
     ih = word("rows of the input", "rows")
     iw = word("columns of the input", "columns")
     oh = word("rows of the output", "rows")
     ow = word("columns of the output", "columns")
+    dh = word("from a tap to that below", "rows")
+    dw = word("from a tap to the next", "columns")
     source = group(Geometry, "the output's strides")
     destination = group(Geometry, "the input's strides")
     src_images = word("images of a block of the output")
@@ -73,100 +86,52 @@ class PoolBackwardArgs(Arguments):
     dst_image_block = word("from a block to the next", "bytes")
 
 
-class Pixel(NamedTuple):
-    """A pixel of the input, and the windows that cover it: addresses, numbers, strides in bytes."""
+class Tap(NamedTuple):
+    """A vector of an element of the output, and the taps that it is added to: addresses, counts, strides in bytes.
+
+    position: the number of the first tap's pixel. below, beside: from there to that of the next row's tap, of the next
+    tap. share: what an average multiplies by.
+    """
 
     dst: int
     src: int
     idx: int
     rows: int
+    row: int
     cols: int
-    src_row: int
-    src_col: int
-    idx_row: int
-    idx_col: int
+    col: int
     position: int
-    heights: int
-    widths: int
+    below: int
+    beside: int
+    share: float
     valid: int
     written: int
 
 
-def _sum(held: ElementType, lanes: int, is_max: bool, whole: bool) -> Any:
-    """sum(pixel): computes a vector of a pixel. whole: all of its lanes exist."""
+def _adder(held: ElementType, lanes: int, is_max: bool, whole: bool) -> Any:
+    """add(tap): adds a vector to sums of the type that is computed with. whole: all of its lanes exist."""
 
     @emitted
-    def compute(builder: Any, x: Pixel) -> None:
+    def add(builder: Any, x: Tap) -> None:
         b = builder
-        v, where = Floats(b, held, lanes), Vectors(b, element("int64"), lanes)
-        exist = None if whole else v.computed.below(x.valid)
-        (acc,) = v.computed.slots(1, v.computed.zero)
+        v, indices = Floats(b, held, lanes), Vectors(b, element("int64"), lanes)
+        sums, exist = v.computed, None if whole else v.computed.below(x.valid)
+        value = v.load(x.src, exist, None if whole else 0.0)
+        where = None
+        if is_max:
+            where = b.trunc(indices.load(x.idx, exist), ir.VectorType(I32, lanes))
+        else:
+            value = sums.mul(value, sums.splat(x.share if sums.itemsize == 8 else b.fptrunc(x.share, sums.element)))
         with cgutils.for_range(b, x.rows) as row:
-            src, idx = b.add(x.src, b.mul(row.index, x.src_row)), b.add(x.idx, b.mul(row.index, x.idx_row))
+            start, at = b.add(x.position, b.mul(row.index, x.below)), b.add(x.dst, b.mul(row.index, x.row))
             with cgutils.for_range(b, x.cols) as col:
-                at = b.add(src, b.mul(col.index, x.src_col))
-                value = v.load(at, exist, None if whole else 0.0)
-                if is_max:
-                    chosen = where.load(b.add(idx, b.mul(col.index, x.idx_col)), exist)
-                    is_here = b.icmp_signed("==", chosen, where.splat(x.position))
-                    value = b.select(is_here, value, v.computed.zero)
-                else:
-                    height, width = (
-                        b.load(b.gep(pointer(b, table, I64), [each.index]))
-                        for table, each in ((x.heights, row), (x.widths, col))
-                    )
-                    count = b.sitofp(b.mul(height, width), v.computed.element)
-                    value = b.fdiv(value, v.computed.splat(count))
-                b.store(v.computed.add(b.load(acc), value), acc)
-        v.store(b.load(acc), x.dst, None if whole else v.computed.below(x.written))
+                to, added = b.add(at, b.mul(col.index, x.col)), value
+                if where is not None:
+                    position = b.trunc(b.add(start, b.mul(col.index, x.beside)), I32)
+                    added = b.select(b.icmp_signed("==", where, splat(b, position, lanes)), value, sums.zero)
+                sums.store(sums.add(sums.load(to, exist), added), to, exist)
 
-    return compute
-
-
-@jit.kernel
-def pool_scatter(itemsize, is_max):
-    """The loop over tasks and elements of the output, of float32 or float64. A task is some channels of an image."""
-
-    def kernel(args, first, last, scratch):
-        a = PoolBackwardArgs(args)
-        s, d = a.source, a.destination
-        is_row_major = d.row == a.iw * d.col
-        for task in range(first, last):
-            vector, n = task % a.vectors, task // a.vectors
-            of = Channels(a.rows + a.channels_at)[vector]
-            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
-            for h in range(a.ih):
-                if d.col == of.written * itemsize:
-                    fill_memory(dst + h * d.row, a.iw * d.col, 0)
-                else:
-                    for w in range(a.iw):
-                        fill_memory(dst + h * d.row + w * d.col, of.written * itemsize, 0)
-            if n >= a.n:
-                continue
-            begin = _image(0, n, a.src_images, a.src_image_block, s.n) + of.src
-            for oh in range(a.oh):
-                rows = Covering(a.rows)[oh]
-                for ow in range(a.ow):
-                    at = begin + oh * s.row + ow * s.col
-                    if is_max:
-                        idx = a.idx + at // itemsize * INDEX
-                        for k in range(of.valid):
-                            place = load_i64(idx, k)
-                            to = place * d.col if is_row_major else place // a.iw * d.row + place % a.iw * d.col
-                            to += dst + k * itemsize
-                            store_f(to, load_f(to, itemsize) + load_f(a.src + at + k * itemsize, itemsize), itemsize)
-                        continue
-                    cols = Covering(a.rows + a.cols_at)[ow]
-                    count = load_i64(a.rows + a.heights_at, oh) * load_i64(a.rows + a.widths_at, ow)
-                    for k in range(of.valid if rows.count * cols.count > 0 else 0):
-                        share = load_f(a.src + at + k * itemsize, itemsize) / count
-                        for h in range(rows.count):
-                            to = dst + (rows.first + h) * d.row + cols.first * d.col + k * itemsize
-                            for _ in range(cols.count):
-                                store_f(to, load_f(to, itemsize) + share, itemsize)
-                                to += d.col
-
-    return kernel
+    return add
 
 
 @inline
@@ -174,49 +139,200 @@ def _image(first, n, images, block, each):
     return first + n // images * block + n % images * each
 
 
+@inline
+def _clear(a, dst, rows, written, itemsize):
+    """Zeros in the channels of a vector, of so many rows of the input."""
+    d = a.destination
+    for h in range(rows):
+        at = dst + h * d.row
+        if d.col == written * itemsize:
+            fill_memory(at, a.iw * d.col, 0)
+        else:
+            for w in range(a.iw):
+                fill_memory(at + w * d.col, written * itemsize, 0)
+
+
 @jit.kernel
 def pool_backward(src, lanes, is_max):
-    """The loop over tasks and pixels. src: the code of the type. lanes: channels of a vector."""
+    """The loop over bands and windows. src: the code of the type. lanes: channels of a vector."""
     held = ElementType.of(src)
-    itemsize = held.itemsize
-    of_all, of_some = (_sum(held, lanes, bool(is_max), whole) for whole in (True, False))
+    itemsize, size, is_half = held.itemsize, held.computed.itemsize, held.is_half
+    add_all, add_some = (_adder(held, lanes, bool(is_max), whole) for whole in (True, False))
+    round_all = _rounder(held, lanes)
 
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
-        s, d, inner = a.source, a.destination, a.inner
-        shares = a.vectors // inner
+        s, d, inner, dh, dw = a.source, a.destination, a.inner, a.dh, a.dw
+        shares, bands = a.vectors // inner, (a.ih + a.band - 1) // a.band
+        col, to_row, to_vector = d.col, d.row, 0
+        if is_half:
+            col, to_row, to_vector = inner * lanes * size, a.iw * inner * lanes * size, lanes * size
         for task in range(first, last):
             share, rest = task % shares, task // shares
-            h, n = rest % a.ih, rest // a.ih
-            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + h * d.row
-            exists = n < a.n
-            rows = Covering(a.rows)[h]
-            top = rows.first
-            src = _image(0, n, a.src_images, a.src_image_block, s.n) + top * s.row if exists else 0
-            for w in range(a.iw):
-                cols = Covering(a.rows + a.cols_at)[w]
+            top, n = rest % bands * a.band, rest // bands
+            end = min(a.ih, top + a.band)
+            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + top * d.row
+            to = scratch if is_half else dst
+            if is_half:
+                fill_memory(scratch, (end - top) * to_row, 0)
+            elif d.col == a.pixel:
+                _clear(a, dst, end - top, d.col // itemsize, itemsize)
+            else:
                 for vector in range(share * inner, share * inner + inner):
                     of = Channels(a.rows + a.channels_at)[vector]
-                    at = src + of.src + cols.first * s.col
-                    pixel = Pixel(
-                        dst + of.dst + w * d.col,
-                        a.src + at,
-                        a.idx + at // itemsize * INDEX,
-                        rows.count if exists else 0,
-                        cols.count,
-                        s.row,
-                        s.col,
-                        s.row // itemsize * INDEX,
-                        s.col // itemsize * INDEX,
-                        h * a.iw + w,
-                        a.rows + a.heights_at + 8 * top,
-                        a.rows + a.widths_at + 8 * cols.first,
-                        of.valid,
-                        of.written,
-                    )
-                    if of.valid == lanes:
-                        of_all(pixel)
-                    else:
-                        of_some(pixel)
+                    _clear(a, dst + of.dst, end - top, of.written, itemsize)
+            image = _image(0, n, a.src_images, a.src_image_block, s.n)
+            oh = Covering(a.rows + a.covering_at)[top].first
+            oh_end = Covering(a.rows + a.covering_at)[end - 1].end if n < a.n else 0
+            while oh < oh_end:
+                rows = Windows(a.rows)[oh]
+                above = max(0, (top - rows.first + dh - 1) // dh)
+                h = rows.first + above * dh
+                taps = max(0, min(rows.taps - above, (end - h + dh - 1) // dh))
+                for ow in range(a.ow if taps > 0 else 0):
+                    cols = Windows(a.rows + a.cols_at)[ow]
+                    at, place = image + oh * s.row + ow * s.col, to + (h - top) * to_row + cols.first * col
+                    part = 0.0 if is_max else 1.0 / (rows.counted * cols.counted)
+                    for vector in range(share * inner, share * inner + inner):
+                        of = Channels(a.rows + a.channels_at)[vector]
+                        tap = Tap(
+                            place + (vector - share * inner) * to_vector if is_half else place + of.dst,
+                            a.src + at + of.src,
+                            a.idx + (at + of.src) // itemsize * INDEX,
+                            taps,
+                            dh * to_row,
+                            cols.taps,
+                            dw * col,
+                            h * a.iw + cols.first,
+                            dh * a.iw,
+                            dw,
+                            part,
+                            of.valid,
+                            of.written,
+                        )
+                        if of.valid == lanes:
+                            add_all(tap)
+                        else:
+                            add_some(tap)
+                oh += 1
+            for h in range(end - top if is_half else 0):
+                for w in range(a.iw):
+                    for vector in range(share * inner, share * inner + inner):
+                        of, sums = Channels(a.rows + a.channels_at)[vector], scratch + h * to_row + w * col
+                        place = dst + h * d.row + w * d.col + of.dst
+                        round_all(place, sums + (vector - share * inner) * to_vector, of.written)
+
+    return kernel
+
+
+def _rounder(held: ElementType, lanes: int) -> Any:
+    """rounded(dst, sums, count): stores the first lanes of sums."""
+
+    @emitted
+    def rounded(builder: Any, dst: Any, sums: Any, count: Any) -> None:
+        v = Floats(builder, held, lanes)
+        v.store(v.computed.load(sums), dst, v.computed.below(count))
+
+    return rounded
+
+
+@jit.kernel
+def pool_scatter(itemsize):
+    """The loop over tasks and elements of the output, of maxima of float32 or float64. A task is some channels of an
+    image."""
+
+    def kernel(args, first, last, scratch):
+        a = PoolBackwardArgs(args)
+        s, d = a.source, a.destination
+        is_row_major, is_flat = d.row == a.iw * d.col, s.row == a.ow * s.col
+        rows, cols = (1, a.oh * a.ow) if is_flat else (a.oh, a.ow)
+        for task in range(first, last):
+            vector, n = task % a.vectors, task // a.vectors
+            of = Channels(a.rows + a.channels_at)[vector]
+            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
+            _clear(a, dst, a.ih, of.written, itemsize)
+            if n >= a.n:
+                continue
+            begin = _image(0, n, a.src_images, a.src_image_block, s.n) + of.src
+            for oh in range(rows):
+                at = begin + oh * s.row
+                if of.valid == 1 and s.col == itemsize and d.col == itemsize and is_row_major:
+                    grad, idx = a.src + at, a.idx + at // itemsize * INDEX
+                    for k in range(cols):
+                        to = dst + load_i64(idx, k) * itemsize
+                        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
+                    continue
+                for _ in range(cols):
+                    grad, idx = a.src + at, a.idx + at // itemsize * INDEX
+                    for k in range(of.valid):
+                        place = load_i64(idx, k)
+                        to = place * d.col if is_row_major else place // a.iw * d.row + place % a.iw * d.col
+                        to += dst + k * itemsize
+                        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
+                    at += s.col
+
+    return kernel
+
+
+@jit.kernel
+def pool_spread(src, lanes):
+    """The loop over tasks and rows of the input, of averages of float32 or float64. A task is a channel of an image.
+
+    What a row gets of each column of windows is summed in the scratch, and then spread over these columns.
+    """
+    held = ElementType.of(src)
+    itemsize = held.itemsize
+
+    @emitted
+    def add_row(builder: Any, dst: Any, src: Any, count: Any, factor: Any) -> None:
+        v = Vectors(builder, held, lanes)
+        share = v.splat(factor if itemsize == 8 else builder.fptrunc(factor, v.element))
+
+        def body(at: Any, mask: Any) -> None:
+            to = builder.add(dst, at)
+            v.store(v.add(v.load(to, mask), v.mul(v.load(builder.add(src, at), mask), share)), to, mask)
+
+        v.each(count, body)
+
+    @emitted
+    def add_run(builder: Any, dst: Any, count: Any, factor: Any) -> None:
+        v = Vectors(builder, held, lanes)
+        share = v.splat(factor if itemsize == 8 else builder.fptrunc(factor, v.element))
+
+        def body(at: Any, mask: Any) -> None:
+            to = builder.add(dst, at)
+            v.store(v.add(v.load(to, mask), share), to, mask)
+
+        v.each(count, body)
+
+    def kernel(args, first, last, scratch):
+        a = PoolBackwardArgs(args)
+        s, d = a.source, a.destination
+        for task in range(first, last):
+            channel, n = task % a.vectors, task // a.vectors
+            of = Channels(a.rows + a.channels_at)[channel]
+            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
+            _clear(a, dst, a.ih, of.written, itemsize)
+            begin = _image(a.src, n, a.src_images, a.src_image_block, s.n) + of.src
+            for h in range(a.ih if n < a.n and of.valid > 0 else 0):
+                covering = Covering(a.rows + a.covering_at)[h]
+                fill_memory(scratch, a.ow * itemsize, 0)
+                for oh in range(covering.first, covering.end):
+                    at, part = begin + oh * s.row, 1.0 / Windows(a.rows)[oh].counted
+                    if s.col == itemsize:
+                        add_row(scratch, at, a.ow, part)
+                        continue
+                    for ow in range(a.ow):
+                        to = scratch + ow * itemsize
+                        store_f(to, load_f(to, itemsize) + load_f(at + ow * s.col, itemsize) * part, itemsize)
+                for ow in range(a.ow):
+                    cols = Windows(a.rows + a.cols_at)[ow]
+                    to, part = dst + h * d.row + cols.first * d.col, load_f(scratch + ow * itemsize, itemsize)
+                    part = part * (1.0 / cols.counted)
+                    if d.col == itemsize and cols.taps >= lanes // 4:
+                        add_run(to, cols.taps, part)
+                        continue
+                    for k in range(cols.taps):
+                        store_f(to + k * d.col, load_f(to + k * d.col, itemsize) + part, itemsize)
 
     return kernel

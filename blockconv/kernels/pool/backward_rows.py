@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.geometry import NO_BLOCK
-from blockconv.kernels.pool.backward import PoolBackwardArgs, pool_backward, pool_scatter
+from blockconv.kernels.common.tasks import chunk_of
+from blockconv.kernels.pool.backward import PoolBackwardArgs, pool_backward, pool_scatter, pool_spread
 from blockconv.kernels.pool.blocking import windows
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
@@ -42,25 +44,26 @@ def _lanes(request: Request) -> int:
     return min(lanes, 1 << (min(s.length, d.length, request.problem.ic).bit_length() - 1))
 
 
-def _scatters(request: Request) -> bool:
-    """Whether elements of the output are added to the input's."""
-    return not request.types.src.is_half and _lanes(request) == 1
+BAND = 1 << 16  # bytes of the input's gradient that a task computes, at the most, but for one row
+MOST_TAPS = 24  # of a maximum whose vectors are added at each tap
 
 
-def _covering(request: Request, x: str) -> tuple[Any, Any]:
-    """A `Covering` for each input row ("h") or column, or each of windows, and what averages count of each window."""
-    problem = request.problem
-    pool, found = problem.pool, windows(problem.pool, x)
-    if _scatters(request):
-        return np.stack([found.first, found.taps], axis=1), found.counted
-    first, last = found.first, found.first + found.taps - 1
-    if problem.is_max:
-        size, stride, begin, dilation = (getattr(pool, name + x) for name in "kspd")
-        first = np.arange(len(first)) * stride - begin
-        last = first + (size - 1) * dilation
-    pixels = np.arange(problem.dst_shape[2 if x == "h" else 3])
-    start, end = np.searchsorted(last, pixels, "left"), np.searchsorted(first, pixels, "right")
-    return np.stack([start, np.maximum(0, end - start)], axis=1), found.counted
+def _by_vectors(request: Request) -> bool:
+    """Whether vectors of channels are added."""
+    p, is_half = request.problem, request.types.src.is_half
+    return is_half or (_lanes(request) > 1 and not (p.is_max and p.taps > MOST_TAPS))
+
+
+def _tables(request: Request) -> list[Any]:
+    """`Windows` of rows and of columns, and a `Covering` for each row of the input."""
+    pool = request.problem.pool
+    rows, cols = windows(pool, "h"), windows(pool, "w")
+    last = rows.first + (rows.taps - 1) * getattr(pool, "dh", 1)
+    pixels = np.arange(request.problem.dst_shape[2])
+    # With dilation, what windows cover need not begin in their order.
+    start = np.searchsorted(np.maximum.accumulate(last), pixels, "left")
+    end = np.searchsorted(np.minimum.accumulate(rows.first[::-1])[::-1], pixels, "right")
+    return [np.stack(rows, axis=1), np.stack(cols, axis=1), np.stack([start, np.maximum(start, end)], axis=1)]
 
 
 def _blocks(layout: Layout, shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
@@ -71,12 +74,14 @@ def _blocks(layout: Layout, shape: tuple[int, ...], itemsize: int) -> tuple[int,
 
 def _op(request: Request) -> Op:
     p, type, lanes = request.problem, request.types.src, _lanes(request)
-    (rows, heights), (cols, widths) = _covering(request, "h"), _covering(request, "w")
+    s, d, by_vectors = request.source, request.destination, _by_vectors(request)
     runs = np.array(_runs(request, lanes), np.int64)
-    parts = [np.asarray(part, np.int64).reshape(-1) for part in (rows, cols, heights, widths, runs)]
+    parts = [np.asarray(part, np.int64).reshape(-1) for part in (*_tables(request), runs)]
     ends = np.cumsum([0, *(8 * part.size for part in parts)])
     # Where pixels hold all channels, these are neighbours.
-    inner = len(runs) if request.source.length == request.destination.length == NO_BLOCK else 1
+    inner = len(runs) if s.length == d.length == NO_BLOCK else 1
+    row = p.dst_shape[3] * inner * lanes * type.computed.itemsize
+    band = min(p.dst_shape[2], max(1, BAND // row)) if by_vectors else p.dst_shape[2]
     src, dst = (
         _blocks(layout, shape, type.itemsize)
         for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape))
@@ -87,46 +92,61 @@ def _op(request: Request) -> Op:
         idx=Buffer(2) if p.is_max else 0,
         rows=OWN_TABLE,
         cols_at=int(ends[1]),
-        heights_at=int(ends[2]),
-        widths_at=int(ends[3]),
-        channels_at=int(ends[4]),
+        covering_at=int(ends[2]),
+        channels_at=int(ends[3]),
         vectors=len(runs),
         inner=inner,
+        pixel=p.ic * type.itemsize if inner == len(runs) else 0,
+        band=band,
         n=p.n,
         ih=p.dst_shape[2],
         iw=p.dst_shape[3],
         oh=p.src_shape[2],
         ow=p.src_shape[3],
-        source=request.source,
-        destination=request.destination,
+        dh=getattr(p.pool, "dh", 1),
+        dw=getattr(p.pool, "dw", 1),
+        source=s,
+        destination=d,
         src_images=src[0],
         src_image_block=src[1],
         dst_images=dst[0],
         dst_image_block=dst[1],
     )
-    images = request.dst.padded_shape(p.dst_shape)[0]
-    if _scatters(request):
-        return Op(pool_scatter(type.itemsize, int(p.is_max)), args, images * len(runs), 1, 0, np.concatenate(parts))
-    tasks = images * p.dst_shape[2] * (len(runs) // inner)
-    kernel = pool_backward(type.code, lanes, int(p.is_max))
-    return Op(kernel, args, tasks, max(1, min(16, tasks // 64)), 0, np.concatenate(parts))
+    images, table = request.dst.padded_shape(p.dst_shape)[0], np.concatenate(parts)
+    if by_vectors:
+        tasks = images * -(-p.dst_shape[2] // band) * (len(runs) // inner)
+        kernel, scratch = pool_backward(type.code, lanes, int(p.is_max)), row * band if type.is_half else 0
+        return Op(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
+    tasks = images * len(runs)
+    chunk = chunk_of(tasks, p.dst_shape[2] * p.dst_shape[3] * type.itemsize, request.threads)
+    if p.is_max:
+        return Op(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
+    most = request.machine.lanes(type.itemsize)
+    return Op(pool_spread(type.code, most), args, tasks, chunk, p.src_shape[3] * type.itemsize, table)
 
 
 def _make(request: Request) -> Primitive | Reason:
     for layout in (request.src, request.dst):
         if not layout.is_native:
             return f"needs layouts with at most one block of channels, unlike {layout}"
+    if math.prod(request.problem.dst_shape[2:]) >= 1 << 31:
+        return "needs fewer pixels of an image than 2^31"
 
     def seconds() -> float:
         p, m = request.problem, request.machine
-        pixels = p.n * p.ic * p.dst_shape[2] * p.dst_shape[3] / _lanes(request)
-        products = p.n * p.ic * p.src_shape[2] * p.src_shape[3] * p.taps / _lanes(request)
-        if _scatters(request):
-            products /= p.taps if p.is_max else 1
-            pixels /= 16
-        return m.launch_seconds() + (4 * products + 8 * pixels) * m.cycle_seconds() / request.threads
+        pixels, outputs = (p.n * p.ic * math.prod(shape[2:]) for shape in (p.dst_shape, p.src_shape))
+        cleared = CLEAR_CYCLES * pixels * request.types.src.itemsize / m.isa.vector_bytes
+        if _by_vectors(request):
+            added = outputs / _lanes(request) * (VECTOR_CYCLES + p.taps * TAP_CYCLES)
+        elif p.is_max:
+            added = outputs * SCATTER_CYCLES
+        else:
+            added = outputs * math.sqrt(p.taps) * SCATTER_CYCLES
+        return m.launch_seconds() + (cleared + added) * m.cycle_seconds() / request.threads
 
     return Primitive(seconds, lambda: [_op(request)])
 
 
+# Of a vector of zeros; of a vector of the output, of each of its taps; of an element that is added by itself.
+CLEAR_CYCLES, VECTOR_CYCLES, TAP_CYCLES, SCATTER_CYCLES = 2, 8, 2, 4
 BACKWARD = Row("pool_backward", "pool2d_backward", _make, frozenset(FLOATS))
