@@ -23,7 +23,19 @@ from blockconv import jit
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import I32, emitted, fill_memory, load_f, load_i64, splat, store_f
+from blockconv.jit.ir import (
+    I32,
+    I64,
+    const,
+    copy_memory,
+    emitted,
+    fill_memory,
+    load_f,
+    load_i64,
+    pointer,
+    splat,
+    store_f,
+)
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.vectors import Vectors
@@ -68,6 +80,11 @@ class PoolBackwardArgs(Arguments):
     covering_at = word("to a `Covering` for each row of the input", "bytes")
     channels_at = word("to a `Channels` for each vector", "bytes")
     vectors = word("how many of these")
+    factors_at = word("from `rows` to 1 / what an average counts of each column of windows", "bytes")
+    slots_at = word("to the slots of each vector of columns: bytes to sums, which of them, bits to keep", "bytes")
+    slots = word("of a vector of columns")
+    made_at = word("from the scratch to a row of results", "bytes")
+    plane = word("of a task, where those of all are contiguous; else 0", "bytes")
     inner = word("how many of them a task computes, pixel by pixel")
     pixel = word("of all channels of a pixel, where a task computes these; else 0", "bytes")
     band = word("rows of a task", "rows")
@@ -108,8 +125,9 @@ class Tap(NamedTuple):
     written: int
 
 
-def _adder(held: ElementType, lanes: int, is_max: bool, whole: bool) -> Any:
-    """add(tap): adds a vector to sums of the type that is computed with. whole: all of its lanes exist."""
+def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) -> Any:
+    """add(tap): adds a vector to sums of the type that is computed with. cols: taps of most rows; 0: any number. whole:
+    all of the lanes exist."""
 
     @emitted
     def add(builder: Any, x: Tap) -> None:
@@ -124,12 +142,20 @@ def _adder(held: ElementType, lanes: int, is_max: bool, whole: bool) -> Any:
             value = sums.mul(value, sums.splat(x.share if sums.itemsize == 8 else b.fptrunc(x.share, sums.element)))
         with cgutils.for_range(b, x.rows) as row:
             start, at = b.add(x.position, b.mul(row.index, x.below)), b.add(x.dst, b.mul(row.index, x.row))
-            with cgutils.for_range(b, x.cols) as col:
-                to, added = b.add(at, b.mul(col.index, x.col)), value
+
+            def tap(col: Any, start: Any = start, at: Any = at) -> None:
+                to, added = b.add(at, b.mul(col, x.col)), value
                 if where is not None:
-                    position = b.trunc(b.add(start, b.mul(col.index, x.beside)), I32)
+                    position = b.trunc(b.add(start, b.mul(col, x.beside)), I32)
                     added = b.select(b.icmp_signed("==", where, splat(b, position, lanes)), value, sums.zero)
                 sums.store(sums.add(sums.load(to, exist), added), to, exist)
+
+            with b.if_else(b.icmp_signed("==", x.cols, const(cols))) as (is_usual, is_other):
+                with is_usual:
+                    for k in range(cols):
+                        tap(const(k))
+                with is_other, cgutils.for_range(b, x.cols) as col:
+                    tap(col.index)
 
     return add
 
@@ -153,11 +179,11 @@ def _clear(a, dst, rows, written, itemsize):
 
 
 @jit.kernel
-def pool_backward(src, lanes, is_max):
-    """The loop over bands and windows. src: the code of the type. lanes: channels of a vector."""
+def pool_backward(src, lanes, is_max, cols):
+    """The loop over bands and windows. src: the code of the type. lanes: channels of a vector. cols: as of `_adder`."""
     held = ElementType.of(src)
     itemsize, size, is_half = held.itemsize, held.computed.itemsize, held.is_half
-    add_all, add_some = (_adder(held, lanes, bool(is_max), whole) for whole in (True, False))
+    add_all, add_some = (_adder(held, lanes, bool(is_max), cols, whole) for whole in (True, False))
     round_all = _rounder(held, lanes)
 
     def kernel(args, first, last, scratch):
@@ -241,16 +267,24 @@ def pool_scatter(itemsize):
     """The loop over tasks and elements of the output, of maxima of float32 or float64. A task is some channels of an
     image."""
 
+    @inline
+    def add_one(dst, grad, idx, k):
+        to = dst + load_i64(idx, k) * itemsize
+        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
+
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
         s, d = a.source, a.destination
         is_row_major, is_flat = d.row == a.iw * d.col, s.row == a.ow * s.col
         rows, cols = (1, a.oh * a.ow) if is_flat else (a.oh, a.ow)
+        half = cols // 2
+        fill_memory(a.dst + first * a.plane, (last - first) * a.plane, 0)
         for task in range(first, last):
             vector, n = task % a.vectors, task // a.vectors
             of = Channels(a.rows + a.channels_at)[vector]
             dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
-            _clear(a, dst, a.ih, of.written, itemsize)
+            if a.plane == 0:
+                _clear(a, dst, a.ih, of.written, itemsize)
             if n >= a.n:
                 continue
             begin = _image(0, n, a.src_images, a.src_image_block, s.n) + of.src
@@ -258,9 +292,12 @@ def pool_scatter(itemsize):
                 at = begin + oh * s.row
                 if of.valid == 1 and s.col == itemsize and d.col == itemsize and is_row_major:
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
-                    for k in range(cols):
-                        to = dst + load_i64(idx, k) * itemsize
-                        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
+                    # Neighbouring windows often have one maximum, and its sums would wait for each other.
+                    for k in range(half):
+                        add_one(dst, grad, idx, k)
+                        add_one(dst, grad, idx, half + k)
+                    if cols > 2 * half:
+                        add_one(dst, grad, idx, cols - 1)
                     continue
                 for _ in range(cols):
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
@@ -278,7 +315,8 @@ def pool_scatter(itemsize):
 def pool_spread(src, lanes):
     """The loop over tasks and rows of the input, of averages of float32 or float64. A task is a channel of an image.
 
-    What a row gets of each column of windows is summed in the scratch, and then spread over these columns.
+    What a row gets of each column of windows is summed in the scratch. Then vectors of columns are sums of some of
+    these: `slots` permutations for each vector, as a table says. src: the code of the type. lanes: of a vector.
     """
     held = ElementType.of(src)
     itemsize = held.itemsize
@@ -295,44 +333,64 @@ def pool_spread(src, lanes):
         v.each(count, body)
 
     @emitted
-    def add_run(builder: Any, dst: Any, count: Any, factor: Any) -> None:
+    def write_row(builder: Any, dst: Any, sums: Any, table: Any, slots: Any, cols: Any) -> None:
+        b, v = builder, Vectors(builder, held, lanes)
+        bytes_of_slot = const(8 + 2 * v.bytes)
+
+        def body(at: Any, mask: Any) -> None:
+            (total,) = v.slots(1, v.zero)
+            b.store(v.zero, total)
+            first = b.mul(b.mul(b.udiv(at, const(v.bytes)), slots), bytes_of_slot)
+            with cgutils.for_range(b, slots) as slot:
+                entry = b.add(table, b.add(first, b.mul(slot.index, bytes_of_slot)))
+                start = b.load(pointer(b, entry, I64))
+                found = v.permuted(v.load(b.add(sums, start)), b.add(entry, const(8)))
+                b.store(v.add(b.load(total), v.with_zero_bits(found, b.add(entry, const(8 + v.bytes)))), total)
+            v.store(b.load(total), b.add(dst, at), mask)
+
+        v.each(cols, body)
+
+    @emitted
+    def scale_row(builder: Any, dst: Any, factors: Any, count: Any) -> None:
         v = Vectors(builder, held, lanes)
-        share = v.splat(factor if itemsize == 8 else builder.fptrunc(factor, v.element))
 
         def body(at: Any, mask: Any) -> None:
             to = builder.add(dst, at)
-            v.store(v.add(v.load(to, mask), share), to, mask)
+            v.store(v.mul(v.load(to, mask), v.load(builder.add(factors, at), mask)), to, mask)
 
         v.each(count, body)
 
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
         s, d = a.source, a.destination
+        made = scratch + a.made_at
         for task in range(first, last):
             channel, n = task % a.vectors, task // a.vectors
             of = Channels(a.rows + a.channels_at)[channel]
             dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
-            _clear(a, dst, a.ih, of.written, itemsize)
+            if n >= a.n or of.valid == 0:
+                _clear(a, dst, a.ih, 1, itemsize)
+                continue
             begin = _image(a.src, n, a.src_images, a.src_image_block, s.n) + of.src
-            for h in range(a.ih if n < a.n and of.valid > 0 else 0):
-                covering = Covering(a.rows + a.covering_at)[h]
-                fill_memory(scratch, a.ow * itemsize, 0)
-                for oh in range(covering.first, covering.end):
+            top, end = -1, -1
+            for h in range(a.ih):
+                covering, to = Covering(a.rows + a.covering_at)[h], dst + h * d.row
+                if d.col == itemsize and covering.first == top and covering.end == end:
+                    copy_memory(to, to - d.row, a.iw * itemsize)
+                    continue
+                top, end = covering.first, covering.end
+                fill_memory(scratch, a.made_at, 0)
+                for oh in range(top, end):
                     at, part = begin + oh * s.row, 1.0 / Windows(a.rows)[oh].counted
                     if s.col == itemsize:
                         add_row(scratch, at, a.ow, part)
                         continue
                     for ow in range(a.ow):
-                        to = scratch + ow * itemsize
-                        store_f(to, load_f(to, itemsize) + load_f(at + ow * s.col, itemsize) * part, itemsize)
-                for ow in range(a.ow):
-                    cols = Windows(a.rows + a.cols_at)[ow]
-                    to, part = dst + h * d.row + cols.first * d.col, load_f(scratch + ow * itemsize, itemsize)
-                    part = part * (1.0 / cols.counted)
-                    if d.col == itemsize and cols.taps >= lanes // 4:
-                        add_run(to, cols.taps, part)
-                        continue
-                    for k in range(cols.taps):
-                        store_f(to + k * d.col, load_f(to + k * d.col, itemsize) + part, itemsize)
+                        sum_at = scratch + ow * itemsize
+                        store_f(sum_at, load_f(sum_at, itemsize) + load_f(at + ow * s.col, itemsize) * part, itemsize)
+                scale_row(scratch, a.rows + a.factors_at, a.ow)
+                write_row(to if d.col == itemsize else made, scratch, a.rows + a.slots_at, a.slots, a.iw)
+                for w in range(a.iw if d.col != itemsize else 0):
+                    store_f(to + w * d.col, load_f(made + w * itemsize, itemsize), itemsize)
 
     return kernel

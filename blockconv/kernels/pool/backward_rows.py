@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blockconv.core.layout import Layout
+from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import PoolBackwardArgs, pool_backward, pool_scatter, pool_spread
-from blockconv.kernels.pool.blocking import windows
+from blockconv.kernels.pool.blocking import Windows, windows
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
@@ -45,7 +46,9 @@ def _lanes(request: Request) -> int:
 
 
 BAND = 1 << 16  # bytes of the input's gradient that a task computes, at the most, but for one row
-MOST_TAPS = 24  # of a maximum whose vectors are added at each tap
+SCATTERED = 128  # channels of a task that scatters
+MOST_COLS = 4  # taps of a row of windows for which code of its own is made
+MOST_TAPS = 4  # of a maximum whose vectors are added at each tap
 
 
 def _by_vectors(request: Request) -> bool:
@@ -54,12 +57,32 @@ def _by_vectors(request: Request) -> bool:
     return is_half or (_lanes(request) > 1 and not (p.is_max and p.taps > MOST_TAPS))
 
 
+class _Axes(NamedTuple):
+    """The windows along both axes, and the input's rows and columns."""
+
+    rows: Windows
+    cols: Windows
+    ih: int
+    iw: int
+
+
+def _axes(request: Request) -> _Axes:
+    """Of an average of all pixels, whose rows follow each other, all are one row."""
+    p, d = request.problem, request.destination
+    rows, cols = windows(p.pool, "h"), windows(p.pool, "w")
+    ih, iw = p.dst_shape[2:]
+    is_one = p.src_shape[2:] == (1, 1) and (*rows.taps, *cols.taps) == (ih, iw) and d.row == iw * d.col
+    if is_one and not p.is_max and not _by_vectors(request):
+        one = np.ones(1, np.int64)
+        return _Axes(rows._replace(first=0 * one, taps=one), cols._replace(taps=ih * iw * one), 1, ih * iw)
+    return _Axes(rows, cols, ih, iw)
+
+
 def _tables(request: Request) -> list[Any]:
     """`Windows` of rows and of columns, and a `Covering` for each row of the input."""
-    pool = request.problem.pool
-    rows, cols = windows(pool, "h"), windows(pool, "w")
+    pool, (rows, cols, ih, _) = request.problem.pool, _axes(request)
     last = rows.first + (rows.taps - 1) * getattr(pool, "dh", 1)
-    pixels = np.arange(request.problem.dst_shape[2])
+    pixels = np.arange(ih)
     # With dilation, what windows cover need not begin in their order.
     start = np.searchsorted(np.maximum.accumulate(last), pixels, "left")
     end = np.searchsorted(np.minimum.accumulate(rows.first[::-1])[::-1], pixels, "right")
@@ -72,16 +95,49 @@ def _blocks(layout: Layout, shape: tuple[int, ...], itemsize: int) -> tuple[int,
     return (layout.blocks[0], step * itemsize) if step else (1 << 40, 0)
 
 
+def _slots(request: Request) -> tuple[list[Any], int]:
+    """Two tables of a `pool_spread`, its factors and its slots, and how many slots a vector of columns has."""
+    itemsize, (_, cols, _, iw) = request.types.src.itemsize, _axes(request)
+    lanes = request.machine.lanes(itemsize)
+    factors = np.zeros(-(-len(cols.first) // 2) * 2, request.types.src.name)
+    np.divide(1.0, cols.counted, out=factors[: len(cols.first)], where=cols.taps > 0)
+    vectors = -(-iw // lanes)
+    pixels = np.arange(vectors * lanes)
+    start = np.searchsorted(cols.first + cols.taps, pixels, "right")
+    end = np.where(pixels < iw, np.searchsorted(cols.first, pixels, "right"), start)
+    slots = int((end - start).max())
+    at = (start[:, None] + np.arange(slots)).reshape(vectors, lanes, slots).transpose(0, 2, 1)
+    keep = at < end.reshape(vectors, 1, lanes)
+    base = np.where(keep.any(axis=2), np.where(keep, at, 1 << 40).min(axis=2), 0)[..., None]
+    parts = []
+    # Of an adaptive pool with more windows than pixels, those of a vector may be further apart than its lanes.
+    for first in range(0, int(np.where(keep, at - base, 0).max()) + 1, lanes):
+        chosen = keep & (first <= at - base) & (at - base < first + lanes)
+        words = np.concatenate([np.where(chosen, at - base - first, 0), np.where(chosen, -1, 0)], axis=2)
+        held = np.ascontiguousarray(words, f"i{itemsize}").view(np.int64)
+        parts.append(np.concatenate([np.minimum(base + first, len(cols.first)) * itemsize, held], axis=2))
+    table = np.concatenate(parts, axis=1)
+    slots = table.shape[1]
+    return [factors.view(np.int64), table], slots
+
+
 def _op(request: Request) -> Op:
     p, type, lanes = request.problem, request.types.src, _lanes(request)
+    _, _, ih, iw = _axes(request)
     s, d, by_vectors = request.source, request.destination, _by_vectors(request)
-    runs = np.array(_runs(request, lanes), np.int64)
-    parts = [np.asarray(part, np.int64).reshape(-1) for part in (*_tables(request), runs)]
+    runs = np.array(_runs(request, lanes if by_vectors or lanes == 1 else SCATTERED), np.int64)
+    most, spread, slots = request.machine.lanes(type.itemsize), not by_vectors and not p.is_max, 0
+    columns: list[Any] = [[], []]
+    if spread:
+        columns, slots = _slots(request)
+    parts = [np.asarray(part, np.int64).reshape(-1) for part in (*_tables(request), runs, *columns)]
     ends = np.cumsum([0, *(8 * part.size for part in parts)])
     # Where pixels hold all channels, these are neighbours.
     inner = len(runs) if s.length == d.length == NO_BLOCK else 1
-    row = p.dst_shape[3] * inner * lanes * type.computed.itemsize
-    band = min(p.dst_shape[2], max(1, BAND // row)) if by_vectors else p.dst_shape[2]
+    row = iw * inner * lanes * type.computed.itemsize
+    made = (p.src_shape[3] + 2 * most) * type.itemsize
+    plane = ih * iw * type.itemsize
+    band = min(ih, max(1, BAND // row)) if by_vectors else ih
     src, dst = (
         _blocks(layout, shape, type.itemsize)
         for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape))
@@ -95,12 +151,17 @@ def _op(request: Request) -> Op:
         covering_at=int(ends[2]),
         channels_at=int(ends[3]),
         vectors=len(runs),
+        factors_at=int(ends[4]),
+        slots_at=int(ends[5]),
+        slots=slots,
+        made_at=made,
+        plane=plane if _planes_follow(request) else 0,
         inner=inner,
         pixel=p.ic * type.itemsize if inner == len(runs) else 0,
         band=band,
         n=p.n,
-        ih=p.dst_shape[2],
-        iw=p.dst_shape[3],
+        ih=ih,
+        iw=iw,
         oh=p.src_shape[2],
         ow=p.src_shape[3],
         dh=getattr(p.pool, "dh", 1),
@@ -114,15 +175,24 @@ def _op(request: Request) -> Op:
     )
     images, table = request.dst.padded_shape(p.dst_shape)[0], np.concatenate(parts)
     if by_vectors:
-        tasks = images * -(-p.dst_shape[2] // band) * (len(runs) // inner)
-        kernel, scratch = pool_backward(type.code, lanes, int(p.is_max)), row * band if type.is_half else 0
+        tasks = images * -(-ih // band) * (len(runs) // inner)
+        cols = p.pool.kw if isinstance(p.pool, Pool2dProblem) and p.pool.kw <= MOST_COLS else 0
+        kernel, scratch = pool_backward(type.code, lanes, int(p.is_max), cols), row * band if type.is_half else 0
         return Op(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
     tasks = images * len(runs)
-    chunk = chunk_of(tasks, p.dst_shape[2] * p.dst_shape[3] * type.itemsize, request.threads)
+    chunk = chunk_of(tasks, plane * max(1, p.ic // len(runs)), request.threads)
     if p.is_max:
         return Op(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
-    most = request.machine.lanes(type.itemsize)
-    return Op(pool_spread(type.code, most), args, tasks, chunk, p.src_shape[3] * type.itemsize, table)
+    scratch = made + (iw + most) * type.itemsize
+    return Op(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
+
+
+def _planes_follow(request: Request) -> bool:
+    """Whether each channel's plane is contiguous, and followed by that of the next one, and of the next image."""
+    p, d = request.problem, request.destination
+    plane = p.dst_shape[2] * p.dst_shape[3] * request.types.src.itemsize
+    rows = d.col == request.types.src.itemsize and d.row == p.dst_shape[3] * d.col
+    return rows and d.length == 1 and d.block == plane and (p.n == 1 or d.n == p.ic * plane)
 
 
 def _make(request: Request) -> Primitive | Reason:

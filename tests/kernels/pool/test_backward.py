@@ -33,6 +33,10 @@ POOLS = (
     Pool2dProblem("avg_include_padding", 2, 4, 6, 6, 2, 2, 2, 2, divisor=-4),
     AdaptivePool2dProblem(2, 9, 8, 8, 2, 4),
     AdaptivePool2dProblem(1, 17, 3, 4, 5, 4),
+    AdaptivePool2dProblem(2, 19, 5, 7, 1, 1),
+    AdaptivePool2dProblem(1, 3, 2, 5, 3, 90),
+    Pool2dProblem("max", 2, 18, 6, 40, 5, 5, 1, 1, 2, 2),
+    Pool2dProblem("avg_exclude_padding", 2, 5, 6, 40, 3, 3, 2, 2, 1, 1),
 )
 Pool = Pool2dProblem | AdaptivePool2dProblem
 
@@ -93,7 +97,7 @@ def test_every_layout(pool: Pool) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_types(dtype: str) -> None:
-    for pool in (POOLS[0], POOLS[3]):
+    for pool in (POOLS[0], POOLS[3], *POOLS[8:]):
         for src, dst in (("NCHW", "NHWC"), ("NCHW16", "NCHW16"), ("CHWN4", "NCHW")):
             check(pool, src, dst, dtype)
 
@@ -119,6 +123,32 @@ def pools(draw: st.DrawFn) -> Pool:
 @given(pool=pools(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from(LAYOUTS))
 def test_random_pools(pool: Pool, src: str, dst: str) -> None:
     check(pool, src, dst)
+
+
+def test_bits_are_the_same_for_any_number_of_threads() -> None:
+    """Windows overlap, and bands and channels of tasks end between them."""
+    for pool in (
+        Pool2dProblem("max", 2, 40, 60, 50, 3, 3, 1, 1, 1, 1),
+        Pool2dProblem("avg_include_padding", 1, 40, 90, 64, 3, 3, 1, 1),
+    ):
+        problem, rng = Pool2dBackwardProblem(pool), np.random.default_rng(0)
+        grad, indices = (
+            rng.standard_normal(pool.dst_shape),
+            arrays(pool)[1] if pool.kind == "max" else np.zeros(1, np.int64),
+        )
+        for dtype, layout in (("float32", "NHWC"), ("float32", "NCHW"), ("bfloat16", "NCHW16")):
+            types, found = Types.all(dtype), []
+            x, where = (
+                stored(grad.astype(types.src.dtype), layout, 0),
+                stored(indices, layout, -1) if pool.kind == "max" else indices,
+            )
+            for threads in (1, 2, 3, 8):
+                row = selection.choose("pool2d_backward", problem, Layout(layout), Layout(layout), types)
+                out = np.empty(Layout(layout).size(pool.src_shape), types.src.dtype)
+                program = Program(row.prepare(problem, Layout(layout), Layout(layout), types, threads).ops())
+                program.run((address_of(x), address_of(out), address_of(where)), threads)
+                found.append(out.tobytes())
+            assert len(set(found)) == 1, (pool, dtype, layout)
 
 
 def test_explain_names_it() -> None:
