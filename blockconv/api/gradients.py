@@ -239,20 +239,20 @@ def conv2d_backward_weights(
            [16., 20., 16.]], dtype=float32)
     """
     options = (weight_shape, stride, padding, dilation, groups)
-    given = [given_array(_WEIGHTS, name, x) for name, x in (("input", input), ("grad", grad))]
+    given: list[Any] = [given_array(_WEIGHTS, name, x) for name, x in (("input", input), ("grad", grad))]
     result: Any = None if out is None else as_numpy(out, _WEIGHTS, "out", write=True)
-    arrays = given if out is None else [*given, result]
+    arrays: list[Any] = given if out is None else [*given, result]
     key = *map(memory_order, arrays), cache_key(options), bool(bias), get_num_threads()
     known = _kept.get(key)
     if known is None:
         return _first_weights(input, grad, options, bias, out, (key, arrays))
-    starts = list(map(start_of, given))
+    src, dst = map(start_of, given)
     if out is None:
         result = np.empty(known.shape, known.dtype)
     else:
         for name, x in zip(("input", "grad"), given, strict=True):
             checked_alias(_WEIGHTS, x.storage if isinstance(x, BlockedArray) else x, result, name)
-    of_bias = known.run(*starts, result)
+    of_bias = known.run(src, dst, result)
     found = like_any((input, grad), result) if out is None else out
     return (found, like_any((input, grad), of_bias)) if bias else found
 
