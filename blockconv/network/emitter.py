@@ -20,7 +20,18 @@ from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
-from blockconv.network.ops import Activate, Attributes, Binary, Concat, Convolution, GroupNorm, Reshape, Shape, Slice
+from blockconv.network.ops import (
+    Activate,
+    Attributes,
+    Binary,
+    Concat,
+    Convolution,
+    GroupNorm,
+    Reshape,
+    Shape,
+    Slice,
+    Transpose,
+)
 from blockconv.network.rest import Rest
 
 __all__ = ["Emitter", "Translation", "Unsupported", "check_supported", "counted_nodes", "element_type"]
@@ -285,7 +296,8 @@ class Translation:
         return x
 
     def gathered(self, x: Tensor, axis: int, indices: Array) -> Tensor:
-        """The elements of these indices along an axis, as a few slices with steps; `indices` has one dimension."""
+        """The elements of these indices along an axis, as a few slices with steps, and elements that are repeated;
+        `indices` has one dimension."""
         size = x.shape[axis]
         if any(not -size <= k < size for k in indices):
             raise self.error(
@@ -293,19 +305,65 @@ class Translation:
             )
         runs: list[list[int]] = []
         for k in (int(k) % size for k in indices):
-            if runs and (len(runs[-1]) == 1 or k - runs[-1][-1] == runs[-1][1] - runs[-1][0]) and k != runs[-1][-1]:
+            if runs and (len(runs[-1]) == 1 or k - runs[-1][-1] == runs[-1][1] - runs[-1][0]):
                 runs[-1].append(k)
             else:
                 runs.append([k])
         if not 0 < len(runs) <= MOST_SLICES:
             raise Unsupported(f"indices that are {len(runs)} slices")
-        if runs == [list(range(size))]:
-            return x
         steps = [one[1] - one[0] if len(one) > 1 else 1 for one in runs]
-        made = [Slice(axis, one[0], len(one), step) for one, step in zip(runs, steps, strict=True)]
-        if len(made) == 1:
-            return self.emit(made[0], x)
-        return self.emit(Concat(axis), *(self.emit(one, x, helps=True) for one in made))
+        if any(step == 0 and len(one) > MOST_COPIES for one, step in zip(runs, steps, strict=True)):
+            raise Unsupported(f"indices that repeat an element more than {MOST_COPIES} times")
+        if len(runs) == 1 and steps[0]:
+            return x if runs[0] == list(range(size)) else self.emit(Slice(axis, runs[0][0], len(runs[0]), steps[0]), x)
+        parts: list[Tensor] = []
+        for one, step in zip(runs, steps, strict=True):
+            part = self.emit(Slice(axis, one[0], len(one) if step else 1, step or 1), x, helps=True)
+            parts += [part] * (1 if step else len(one))
+        return self.emit(Concat(axis), *parts)
+
+    def padded(self, x: Tensor, pads: Sequence[tuple[int, int]], mode: str) -> Tensor:
+        """x with (before, after) of its own elements on each axis, as `numpy.pad` has the modes edge, reflect, wrap.
+
+        Negative ends crop first.
+        """
+        for axis, (before, after) in enumerate(pads):
+            size, more = x.shape[axis], (max(0, before), max(0, after))
+            kept = np.arange(size)[max(0, -before) : size - max(0, -after)]
+            short = mode == "reflect" and max(more) >= kept.size
+            if size + before + after < 0 or (any(more) and (short or not kept.size)):
+                raise self.error("pads", tuple(pads), f"reach beyond the {size} elements of axis {axis}")
+            if not kept.size and size:
+                x = self.emit(Slice(axis, 0, 0), x)
+            elif before or after:
+                modes: Any = {"mode": mode} if any(more) else {}
+                x = self.gathered(x, axis, np.pad(kept, more, **modes))
+        return x
+
+    def pixels_of_channels(self, x: Tensor, size: int, by_channel: bool = True) -> Tensor:
+        """Depth to space: (..., C * size², H, W) becomes (..., C, H * size, W * size).
+
+        by_channel: a channel of the result is `size`² neighbours of x; else they are C apart.
+        """
+        *lead, c, h, w = x.shape
+        n, (each, rest) = math.prod(lead), divmod(c, size * size)
+        if rest:
+            raise self.error("blocksize", size, f"its square has to divide the {c} channels")
+        order, perm = (
+            ((each, size, size), (0, 1, 4, 2, 5, 3)) if by_channel else ((size, size, each), (0, 3, 4, 1, 5, 2))
+        )
+        moved = self.emit(Transpose(perm), self.reshape(x, (n, *order, h, w)), helps=True)
+        return self.reshape(moved, (*lead, each, h * size, w * size), helps=False)
+
+    def channels_of_pixels(self, x: Tensor, size: int, by_channel: bool = True) -> Tensor:
+        """Space to depth, the inverse of `pixels_of_channels`."""
+        *lead, c, h, w = x.shape
+        if h % size or w % size:
+            raise self.error("blocksize", size, f"has to divide the image of {h}x{w} pixels")
+        split = self.reshape(x, (math.prod(lead), c, h // size, size, w // size, size))
+        perm = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
+        moved = self.emit(Transpose(perm), split, helps=True)
+        return self.reshape(moved, (*lead, c * size * size, h // size, w // size), helps=False)
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape; itself if it has that."""

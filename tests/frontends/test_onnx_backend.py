@@ -29,7 +29,7 @@ LISTED = {
     "Dropout", "Identity", "Constant", "ConstantOfShape", "Unsqueeze", "Squeeze", "Shape", "Size", "Resize", "Upsample",
     "Split", "Slice", "ReduceMean", "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul",
     "MatMulInteger", "DynamicQuantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
-    "ConvTranspose",
+    "ConvTranspose", "DepthToSpace", "SpaceToDepth",
 }  # fmt: skip
 INTEGERS = {
     "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MaxPool",
@@ -60,9 +60,6 @@ UNSUPPORTED = {
     "tf_crop_and_resize": 4,
     "half_pixel_symmetric": 2,
     "scales of N or C": 0,
-    "mode 'edge'": 1,
-    "mode 'reflect'": 2,
-    "mode 'wrap'": 1,
     "is no tensor": 2,
     "an alpha other than 1": 1,
     "is not constant": 0,

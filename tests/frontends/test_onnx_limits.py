@@ -22,13 +22,12 @@ LIMITS: dict[str, tuple[Any, str]] = {
     "computed matrices": (lambda x: node("MatMul", x, x), "its second matrix, .* is not constant"),
     "computed weight": (lambda x: node("Conv", x, x), "its weight, .* is not constant"),
     "cubic": (lambda x: node("Resize", x, "", "s", mode="cubic"), "mode='cubic'"),
-    "edges": (lambda x: node("Pad", x, "p", mode="reflect"), "mode 'reflect'"),
     "powers": (lambda x: node("Pow", x, x), "its exponent, .* is not constant"),
     "indices": (lambda x: node("MaxPool", x, outputs=("y", "i"), kernel_shape=[2, 2]), "its output 'i"),
     "training": (lambda x: node("Dropout", x, "", "t", outputs=("y",)), "training"),
     "bounds": (lambda x: node("Clip", x, "m"), "its minimum, 'm', is not constant"),
 }
-CONSTANTS = {"s": SCALES, "p": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "t": np.array(True), "z": np.array([0])}
+CONSTANTS = {"s": SCALES, "t": np.array(True), "z": np.array([0])}
 
 
 def chain(*makes: Any, declared: dict[str, Any] | None = None, opsets: Any = OPSETS) -> Any:

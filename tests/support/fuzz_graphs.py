@@ -598,7 +598,7 @@ def _pad(g: Graph) -> None:
     pads[:, axes] = g.rng.integers(0, 3, (2, len(axes)))
     if g.chance(0.15):
         pads[:, axes] = g.rng.integers(-1, 2, (2, len(axes)))
-    mode = {} if g.chance(0.8) else {"mode": g.pick(("constant", "edge", "reflect"))}
+    mode = {} if g.chance(0.7) else {"mode": g.pick(("constant", "edge", "reflect", *["wrap"] * (g.opset >= 19)))}
     if g.opset < 11:
         y = g.add("Pad", x, pads=pads.reshape(-1).tolist(), value=float(value), **mode)
     elif g.opset >= 18 and g.chance(0.3):
@@ -607,6 +607,15 @@ def _pad(g: Graph) -> None:
         y = g.add("Pad", x, pads.reshape(-1), np.array(value, x.dtype) if value or g.chance(0.3) else None, **mode)
     if g.chance(0.5) and y.rank == 4:  # what padding is fused into
         _pool_of(g, y, "MaxPool" if value else g.pick(("MaxPool", "AveragePool")))
+
+
+@_op("DepthToSpace", "SpaceToDepth")
+def _blocks(g: Graph, op: str) -> None:
+    x, size = _anything(g, (4,)), g.pick((1, 2, 3))
+    if op == "SpaceToDepth":
+        g.add(op, x, blocksize=size)
+    else:
+        g.add(op, x, blocksize=size, **({"mode": g.pick(("DCR", "CRD"))} if g.opset >= 11 and g.chance(0.7) else {}))
 
 
 @_op("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")

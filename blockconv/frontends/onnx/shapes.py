@@ -163,11 +163,11 @@ def _slice(call: Call) -> Tensor:
     return x
 
 
-@_op("Pad", limits="mode constant; constant pads; negative pads crop")
+@_op("Pad", limits="constant pads; negative pads crop; except in mode constant, at most 8 slices along an axis")
 def _pad(call: Call) -> Tensor:
-    x = call.input()
-    if call.attribute("mode", "constant") != "constant":
-        raise Unsupported(f"mode {call.attribute('mode')!r}")
+    x, mode = call.input(), call.attribute("mode", "constant")
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise call.error("mode", mode, "has to be constant, edge, reflect or wrap")
     rank = len(x.shape)
     value, axes = call.attribute("value", 0.0), tuple(range(rank))
     flat = call.ints(1, "pads") if call.has(1) else call.attribute("pads", call.attribute("paddings"))
@@ -180,7 +180,27 @@ def _pad(call: Call) -> Tensor:
     pads = [(0, 0)] * rank
     for axis, before, after in zip(axes, flat[: len(axes)], flat[len(axes) :], strict=True):
         pads[axis] = (before, after)
-    return call.emit(ops.Pad(tuple(pads), value), x)
+    return call.emit(ops.Pad(tuple(pads), value), x) if mode == "constant" else call.padded(x, pads, mode)
+
+
+@_op("DepthToSpace")
+def _depth_to_space(call: Call) -> Tensor:
+    return call.pixels_of_channels(call.input(), *_blocks(call))
+
+
+@_op("SpaceToDepth")
+def _space_to_depth(call: Call) -> Tensor:
+    return call.channels_of_pixels(call.input(), *_blocks(call))
+
+
+def _blocks(call: Call) -> tuple[int, bool]:
+    """The block size, and whether the pixels of a block are neighbouring channels."""
+    shape, size, mode = call.input().shape, call.attribute("blocksize"), call.attribute("mode", "DCR")
+    if len(shape) != 4 or size < 1:
+        raise call.error("input", shape, f"has to have 4 dimensions, and blocksize={size} to be 1 or more")
+    if mode not in ("DCR", "CRD"):
+        raise call.error("mode", mode, "has to be DCR or CRD")
+    return size, mode == "CRD"
 
 
 @_op("ReduceMean", limits="constant axes")

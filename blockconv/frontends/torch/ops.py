@@ -41,6 +41,7 @@ _KEPT = frozenset(
         *("hardsigmoid", "hardswish", "mish", "silu", "celu", "softplus", "_prelu_kernel"),
         *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
         *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
+        *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
         # These run in PyTorch, where one op is faster than its parts.
         *("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "_log_softmax", "baddbmm", "logsumexp"),
     }
@@ -559,20 +560,12 @@ def _channel_shuffle(call: Call) -> Tensor:
 
 @_op("pixel_shuffle")
 def _pixel_shuffle(call: Call) -> Tensor:
-    *lead, c, h, w = call.input().shape
-    n, r = math.prod(lead), call["upscale_factor"]
-    split = call.reshape(call.input(), (n, c // r**2, r, r, h, w))
-    moved = call.emit(ops.Transpose((0, 1, 4, 2, 5, 3)), split)
-    return call.reshape(moved, (*lead, c // r**2, h * r, w * r))
+    return call.pixels_of_channels(call.input(), call["upscale_factor"])
 
 
 @_op("pixel_unshuffle")
 def _pixel_unshuffle(call: Call) -> Tensor:
-    *lead, c, h, w = call.input().shape
-    n, r = math.prod(lead), call["downscale_factor"]
-    split = call.reshape(call.input(), (n, c, h // r, r, w // r, r))
-    moved = call.emit(ops.Transpose((0, 1, 3, 5, 2, 4)), split)
-    return call.reshape(moved, (*lead, c * r**2, h // r, w // r))
+    return call.channels_of_pixels(call.input(), call["downscale_factor"])
 
 
 @_op("cat")
@@ -620,10 +613,19 @@ def _split(call: Call) -> list[Tensor]:
 
 @_op("constant_pad_nd")
 def _pad(call: Call) -> Tensor:
-    x, flat = call.input(), call["pad"]
-    last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]  # PyTorch begins with the last axis
-    pads = ((0, 0),) * (len(x.shape) - len(last)) + tuple((int(a), int(b)) for a, b in last)
-    return call.emit(ops.Pad(pads, float(call["value"])), x)
+    return call.emit(ops.Pad(_pads(call, call["pad"]), float(call["value"])), call.input())
+
+
+@_op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))
+def _pad_of_pixels(call: Call) -> Tensor:
+    mode = "reflect" if "reflection" in call.node.target._schema.name else "edge"
+    return call.padded(call.input(), _pads(call, call["padding"]), mode)
+
+
+def _pads(call: Call, flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(before, after) of each axis; PyTorch begins with the last one."""
+    last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]
+    return ((0, 0),) * (len(call.input().shape) - len(last)) + tuple((int(a), int(b)) for a, b in last)
 
 
 @_op("_to_copy", "to")

@@ -103,6 +103,7 @@ OPS = {
     "bilinear": (lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"), IMAGE),
     "bilinear corners": (lambda: nn.Upsample((5, 13), mode="bilinear", align_corners=True), IMAGE),
     "softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.Softmax2d()), IMAGE),
+    "reflected": (lambda: nn.Sequential(nn.ReflectionPad2d((1, 3, 0, 2)), nn.ReplicationPad2d((4, 0, 1, 1))), IMAGE),
     "pixel shuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)), IMAGE),
     "channel shuffle": (lambda: nn.ChannelShuffle(3), IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Dropout(), nn.Identity(), nn.Dropout2d()), IMAGE),
