@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     console = Console() if sys.stdout.isatty() else Console(width=150)
     try:
-        options = _parser(sys.argv[1:] if arguments is None else arguments).parse_args(arguments)
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        options = _parser(given).parse_args(given, argparse.Namespace(arguments=given))
         machine.keep_freed_memory()
         return int(options.run(options, console))
     except ModuleNotFoundError as error:

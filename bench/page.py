@@ -13,7 +13,7 @@ from . import lab, plots
 from .grid import Grid
 from .report import DISTURBED, best_speedup, short_title, standing, summary, time_text
 from .results import OK, Case, Entry, load, seconds
-from .standings import GOOD, LEAST, layout_speeds
+from .standings import GOOD, LEAST, layout_speeds, machines_grid
 
 __all__ = ["render", "write"]
 
@@ -55,6 +55,8 @@ def write(results: Sequence[Path], page: Path, title: str = "blockconv: measurem
 def render(files: Sequence[tuple[list[dict[str, Any]], dict[str, Case]]], title: str) -> str:
     """The page of (headers, cases by key) as `load` reads them."""
     parts = [f"<h1>{html.escape(title)}</h1>"]
+    if beside := machines_grid(files):
+        parts.append(_grid(beside))
     for headers, cases in files:
         parts += _machine(headers)
         for suite in dict.fromkeys(case["suite"] for case in cases.values()):
@@ -66,12 +68,16 @@ def render(files: Sequence[tuple[list[dict[str, Any]], dict[str, Case]]], title:
 
 
 def _machine(headers: list[dict[str, Any]]) -> Iterable[str]:
-    record = headers[-1]["machine"] if headers else {}
-    versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
-    yield f"<p>{html.escape(str(record.get('cpu')))}, {record.get('affinity')} processors; {html.escape(versions)}.</p>"
-    rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in record.items())
-    command = html.escape(" ".join(map(str, headers[-1].get("command", []))) if headers else "")
-    yield f"<details><summary>The machine, all of it; python -m bench {command}</summary><dl>{rows}</dl></details>"
+    """The record of the machine, or of each that a fleet had, and the command."""
+    for header in {header["machine"].get("host"): header for header in headers or [{"machine": {}}]}.values():
+        record = header["machine"]
+        versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
+        text = f"{record.get('cpu')}, {record.get('affinity')} processors; {versions}."
+        host = f"{record['host']}: " if "host" in record else ""
+        yield f"<p>{html.escape(host + text)}</p>"
+        rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in record.items())
+        command = html.escape(" ".join(map(str, header.get("command", []))))
+        yield f"<details><summary>The machine, all of it; python -m bench {command}</summary><dl>{rows}</dl></details>"
 
 
 def _suite(suite: str, cases: Sequence[Case]) -> Iterable[str]:

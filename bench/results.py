@@ -32,21 +32,25 @@ class ResultFile:
 
     Each run appends a header with the machine's record, then its cases. A case of the same key
     replaces an earlier one when the file is read.
+
+    header: None where machines give theirs with their cases (`head`).
     """
 
-    def __init__(self, path: str | Path | None, header: dict[str, Any], *, resume: bool = False) -> None:
+    def __init__(self, path: str | Path | None, header: dict[str, Any] | None, *, resume: bool = False) -> None:
         self.path = None if path is None else Path(path)
+        self.headers: list[dict[str, Any]] = []
         self.cases: dict[str, Case] = {}
         broken_end = False
         if self.path is not None and self.path.exists():
             if not resume:
                 raise FileExistsError(f"{self.path} exists: give --resume to go on with it, or another name")
-            self.cases = load(self.path)[1]
+            self.headers, self.cases = load(self.path)
             text = self.path.read_text(encoding="utf-8")
             broken_end = bool(text) and not text.endswith("\n")
         if broken_end:  # interrupted in the middle of a line
             self._write("\n")
-        self._append({"kind": "header", "format": FORMAT, **header})
+        if header is not None:
+            self.head(header)
 
     def has(self, key: str, wanted: dict[str, list[str]]) -> bool:
         """Whether a case was measured with everything that is wanted of it."""
@@ -54,6 +58,11 @@ class ResultFile:
             return False
         params = self.cases[key]["params"]
         return all(set(names) <= set(params.get(what, ())) for what, names in wanted.items())
+
+    def head(self, header: dict[str, Any]) -> None:
+        """Keep the header of the cases that follow, at once."""
+        self.headers.append(header)
+        self._append({"kind": "header", "format": FORMAT, **header})
 
     def add(self, case: Case) -> None:
         """Keep a case, at once."""
@@ -79,7 +88,8 @@ def compact(path: Path) -> Path:
     A median keeps its quartiles, a speedup its interval, a header all that it says.
     """
     headers, cases = load(path)
-    records = [{"kind": "header", **header} for header in headers[-1:]]
+    last = {header["machine"].get("host"): header for header in headers}  # of each machine
+    records = [{"kind": "header", **header} for header in last.values()]
     for case in cases.values():
         entries = [_without(entry) for entry in case["entries"]]
         records.append(_rounded({"kind": "case", **case, "entries": entries}))

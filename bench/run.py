@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .report import DISTURBED, Column, notes, render, summary
 from .results import Case, ResultFile
 
-__all__ = ["Closing", "Plan", "conditions", "run"]
+__all__ = ["Closing", "Job", "Measure", "Plan", "conditions", "run", "run_jobs"]
 
 Closing = Callable[[Sequence[Case]], Iterable[RenderableType]]
 
@@ -30,6 +30,18 @@ class Plan:
     @property
     def key(self) -> str:
         return "|".join([self.suite, *(f"{name}={value}" for name, value in self.params.items())])
+
+
+class Job(NamedTuple):
+    """A case to be measured, and where it is kept. kind: of the machine that measures it; "" for this one."""
+
+    plan: Plan
+    results: ResultFile
+    kind: str = ""
+
+
+Measure = Callable[[Sequence[Job], Callable[[str], None]], Iterator[tuple[Job, Case]]]
+"""measure(jobs, say) gives each job with its case; `say` shows what is going on."""
 
 
 def conditions(threads: int, timing: dict[str, Any], dtype: str = "float32") -> tuple[dict[str, Any], str]:
@@ -51,39 +63,73 @@ def run(
     *,
     again: int = 0,
 ) -> bool:
-    """Measure what the file does not have yet, and show it, with what `closing` makes of all; False if interrupted.
+    """Measure what the file does not have yet, here, and show it, with what `closing` makes of all.
 
     again: how often a case that others disturbed is measured once more; the least disturbed measurement is kept.
+    Returns False if it did not measure all.
     """
-    shown: list[Case] = []
+
+    def measure(jobs: Sequence[Job], say: Callable[[str], None]) -> Iterator[tuple[Job, Case]]:
+        for job in jobs:
+            plan = job.plan
+            say(plan.title)
+            case = {"key": plan.key, "suite": plan.suite, "title": plan.title, "params": plan.params | plan.wanted}
+            yield job, case | _measured(plan, again)
+
+    return run_jobs([Job(plan, results) for plan in plans], measure, columns, console, closing)
+
+
+def run_jobs(
+    jobs: Sequence[Job], measure: Measure, columns: Sequence[Column], console: Console, closing: Closing
+) -> bool:
+    """Have measured what files do not have yet, keep and show each case as it comes; False if not all were measured."""
+    shown: list[Job] = []
+
+    def show(job: Job) -> None:
+        shown.append(job)
+        _show(job, columns, console)
+        progress.advance(bar)
+
     style = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     try:
         with Progress(*style, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
-            bar = progress.add_task("", total=len(plans))
-            for plan in plans:
-                progress.update(bar, description=plan.title)
-                if results.has(plan.key, plan.wanted):
-                    console.print(f"{plan.title}: already measured", style="dim", markup=False)
+            bar = progress.add_task("", total=len(jobs))
+            waiting = []
+            for job in jobs:
+                if job.results.has(job.plan.key, job.plan.wanted):
+                    console.print(f"{job.plan.title}: already measured", style="dim", markup=False)
+                    show(job)
                 else:
-                    case = {"key": plan.key, "suite": plan.suite, "title": plan.title}
-                    results.add(case | {"params": plan.params | plan.wanted} | _measured(plan, again))
-                shown.append(results.cases[plan.key])
-                console.print(render(shown[-1], columns))
-                for note in notes(shown[-1]):
-                    console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
-                if (others := _others(shown[-1])) > DISTURBED:
-                    text = f"other processes kept {others:.2f} processors busy: measure again on a quiet machine"
-                    console.print(text, style="yellow")
-                progress.advance(bar)
+                    waiting.append(job)
+            for job, case in measure(waiting, lambda text: progress.update(bar, description=text)):
+                job.results.add(case)
+                show(job)
     except KeyboardInterrupt:
-        kept = f": what was measured is in {results.path}; --resume goes on" if results.path else ""
+        paths = ", ".join(sorted({str(job.results.path) for job in jobs if job.results.path}))
+        kept = f": what was measured is in {paths}; --resume goes on" if paths else ""
         console.print(f"interrupted{kept}", style="bold")
         return False
     finally:
-        for part in closing(shown):
-            console.print(part)
-        console.print(summary(shown), markup=False)
-    return True
+        for kind in dict.fromkeys(job.kind for job in shown):
+            cases = [job.results.cases[job.plan.key] for job in shown if job.kind == kind]
+            if kind:
+                console.print(kind, style="bold", markup=False)
+            for part in closing(cases):
+                console.print(part)
+            console.print(summary(cases), markup=False)
+    return len(shown) == len(jobs)
+
+
+def _show(job: Job, columns: Sequence[Column], console: Console) -> None:
+    case = job.results.cases[job.plan.key]
+    if job.kind:
+        console.print(f"{job.kind}, {case['host']}:", style="dim", markup=False)
+    console.print(render(case, columns))
+    for note in notes(case):
+        console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
+    if (others := _others(case)) > DISTURBED:
+        text = f"other processes kept {others:.2f} processors busy: measure again on a quiet machine"
+        console.print(text, style="yellow")
 
 
 def _measured(plan: Plan, again: int) -> Case:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
 from blockconv.core.problem import Conv2dProblem
 
-from .grid import headed
+from . import cpu
+from .grid import Grid, headed
+from .report import time_text
 from .results import Case, Entry, seconds
 
-__all__ = ["GOOD", "LEAST", "against", "closing", "is_wide", "layout_speeds", "layout_table", "libraries", "peer_table"]
+__all__ = [
+    "GOOD",
+    "LEAST",
+    "against",
+    "closing",
+    "is_wide",
+    "layout_speeds",
+    "layout_table",
+    "libraries",
+    "machines_grid",
+    "peer_table",
+]
 
 LEAST, GOOD = 0.75, 0.85  # of the fastest layout: what each layer is to reach, and the mean of all
 WIDE = 16  # channels from which on a layout is expected to reach it
@@ -111,3 +126,25 @@ def against(case: Case, name: str = "best of all", layout: str | None = None) ->
     ours = [seconds(e) for e in timed(case, "ours") if layout is None or e["name"].partition(" ")[2] == layout]
     theirs = [seconds(e) for e in timed(case, "peer") if name in (library(e), "best of all")]
     return min(theirs) / min(ours) if ours and theirs else None
+
+
+def machines_grid(files: Sequence[tuple[Sequence[Mapping[str, Any]], Mapping[str, Case]]]) -> Grid | None:
+    """The cases that several files, (headers, cases by key), have: the time of our best entry on each machine, and how
+    many times as fast it is as the best peer there. None if no case is in two files."""
+    counts = Counter(key for _, cases in files for key in cases)
+    keys = [key for key, count in counts.items() if count > 1]
+    if not keys:
+        return None
+    titles = {key: case["title"] for _, cases in files for key, case in cases.items()}
+    rows = [(titles[key], *(_ours(cases[key]) if key in cases else "" for _, cases in files)) for key in keys]
+    heads = tuple(cpu.name(headers[-1]["machine"]) if headers else "?" for headers, _ in files)
+    title = "Machines side by side: the time of our best entry, and times as fast as the best peer"
+    return Grid(title, ("case", *heads), rows)
+
+
+def _ours(case: Case) -> str:
+    best = min((seconds(entry) for entry in timed(case, "ours")), default=None)
+    if best is None:
+        return ""
+    ratio = against(case)
+    return time_text(best * 1e9) + ("" if ratio is None else f", {ratio:.2f}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from .. import cpu, layers, machine, peers, pools, publish, standings
 from ..peers import OURS
 from ..report import Column
 from ..results import ResultFile
-from ..run import Closing, Plan, run
+from ..run import Closing, Job, Plan, run, run_jobs
 from ..workers import Crew
 
 __all__ = [
@@ -51,6 +50,9 @@ def add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--peers", nargs="*", default=list(peers.NAMES), choices=peers.NAMES)
     add_out(command, "; without a name, where this CPU's are kept in bench/results")
     command.add_argument("--html", type=Path, help="write a page with plots there, of all that --out has")
+    text = "of Dask: measure on its workers' machines; --out is then a folder, with one for each kind of processor"
+    command.add_argument("--scheduler", metavar="ADDRESS", help=text)
+    command.add_argument("--case", nargs="+", metavar="KEY", help="only these, by their keys in result files")
     command.add_argument("--resume", action="store_true", help="leave out what the file has already")
     command.add_argument("--again", type=int, default=0, help="measure a case that others disturbed so often again")
     command.add_argument("--quick", action="store_true", help="few rounds: to see that it runs")
@@ -121,7 +123,9 @@ def timing(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def crew(options: argparse.Namespace, console: Console, *, ours: bool = True) -> Crew:
-    """The workers of the peers that are there, and of ours."""
+    """The workers of the peers that are there, and of ours; none here if other machines measure."""
+    if options.scheduler:
+        return Crew(())
     names = [*([OURS] if ours else []), *options.peers]
     with console.status(f"starting {', '.join(names)}"):
         found = Crew(names, options.threads)
@@ -140,20 +144,51 @@ def measured(
     closing: Closing = standings.closing,
 ) -> int:
     """Measure the plans, show and keep what comes of them; the exit status."""
-    results, header = result_file(options, plans[0].suite, resume=options.resume)
-    done = run(plans, results, columns, console, closing, again=options.again)
+    if options.case:
+        keys = {plan.key for plan in plans}
+        if unknown := [key for key in options.case if key not in keys]:
+            raise ValueError(f"--case: no case of this command is {unknown[0]!r}; one is {plans[0].key!r}")
+        plans = [plan for plan in plans if plan.key in options.case]
+    if options.scheduler:
+        done, files = _on_machines(plans, columns, options, console, closing)
+    else:
+        files = [result_file(options, plans[0].suite, resume=options.resume)]
+        done = run(plans, files[0], columns, console, closing, again=options.again)
     if options.html:
         from .. import page  # which needs matplotlib
 
-        options.html.write_text(page.render([([header], results.cases)], "blockconv: measurements"), encoding="utf-8")
+        text = page.render([(file.headers, file.cases) for file in files], "blockconv: measurements")
+        options.html.write_text(text, encoding="utf-8")
     return 0 if done else 130
 
 
-def result_file(options: argparse.Namespace, suite: str, *, resume: bool = False) -> tuple[ResultFile, dict[str, Any]]:
-    """(where results go, the header of a run): to the path of `--out`, to no file, or to the folder of this CPU's."""
-    header: dict[str, Any] = {"machine": machine.record(), "command": sys.argv[1:]}
+def _on_machines(
+    plans: Sequence[Plan], columns: Sequence[Column], options: argparse.Namespace, console: Console, closing: Closing
+) -> tuple[bool, list[ResultFile]]:
+    """Whether all was measured by the machines of a scheduler, and the result file of each kind of processor."""
+    from ..fleet import Fleet  # which needs Dask
+
+    folder = publish.RESULTS if options.out == KEPT else options.out
+    with Fleet(options.scheduler, options.arguments, console) as machines:
+        files = {}
+        for kind in machines.kinds:
+            path = folder and folder / kind / f"{plans[0].suite}.jsonl"
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            files[kind] = ResultFile(path, None, resume=options.resume)
+        jobs = [Job(plan, results, kind) for plan in plans for kind, results in files.items()]
+        done = run_jobs(jobs, machines.measure, columns, console, closing)
+    found = list(files.values())
+    if grid := standings.machines_grid([(file.headers, file.cases) for file in found]):
+        console.print(grid.table())
+    return done, found
+
+
+def result_file(options: argparse.Namespace, suite: str, *, resume: bool = False) -> ResultFile:
+    """Where results go: to the path of `--out`, to no file, or to the folder of this CPU's."""
+    header: dict[str, Any] = {"machine": machine.record(), "command": options.arguments}
     path = options.out
     if path == KEPT:
         path = publish.RESULTS / cpu.folder(header["machine"]) / f"{suite}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-    return ResultFile(path, header, resume=resume), header
+    return ResultFile(path, header, resume=resume)

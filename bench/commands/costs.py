@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.measured:
         found = [costs.anew(case) for case in load(options.measured)[1].values()]
     else:
-        results, _ = common.result_file(options, "costs")
+        results = common.result_file(options, "costs")
         problems = [(name, problem) for name in options.lists for problem in common.listed(name)]
         for name, problem in track(problems, "measuring", console=console):
             results.add(costs.case(name, problem, common.given_layouts(options), options.rounds))
