@@ -19,7 +19,7 @@ from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, Sizes
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.plan import Plan, compile
-from blockconv.network.tiling import Piece, Tiling
+from blockconv.network.tiling import Piece, Tiling, tiling
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -56,7 +56,7 @@ def map_plan(plan: Plan, array: da.Array, tile: TileSize = None) -> Any:
     wanted = plan.network.inputs[0].type.dtype
     if array.dtype != wanted:
         raise ArgumentError("map_plan", "array", str(array.dtype), f"has to have dtype {wanted}")
-    how = plan.tiling(array.shape, tile)
+    how = tiling(plan.network, array.shape, tile)  # and not the plan's: workers bind it, where it runs
     # One key of the graph, so that a worker process gets and binds the plan once.
     held = dask.delayed(plan, name=f"plan-{uuid.uuid4().hex}", traverse=False)
     ends = np.cumsum((0, *array.chunks[0])).tolist()

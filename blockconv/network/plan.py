@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -316,17 +317,26 @@ class Plan:
                 raise NetworkError(self.network.name, "inputs", [*given], f"lacks the input {name!r}")
         return given
 
-    def tiling(self, shape: tuple[int, ...], tile: int | tuple[int, int] | None = None) -> Tiling:
-        """How `tiled` cuts images of a shape: the tiles, and which pixels of each output they give.
+    def tiling(self, shape: tuple[int, ...], tile: int | tuple[int, int] | None = None, batch: int = 1) -> Tiling:
+        """How `tiled` cuts images of a shape: the tiles, which pixels of each output they give, and their memory.
 
         shape: (N, C, H, W).
         tile: pixels of a tile, an int or (height, width). The next size that suits the network is taken. Default: about
             512, or more where cuts cost much.
+        batch: tiles that run at once.
 
         Raises UnsupportedError, which names the node, for a network that needs whole images: global pools, softmax or
         means over pixels, quantizations that are found at run time. Raises ArgumentError for a tile that is too small.
         """
-        return tiling(self.network, tuple(shape), tile)
+        count = whole(batch)
+        if count is None or count < 1:
+            raise ArgumentError("tiled", "batch", batch, "has to be an int of at least 1")
+        how = tiling(self.network, tuple(shape), tile)
+        count = min(count, max(1, how.shape[0] * len(how.pieces)))
+        network = how.network.with_input_shapes((count, *how.network.inputs[0].shape[1:]))
+        ends = [network.inputs[0], *(network.tensors[name] for name in network.outputs)]
+        nbytes = sum(math.prod(tensor.shape) * tensor.type.dtype.itemsize for tensor in ends)
+        return how._replace(batch=count, nbytes=nbytes + self._of((ends[0].shape,)).schedule.arena)
 
     def tiled(self, image: Any, tile: int | tuple[int, int] | None = None, out: Any = None, batch: int = 1) -> Any:
         """Run the plan on images of any size, tile by tile. The result is that of whole images.
@@ -336,9 +346,9 @@ class Plan:
         out: None, or the array that is written, {output: array} for several: NumPy, a memory map, Zarr.
         batch: tiles that run at once.
 
-        Returns `out`, or new arrays. Memory: the plan for (batch, C, height, width), and nothing of the image's size
-        but `out`. With int8, results are those of the whole image bit for bit. With floats, they differ by the error of
-        kernels, since a tile may run on other kernels; they do not depend on the order of tiles or on threads.
+        Returns `out`, or new arrays. Memory: `tiling(...).nbytes`, and nothing of the image's size but `out`. With
+        int8, results are those of the whole image bit for bit. With floats, they differ by the error of kernels, since
+        a tile may run on other kernels. They do not depend on the order of tiles or on threads.
         Raises the errors of `tiling`, and ArgumentError for a bad argument, before it writes anything.
         """
         try:
@@ -346,16 +356,11 @@ class Plan:
         except (AttributeError, TypeError):
             rule = "has to be an array with a NumPy dtype, or like one"
             raise ArgumentError("tiled", "image", type(image).__name__, rule, "give x.numpy() for a tensor") from None
-        shape = tuple(int(size) for size in np.shape(image))
-        how = self.tiling(shape, tile)
-        tensor, count = how.network.inputs[0], whole(batch)
-        if count is None or count < 1:
-            raise ArgumentError("tiled", "batch", batch, "has to be an int of at least 1")
-        if dtype != tensor.type.dtype:
-            raise ArgumentError("tiled", "image", str(dtype), f"has to have dtype {tensor.type.dtype}")
-        return run_tiled(
-            self.by_name, how, image, checked_out(how, out), min(count, max(1, shape[0] * len(how.pieces)))
-        )
+        if dtype != self.network.inputs[0].type.dtype:
+            rule = f"has to have dtype {self.network.inputs[0].type.dtype}"
+            raise ArgumentError("tiled", "image", str(dtype), rule)
+        how = self.tiling(tuple(int(size) for size in np.shape(image)), tile, batch)
+        return run_tiled(self.by_name, how, image, checked_out(how, out))
 
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
         """The plan for the sizes of what a call is given, its inputs as the plan reads them, and new outputs."""

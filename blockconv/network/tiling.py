@@ -54,6 +54,9 @@ class Tiling(NamedTuple):
     steps: pixels of the image from one output pixel to the next, by output.
     outputs: the shape of each output of the whole image.
     network: the network for one tile.
+    batch: tiles that run at once.
+    nbytes: memory that these tiles take, in bytes: inputs, outputs, and the values between. Packed weights
+        (`Plan.weights_nbytes`) are not in it, nor is what files and Zarr take for their chunks.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +66,8 @@ class Tiling(NamedTuple):
     steps: Mapping[str, tuple[Fraction, Fraction]]
     outputs: Mapping[str, tuple[int, ...]]
     network: Network
+    batch: int = 1
+    nbytes: int = 0
 
     @property
     def computed(self) -> float:
@@ -224,13 +229,13 @@ def _cuts(
 
 
 def run_tiled(
-    run: Callable[[Array], Mapping[str, Array]], how: Tiling, image: Any, out: Mapping[str, Any] | None, batch: int
+    run: Callable[[Array], Mapping[str, Array]], how: Tiling, image: Any, out: Mapping[str, Any] | None
 ) -> Any:
     """Run a plan on the tiles of an image. Returns `out`, or new arrays: by output, or the only one.
 
     run: from (batch, C, *tile) to the outputs by name. out: None, or arrays to write, by output.
     """
-    tensors, names = how.network.tensors, how.network.outputs
+    tensors, names, batch = how.network.tensors, how.network.outputs, how.batch
     results = out or {name: np.empty(how.outputs[name], tensors[name].type.dtype) for name in names}
     every = [(n, piece) for n in range(how.shape[0]) for piece in how.pieces]
     source = np.zeros((batch, how.shape[1], *how.tile), how.network.inputs[0].type.dtype)
@@ -247,6 +252,7 @@ def run_tiled(
                     (top, bottom), (left, right) = piece.gives[name]
                     rows, columns = how.local(piece, name)
                     results[name][n, :, top:bottom, left:right] = values[name][slot, :, rows, columns]
+            del values  # before the next tile's are made
             shown.advance(task, len(group))
     return results if len(names) > 1 else results[names[0]]
 

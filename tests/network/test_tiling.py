@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from fractions import Fraction
 from typing import Any
 
@@ -102,6 +103,103 @@ def test_files_are_read_and_written_by_tiles(tmp_path: Any) -> None:
     assert plan.tiled(image, 64, out=out).keys() == out.keys()
     for name, wanted in plan(x).items():
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), wanted)
+
+
+def test_zarr_is_read_and_written_by_tiles(tmp_path: Any) -> None:
+    zarr = pytest.importorskip("zarr")
+    plan = bc.compile(u_net(np.random.default_rng(0)), threads=1, accuracy="strict")
+    x = whole_numbers(np.random.default_rng(1), 1, 3, 120, 160)
+    image = zarr.create_array(tmp_path / "x.zarr", data=x, chunks=(1, 2, 50, 70))
+    out = {name: zarr.create_array(tmp_path / f"{name}.zarr", shape=shape, chunks=(1, 1, 32, 48), dtype="float32")
+           for name, shape in plan.tiling(x.shape, 64).outputs.items()}  # fmt: skip
+    assert plan.tiled(image, 64, out=out).keys() == out.keys()
+    for name, wanted in plan(x).items():
+        np.testing.assert_array_equal(zarr.open_array(tmp_path / f"{name}.zarr")[:], wanted)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_memory_is_what_the_tiling_says(tmp_path: Any, batch: int) -> None:
+    """A tile's, whatever the image's size."""
+    plan = bc.compile(u_net(np.random.default_rng(0)), threads=1)
+    peaks = []
+    for size in (400, 1000):
+        image = np.memmap(tmp_path / f"{size}", np.float32, "w+", shape=(1, 3, size, size))
+        how = plan.tiling(image.shape, 128, batch)
+        out = {name: np.memmap(tmp_path / f"{name}{size}", np.float32, "w+", shape=shape)
+               for name, shape in how.outputs.items()}  # fmt: skip
+        plan.tiled(image, 128, out=out, batch=batch)
+        plan._arenas._idle.clear()
+        tracemalloc.start()
+        plan.tiled(image, 128, out=out, batch=batch)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        objects = 100_000 + 1000 * len(how.pieces)  # Python's, some of them for each tile
+        assert 0.8 * how.nbytes < peaks[-1] < how.nbytes + objects
+    assert abs(peaks[1] - peaks[0]) < 0.1 * peaks[0]
+
+
+def res_net(rng: np.random.Generator) -> bc.Network:
+    """A strided stem and a pool, residual blocks of which one has a stride, and one with dilation."""
+    b = bc.NetworkBuilder("r")
+    x = b.conv2d(b.input("x", (1, 3, 64, 64)), whole_numbers(rng, 4, 3, 7, 7, low=-1, high=2), stride=2, padding=3)
+    x = b.max_pool2d(x, 3, 2, 1)
+    for stride, dilation in ((1, 1), (2, 1), (1, 2)):
+        y = b.conv2d(x, whole_numbers(rng, 4, 4, 3, 3, low=-1, high=2), stride=stride, padding=1, activation="relu")
+        short = b.conv2d(x, whole_numbers(rng, 4, 4, 1, 1, low=-1, high=2), stride=stride) if stride > 1 else x
+        weight = whole_numbers(rng, 4, 4, 3, 3, low=0, high=2)
+        x = b.conv2d(y, weight, padding=dilation, dilation=dilation, residual=short)
+    b.output(x)
+    return b.build()
+
+
+def atrous(rng: np.random.Generator) -> bc.Network:
+    """Convolutions of dilation 1, 2, 4 and a strided one, joined at full resolution."""
+    b = bc.NetworkBuilder("a")
+    x = b.input("x", (1, 3, 64, 64))
+    found = [b.conv2d(x, whole_numbers(rng, 2, 3, 3, 3), padding=d, dilation=d) for d in (1, 2, 4)]
+    down = b.conv2d(b.concat(*found), whole_numbers(rng, 3, 6, 4, 4, low=-1, high=2), stride=2, padding=1)
+    found.append(b.add(ops.Resize("nearest", scale=(2.0, 2.0)), down))
+    b.output(b.concat(*found))
+    return b.build()
+
+
+def least_tile(network: bc.Network, shape: tuple[int, ...]) -> int:
+    """The smallest tile that is taken: little more than what cuts cost."""
+    for size in range(1, 400):
+        try:
+            tiling(network, shape, size)
+        except bc.ArgumentError:
+            continue
+        return size
+    raise AssertionError("none is taken")
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 330, 262), (1, 3, 222, 318)])
+@pytest.mark.parametrize("build", [u_net, res_net, atrous])
+def test_tiles_from_the_smallest_on_give_the_whole_images_results(build: Any, shape: tuple[int, ...]) -> None:
+    network = build(np.random.default_rng(0))
+    plan = bc.compile(network, threads=1, accuracy="strict")
+    x = whole_numbers(np.random.default_rng(1), *shape)
+    wanted, least = plan.by_name(x), least_tile(network, shape)
+    assert len(plan.tiling(shape, least).pieces) > 20
+    for tile in (least, least + 1, least + 17, (least, least + 60), 2 * least, 400):
+        found = plan.tiled(x, tile)
+        for name, result in (found if isinstance(found, dict) else {network.outputs[0]: found}).items():
+            np.testing.assert_array_equal(result, wanted[name])
+
+
+@pytest.mark.parametrize("build", [u_net, res_net, atrous])
+def test_floats_do_not_depend_on_who_computes_tiles_and_little_on_tiles(build: Any) -> None:
+    rng = np.random.default_rng(3)
+    plan = bc.compile(build(rng), threads=1)
+    other = bc.compile(build(np.random.default_rng(3)), threads=2)
+    x = rng.standard_normal((1, 3, 246, 190)).astype(np.float32)
+    found, wanted = plan.tiled(x, 120), plan.by_name(x)
+    again = other.tiled(x, 120, batch=2)
+    for name, result in wanted.items():
+        one, two = ((f[name] if isinstance(f, dict) else f) for f in (found, again))
+        assert one.tobytes() == two.tobytes()
+        np.testing.assert_allclose(one, result, atol=1e-5 * np.abs(result).max())
 
 
 def test_int8_is_the_whole_image_bit_for_bit() -> None:
